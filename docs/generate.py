@@ -53,6 +53,11 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
     "QuantizationWarning TiedWarning MetadataWarning SimilarKeyWarning PluginWarning",
 }
+GUIDES = {  # pages that show the functions of a subject
+    "Files": "python", "State dicts and checkpoints": "python", "Editing": "editing", "Quantizing": "quantizing",
+    "Importance matrices": "importance", "Adapters": "packed", "Sets of files": "recipes", "Checks": "integrity",
+    "Comparison": "comparing", "Models that run": "comparing", "Bytes": "byte-map", "The lab's": "lab",
+}  # fmt: skip
 SUBPACKAGES = (
     "types", "scalar", "codec", "formats", "describe", "kernels", "nn", "transformers", "distributed", "gguf_reader",
     "manifests", "testing", "lab",
@@ -117,6 +122,19 @@ def command_parts(context: click.Context, level: int) -> Iterator[str]:
         for name in command.list_commands(context):
             made = command.get_command(context, name)
             yield from command_parts(click.Context(made, parent=context, info_name=name), level + 1 - (command is app))
+
+
+def python_names() -> str:
+    """Returns the functions of the package, what they do by their docstrings, and its parts."""
+    lines = ["| name | what it does |", "| --- | --- |"]
+    for subject, guide in GUIDES.items():
+        lines.append(f"| [**{subject}**]({guide}.md) | |")
+        for name in filter(str.islower, SUBJECTS[subject].split()):
+            about = (inspect.getdoc(getattr(glft_schema, name)) or "").partition("\n\n")[0]
+            lines.append(f"| `{name}` | {' '.join(about.split())} |")
+    lines.append("| **Parts** | |")
+    listed = re.findall(r"^    glft\.(\w+) {2,}(.*)", glft_schema.__doc__ or "", re.MULTILINE)
+    return "\n".join([*lines, *(f"| `{part}` | {about} |" for part, about in listed if part in SUBPACKAGES)])
 
 
 def python() -> str:
@@ -246,7 +264,19 @@ def code_or_text(verdict: str) -> str:
 
 def parts() -> dict[str, Callable[[], str]]:
     """Returns the function that writes each generated part."""
-    functions = [gguf_header, speed, command_line, python, limits, roles, refused_files, read_files, random_files, known_keys]
+    functions = [
+        gguf_header,
+        speed,
+        command_line,
+        python_names,
+        python,
+        limits,
+        roles,
+        refused_files,
+        read_files,
+        random_files,
+        known_keys,
+    ]
     functions += [recipes, clients, client_layouts, client_types, client_faults, slice_indices]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:

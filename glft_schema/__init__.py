@@ -21,7 +21,7 @@ and documentation follow from the declaration.
 All other modules are private.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from glft_schema import codec, formats, scalar, types
 from glft_schema.codec.typed_values import Typed
@@ -46,7 +46,7 @@ from glft_schema.files.parsing import parse_source
 from glft_schema.files.splitting import merge, split
 from glft_schema.files.state_dict import load_file
 from glft_schema.formats.registry import register_format
-from glft_schema.lazy import import_module
+from glft_schema.lazy import on_first_use
 from glft_schema.limits import Limits
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source
@@ -82,93 +82,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "ByteMap",
-    "Candidate",
-    "Change",
-    "ClosedError",
-    "ColumnStatistics",
-    "ColumnSums",
-    "Comparison",
-    "Container",
-    "Derivation",
-    "Edited",
-    "File",
-    "Finding",
-    "FormatError",
-    "ImportanceMatrix",
-    "LimitError",
-    "Limits",
-    "MergedTensor",
-    "MetadataChange",
-    "MetadataWarning",
-    "Mix",
-    "NumberErrors",
-    "Oddity",
-    "OptionError",
-    "Perplexity",
-    "Plan",
-    "PluginWarning",
-    "Predictions",
-    "QuantizationWarning",
-    "Quantized",
-    "Recipe",
-    "SchemeError",
-    "SimilarKeyWarning",
-    "Source",
-    "StoredTensor",
-    "Stretch",
-    "Tensor",
-    "TensorComparison",
-    "TensorError",
-    "TensorPlan",
-    "TensorVersion",
-    "TiedWarning",
-    "TruncatedError",
-    "Typed",
-    "Unmatched",
-    "WrittenTensor",
-    "byte_map",
-    "check_derivation",
-    "check_fit",
-    "check_rules",
-    "check_values",
-    "codec",
-    "compare",
-    "compare_predictions",
-    "convert",
-    "describe",
-    "distributed",
-    "edit",
-    "fake_quantize",
-    "formats",
-    "gguf_reader",
-    "hash_file",
-    "kernels",
-    "lab",
-    "load_file",
-    "load_into",
-    "manifests",
-    "measure_importance",
-    "merge",
-    "merge_lora",
-    "nn",
-    "open",
-    "open_checkpoint",
-    "open_source",
-    "parse_source",
-    "perplexity",
-    "plan",
-    "quantize",
-    "read_gguf_lite",
-    "read_importance",
-    "register_format",
-    "save_file",
-    "scalar",
-    "split",
-    "transformers",
-    "types",
-    "write_gguf_lite",
-]
+    "ByteMap", "Candidate", "Change", "ClosedError", "ColumnStatistics", "ColumnSums", "Comparison", "Container",
+    "Derivation", "Edited", "File", "Finding", "FormatError", "ImportanceMatrix", "LimitError", "Limits",
+    "MergedTensor", "MetadataChange", "MetadataWarning", "Mix", "NumberErrors", "Oddity", "OptionError", "Perplexity",
+    "Plan", "PluginWarning", "Predictions", "QuantizationWarning", "Quantized", "Recipe", "SchemeError",
+    "SimilarKeyWarning", "Source", "StoredTensor", "Stretch", "Tensor", "TensorComparison", "TensorError", "TensorPlan",
+    "TensorVersion", "TiedWarning", "TruncatedError", "Typed", "Unmatched", "WrittenTensor", "byte_map",
+    "check_derivation", "check_fit", "check_rules", "check_values", "codec", "compare", "compare_predictions",
+    "convert", "describe", "distributed", "edit", "fake_quantize", "formats", "gguf_reader", "hash_file", "kernels",
+    "lab", "load_file", "load_into", "manifests", "measure_importance", "merge", "merge_lora", "nn", "open",
+    "open_checkpoint", "open_source", "parse_source", "perplexity", "plan", "quantize", "read_gguf_lite",
+    "read_importance", "register_format", "save_file", "scalar", "split", "transformers", "types", "write_gguf_lite",
+]  # fmt: skip
 
 
 # Testing requires hypothesis, transformers that library: optional dependencies.
@@ -201,16 +126,4 @@ LATER = {  # names by the module that is imported when one is used, so that open
     "weights.stored_tensors": "StoredTensor",
 }
 MODULES = {name: module for module, names in LATER.items() for name in names.split()}
-
-
-def __getattr__(name: str) -> Any:
-    if name in PARTS:
-        return import_module(f"glft_schema.{name}")
-    if name in MODULES:
-        globals()[name] = value = getattr(import_module(f"glft_schema.{MODULES[name]}"), name)
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *PARTS, *MODULES})
+__getattr__, __dir__ = on_first_use(globals(), MODULES, PARTS)

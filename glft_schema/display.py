@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,8 +27,7 @@ WIDTH, HEIGHT = 720, 24  # of a bar in pixels
 NUMBERS = (int, float, type(None))  # types of cells that are aligned to the right
 OPACITIES = 0.35, 0.2  # of its parts, by turns
 NAME, VALUE = 60, 80  # characters shown of a name and of a value
-COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)  # that tables must fit into
-SHORTEST = 24  # letters of a text that is shortened for that; before a shorter one, columns are left out
+SHORTEST = 24  # letters of a text that is shortened to fit; before a shorter one, columns are left out
 SIZES = ("bytes", "kB", "MB", "GB", "TB")
 LEAST = 4  # columns that a table keeps
 FILE_TYPE = "general.file_type"
@@ -35,41 +35,8 @@ ELEMENTS = 200  # of an array, whose text is longer than any that is shown
 
 # Called with the current item, such as a tensor's name, and the share of work done, from 0 to 1.
 Progress = Callable[[str, float], None]
-
-
-class HasTensor(Protocol):
-    """The part of `Tensor` that tables use."""
-
-    name: str
-    dims: tuple[int, ...]
-    nbytes: int
-    dtype: Any
-    shape: tuple[int, ...]
-    position: int
-
-    @property
-    def file(self) -> str: ...
-    @property
-    def identity(self) -> Hashable: ...
-
-
-class HasFile(Protocol):
-    """The part of `File` that tables use."""
-
-    name: str
-    format: Any
-    source: Any
-
-    @property
-    def header(self) -> Any: ...
-    @property
-    def metadata(self) -> Mapping[str, Any]: ...
-    @property
-    def tensors(self) -> Mapping[str, HasTensor]: ...
-    @property
-    def shards(self) -> Sequence[Any]: ...
-    @property
-    def nbytes(self) -> int: ...
+HasTensor = Any  # a `Tensor`, declared above this module
+HasFile = Any  # a `File`, likewise
 
 
 class Listing(NamedTuple):
@@ -194,9 +161,10 @@ class Results(list[Item]):
         yield records_table(kind, records)
 
 
-def counted(items: Collection[Any], noun: str) -> str:
+def counted(items: Collection[Any] | int, noun: str, plural: str = "") -> str:
     """Returns the number of items: "1 tensor", "1,045 tensors"."""
-    return f"{len(items):,} {noun}{'s' * (len(items) != 1)}"
+    count = items if isinstance(items, int) else len(items)
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def bytes_by_type(tensors: Iterable[tuple[Any, int]]) -> Chart:
@@ -240,15 +208,20 @@ def _cell(value: Any) -> str:
     return shortened(without_controls(text), NAME)
 
 
+def columns(default: float) -> float:
+    """Returns the columns of the terminal, or a default if stdout is not a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else default
+
+
 def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     """Returns rows as lines with aligned columns; the last `right` columns are numbers.
 
-    If lines are longer than `COLUMNS`, the middle of long texts in the widest column is left out,
+    If lines are longer than `columns`, the middle of long texts in the widest column is left out,
     and if that is not enough, columns at the right.
     """
     if not rows:
         return []
-    widths, most = [max(map(len, column)) for column in zip(*rows, strict=True)], COLUMNS.get() or math.inf
+    widths, most = [max(map(len, column)) for column in zip(*rows, strict=True)], columns(math.inf)
     while len(widths) > LEAST and sum(widths) - max(widths) + SHORTEST + 2 * len(widths) > most:
         del widths[-1]
         rows, right = [row[:-1] for row in rows], max(right - 1, 0)
@@ -289,14 +262,11 @@ def tensors_table(tensors: Mapping[str, HasTensor]) -> Listing:
 
 def metadata_table(metadata: Mapping[str, Any]) -> Listing:
     """Returns a row per entry: key, type if metadata is typed, and value."""
-    keys = list(islice(metadata, ROWS))
-    type_of = getattr(metadata, "type_of", None)
-    types = [type_of(key) for key in keys] if type_of else [""] * len(keys)
-    texts = [shown(displayed(metadata[key], type_), VALUE) for key, type_ in zip(keys, types, strict=True)]
-    rows = [
-        (safe(key, NAME), *((safe(type_, NAME),) if type_of else ()), text)
-        for key, type_, text in zip(keys, types, texts, strict=True)
-    ]
+    type_of, rows = getattr(metadata, "type_of", None), list[tuple[str, ...]]()
+    for key in islice(metadata, ROWS):
+        type_ = type_of(key) if type_of else ""
+        types = (safe(type_, NAME),) if type_of else ()
+        rows.append((safe(key, NAME), *types, shown(displayed(metadata[key], type_), VALUE)))
     head = ("key", "type", "value") if type_of else ("key", "value")
     return Listing(f"{len(metadata):,} entries of metadata", head, rows, len(metadata) - len(rows))
 
@@ -377,6 +347,11 @@ def tensor_table(tensor: HasTensor) -> Listing:
     for name, (start, nbytes) in tensor.dtype.field_spans(tensor.shape).items():
         rows.append((name, f"{nbytes:,} bytes at {tensor.position + start:,}"))
     return Listing(f"tensor {safe(tensor.name, NAME)}", ("", ""), rows)
+
+
+def percent(share: float | None) -> str:
+    """Returns a share as a percentage with three digits; empty for None."""
+    return "" if share is None else f"{100 * share:.3g} %"
 
 
 def rounded(number: float, units: Sequence[str]) -> str:

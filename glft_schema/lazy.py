@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from types import ModuleType
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from glft_schema.errors import OptionError
 
+while_loading: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while torch is imported
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -22,11 +24,33 @@ Result = TypeVar("Result")
 def import_module(name: str) -> ModuleType:
     """Imports a module that may import torch. Raises OptionError if torch is not installed."""
     try:
-        return importlib.import_module(name)
+        with nullcontext() if "torch" in sys.modules else while_loading():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == "torch":
             raise OptionError("values of tensors need torch, which is not installed: pip install torch") from None
         raise
+
+
+def on_first_use(module: dict[str, Any], modules: Mapping[str, str], parts: Iterable[str] = ()) -> tuple[Any, Any]:
+    """Returns ``__getattr__`` and ``__dir__`` of a package that imports modules on first use.
+
+    Args:
+        module: the package's ``globals()``.
+        modules: the module of each name, relative to the package.
+        parts: modules that are names themselves.
+    """
+    package = module["__name__"]
+
+    def getter(name: str) -> Any:
+        if name in parts:
+            return import_module(f"{package}.{name}")
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module[name] = value = getattr(import_module(f"{package}.{modules[name]}"), name)
+        return value
+
+    return getter, lambda: sorted({*module, *modules, *parts})
 
 
 if TYPE_CHECKING:

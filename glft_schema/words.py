@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from glft_schema.errors import shown
+from glft_schema.errors import alternatives, shown
 
 COMPARED = 100  # names that difflib compares, at 0.3 ms each
+SHOWN = 3  # names that begin with an unknown one
 SIMILAR = 0.6  # the least ratio of a suggestion, difflib's default
 
 
@@ -33,11 +34,12 @@ class MissingKeyError(KeyError):
 def suggestion(name: object, names: Iterable[str]) -> str:
     """Returns the end of an error about an unknown name: the closest name, if one is close.
 
-    Case is ignored.
+    Case is ignored. If none is close, the first names that begin with `name` are given.
     """
-    by_lower = {known.lower(): known for known in names}
-    close = closest(str(name).lower(), [*by_lower])
-    return f"; did you mean {shown(by_lower[close])}?" if close is not None else ""
+    by_lower, text = {known.lower(): known for known in names}, str(name).lower()
+    close = closest(text, [*by_lower])
+    found = [close] if close is not None else [known for known in by_lower if text and known.startswith(text)][:SHOWN]
+    return f"; did you mean {alternatives(shown(by_lower[known]) for known in found)}?" if found else ""
 
 
 def closest(text: str, names: Sequence[str]) -> str | None:

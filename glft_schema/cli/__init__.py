@@ -5,19 +5,19 @@ from __future__ import annotations
 import gc
 import io
 import os
-import shutil
 import signal
 import sys
 import warnings
 from collections.abc import Iterable
+from functools import partial
 
 import click
 
+from glft_schema import lazy
 from glft_schema.cli.commands import Glft
 from glft_schema.cli.completing import completer
 from glft_schema.cli.options import bytes_of
-from glft_schema.cli.terminal import REFUSED, echo, option_errors, unique
-from glft_schema.display import COLUMNS
+from glft_schema.cli.terminal import REFUSED, echo, loading, option_errors, unique
 from glft_schema.errors import OptionError, shown
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.words import suggestion
@@ -52,8 +52,8 @@ def limits_in(texts: Iterable[str]) -> Limits:
 
 def main(command: click.Command | None = None) -> None:
     """Runs a command line app, by default `glft`."""
-    if sys.stdout and sys.stdout.isatty():
-        COLUMNS.set(shutil.get_terminal_size().columns)
+    if sys.stderr and sys.stderr.isatty():
+        lazy.while_loading = partial(loading, sys.stderr)
     gc.freeze()  # modules live until the process ends: no collection need scan them, the last one included
     warnings.showwarning = lambda message, *_: echo(f"glft: warning: {message}", error=True)
     # None if the parent process closed it

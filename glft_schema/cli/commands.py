@@ -55,7 +55,12 @@ class Commands(click.Group):
         super().__init__(name, **{"context_settings": HELP, "no_args_is_help": True, **attributes})
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Returns a command. Exits for an unknown one."""
+        """Returns a command. Exits for an unknown one. ``help X`` is ``X --help``."""
+        if args[0] == "help":
+            if not args[1:]:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [*args[1:], "--help"]
         name = args[0]
         if not name.startswith("-") and not ctx.resilient_parsing and name not in (names := self.list_commands(ctx)):
             close = closest(name, names)

@@ -17,7 +17,7 @@ from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, a
 from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, coloured, echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.describe.page.comparison import comparison_page
-from glft_schema.display import aligned, displayed, first_rows, headline
+from glft_schema.display import aligned, displayed, first_rows, headline, percent
 from glft_schema.errors import FormatError, OptionError, TensorError, safe, shown
 from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
@@ -140,7 +140,7 @@ def _about_text(checkpoint: Checkpoint) -> str:
 def _predictions_text(found: Predictions) -> str:
     both = f"perplexity {found.perplexity_a:.4f} and {found.perplexity_b:.4f}"
     divergence = f"divergence {found.mean_divergence:.5f}, at most {found.max_divergence:.3f}"
-    return f"predictions: {both}, {divergence}, same top token {_percent(found.same_top)}, {found.tokens:,} tokens"
+    return f"predictions: {both}, {divergence}, same top token {percent(found.same_top)}, {found.tokens:,} tokens"
 
 
 def _metadata_rows(changes: tuple[MetadataChange, ...]) -> list[tuple[str, ...]]:
@@ -198,12 +198,8 @@ def _errors_texts(tensor: TensorComparison) -> tuple[str, ...]:
     if errors.is_none:
         return ("equal", *("",) * 5)
     row = "" if errors.worst_row is None else str(list(errors.worst_row))
-    worst = _percent(errors.worst_row_error) if errors.worst_row is not None else ""
-    return f"{errors.rmse:.3g}", _percent(errors.relative), f"{errors.snr:.1f} dB", f"{errors.cosine:.6f}", row, worst
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
+    worst = percent(errors.worst_row_error) if errors.worst_row is not None else ""
+    return f"{errors.rmse:.3g}", percent(errors.relative), f"{errors.snr:.1f} dB", f"{errors.cosine:.6f}", row, worst
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:

@@ -7,28 +7,33 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import click
+from click.shell_completion import CompletionItem
 
 from glft_schema.limits import DEFAULTS
 
-Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def words(kind: str, path: str) -> Iterable[str]:
+def words(kind: str, path: str = "") -> Iterable[str]:
     """Returns the words of a kind: those of a closed set, or names in a file."""
     from glft_schema.checks.rules import ALL_SETS
     from glft_schema.files.container import Container
     from glft_schema.formats.registry import FORMATS
     from glft_schema.quantizer.recipes import RECIPES
 
-    if kind == "types" or (kind == "names" and not path):
-        return dict.fromkeys(type_.scheme for format in FORMATS for type_ in format.types if type_.has_encoder)
-    if kind in (sets := {"rules": ALL_SETS, "limits": DEFAULTS, "file types": [recipe.name for recipe in RECIPES]}):
-        return sets[kind]
+    types = dict.fromkeys(type_.scheme for format in FORMATS for type_ in format.types if type_.has_encoder)
+    formats = [format.name.lower() for format in FORMATS]
+    closed: dict[str, Iterable[str]] = {"types": types, "formats": formats, "rules": ALL_SETS, "limits": DEFAULTS}
+    closed |= {"file types": [recipe.name for recipe in RECIPES]}
+    closed |= {} if path else {"names": [*formats, *types], "schemes": types}
+    if kind in closed:
+        return closed[kind]
     file = Container.parse_file(path)
-    return [*(file.metadata if kind == "keys" else file.tensors)]
+    names: dict[str, Iterable[str]] = {"keys": file.metadata, "schemes": [*types, *(f"{name}=" for name in file.tensors)]}
+    return names.get(kind) or file.tensors.keys()
 
 
-def complete(kind: str, ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+def complete(kind: str, ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes a word; the file is the first on the command line."""
     at = max(incomplete.rfind("="), incomplete.rfind(",")) + 1  # of PATTERN=TYPE or TYPE,...
     given = [*map(str, ctx.params.values()), *ctx.args]  # args, if the option's value is missing
@@ -37,13 +42,16 @@ def complete(kind: str, ctx: click.Context, parameter: click.Parameter, incomple
     except Exception:  # a shell shows no errors
         return []
     ending = "=" if parameter.metavar in ("KEY=VALUE", "OLD=NEW", "NAME=NUMBER") else ""
-    return [f"{incomplete[:at]}{word}{ending}" for word in found if word.lower().startswith(incomplete[at:].lower())]
+    fitting = [word for word in found if word.lower().startswith(incomplete[at:].lower())]
+    if kind == "formats" and not fitting:
+        return [CompletionItem(incomplete, type="file")]
+    return [CompletionItem(f"{incomplete[:at]}{word}{ending}") for word in fitting]
 
 
 # fmt: off
-ARGUMENTS = {"TYPE": "file types", "[TYPE]...": "types", "NAME": "names"}  # kinds by metavar
+ARGUMENTS = {"TYPE": "file types", "[TYPE]...": "types", "NAME": "names", "FILE-OR-FORMAT": "formats"}  # kinds by metavar
 OPTIONS = {
-    "TYPE": "types", "TYPE,...": "types", "PATTERN=TYPE": "types", "REGEX=TYPE": "types", "SET": "rules",
+    "TYPE": "types", "TYPE,...": "types", "PATTERN=TYPE": "schemes", "REGEX=TYPE": "types", "SET": "rules",
     "NAME": "tensors", "PATTERN": "tensors", "OLD=NEW": "tensors", "KEY": "keys", "KEY=VALUE": "keys",
 }
 # fmt: on

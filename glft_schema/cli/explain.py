@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -13,9 +12,10 @@ from glft_schema.cli.options import Choice, argument, option
 from glft_schema.cli.terminal import echo, file_errors, has_colours, refuse_set
 from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
+from glft_schema.display import columns
 from glft_schema.errors import OptionError, shown
 from glft_schema.storage.file_source import open_source
-from glft_schema.weights.patterns import names_matching
+from glft_schema.weights.patterns import name_matching
 
 COLORS = ("auto", "always", "never")
 WIDTH = 80  # columns, if stdout is not a terminal
@@ -52,15 +52,12 @@ def explain(
         if tensor is not None and range is not None:
             raise OptionError("expected --tensor or --range, found both")
         byte_map, error = byte_map_of(source)
-        coloured = is_coloured(color)
-        view = HexView(byte_map, width(), STYLES if coloured else PLAIN_STYLES)
+        coloured = has_colours(sys.stdout) if color == "auto" else color == "always"
+        view = HexView(byte_map, max(int(columns(WIDTH)), 40), STYLES if coloured else PLAIN_STYLES)
         if range is not None:
             lines = view.part(*bounds(range, byte_map.nbytes))
         elif tensor is not None:
-            names = names_matching(tensor, byte_map.tensors)
-            if len(names) > 1:
-                raise OptionError(f"expected one tensor that matches {shown(tensor)}, found {len(names)}")
-            lines = view.tensor(names[0])
+            lines = view.tensor(name_matching(tensor, byte_map.tensors))
         else:
             broken = ", broken" if error else ""
             echo(f"{file}: {byte_map.format.name}, {byte_map.byte_order}-endian, {byte_map.nbytes:,} bytes{broken}")
@@ -84,14 +81,3 @@ def bounds(text: str, size: int) -> tuple[int, int]:
     if not start < end <= size:
         raise OptionError(f"expected a range A:B with 0 <= A < B <= {size}, found {shown(text)}")
     return start, end
-
-
-def is_coloured(color: str) -> bool:
-    """Returns whether to use colour; ``auto`` means on a terminal, unless ``NO_COLOR`` is set."""
-    if color != "auto":
-        return color == "always"
-    return has_colours(sys.stdout)
-
-
-def width() -> int:
-    return max(shutil.get_terminal_size((WIDTH, 24)).columns, 40) if sys.stdout.isatty() else WIDTH

@@ -13,7 +13,7 @@ from glft_schema.errors import OptionError, TruncatedError, shown
 from glft_schema.files.container import open
 from glft_schema.lazy import torch
 from glft_schema.storage.atomic import atomic_write
-from glft_schema.weights.patterns import names_matching
+from glft_schema.weights.patterns import name_matching
 from glft_schema.words import suggestion
 
 ENDING = ".npy"
@@ -40,13 +40,10 @@ def get_tensor(
         refuse_overwriting(out, file)
         if out.suffix.lower() != ENDING:
             raise OptionError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
-        names = names_matching(name, opened.tensors)
-        if len(names) > 1:
-            raise OptionError(f"expected one tensor that matches {shown(name)}, found {len(names)}")
+        tensor = opened.tensors[name_matching(name, opened.tensors)]
         if dtype not in (None, *DTYPES):
             raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}{suggestion(dtype, DTYPES)}")
         with atomic_write(out) as stream:  # fails before any work if OUT cannot be written
-            tensor = opened.tensors[names[0]]
             if tensor.missing:
                 problem = f"the file is truncated: {tensor.missing:,} of {tensor.nbytes:,} bytes are missing"
                 raise TruncatedError(f"{problem}; download the rest", tensor=tensor.name)

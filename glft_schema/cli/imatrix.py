@@ -7,6 +7,7 @@ from typing import Annotated
 
 from glft_schema.cli.options import Chunks, Context, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
+from glft_schema.display import counted
 from glft_schema.errors import OptionError, safe
 from glft_schema.models.activations import measure_importance
 from glft_schema.models.chunks import CONTEXT
@@ -74,9 +75,7 @@ def imatrix(
             matrix = matrices[0] if len(matrices) == 1 else ImportanceMatrix.merge(matrices)
     with file_errors(target):
         unused = matrix.save(target)
-    count = len(matrix.columns) - len(unused)
-    matrices_text = f"{count} {'matrix' if count == 1 else 'matrices'}"
-    chunks_text = f"{matrix.chunk_count} chunk{'' if matrix.chunk_count == 1 else 's'}"
-    echo(f"{target}: {matrices_text}, {chunks_text}, {target.stat().st_size:,} bytes")
+    matrices_text = counted(matrix.columns.keys() - unused, "matrix", "matrices")
+    echo(f"{target}: {matrices_text}, {counted(matrix.chunk_count, 'chunk')}, {target.stat().st_size:,} bytes")
     echo(*(f"left out: {safe(name)} has no data" for name in unused))
     echo_written([target], "quantize", inputs[0] if out else "MODEL", "OUT", "IQ4_XS", "--imatrix", target)

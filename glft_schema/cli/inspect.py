@@ -34,6 +34,13 @@ OLD_NAME = "imatrix.dat"
 FIRST = 8  # elements shown of a long array
 TEXT = 80  # characters shown of a text
 ROWS = 60  # of tensors
+# fmt: off
+STATISTICS = (  # of an importance matrix: head, field and format of each column
+    ("layer", "layer", "d"), ("sum", "total", ".2f"), ("min", "min", ".4f"), ("max", "max", ".4f"), ("mean", "mean", ".4f"),
+    ("std", "std", ".4f"), ("active", "active", ".2%"), ("n", "n", "d"), ("entropy", "entropy", ".4f"),
+    ("normalized", "normalized_entropy", ".2%"), ("z > 1", "z_score", ".2%"), ("cosine", "cosine", ".4f"),
+)
+# fmt: on
 MISSING = "missing"  # column of truncated files: bytes
 NUMBERED = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<number>[0-9]+)\.(?P<rest>.+)", re.DOTALL)  # such as blk.0.attn_q.weight
 NUMBER = re.compile(r"\.[0-9]+(?=\.)")
@@ -201,8 +208,8 @@ def in_lines(file: File, everything: bool = False, fault: TruncatedError | None 
     if fault:
         lines.append(fault.problem)
     lines += ["", *aligned(_bytes_by_type(file, everything), right=4)]
-    if file.tensors.trailing:
-        lines += ["", f"{file.tensors.trailing:,} trailing bytes after the last payload"]
+    if file.tensors.gaps:
+        lines += ["", gaps_text(file)]
     if isinstance(file.metadata, TypedMetadata):
         entries = [
             (safe(key), safe(file.metadata.type_of(key)), _with_meaning(file, key, MAX_LINE if everything else TEXT))
@@ -228,6 +235,12 @@ def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:
     rows += [(part, "", "", n) for part, n in counts.items() if n and part in (*file.regions, GAPS)]
     shares = ((*texts, f"{nbytes:,}", f"{100 * nbytes / file.nbytes:.2f} %") for *texts, nbytes in rows)
     return [("part", "tensors", "bits per weight", "bytes", "share"), *shares]
+
+
+def gaps_text(file: File) -> str:
+    """Returns a line about the bytes of a file's payloads that belong to no tensor."""
+    gaps = sum(gap.nbytes for gap in file.tensors.gaps)
+    return f"{gaps:,} bytes in gaps between payloads, {file.tensors.trailing:,} of them after the last one"
 
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:
@@ -309,13 +322,8 @@ def _importance_as_data(file: File) -> dict[str, Any]:
 
 
 def _old_matrix_as_data(path: Path, matrix: ImportanceMatrix) -> dict[str, Any]:
-    about = {"file": str(path), "format": OLD_NAME, "bytes": path.stat().st_size}
-    return {
-        **about,
-        "datasets": list(matrix.datasets),
-        "chunks": matrix.chunk_count,
-        "statistics": _statistics_as_data(matrix),
-    }
+    about = {"file": str(path), "format": OLD_NAME, "bytes": path.stat().st_size, "datasets": list(matrix.datasets)}
+    return {**about, "chunks": matrix.chunk_count, "statistics": _statistics_as_data(matrix)}
 
 
 def _old_matrix_in_lines(path: Path, matrix: ImportanceMatrix) -> list[str]:
@@ -329,23 +337,11 @@ def _statistics_as_data(matrix: ImportanceMatrix) -> list[dict[str, Any]]:
 
 
 def _statistics_in_lines(matrix: ImportanceMatrix) -> list[str]:
-    head = ("tensor", "layer", "sum", "min", "max", "mean", "std", "active", "n", "entropy", "normalized", "z > 1", "cosine")
-    rows = [
-        (
-            safe(row.tensor),
-            "-" if row.layer is None else str(row.layer),
-            f"{row.total:.2f}",
-            *(f"{number:.4f}" for number in (row.min, row.max, row.mean, row.std)),
-            f"{row.active:.2%}",
-            str(row.n),
-            f"{row.entropy:.4f}",
-            f"{row.normalized_entropy:.2%}",
-            f"{row.z_score:.2%}",
-            "-" if row.cosine is None else f"{row.cosine:.4f}",
-        )
-        for row in matrix.statistics()
-    ]
-    return aligned([head, *rows], right=12)
+    rows = [("tensor", *(head for head, _, _ in STATISTICS))]
+    for row in matrix.statistics():
+        numbers = ((getattr(row, name), form) for _, name, form in STATISTICS)
+        rows.append((safe(row.tensor), *("-" if number is None else format(number, form) for number, form in numbers)))
+    return aligned(rows, right=len(STATISTICS))
 
 
 def _with_meaning(file: File, key: str, longest: int) -> str:

@@ -9,6 +9,7 @@ from click.exceptions import Exit
 from glft_schema.cli.commands import Commands
 from glft_schema.cli.options import Texts, argument, command, flag, option
 from glft_schema.cli.terminal import FAILED, echo, option_errors
+from glft_schema.display import counted
 from glft_schema.kernels import BuiltKernel, installed
 from glft_schema.kernels import build as build_kernels
 from glft_schema.kernels import remove as remove_kernels
@@ -61,7 +62,7 @@ def remove(
     """
     with option_errors():
         count = remove_kernels(names, stale=stale)
-    echo(f"removed {count} kernel{'' if count == 1 else 's'}")
+    echo(f"removed {counted(count, 'kernel')}")
 
 
 commands = [command(function) for function in (build, list_, remove)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 import click
 
-from glft_schema.cli.completing import ARGUMENTS, OPTIONS, completer
+from glft_schema.cli.completing import ARGUMENTS, OPTIONS, completer, words
 from glft_schema.errors import OptionError, shown
 from glft_schema.words import suggestion
 
@@ -123,6 +123,20 @@ class Choice(click.Choice[str]):
 
 class Command(click.Command):
     """A command that lists its arguments with their help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses arguments. For a missing or extra one, the error also considers OUT."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            out = next((part for part in self.params if part.name == "out"), None)
+            if isinstance(error, click.MissingParameter):
+                kind = ARGUMENTS.get(str(error.param and error.param.metavar))
+                if kind == "file types" and str(ctx.params["out"]).upper() in words(kind):
+                    error.param = out
+            elif isinstance(out, click.Option) and "unexpected extra argument" in error.message:
+                raise click.UsageError(f"{error.message}; the output is an option: {out.opts[-1]} {out.metavar}", ctx) from None
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the arguments and options."""

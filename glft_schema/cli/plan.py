@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, bytes_of, flag, option
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.cli.written import mapped
 from glft_schema.describe.page.plan import plan_page
-from glft_schema.display import aligned
+from glft_schema.display import aligned, percent
 from glft_schema.errors import OptionError
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
@@ -86,6 +86,9 @@ def plan(
         print(json.dumps(plan_data(planned, mix), indent=2, allow_nan=False))
     else:
         echo(*mapped(checkpoint, source), *report(planned, mix))
+        if out is not None:
+            matrix = [] if imatrix is None else ["--imatrix", imatrix]
+            echo_written([out], "quantize", source, f"{source.stem}-{out.stem}.gguf", out, *matrix)
 
 
 def report(planned: Plan, mix: Mix | None) -> list[str]:
@@ -102,24 +105,13 @@ def _summary(mix: Mix) -> str:
 
 def _parts(planned: Plan, mix: Mix) -> list[tuple[str, Mix]]:
     """Returns the tensors of each type of a mix."""
-    found = []
-    for type_ in planned.by_type:
-        chosen = {name: candidate for name, candidate in mix.chosen.items() if candidate.type == type_}
-        if chosen:
-            found.append((type_.name, planned.only(chosen)))
-    return found
+    of_types = ((type_, {name: one for name, one in mix.chosen.items() if one.type == type_}) for type_ in planned.by_type)
+    return [(type_.name, planned.only(chosen)) for type_, chosen in of_types if chosen]
 
 
 def _table(mixes: Sequence[tuple[str, Mix]]) -> list[str]:
     rows = [
-        (
-            name,
-            f"{len(m.chosen)}",
-            f"{m.nbytes:,}",
-            f"{m.bits_per_weight:.2f}",
-            f"{m.snr:.2f} dB",
-            f"{100 * m.error**0.5:.3g} %",
-        )
+        (name, f"{len(m.chosen)}", f"{m.nbytes:,}", f"{m.bits_per_weight:.2f}", f"{m.snr:.2f} dB", percent(m.error**0.5))
         for name, m in mixes
     ]
     return aligned([("dtype", "tensors", "bytes", "bits per weight", "SNR", "relative"), *rows], right=5)
@@ -128,23 +120,20 @@ def _table(mixes: Sequence[tuple[str, Mix]]) -> list[str]:
 def plan_data(planned: Plan, mix: Mix | None) -> dict[str, Any]:
     """Returns a plan as JSON data. An error is a noise-to-signal ratio."""
     return {
-        "types": {type_.scheme: {"tensors": len(one.chosen), **_mix_data(one)} for type_, one in planned.by_type.items()},
+        "types": {type_.scheme: {"tensors": len(one.chosen), **_measures(one)} for type_, one in planned.by_type.items()},
         "tensors": [
             {
                 "name": tensor.name,
                 "weights": tensor.weights,
                 "rows": tensor.rows,
-                "types": {candidate.type.scheme: _candidate_data(candidate) for candidate in tensor.candidates},
+                "types": {candidate.type.scheme: _measures(candidate) for candidate in tensor.candidates},
             }
             for tensor in planned.tensors
         ],
-        **({"mix": {**_mix_data(mix), "size": mix.size, "tensors": mix.recipe.tensors}} if mix else {}),
+        **({"mix": {**_measures(mix), "size": mix.size, "tensors": mix.recipe.tensors}} if mix else {}),
     }
 
 
-def _mix_data(mix: Mix) -> dict[str, Any]:
-    return {"bytes": mix.nbytes, "bits_per_weight": mix.bits_per_weight, "error": mix.error, "snr": as_json_value(mix.snr)}
-
-
-def _candidate_data(candidate: Candidate) -> dict[str, Any]:
-    return {"bytes": candidate.nbytes, "error": candidate.error, "snr": as_json_value(candidate.snr)}
+def _measures(one: Mix | Candidate) -> dict[str, Any]:
+    bits = {"bits_per_weight": one.bits_per_weight} if isinstance(one, Mix) else {}
+    return {"bytes": one.nbytes, **bits, "error": one.error, "snr": as_json_value(one.snr)}

@@ -19,12 +19,14 @@ def split(
     max_tensors: Annotated[int | None, option("N", "Maximum tensors per file.", min=1)] = None,
     max_bytes: Annotated[
         int | None,
-        option("SIZE", "Maximum bytes of payloads per file, such as 2GB; the header and metadata add to them.", type=Size(1)),
+        option("SIZE", "Maximum bytes of padded payloads per file, such as 2GB.", type=Size(1)),
     ] = None,
 ) -> None:
     """Splits a GGUF or safetensors file into several files.
 
     --max-tensors or --max-bytes is required. A tensor larger than --max-bytes gets its own file.
+    --max-bytes counts payloads with their padding, as llama-gguf-split does: a file is larger by
+    its header, metadata and table of tensors.
     For safetensors, the index PREFIX.safetensors.index.json is written, too.
 
     Examples:

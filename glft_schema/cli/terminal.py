@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Timer
+from typing import Any, TextIO, TypeVar
 
 from click.exceptions import Exit
 
@@ -147,21 +148,34 @@ def refuse_overwriting(out: Path, *sources: Path | None) -> None:
 
     A source may be a file, the first file of a set, an index of shards, or a folder of shards.
     """
-    if out.exists():
-        for source in filter(None, sources):
-            _refuse_overwriting(out, source)
+    for source in filter(None, sources if out.exists() else ()):
+        folder = source if source.is_dir() else source.parent
+        in_folder = source.is_dir() or indexed_format(source) is not None
+        inputs = [source]
+        if name := NAME.fullmatch(str(source)):
+            shards = (shard_path(name["prefix"], i, int(name["count"]), name["ending"]) for i in range(int(name["count"])))
+            inputs += filter(Path.exists, shards)
+        if any(map(out.samefile, inputs)) or (in_folder and out.parent.samefile(folder)):
+            raise OptionError("the output would overwrite the input")
 
 
-def _refuse_overwriting(out: Path, source: Path) -> None:
-    folder = source if source.is_dir() else source.parent
-    in_folder = source.is_dir() or indexed_format(source) is not None
-    name = NAME.fullmatch(str(source))
-    shards = (
-        [shard_path(name["prefix"], i, int(name["count"]), name["ending"]) for i in range(int(name["count"]))] if name else []
-    )
-    inputs = [source, *(shard for shard in shards if shard.exists())]
-    if any(out.samefile(path) for path in inputs) or (in_folder and out.parent.samefile(folder)):
-        raise OptionError("the output would overwrite the input")
+@contextmanager
+def loading(stream: TextIO, patience: float = 0.5) -> Iterator[None]:
+    """Shows that torch is being imported if the block takes longer than `patience` seconds."""
+    shown: list[bool] = []
+
+    def show() -> None:
+        shown.append(True)
+        print("loading torch ...", end="", file=stream, flush=True)
+
+    timer = Timer(patience, show)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        print("\r\x1b[K" * len(shown), end="", file=stream, flush=True)
 
 
 @contextmanager

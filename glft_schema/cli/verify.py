@@ -9,9 +9,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from click.exceptions import Exit
 
@@ -21,11 +21,11 @@ from glft_schema.checks.roles import check_fit
 from glft_schema.checks.rules import ALL_SETS, report
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
 from glft_schema.cli.compare import errors_data
-from glft_schema.cli.inspect import as_json_value
+from glft_schema.cli.inspect import as_json_value, gaps_text
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
 from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
-from glft_schema.display import aligned, first_rows
+from glft_schema.display import aligned, counted, first_rows, percent
 from glft_schema.errors import Finding, OptionError, safe, shown
 from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.container import Container
@@ -41,18 +41,11 @@ SHA256 = re.compile("(sha256:)?[0-9a-fA-F]{64}")
 FINDINGS = 20  # shown of the violations of a file
 
 
-@dataclass
-class Outcome:
-    """The result of a check.
-
-    Attributes:
-        lines: the text output.
-        data: the output for ``--json``.
-        holds: whether the check passed.
-    """
+class Outcome(NamedTuple):
+    """The result of a check."""
 
     lines: list[str]
-    data: Any
+    data: Any  # for --json
     holds: bool
 
 
@@ -121,7 +114,10 @@ def verify(
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
                 outcomes["fits"] = fits_outcome(parsed, base)
-        hashed = _hashed(parsed) if manifest or sha256 else []
+        hashed = list[FileHash]()
+        if manifest or sha256:
+            with progress_bar("hashing") as bar:
+                hashed = hash_file(parsed, progress=bar)
         if manifest:
             with file_errors(manifest):
                 outcomes["manifest"] = manifest_outcome(hashed, hashes, str(manifest))
@@ -164,7 +160,7 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     """Checks rule sets, by default those that apply to the file."""
     verdict = report(file, list(rules))
     found = [(Path(file.shards[i].name).name, finding) for i, finding in verdict.findings]
-    state = f"{len(found)} rule violation{'s' * (len(found) > 1)}" if found else "all rules hold"
+    state = counted(found, "rule violation") if found else "all rules hold"
     size = f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
     lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(verdict.sets)})"]
     if verdict.not_checked:
@@ -175,8 +171,8 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
         lines.append(verdict.cause)
     if found:
         lines += _findings(found, len(file.shards) > 1, FINDINGS)
-    if gaps := sum(gap.nbytes for gap in file.tensors.gaps):
-        lines.append(f"{gaps:,} bytes of padding and gaps, {file.tensors.trailing:,} of them after the last payload")
+    if file.tensors.gaps:
+        lines.append(gaps_text(file))
     data: dict[str, Any] = {"checked": verdict.sets, "enforced": verdict.enforced, "failures": verdict.failures}
     data |= {"not_checked": {LLAMA_CPP: verdict.not_checked} if verdict.not_checked else {}, "cause": verdict.cause or None}
     data["broken"] = _findings_data(found)
@@ -198,14 +194,9 @@ def fits_outcome(adapter: File, base: File) -> Outcome:
     found = [(Path(adapter.name).name, finding) for finding in check_fit(adapter, base)]
     lines = [f"{safe(adapter.name)} fits {safe(base.name)}"]
     if found:
-        lines = [f"{safe(adapter.name)} does not fit {safe(base.name)}: {len(found)} misfit{'s' * (len(found) > 1)}"]
+        lines = [f"{safe(adapter.name)} does not fit {safe(base.name)}: {counted(found, 'misfit')}"]
         lines += _findings(found, False, len(found))
     return Outcome(lines, {"base": base.name, "misfits": _findings_data(found)}, not found)
-
-
-def _hashed(file: File) -> list[FileHash]:
-    with progress_bar("hashing") as bar:
-        return hash_file(file, progress=bar)
 
 
 def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], name: str) -> Outcome:
@@ -293,10 +284,10 @@ def base_outcome(file: File, found: list[Derivation], base: Path, imatrix: Path 
     if unconfirmed:
         head = ("tensor", "dtype", "verdict", "problem", "other bytes", "from encoding", "from BASE", "encoding from BASE")
         rows = [
-            (safe(d.name), str(d.type or ""), d.verdict, d.problem, _percent(d.differing), *map(_relative, d[-3:]))
+            (safe(d.name), str(d.type or ""), d.verdict, d.problem, percent(d.differing), *map(_relative, d[-3:]))
             for d in unconfirmed
         ]
-        lines += [*aligned([head, *rows], right=4)]
+        lines += aligned([head, *rows], right=4)
     if any(d.problem == WITHOUT_IMPORTANCE for d in unconfirmed):
         lines.append("give the importance matrix with --imatrix to check tensors that may have used one")
     tensors = [
@@ -314,9 +305,5 @@ def base_outcome(file: File, found: list[Derivation], base: Path, imatrix: Path 
     return Outcome(lines, data, not unconfirmed)
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.3g} %"
-
-
 def _relative(errors: NumberErrors | None) -> str:
-    return "" if errors is None else _percent(errors.relative)
+    return percent(errors.relative if errors else None)

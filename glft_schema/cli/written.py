@@ -7,33 +7,34 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from glft_schema.display import aligned
+from glft_schema.display import aligned, counted
 from glft_schema.errors import safe
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.requantizing import counted
+from glft_schema.weights.requantizing import counted_types
 
 FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
 
 def mapped(checkpoint: Checkpoint, source: Path) -> list[str]:
-    """Returns a line if the source was mapped to GGUF."""
+    """Returns a line if the source was mapped to GGUF, and one if tensors were left out."""
     family, donor = checkpoint.family, checkpoint.donor
     how = f"mapped to GGUF as declared for the {family} family" if family else "mapped to GGUF by its names and values"
     if donor:
         return [f"{source}: {how}, with the metadata of {safe(donor.name)}"]
     if checkpoint.converter:
         how = f"converted by llama.cpp's converter, {safe(checkpoint.converter)}"
-    return [f"{source}: a Hugging Face folder, {how}"] if family or checkpoint.converter else []
+    kinds = dict.fromkeys(re.sub(r"\b\d+\b", "N", safe(name)) for name in checkpoint.dropped)
+    left_out = [f"left out, since GGUF does not have them: {', '.join(kinds)}"] if kinds else []
+    return [f"{source}: a Hugging Face folder, {how}", *left_out] if family or checkpoint.converter else []
 
 
 def totals(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns a table of types."""
-    counts, nbytes = Counter[str](), Counter[str]()
+    nbytes: dict[str, list[int]] = {}
     for tensor in written:
-        counts[tensor.type.name] += 1
-        nbytes[tensor.type.name] += tensor.nbytes
-    rows = [(name, f"{count}", f"{nbytes[name]:,}") for name, count in counts.items()]
+        nbytes.setdefault(tensor.type.name, []).append(tensor.nbytes)
+    rows = [(name, f"{len(sizes)}", f"{sum(sizes):,}") for name, sizes in nbytes.items()]
     return aligned([("dtype", "tensors", "bytes"), *rows], right=2)
 
 
@@ -50,17 +51,14 @@ def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns a line for each type that some tensors have not got: ``Q4_K: asked for 9, got 8``."""
     asked = Counter(str(tensor.asked) for tensor in written if tensor.asked is not None)
     got = Counter(str(tensor.asked) for tensor in written if tensor.asked == tensor.type)
-    return [
-        f"{name}: asked for {count} tensor{'s' * (count > 1)}, got {got[name]}"
-        for name, count in asked.items()
-        if got[name] < count
-    ]
+    missed = {name: count for name, count in asked.items() if got[name] < count}
+    return [f"{name}: asked for {counted(count, 'tensor')}, got {got[name]}" for name, count in missed.items()]
 
 
 def requantized(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns a line about tensors that were quantized already and got another quantized type."""
     types = {tensor.name: before for tensor in written if (before := tensor.quantized_from)}
-    return [f"quantized already: {counted(types)}; the new type adds its own error"] if types else []
+    return [f"quantized already: {counted_types(types)}; the new type adds its own error"] if types else []
 
 
 def fallbacks(written: Sequence[WrittenTensor]) -> list[str]:

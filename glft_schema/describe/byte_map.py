@@ -20,7 +20,7 @@ from typing import Any, overload
 import numpy as np
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec.context import LITTLE
+from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.codec.trace import Span
 from glft_schema.describe.json_parts import padding_of, parts_of_no_row
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
@@ -136,7 +136,7 @@ class ByteMap(Sequence[Stretch]):
         return self.tensors[name]
 
     @property
-    def byte_order(self) -> str:
+    def byte_order(self) -> ByteOrder:
         """The byte order of the file's numbers."""
         return self._reader.order
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby, islice
 
 import glft_schema.describe.nodes as s
 from glft_schema.describe.byte_map import FIELD, STEP, UNCLAIMED, ByteMap, Stretch
 from glft_schema.display import displayed
-from glft_schema.errors import shown
+from glft_schema.errors import OptionError, shown
+from glft_schema.storage.source import BytesSource
+from glft_schema.tensor_types import TensorType
 
 PER_LINE = 16  # bytes of a line
 FOLDED = 4 * PER_LINE  # bytes: longer stretches are folded
@@ -118,7 +121,24 @@ class HexView:
             yield from self._hex(stretch, max(start, stretch.start), min(end, stretch.end))
         else:
             for part in self._map.inside(stretch, start, end):
+                if isinstance(stretch.node, s.BlockArray):
+                    yield self._paint(self._block(stretch.node.weights, part), "path")
                 yield from self._opened(part, start, end)
+
+    def _block(self, weights: int, block: Stretch) -> str:
+        """Returns a block in a line: type, row and block, fields of one number, decoded weights."""
+        parts = (part for part in self._map.inside(block) if isinstance(part.value, (int, float)))
+        numbers = [f"{part.name} = {value_text(part)}" for part in parts]
+        type_ = next(part.value for part in self._map.tensors[block.tensor or ""] if isinstance(part.value, TensorType))
+        row, index = block.path.split(STEP)[-2:]
+        stored = BytesSource(bytes(self._map.source.view(block.start, block.nbytes)))
+        with suppress(OptionError):  # torch is not installed
+            fields = type_.cut(stored, 0, (weights,), range(1), range(weights), self._map.byte_order)
+            decoded = type_.decode(fields, weights).flatten().tolist()
+            numbers.append(f"decoded {' '.join(f'{number:.4g}' for number in decoded)}")
+        first = int(index) * weights
+        text = f"{type_} row {row}, weights {first}..{first + weights - 1}: {', '.join(numbers)}"
+        return text if len(text) <= self._width else f"{text[: self._width - 4].rpartition(' ')[0]} ..."
 
     def _is_run(self, stretch: Stretch) -> bool:
         """Tells whether a stretch is an array of numbers, many of which share a line."""

@@ -3,9 +3,9 @@
 ``python -m glft_schema.distributed`` quantizes and converts files in several processes.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from glft_schema.lazy import import_module
+from glft_schema.lazy import on_first_use
 
 if TYPE_CHECKING:
     from glft_schema.distributed.ranks import RanksError
@@ -17,14 +17,4 @@ if TYPE_CHECKING:
 MODULES = {"RanksError": "ranks", "StorageReader": "reading", "StorageWriter": "saving", "together": "writing"}
 
 __all__ = ["RanksError", "StorageReader", "StorageWriter", "together"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *MODULES})
+__getattr__, __dir__ = on_first_use(globals(), MODULES)

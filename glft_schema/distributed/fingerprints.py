@@ -13,7 +13,7 @@ from glft_schema.errors import FormatError, OptionError, safe
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.storage.file_source import open_source
-from glft_schema.storage.source import Source, StrPath
+from glft_schema.storage.source import StrPath
 
 SHOWN = 3  # files in a text
 DIGITS = 16  # hexadecimal digits of a digest
@@ -106,7 +106,7 @@ class Inputs:
                 self._note(shard.name, partial(_content_of, shard), entries)
         if name not in entries:  # also the index of a set
             with closing(open_source(name, mmap=False)) as source:
-                self._note(name, lambda: _content(source, _samples(source.size)), entries)
+                self._note(name, lambda: sha256_of(source.read, _samples(source.size))[:DIGITS], entries)
 
     def _note(self, path: str, content: Callable[[], str], entries: dict[str, Entry]) -> None:
         self._versions[path] = status = os.stat(path)
@@ -135,7 +135,7 @@ def _content_of(file: File) -> str:
     payloads = sorted({(tensor.position, tensor.nbytes) for tensor in file.tensors.values() if tensor.nbytes})
     head = payloads[0][0] if payloads else file.source.size
     middles = ((start + max(nbytes - SAMPLE, 0) // 2, min(nbytes, SAMPLE)) for start, nbytes in payloads)
-    return _content(file.source, [(0, head), *middles])
+    return sha256_of(file.source.read, [(0, head), *middles])[:DIGITS]
 
 
 def _samples(size: int) -> list[tuple[int, int]]:
@@ -143,12 +143,13 @@ def _samples(size: int) -> list[tuple[int, int]]:
     return [(0, size)] if size <= WHOLE else [((size - SAMPLE) * i // (SAMPLES - 1), SAMPLE) for i in range(SAMPLES)]
 
 
-def _content(source: Source, spans: Iterable[tuple[int, int]]) -> str:
+def sha256_of(read: Callable[[int, int], bytes | memoryview], spans: Iterable[tuple[int, int]]) -> str:
+    """Returns the SHA-256 of spans, each a first byte and a size, in hex."""
     total = hashlib.sha256()
     for start, nbytes in spans:
         for at in range(start, start + nbytes, READ):
-            total.update(source.read(at, min(READ, start + nbytes - at)))
-    return total.hexdigest()[:DIGITS]
+            total.update(read(at, min(READ, start + nbytes - at)))
+    return total.hexdigest()
 
 
 def digest(parts: Iterable[object]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.metadata import version
 
 from glft_schema.codec.context import ByteOrder
-from glft_schema.distributed.fingerprints import READ, Inputs, digest
+from glft_schema.distributed.fingerprints import Inputs, digest, sha256_of
 from glft_schema.distributed.journals import Journals
 from glft_schema.distributed.origins import Origins
 from glft_schema.distributed.ranks import TIMEOUT, Ranks
@@ -152,10 +151,7 @@ def _verified(
 
 
 def _sha256(fd: int, unit: Unit) -> str:
-    total = hashlib.sha256()
-    for start in range(unit.start, unit.stop, READ):
-        total.update(os.pread(fd, min(READ, unit.stop - start), start))
-    return total.hexdigest()
+    return sha256_of(lambda start, nbytes: os.pread(fd, nbytes, start), [(unit.start, unit.stop - unit.start)])
 
 
 Steps = Callable[[Span, int, int], Iterator[int]]  # does bytes of a span, and yields how far it has come

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import warnings
 from collections.abc import Mapping
@@ -71,11 +70,13 @@ class Model:
         family: its declaration.
         tensors: by name in GGUF.
         metadata: typed.
+        dropped: names of tensors that GGUF does not have.
     """
 
     family: Family
     tensors: Mapping[str, LazyTensor]
     metadata: TypedMetadata
+    dropped: tuple[str, ...]
 
 
 def is_model_folder(path: StrPath) -> bool:
@@ -130,7 +131,7 @@ def open_folder(path: StrPath) -> Model:
         "general.quantization_version": QUANTIZATION_VERSION,
         **{key: Typed(*pair) for key, pair in vocabulary.items()},
     }
-    return Model(family, tensors, WITH_TYPES.metadata.metadata(entries))
+    return Model(family, tensors, WITH_TYPES.metadata.metadata(entries), tuple(filter(family.drops, names)))
 
 
 def declared_family(folder: Path) -> Family | None:
@@ -229,10 +230,9 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
     stacks: dict[str, dict[int, LazyTensor]] = {}
     names = Names(family, config, len(tensors))
     for stored in tensors:
-        name = stored.removeprefix(family.prefix)
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in family.dropped):
+        if family.drops(stored):
             continue
-        row, numbers, suffix = names.row_of(name)
+        row, numbers, suffix = names.row_of(stored.removeprefix(family.prefix))
         parts = [tensors[stored]]
         targets = names.in_gguf(row, numbers, suffix)
         if row.operation.stacks:

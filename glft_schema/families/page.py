@@ -190,6 +190,10 @@ class Family:
     restored: Callable[[dict[str, LazyTensor], Config], Config] = lambda tensors, config: {}
     ropes: tuple[str, ...] = SCALED
 
+    def drops(self, name: str) -> bool:
+        """Tells whether GGUF does not have a tensor of a folder."""
+        return any(fnmatchcase(name.removeprefix(self.prefix), pattern) for pattern in self.dropped)
+
     def read(self, loader: str) -> list[str]:
         """Returns the keys with which the loader does this, without the architecture's name."""
         return [key.key for key in self.keys if key.loader == loader and not key.key.startswith("general.")]

@@ -129,6 +129,7 @@ def _with_location(error: FormatError, format: Format, source: Source, **params:
     span = trace.find(path) or (trace.open[-1] if trace.open else None)
     offset = error.offset if error.offset is not None or span is None else span.start
     tensor = trace.label("name", path) if error.tensor is None else error.tensor
+    error.problem += "" if source.size else ": the file is empty"
     error.problem += _count_at_fault(path, format, source)
     return error.at(path, offset, tensor, source.name, trace.label("key", path))
 

@@ -28,7 +28,8 @@ def split(file: File | StrPath, prefix: StrPath, *, max_tensors: int | None = No
         prefix: of the file names: ``PREFIX-00001-of-00003.gguf``. The index of safetensors files is
             ``PREFIX.safetensors.index.json``.
         max_tensors: maximum number of tensors per file.
-        max_bytes: maximum payload bytes per file; a larger tensor gets its own file.
+        max_bytes: maximum bytes of payloads and their padding per file, as in llama-gguf-split; a
+            larger tensor gets its own file.
 
     Returns:
         The paths, in order; the index is the last.
@@ -48,14 +49,15 @@ def split(file: File | StrPath, prefix: StrPath, *, max_tensors: int | None = No
     if not max_tensors and not max_bytes:
         raise OptionError("expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither")
     groups: list[list[Tensor]] = [[]]
-    used = 0
+    used, alignment = 0, file.regions.counts.get("alignment", 1)
     for tensor in file.tensors.values():
-        full = (max_tensors and len(groups[-1]) >= max_tensors) or (max_bytes and used + tensor.nbytes > max_bytes)
+        padded = tensor.nbytes + -tensor.nbytes % alignment
+        full = (max_tensors and len(groups[-1]) >= max_tensors) or (max_bytes and used + padded > max_bytes)
         if groups[-1] and full:
             groups.append([])
             used = 0
         groups[-1].append(tensor)
-        used += tensor.nbytes
+        used += padded
     paths = [str(shard_path(prefix, number, len(groups), file.format.endings[0])) for number in range(len(groups))]
     index = [f"{prefix}{shards.suffix}"] if isinstance(shards, ShardIndex) else []
     with new_files(paths + index) as begun:

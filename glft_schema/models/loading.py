@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +105,7 @@ def family_of(module: Any) -> Family | None:
 
 def is_dropped(name: str, family: Family | None) -> bool:
     """Returns whether a model of the family needs no values for a tensor: GGUF does not have it."""
-    return family is not None and any(
-        fnmatch.fnmatchcase(name.removeprefix(family.prefix), pattern) for pattern in family.dropped
-    )
+    return family is not None and family.drops(name)
 
 
 def _check_missing(names: Any, family: Family | None) -> None:

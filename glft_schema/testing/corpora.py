@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -11,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from glft_schema.errors import FormatError, LimitError, OptionError, TruncatedError, shown
+from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.testing.fuzzing import CORRUPTED, VALID, Case
 from glft_schema.testing.strategies import Corruption
 
 MANIFEST = "manifest.json"
+ACCEPT, REFUSE = "accept", "refuse"  # verdicts of every reader, whatever its rule sets
 ERRORS = {error.__name__: error for error in (FormatError, TruncatedError, LimitError)}
 NOT_IN_NAMES = re.compile(r"[^\w.-]", re.ASCII)  # kinds and rules may come from an untrusted manifest
 
@@ -64,13 +68,29 @@ def _entry(case: Case, file: str) -> dict[str, Any]:
     """Returns the manifest's entry of a case, whose file has the name `file`."""
     entry: dict[str, Any] = {"file": file, "sha256": case.sha256, "bytes": len(case.stored), "kind": case.kind}
     if case.kind == VALID:
-        return {**entry, "rules": list(case.rules)}
+        return {**entry, "verdict": ACCEPT, "rules": list(case.rules), "tensors": _contents(case.stored)}
     if (corruption := case.corruption) is None:
         return entry
+    entry["verdict"] = REFUSE if corruption.error else ACCEPT
     fields = vars(corruption) | {"error": corruption.error.__name__ if corruption.error else None}
     del fields["stored"]
     renamed = {"field" if name == "path" else name: value for name, value in fields.items()}
     return {**entry, **renamed, "expected": corruption.expected}
+
+
+def _contents(stored: bytes) -> list[dict[str, Any]]:
+    """Returns what a reader must find: tensors, with the SHA-256 of numbers of known types."""
+    found = []
+    for tensor in Container.parse(stored).tensors.values():
+        entry = {"name": tensor.name, "type": tensor.dtype.name, "shape": list(tensor.shape)}
+        if not tensor.dtype.bytes_only:
+            numbers = tensor.dequantize()
+            entry |= {
+                "dtype": str(numbers.dtype).removeprefix("torch."),
+                "values": hashlib.sha256(tensor_bytes(numbers)).hexdigest(),
+            }
+        found.append(entry)
+    return found
 
 
 def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:

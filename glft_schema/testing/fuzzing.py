@@ -29,8 +29,9 @@ from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
-from glft_schema.testing.strategies import Corruption, containers, corruptions, rule_ids
+from glft_schema.testing.strategies import Corruption, containers, corruptions
 from glft_schema.testing.strategies.aspects import aspects, drawn_aspect, evenly, spans_by_aspect
+from glft_schema.testing.strategies.corruptions import distinct_rules
 
 import hypothesis  # isort: skip  # after the strategies, which say how to install it
 from hypothesis import strategies as st  # isort: skip
@@ -389,7 +390,8 @@ def fuzz(
 
 
 def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case]:
-    """Returns files for the tests of other readers: valid files, and corruptions of every rule.
+    """Returns files for the tests of other readers: valid files, and corruptions of every rule; of
+    rules of tensor types with the same sentence, of one.
 
     Args:
         source: a format, or a valid file as bytes, of which all corruptions are made.
@@ -413,7 +415,7 @@ def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case
     else:
         valid, format = st.just(Case(source, VALID)), Container.parse(source).format
         collect(valid, 1)
-    for rule in rule_ids(format):
+    for rule in distinct_rules(format):
         collect(valid.flatmap(partial(corrupted, rule=rule)), 2)
     collect(valid.flatmap(corrupted), max(examples // 2, 1))
     return list(distinct.values())

@@ -35,6 +35,7 @@ class Checkpoint(NamedTuple):
     family: str | None = None  # if it is a Hugging Face folder that was mapped to GGUF, the family's name there
     donor: File | None = None  # the GGUF file whose names, metadata and types it takes
     converter: str | None = None  # if it is a folder that llama.cpp's converter maps to GGUF, the converter's name
+    dropped: tuple[str, ...] = ()  # names in a folder of tensors that GGUF does not have
 
     @property
     def own_metadata(self) -> Mapping[str, Any]:
@@ -123,7 +124,8 @@ def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
     if converter.path is not None or (declared_family(path) is None and converter.script()):
         return _of_file(converter.open(path))._replace(converter=converter.name)
     model = open_folder(path)
-    return Checkpoint({name: of_lazy(t) for name, t in model.tensors.items()}, model.metadata, None, model.family.arch)
+    tensors = {name: of_lazy(tensor) for name, tensor in model.tensors.items()}
+    return Checkpoint(tensors, model.metadata, family=model.family.arch, dropped=model.dropped)
 
 
 def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder: Path | None) -> Checkpoint:

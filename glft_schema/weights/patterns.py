@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TypeVar
 
 from glft_schema.errors import SchemeError, shown
-from glft_schema.words import suggestion
+from glft_schema.words import SHOWN, suggestion
 
 T = TypeVar("T")
 
@@ -26,6 +26,15 @@ def names_matching(pattern: object, tensors: Mapping[str, object]) -> list[str]:
     if matched := [name for name, text in zip(tensors, names, strict=True) if fnmatchcase(text, pattern)]:
         return matched
     raise SchemeError(f"expected a tensor that matches {shown(pattern)}, found none{suggestion(pattern, names)}")
+
+
+def name_matching(pattern: str, tensors: Mapping[str, object]) -> str:
+    """Returns the name that `names_matching` finds. Raises SchemeError if there are several."""
+    name, *others = names_matching(pattern, tensors)
+    if others:
+        found = f"{len(others) + 1}: {', '.join(map(shown, [name, *others][:SHOWN]))}{', ...' * (len(others) >= SHOWN)}"
+        raise SchemeError(f"expected one tensor that matches {shown(pattern)}, found {found}")
+    return name
 
 
 def leave_out(tensors: Mapping[str, T], patterns: Iterable[str]) -> dict[str, T]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from glft_schema.display import counted
 from glft_schema.errors import shown
 from glft_schema.tensor_types import TensorType
 from glft_schema.weights.stored_tensors import StoredTensor
@@ -14,13 +15,15 @@ def type_before(tensor: StoredTensor, type_: TensorType) -> TensorType | None:
     return None if type_.exact or type_ == tensor.quantized else tensor.quantized
 
 
-def counted(types: Mapping[str, TensorType]) -> str:
+def counted_types(types: Mapping[str, TensorType]) -> str:
     """Returns the count of tensors and their types: ``3 tensors (Q4_1, Q8_0)``."""
     names = ", ".join(dict.fromkeys(type_.name for type_ in types.values()))
-    return f"{len(types)} {'tensor' if len(types) == 1 else 'tensors'} ({names})"
+    return f"{counted(types, 'tensor')} ({names})"
 
 
 def refusal(types: Mapping[str, TensorType]) -> str:
     """Returns why tensors with these quantized types get no other types."""
-    problem = f"{counted(types)} {'is' if len(types) == 1 else 'are'} quantized already, such as {shown(next(iter(types)))}"
+    problem = (
+        f"{counted_types(types)} {'is' if len(types) == 1 else 'are'} quantized already, such as {shown(next(iter(types)))}"
+    )
     return f"{problem}: another type adds error to error; allow_requantize (--allow-requantize) permits it"

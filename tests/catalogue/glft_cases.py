@@ -38,7 +38,7 @@ def header(n_tensors: int, metadata_len: int, rest: bytes = b"") -> bytes:
 # fmt: off
 REFUSED = {
     # the header
-    "an empty file": Refused(HEADER, b"", "header -> magic", 0, "expected 4 bytes, found 0", error=TruncatedError),
+    "an empty file": Refused(HEADER, b"", "header -> magic", 0, "expected 4 bytes, found 0: the file is empty", error=TruncatedError),
     "the magic alone": Refused(HEADER, b"TFLG", "header -> version", 4, "expected 4 bytes, found 0", error=TruncatedError,
         shows="CVE-2024-39720"),
     "a header without its last byte": Refused(HEADER, lines(b"")[:15], "header -> metadata_len", 12, "expected 4 bytes, found 3",

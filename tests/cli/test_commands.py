@@ -36,6 +36,11 @@ def test_inspect_imports_only_what_it_needs(tmp_path: Path) -> None:
     assert done.stdout == in_this_process("inspect", path).stdout
 
 
+def test_help_is_also_a_command() -> None:
+    assert in_this_process("help").stdout == in_this_process("--help").stdout
+    assert in_this_process("help", "kernels", "build").stdout == in_this_process("kernels", "build", "--help").stdout
+
+
 @pytest.mark.parametrize(("given", "suggestion"), [("inspec", " Did you mean 'inspect'?"), ("nothing-like-it", "")])
 def test_an_unknown_command_is_named(given: str, suggestion: str) -> None:
     done = in_this_process(given)

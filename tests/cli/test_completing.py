@@ -36,6 +36,9 @@ from glft_schema.cli import app
         ("schema q4_k", {"q4_k"}),
         ("kernels build q4_k", {"q4_k"}),
         ("explain a --color a", {"auto", "always"}),
+        ("convert MODEL b --scheme blk", {"blk.0.attn_q.weight="}),
+        ("fuzz g", {"gguf", "glft"}),
+        ("schema gg", {"gguf"}),
     ],
 )
 def test_words(line: str, found: set[str], tmp_path: Path) -> None:

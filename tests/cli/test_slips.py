@@ -25,6 +25,24 @@ def test_split_into_a_missing_folder(model: Path, tmp_path: Path) -> None:
     assert_refused(done, f"expected PREFIX in an existing folder, found '{tmp_path / 'none'}': create it first")
 
 
+def test_a_missing_or_extra_output(model: Path) -> None:
+    missing = in_this_process("quantize", model, "q4_k_m").stderr
+    assert missing.endswith("Error: Missing argument 'OUT'.\n")
+    assert in_this_process("quantize", model, "out.gguf").stderr.endswith("Error: Missing argument 'TYPE'.\n")
+    extra = in_this_process("edit", model, "out.gguf").stderr
+    assert extra.endswith("unexpected extra argument (out.gguf); the output is an option: -o OUT\n")
+
+
+def test_prefixes_and_patterns_of_tensors(tmp_path: Path) -> None:
+    names = [f"blk.0.attn_{letter}.weight" for letter in "qkvo"]
+    glft.save_file({name: torch.ones(1) for name in names}, tmp_path / "model.gguf", {"general.architecture": "toy"})
+    for name, found in (
+        ("blk.0", f"found none; did you mean '{names[0]}', '{names[1]}' or '{names[2]}'?"),
+        ("blk.*", f"found 4: '{names[0]}', '{names[1]}', '{names[2]}', ..."),
+    ):
+        assert_refused(in_this_process("get-tensor", tmp_path / "model.gguf", name, tmp_path / "o.npy"), found)
+
+
 def test_a_folder_of_gguf_files(model: Path) -> None:
     assert_refused(in_this_process("inspect", model.parent), "found 0 files; give one of its GGUF files: model.gguf\n")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
+import time
 from pathlib import Path
 
 import click
@@ -11,7 +14,8 @@ import torch
 
 import glft_schema as glft
 from glft_schema.cli.options import Size, bytes_of
-from glft_schema.display import COLUMNS, aligned
+from glft_schema.cli.terminal import loading
+from glft_schema.display import aligned
 from glft_schema.errors import OptionError
 from tests.tools.command_line import in_this_process, on_a_terminal
 
@@ -25,20 +29,20 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
-def test_tables_fit_the_columns_of_a_terminal() -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_tables_fit_the_columns_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("name", "bytes"), ("a.rather.long.name.weight", "1,000"), ("short", "2")]
     before = aligned(rows, right=1)
-    token = COLUMNS.set(30)
-    try:
-        fitted = aligned(rows, right=1)
-        COLUMNS.set(1)
+    assert "  a.rather.long.name.weight  1,000" in before
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    for columns in ("30", "1"):
+        monkeypatch.setenv("COLUMNS", columns)
         assert aligned(rows, right=1)[1] == "  a.rather.l...name.weight  1,000"
-        six = [("a", "b", "c", "d", "e", "f")]
-        assert aligned(six, right=2) == ["  a  b  c  d"]
-    finally:
-        COLUMNS.reset(token)
-    assert fitted[1] == "  a.rather.l...name.weight  1,000"
-    assert "  a.rather.long.name.weight  1,000" in before == aligned(rows, right=1)
+    assert aligned([("a", "b", "c", "d", "e", "f")], right=2) == ["  a  b  c  d"]
 
 
 def test_names_are_whole_if_stdout_is_no_terminal(model: Path) -> None:
@@ -81,6 +85,27 @@ def test_jobs_end_with_what_was_written_and_the_next_command(model: Path, tmp_pa
     assert "next:" not in in_this_process("convert", model, out).stdout
     parts = on_a_terminal("split", model, tmp_path / "part", "--max-bytes", "1kB", COLUMNS="300").stdout.splitlines()
     assert parts[-1] == f"next: glft verify {tmp_path / 'part'}-00001-of-00001.gguf"
+
+
+def test_slow_imports_are_shown() -> None:
+    stream = io.StringIO()
+    with loading(stream, patience=60):
+        pass
+    assert not stream.getvalue()
+    with loading(stream, patience=0):
+        deadline = time.monotonic() + 10
+        while not stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert stream.getvalue() == "loading torch ...\r\x1b[K"
+
+
+def test_plan_ends_with_the_recipe_and_quantize(tmp_path: Path) -> None:
+    out, source = tmp_path / "mix.txt", tmp_path / "f32.gguf"
+    metadata = {"general.architecture": "llama", "llama.block_count": 1}
+    glft.save_file({"blk.0.attn_q.weight": torch.ones(2, 256)}, source, metadata)
+    done = on_a_terminal("plan", source, "--bpw", "9", "-o", out, COLUMNS="300")
+    assert f"wrote {out}: {out.stat().st_size} bytes in " in done.stdout
+    assert done.stdout.splitlines()[-1] == f"next: glft quantize {source} f32-mix.gguf {out}"
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5.", "90 pounds", "MB", "1e3"])

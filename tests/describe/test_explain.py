@@ -134,8 +134,10 @@ def test_a_tensor_is_its_row_and_its_first_blocks(tmp_path: Path) -> None:
         "tensor_infos -> 1 -> dims: u64[] after u32 = [32, 9]",
         "tensor_infos -> 1 -> dtype: u32 (ggml type) = 2, Q4_0",
         "tensor_infos -> 1 -> offset: u64 = 32",
+        "Q4_0 row 0, weights 0..31: d = 0.5, decoded -4 -3.5 -3 -2.5 -2 -1.5 -1 -0.5 ...",
         "data -> 'w' -> blocks -> 0 -> 0 -> d: f16[1] = 0.5",
         "data -> 'w' -> blocks -> 0 -> 0 -> qs: u8[16], 16 bytes",
+        "Q4_0 row 1, weights 0..31: d = 0.5, decoded -4 -3.5 -3 -2.5 -2 -1.5 -1 -0.5 ...",
         "data -> 'w' -> blocks -> 1 -> 0 -> d: f16[1] = 0.5",
         "data -> 'w' -> blocks -> 1 -> 0 -> qs: u8[16], 16 bytes",
     ]
@@ -161,7 +163,7 @@ def test_tied_tensors_say_so(tmp_path: Path) -> None:
         (["--range", "200:"], "expected a range A:B with 0 <= A < B <= 168, found '200:'"),
         (["--range", ":", "--tensor", "a"], "expected --tensor or --range, found both"),
         (["--tensor", "fc"], "expected a tensor that matches 'fc', found none; did you mean 'fc2'?"),
-        (["--tensor", "fc*"], "expected one tensor that matches 'fc*', found 2"),
+        (["--tensor", "fc*"], "expected one tensor that matches 'fc*', found 2: 'fc1', 'fc2'"),
     ],
 )
 def test_a_bad_request_is_one_line(four_types: Path, args: list[str], problem: str) -> None:

@@ -214,6 +214,8 @@ def test_report_names_the_family(tmp_path: Path) -> None:
     assert done.stdout.startswith(
         f"{tmp_path / 'tiny-gpt2'}: a Hugging Face folder, mapped to GGUF as declared for the gpt2 family\n"
     )
+    done = in_this_process("convert", make_folder(tmp_path, "tiny-bert"), tmp_path / "out.gguf")
+    assert "left out, since GGUF does not have them: pooler.dense.bias, pooler.dense.weight\n" in done.stdout
 
 
 @pytest.mark.parametrize(

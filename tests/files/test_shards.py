@@ -88,7 +88,7 @@ def test_merging_undoes_splitting(whole: Path, max_tensors: int) -> None:
 
 def test_split_by_bytes(whole: Path) -> None:
     with glft_schema.open(whole) as file:
-        first, *_ = split(file, whole.with_name("bytes"), max_bytes=100)
+        first, *_ = split(file, whole.with_name("bytes"), max_bytes=128)
     with glft_schema.open(first) as file:
         assert [list(shard.tensors) for shard in file.shards] == [["t.0", "t.1"], ["t.2"], ["t.3"], ["t.4"]]
 

@@ -45,7 +45,7 @@ def test_other_known_files(start: bytes, found: str) -> None:
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
-        (b"", "header -> length: expected 8 bytes, found 0 (at byte 0)"),
+        (b"", "header -> length: expected 8 bytes, found 0: the file is empty (at byte 0)"),
         (b"\2\0\0", "header -> length: expected 8 bytes, found 3 (at byte 0)"),
         (b"\2" + bytes(7), "tensor_infos: expected 2 bytes, found 0 (at byte 8)"),
         (bytes(8), "tensor_infos: expected JSON, found '' (Expecting value) (at byte 8)"),

@@ -255,7 +255,7 @@ def test_differences_are_reported() -> None:
     ):
         assert problem in str(other.problem())
     assert re.fullmatch(
-        r"<\d+ bytes, value is not bool values that are 0 or 1; expected the findings of spec: gguf-.*>", repr(found)
+        r"<\d+ bytes, value breaks its rule: bool values that are 0 or 1; expected the findings of spec: gguf-.*>", repr(found)
     )
 
 

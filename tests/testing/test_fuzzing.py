@@ -36,7 +36,8 @@ from glft_schema.tensors.tensor import Tensor
 from glft_schema.testing import fuzzing
 from glft_schema.testing.corpora import MANIFEST, read_corpus, write_corpus
 from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, GIVEN, VALID, Case, PropertyError, bounded, check, corpus, fuzz
-from glft_schema.testing.strategies import Corruption, rule_ids
+from glft_schema.testing.strategies import Corruption
+from glft_schema.testing.strategies.corruptions import distinct_rules
 from tests.golden import golden
 from tests.tools import forked
 from tests.tools.depth import FULL
@@ -350,7 +351,9 @@ def test_a_corpus_has_the_expected_reports(format: Format, tmp_path: Path) -> No
         stored = (tmp_path / "corpus" / entry["file"]).read_bytes()
         assert (hashlib.sha256(stored).hexdigest(), len(stored)) == (entry["sha256"], entry["bytes"])
         kinds[entry["kind"]] += 1
+        assert entry["verdict"] == ("refuse" if entry.get("error") else "accept")
         if entry["kind"] == VALID:
+            assert [tensor["name"] for tensor in entry["tensors"]] == list(Container.parse(stored).tensors)
             assert not entry["rules"] or check_rules(Container.parse(stored), entry["rules"]) == []
         elif entry["error"]:
             with pytest.raises(FormatError) as caught:
@@ -361,7 +364,7 @@ def test_a_corpus_has_the_expected_reports(format: Format, tmp_path: Path) -> No
             assert sorted(found) == sorted(entry["findings"])
     assert kinds[VALID] >= 4
     broken = {entry["rule"] for entry in manifest["files"] if entry["kind"] == CORRUPTED}
-    assert set(rule_ids(format)) - broken <= {"gguf-length"}
+    assert set(distinct_rules(format)) - broken <= {"gguf-length"}
     code, text = run(tmp_path / "corpus" / MANIFEST)
     assert (code, f"{kinds[VALID]} valid" in text, f"{kinds[CORRUPTED]} corrupted" in text) == (0, True, True)
 

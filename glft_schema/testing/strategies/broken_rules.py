@@ -104,8 +104,8 @@ class Breaker:
         if unchanged(self.file, stored):
             return None
         offset = len(stored) - len(attempt.draft.payloads) if attempt.value is None else attempt.value.start
-        sentence = f"not {check.expected or 'as its rule says'}"
-        sentence = f"{check.field} is {sentence}" if location.type is None else f"of {location.type}: {sentence}"
+        rule = "its rule" if location.type is None else f"the rule of {location.type}"
+        sentence = f"{check.field or 'the file'} breaks {rule}: {check.expected or check.id}"
         corruption = Corruption(stored, sentence, attempt.path, offset, check.id)
         if not check.is_required:
             return self._with_findings(check, corruption)

@@ -33,6 +33,12 @@ def rule_ids(format: str | Format) -> list[str]:
     return list(dict.fromkeys(location.check.id for location in rule_locations(declared)))
 
 
+def distinct_rules(format: Format) -> list[str]:
+    """Returns the ids of the rules of a format, and one of tensor types with the same sentence."""
+    rules = {at.check.id if at.type is None else at.check.expected: at.check.id for at in rule_locations(format)}
+    return list(rules.values())
+
+
 def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | None = None) -> st.SearchStrategy[Corruption]:
     """Returns a strategy of broken files that are made from a valid one.
 
@@ -57,7 +63,8 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
         raise OptionError(f"no values are known that break {shown(rule)}: declare some as `broken_by` of its predicate")
     rules: dict[str, dict[str, list[RuleLocation]]] = {name: {} for name in WEIGHTS}
     for location in locations:
-        rules[aspect_of_rule(parsed.format, location)].setdefault(location.check.id, []).append(location)
+        fault = location.check.id if location.type is None else location.check.field  # one fault for all tensor types
+        rules[aspect_of_rule(parsed.format, location)].setdefault(fault, []).append(location)
     choices = {name: (list(rules[name].values()), DAMAGES[name] if rule is None else ()) for name in WEIGHTS}
     return broken(parsed, {name: choice for name, choice in choices.items() if any(choice)}, aspect)
 
@@ -66,7 +73,8 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
 def broken(draw: st.DrawFn, file: File, choices: Mapping[str, Choices], aspect: str | None) -> Corruption:
     """Breaks a rule or, in a third of the examples, a field.
 
-    All rules of an aspect are equally likely, and so are its damages.
+    All rules of an aspect are equally likely, those of tensor types together, and so are its
+    damages.
 
     Args:
         draw: as in a strategy.
