@@ -357,11 +357,11 @@ def test_models_that_the_loader_refuses_are_not_written(tmp_path: Path) -> None:
     for name in ("tokenizer.model", "tokenizer_config.json"):
         stored = (folder / name).read_bytes()
         (folder / name).write_bytes(stored.replace(b"<|endoftext|>", b"<|endofother|>"[:13]))
-    with pytest.raises(glft.FormatError, match=r"llama.cpp would refuse the file: expected the token '<\|endoftext\|>'"):
+    with pytest.raises(glft.FormatError, match=r"llama.cpp would refuse the file: expected the token <\|endoftext\|>"):
         glft.convert(folder, tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
     glft.convert(folder, tmp_path / "out.gguf", rules=["spec", "ggml"])
-    with pytest.raises(glft.FormatError, match=r"llama.cpp would refuse the file: expected a tensor '.*' .*found none"):
+    with pytest.raises(glft.FormatError, match=r"llama.cpp would refuse the file: .*\(4 more\)"):
         glft.save_file({"x": torch.ones(2)}, tmp_path / "x.gguf", glft.open(tmp_path / "out.gguf").metadata, rules="llama.cpp")
 
 
