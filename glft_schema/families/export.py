@@ -11,7 +11,7 @@ from glft_schema.families.config import Config, config_of
 from glft_schema.families.names import Names, Place, is_float32
 from glft_schema.families.operations import KEEP, LazyTensor, Operation, Transpose, applied, of_values
 from glft_schema.families.page import Family
-from glft_schema.families.pages import FAMILIES
+from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.lazy import torch
 
 ROWS_OF = {
@@ -75,12 +75,12 @@ def hf_model(
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
     """Returns the family of a model. Raises FormatError if none has its architecture."""
-    arch = metadata.get("general.architecture")
     for family in FAMILIES:
-        if family.arch == arch:
+        if family.fits(metadata):
             return family
-    known = ", ".join(family.arch for family in FAMILIES)
-    raise FormatError(f"expected a known architecture ({known}), found {shown(arch)}", "metadata -> general.architecture")
+    arch = metadata.get("general.architecture")
+    problem = f"expected a known architecture ({', '.join(BY_ARCH)}), found {shown(arch)}"
+    raise FormatError(f"{problem}{' with experts' if arch in BY_ARCH else ''}", "metadata -> general.architecture")
 
 
 def _inverse(operation: Operation, tensors: list[LazyTensor], config: Config, name: str) -> list[LazyTensor]:

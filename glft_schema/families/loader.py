@@ -105,6 +105,11 @@ class Numbers:
         return key if key.startswith("tokenizer.") else f"{self._arch}.{key}"
 
     @property
+    def window(self) -> int:
+        """The sliding window that the loader assumes without a key."""
+        return BY_ARCH[self._arch].window
+
+    @property
     def slides(self) -> bool:
         """Whether the first block has a sliding window, if the model has one."""
         assumed = BY_ARCH[self._arch].pattern
@@ -245,7 +250,7 @@ def _model_keys(numbers: Numbers, family: Family) -> list[Requirement]:
 def _dependent_keys(numbers: Numbers, family: Family) -> list[Requirement]:
     """Returns the keys that the loader reads only with some values of others."""
     with suppress(KeyError):
-        slides = family.pattern and numbers.number("attention.sliding_window")
+        slides = family.pattern and numbers.number("attention.sliding_window", family.window)
         keys = [PATTERN, *family.read("sliding")] if slides else []
         has_factor = numbers.value("rope.scaling.factor") is not None
         return _keys(" ".join([*keys, *([] if has_factor else [OLD_FACTOR])]), numbers.full(""), False)

@@ -297,6 +297,15 @@ class PlusOne(Operation):
         return [factors - 1 for factors in tensors]
 
 
+class OneRow(Operation):
+    """A matrix of one row, which GGUF may have as a vector."""
+
+    scope = "tensors"
+
+    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+        return [weights.reshape(1, -1) for weights in tensors]
+
+
 class Transpose(Operation):
     """Weights of Conv1D layers, which are ``[in, out]``. Biases are unchanged."""
 

@@ -17,7 +17,7 @@ src/models/, as in llama_cpp_python 0.3.36, compared with the loader of xllamacp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -29,8 +29,11 @@ from glft_schema.families.requirements import Requirement
 from glft_schema.lazy import torch
 
 BLOCK_COUNT = "block_count"  # the key
-FLOAT32 = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")  # matrices that GGUF holds in float32
+FLOAT32 = (  # matrices that GGUF holds in float32
+    "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight",
+)  # fmt: skip
 OUTPUT, NVFP4 = "output", "NVFP4"
+EXPERT_COUNT = "expert_count"  # the key
 K = Key
 
 
@@ -167,6 +170,7 @@ class Family:
         limits: conditions of values that the loader accepts, in addition to `every_model.LIMITS`.
         pattern: of blocks with a sliding window, the value that the loader assumes; 0 if the
             architecture has none.
+        window: the sliding window that the loader assumes without a key.
         dropped: patterns of tensors that GGUF does not have.
         prefix: of tensors' names in some folders.
         generated: returns tensors of GGUF that the folder has in its config, by name.
@@ -184,6 +188,7 @@ class Family:
     vocabularies: tuple[str, ...]
     limits: tuple[Requirement, ...] = ()
     pattern: int = 0
+    window: int = 0
     dropped: tuple[str, ...] = ()
     prefix: str = ""
     generated: Callable[[Config], dict[str, torch.Tensor]] = lambda config: {}
@@ -201,6 +206,13 @@ class Family:
     def field_of(self, name: str) -> str:
         """Returns the config field of a key without the architecture's name."""
         return next(key.field for key in self.keys if key.key == name)
+
+    def fits(self, metadata: Mapping[str, Any]) -> bool:
+        """Returns whether a GGUF model is of this page, by its architecture and experts."""
+        has_experts = bool(metadata.get(f"{self.arch}.{EXPERT_COUNT}"))
+        return metadata.get("general.architecture") == self.arch and has_experts is any(
+            key.key == EXPERT_COUNT for key in self.keys
+        )
 
     def stated(self, config: Config, tensors: Iterable[str]) -> Config:
         """Returns the fields without a key for a config that we write."""

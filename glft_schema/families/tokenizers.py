@@ -82,7 +82,10 @@ def _token(tokens: list[str], number: int, key: str) -> str:
 
 def _converted(architecture: Any, found: dict[str, Any], settings: dict[str, Any]) -> Any:
     """Returns a tokenizer that transformers converts."""
-    backend, more = _conversion()(architecture, found)
+    try:
+        backend, more = _conversion()(architecture, found)
+    except ValueError:  # an architecture that it does not know
+        backend, more = _conversion()(found["tokenizer_type"], found)  # llama or gpt2, which are architectures, too
     return library("transformers").PreTrainedTokenizerFast(tokenizer_object=backend, **{**settings, **more})
 
 

@@ -23,7 +23,7 @@ from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.page import Family
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
 
-ARCHITECTURE, LLAMA = "general.architecture", "llama"
+ARCHITECTURE, OF_LLAMA = "general.architecture", "bpe with bytes"
 TOKENIZER, SENTENCEPIECE, SETTINGS = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 ADDED, SETTINGS_FILES = "added_tokens.json", ("chat_template.jinja", "chat_template.json", "merges.txt")
 TOKENIZER_FILES = (TOKENIZER, SENTENCEPIECE, SETTINGS, ADDED, *SETTINGS_FILES)
@@ -53,11 +53,11 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> dict[str, T
     """
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     writer = library("gguf").GGUFWriter(path=None, arch=family.arch)
-    if family.arch == LLAMA and "add_prefix_space" in settings:
+    if OF_LLAMA in family.vocabularies and "add_prefix_space" in settings:
         writer.add_add_space_prefix(settings["add_prefix_space"])
     for kind in family.vocabularies:
         if KINDS[kind](writer, folder, config, settings):
-            if family.arch == LLAMA and config.get("vocab_size") == 49152:  # small models of Granite
+            if OF_LLAMA in family.vocabularies and config.get("vocab_size") == 49152:  # small models of Granite
                 writer.add_add_bos_token(False)
             return {key: value for key, value in keys_of(writer).items() if key != ARCHITECTURE}
     raise FormatError(

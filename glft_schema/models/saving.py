@@ -11,7 +11,7 @@ from glft_schema.errors import OptionError, alternatives
 from glft_schema.families.config import config_of
 from glft_schema.families.donors import OUTPUT, Donor
 from glft_schema.families.folders import gguf_tensors
-from glft_schema.families.operations import LazyTensor
+from glft_schema.families.operations import LazyTensor, applied
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.files.container import open
@@ -97,7 +97,12 @@ def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | N
     found = gguf_tensors(tensors, replace(family, generated=lambda config: {}), config)  # of the example, instead
     if OUTPUT not in file.tensors:
         found.pop(OUTPUT, None)  # tied to the token embedding
-    stored = {name: _stored(name, tensor, file.tensors[name].dtype) for name, tensor in donor.completed(found).items()}
+    stored = {}
+    for name, tensor in donor.completed(found).items():
+        own = file.tensors[name]
+        if tensor.shape == (1, *own.shape):  # llama-quantize drops leading dims of one
+            (tensor,) = applied(lambda values: [values[0][0]], [tensor], name)
+        stored[name] = _stored(name, tensor, own.dtype)
     return Checkpoint(stored, donor.metadata, None, family.arch, file)
 
 

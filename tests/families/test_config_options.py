@@ -83,6 +83,14 @@ OTHER: dict[str, list[Any]] = {
     "add_cross_attention": [True],
     "is_decoder": [True],
     "type_vocab_size": [1],
+    "embedding_multiplier": [3.0],
+    "attention_multiplier": [0.5],
+    "residual_multiplier": [0.5],
+    "logits_scaling": [2.0],
+    "norm_epsilon": [1e-2],
+    "use_bias": [False],
+    "num_experts": [2],
+    "shared_expert_intermediate_size": [32],
 }
 SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads n_positions n_embd n_layer n_head"
 

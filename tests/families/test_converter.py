@@ -28,7 +28,7 @@ from glft_schema.families.converter import Converter, type_of
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
 from tests.families.test_folders import MINILM, RECORDED, edit_config
-from tests.families.tiny_folders import make_gemma2
+from tests.families.tiny_folders import make_undeclared
 from tests.golden.record_conversions import contents
 from tests.oracles import llama_quantize
 from tests.oracles.llama_model import LlamaModel
@@ -302,10 +302,10 @@ def converter(request: pytest.FixtureRequest) -> Converter:
 def test_an_architecture_that_is_not_declared(converter: Converter, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with kept(request, f"llama-quantize-{llama_quantize.VERSION}") as cache:
         folder = llama_quantize.package(cache)
-    checkpoint = open_with_metadata(make_gemma2(tmp_path), (), format_named("gguf"), converter=converter)
+    checkpoint = open_with_metadata(make_undeclared(tmp_path), (), format_named("gguf"), converter=converter)
     source, out, expected = tmp_path / "f32.gguf", tmp_path / "out.gguf", tmp_path / "expected.gguf"
     glft.convert(checkpoint, source)
-    assert contents(source) == RECORDED["tiny-gemma2"]
+    assert contents(source) == RECORDED["undeclared"]
     assert glft.quantize(checkpoint, out, "Q4_K_M").converter == str(converter.path)
     assert llama_quantize.quantize(folder, [{"source": str(source), "out": str(expected), "ftype": 15}]) == [0]
     assert out.read_bytes() == expected.read_bytes()

@@ -130,7 +130,7 @@ def test_no_folder_of_other_models(tmp_path: Path) -> None:
             "arch.gguf",
             tensors,
             file.metadata | {"general.architecture": "mamba"},
-            "expected a known architecture (llama, qwen2,",
+            "expected a known architecture (llama, granite,",
         ),
         ("key.gguf", tensors, file.metadata.without("llama.block_count"), "expected the key llama.block_count, found none"),
         (
@@ -283,7 +283,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
                        "expected a tokenizer (tokenizer.json or tokenizer.model) for the llama family, found none"),
     "no words":       ("tiny-bert",  remove("tokenizer.json"), "expected a tokenizer"),
     "architecture":   ("tiny-llama", edit_config(architectures=["RWKVForCausalLM"]),
-                       "Phi3ForCausalLM, GPT2LMHeadModel, BertModel, BertForMaskedLM), found 'RWKVForCausalLM': "
+                       "Starcoder2ForCausalLM, GPT2LMHeadModel, BertModel, BertForMaskedLM), found 'RWKVForCausalLM': "
                        "use llama.cpp's converter"),
     "no field":       ("tiny-llama", edit_config(hidden_size=None), "config.json: expected the field hidden_size, found none"),
     "rope":           ("tiny-llama", edit_config(rope_scaling={"rope_type": "dynamic"}),

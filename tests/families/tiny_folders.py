@@ -25,7 +25,11 @@ COMMON = {
     "num_key_value_heads": GROUPS, "max_position_embeddings": 256, "vocab_size": TOKENS, "rms_norm_eps": 1e-5,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-OTHERS = {"gpt2": ("vocab_size",), "bert": [key for key in COMMON if key not in ("num_key_value_heads", "rms_norm_eps")]}
+OTHERS = {
+    "gpt2": ["vocab_size"],
+    "starcoder2": [key for key in COMMON if key != "rms_norm_eps"],
+    "bert": [key for key in COMMON if key not in ("num_key_value_heads", "rms_norm_eps")],
+}
 ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", **ROPE}
 FACTORS = {"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2 + i / 4 for i in range(8)]}
@@ -41,6 +45,18 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {  # folder -> architectur
     "tiny-qwen3":    ("Qwen3ForCausalLM",   "json",  {"head_dim": 32}),
     "tiny-qwen3moe": ("Qwen3MoeForCausalLM", "json", {"head_dim": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2,
                                                       "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    "tiny-mixtral":  ("MixtralForCausalLM", "bytes", {"num_local_experts": EXPERTS, "num_experts_per_tok": 2,
+                                                      "sliding_window": None}),
+    "tiny-granite":  ("GraniteForCausalLM", "json",  {"embedding_multiplier": 12.0, "logits_scaling": 8.0,
+                                                      "residual_multiplier": 0.22, "attention_multiplier": 0.0625}),
+    "tiny-olmo2":    ("Olmo2ForCausalLM",   "json",  {"rope_theta": 5e5}),
+    "tiny-qwen2moe": ("Qwen2MoeForCausalLM", "json", {"num_experts": EXPERTS, "num_experts_per_tok": 2,
+                                                      "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}),
+    "tiny-starcoder2": ("Starcoder2ForCausalLM", "json", {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh",
+                                                          "use_bias": True, "tie_word_embeddings": True}),
+    "tiny-gemma2":   ("Gemma2ForCausalLM",  "model", {"head_dim": 16, "sliding_window": 32, "tie_word_embeddings": True,
+                                                      "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
+                                                      "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
     "tiny-gemma3":   ("Gemma3ForCausalLM",  "model", {"head_dim": 16, "sliding_window": 32, "tie_word_embeddings": True,
                                                       "rope_theta": 1e6, "rope_local_base_freq": 1e4,
                                                       "query_pre_attn_scalar": 16,
@@ -53,8 +69,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {  # folder -> architectur
                                                       "activation_function": "gelu_new"}),
     "tiny-bert":     ("BertModel",          "words", {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}),
 }
-TYPES = {"Llama": "llama", "Mistr": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3", "Gemma": "gemma3_text", "Phi3F": "phi3",
-         "GPT2L": "gpt2", "BertM": "bert"}
+TYPES = {"GPT2LMHead": "gpt2", "Qwen3Moe": "qwen3_moe", "Qwen2Moe": "qwen2_moe", "Gemma3": "gemma3_text"}
 # fmt: on
 
 
@@ -63,7 +78,8 @@ def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
     folder = parent / name
     folder.mkdir()
     architecture, tokenizer, fields = CONFIGS[name]
-    model_type = "qwen3_moe" if "Moe" in architecture else TYPES[architecture[:5]]
+    kind = architecture.removesuffix("ForCausalLM").removesuffix("Model")
+    model_type = TYPES.get(kind, kind.lower())
     common = {key: value for key, value in COMMON.items() if model_type not in OTHERS or key in OTHERS[model_type]}
     config = common | {"architectures": [architecture], "model_type": model_type} | fields
     (folder / "config.json").write_text(json.dumps(config))
@@ -79,14 +95,13 @@ def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
     return folder
 
 
-def make_gemma2(parent: Path) -> Path:
-    """Writes a folder of gemma2, which is not declared: gemma3 without norms of q and k."""
-    folder = make_folder(parent, "tiny-gemma3")
-    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
-    config |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+def make_undeclared(parent: Path) -> Path:
+    """Writes a folder of gemma, which is not declared: gemma2 with fewer norms."""
+    folder = make_folder(parent, "tiny-gemma2")
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
     (folder / "config.json").write_text(json.dumps(config))
     path = folder / "model.safetensors"
-    save_file({name: tensor for name, tensor in load_file(path).items() if "_norm" not in name.partition("attn.")[2]}, path)
+    save_file({name: tensor for name, tensor in load_file(path).items() if "feedforward" not in name}, path)
     return folder
 
 
@@ -107,8 +122,11 @@ def shapes_of(model_type: str, config: dict[str, Any]) -> dict[str, tuple[int, .
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (TOKENS, ROWS), "model.norm.weight": (ROWS,)}
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (TOKENS, ROWS)
+    experts = {"down": (ROWS, 32), "gate": (32, ROWS), "up": (32, ROWS)}
     for i in range(2):
-        block = {"input_layernorm": (ROWS,), "post_attention_layernorm": (ROWS,), "self_attn.o_proj": (ROWS, q)}
+        block: dict[str, tuple[int, ...]] = {"post_attention_layernorm": (ROWS,), "self_attn.o_proj": (ROWS, q)}
+        if model_type != "olmo2":
+            block["input_layernorm"] = (ROWS,)
         if model_type == "phi3":
             block |= {"self_attn.qkv_proj": (q + 2 * k, ROWS), "mlp.gate_up_proj": (2 * WIDE, ROWS)}
             block["mlp.down_proj"] = (ROWS, WIDE)
@@ -116,18 +134,34 @@ def shapes_of(model_type: str, config: dict[str, Any]) -> dict[str, tuple[int, .
             block |= {"self_attn.q_proj": (q, ROWS), "self_attn.k_proj": (k, ROWS), "self_attn.v_proj": (k, ROWS)}
         if model_type in ("qwen3", "qwen3_moe", "gemma3_text"):
             block |= {"self_attn.q_norm": (size,), "self_attn.k_norm": (size,)}
-        if model_type == "gemma3_text":
-            block |= {"pre_feedforward_layernorm": (ROWS,), "post_feedforward_layernorm": (ROWS,)}
-        if model_type == "qwen3_moe":
+        if model_type == "olmo2":
+            block |= {"self_attn.q_norm": (q,), "self_attn.k_norm": (k,)}
+        if model_type.startswith("gemma"):
+            block |= {"pre_feedforward_layernorm": (ROWS,)}
+        if model_type.startswith(("gemma", "olmo2")):
+            block |= {"post_feedforward_layernorm": (ROWS,)}
+        if model_type.endswith("_moe"):
             block["mlp.gate"] = (EXPERTS, ROWS)
             for e in range(EXPERTS):
-                block |= {f"mlp.experts.{e}.{name}_proj": (32, ROWS) for name in ("gate", "up")}
-                block |= {f"mlp.experts.{e}.down_proj": (ROWS, 32)}
+                block |= {f"mlp.experts.{e}.{name}_proj": dims for name, dims in experts.items()}
+        elif model_type == "mixtral":
+            block["block_sparse_moe.gate"] = (EXPERTS, ROWS)
+            wide = {"w1": (WIDE, ROWS), "w2": (ROWS, WIDE), "w3": (WIDE, ROWS)}
+            block |= {f"block_sparse_moe.experts.{e}.{name}": dims for e in range(EXPERTS) for name, dims in wide.items()}
+        elif model_type == "starcoder2":
+            block |= {"mlp.c_fc": (WIDE, ROWS), "mlp.c_proj": (ROWS, WIDE)}
         elif model_type != "phi3":
             block |= {"mlp.gate_proj": (WIDE, ROWS), "mlp.up_proj": (WIDE, ROWS), "mlp.down_proj": (ROWS, WIDE)}
+        if model_type == "qwen2_moe":
+            block |= {"mlp.shared_expert_gate": (1, ROWS), "mlp.shared_expert.down_proj": (ROWS, 48)}
+            block |= {f"mlp.shared_expert.{name}_proj": (48, ROWS) for name in ("gate", "up")}
         shapes |= {f"model.layers.{i}.{name}.weight": dims for name, dims in block.items()}
-        if model_type == "qwen2":
+        if model_type.startswith("qwen2"):
             shapes |= {f"model.layers.{i}.self_attn.{name}_proj.bias": (q if name == "q" else k,) for name in "qkv"}
+        if model_type == "starcoder2":
+            shapes |= {f"model.layers.{i}.{name}.bias": dims[:1] for name, dims in block.items()}
+    if model_type == "starcoder2":
+        shapes["model.norm.bias"] = (ROWS,)
     return shapes
 
 

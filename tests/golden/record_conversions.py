@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.families.tiny_folders import CONFIGS, make_folder, make_gemma2
+from tests.families.tiny_folders import CONFIGS, make_folder, make_undeclared
 
 PATH = Path(__file__).with_name("conversions.json")
 PRE = "gpt-2"
@@ -54,9 +54,9 @@ def main() -> None:
             model(folder, gguf.LlamaFileType.GUESSED, out).write()
             recorded[name] = contents(out)
     with tempfile.TemporaryDirectory() as parent:
-        folder, out = make_gemma2(Path(parent)), Path(parent) / "out.gguf"
-        conversion.get_model_class("Gemma2ForCausalLM")(folder, gguf.LlamaFileType.ALL_F32, out).write()
-        recorded["tiny-gemma2"] = contents(out)
+        folder, out = make_undeclared(Path(parent)), Path(parent) / "out.gguf"
+        conversion.get_model_class("GemmaForCausalLM")(folder, gguf.LlamaFileType.ALL_F32, out).write()
+        recorded["undeclared"] = contents(out)
     PATH.write_text(json.dumps(recorded).replace('}}, "', '}},\n"') + "\n")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import glft_schema as glft
-from tests.families.tiny_folders import CONFIGS, make_folder, make_gemma2
+from tests.families.tiny_folders import CONFIGS, make_folder, make_undeclared
 from tests.models.conftest import tiny_gguf
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
@@ -144,7 +144,7 @@ def test_faults_of_the_command_line(fault: str, tmp_path: Path) -> None:
 
 def test_undeclared_architecture(tmp_path: Path) -> None:
     """The gguf library names the matrices of gemma2."""
-    matrix = glft.measure_importance(make_gemma2(tmp_path), TOKENS, context=CONTEXT, process_output=True)
+    matrix = glft.measure_importance(make_undeclared(tmp_path), TOKENS, context=CONTEXT, process_output=True)
     kinds = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     assert matrix.columns.keys() == {f"blk.{i}.{kind}.weight" for i in range(2) for kind in kinds}
     assert {columns.sums.shape for columns in matrix.columns.values()} == {(1, 64), (1, 96)}

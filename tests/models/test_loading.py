@@ -15,7 +15,7 @@ import glft_schema as glft
 from glft_schema.models.chunks import cut
 from glft_schema.models.loading import load_model
 from glft_schema.models.vocabulary import load_vocabulary
-from tests.families.tiny_folders import CONFIGS, make_folder, make_gemma2
+from tests.families.tiny_folders import CONFIGS, make_folder, make_undeclared
 from tests.models.conftest import tiny_gguf
 
 TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
@@ -76,7 +76,7 @@ def test_missing_weights(tmp_path: Path) -> None:
     """They would be random numbers. Tied weights and bert's pooler are not needed."""
     name = "model.layers.1.mlp.up_proj.weight"
     message = rf"expected values for this tensor, found none \(tensor '{name}'\) in {tmp_path}"
-    for folder in (make_folder(tmp_path, "tiny-llama"), make_gemma2(tmp_path)):
+    for folder in (make_folder(tmp_path, "tiny-llama"), make_undeclared(tmp_path)):
         _rename(folder, {name: None})
         with pytest.raises(glft.FormatError, match=message):
             load_model(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from glft_schema.families.operations import SplitRows, Stack
 from glft_schema.families.page import F, Family, K, T
 from glft_schema.families.pages.shared import (
     BLOCKS,
@@ -14,30 +13,24 @@ from glft_schema.families.pages.shared import (
     ONE_BIAS,
     OWN_HEAD_SIZE,
     RMS,
-    SIZES,
+    SIZES_OF_EXPERTS,
     SLIDING_QWEN,
     YARN,
     attention,
+    experts,
 )
 from glft_schema.families.requirements import limit
 
 # fmt: off
-EACH = Stack("num_experts")
 QWEN3MOE = Family(
     "qwen3moe", ("Qwen3MoeForCausalLM",), "qwen3_moe",
     tensors=(
         *BLOCKS, LM_HEAD, *attention(), *HEAD_NORMS,
         T("model.layers.{i}.self_attn.o_proj",          "blk.{i}.attn_output",   "q embd"),
-        T("model.layers.{i}.mlp.gate",                  "blk.{i}.ffn_gate_inp",  "embd experts"),
-        T("model.layers.{i}.mlp.experts.{e}.down_proj", "blk.{i}.ffn_down_exps", "ff_exp embd experts", EACH),
-        T("model.layers.{i}.mlp.experts.{e}.gate_proj", "blk.{i}.ffn_gate_exps", "embd ff_exp experts", EACH),
-        T("model.layers.{i}.mlp.experts.{e}.up_proj",   "blk.{i}.ffn_up_exps",   "embd ff_exp experts", EACH),
-        T("model.layers.{i}.mlp.experts.down_proj",     "blk.{i}.ffn_down_exps", written=False),
-        T("model.layers.{i}.mlp.experts.gate_up_proj", ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps"),
-          operation=SplitRows(), written=False),
+        *experts(),
     ),
     keys=(
-        *(key._replace(loader="read") if key.key == "feed_forward_length" else key for key in SIZES), *HEADS, *RMS,
+        *SIZES_OF_EXPERTS, *HEADS, *RMS,
         K("expert_count",                     "num_experts", loader="required"),
         K("expert_used_count",                "num_experts_per_tok", loader="required"),
         *OWN_HEAD_SIZE, FILE_TYPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from glft_schema.families.config import Config
-from glft_schema.families.operations import KEEP, Operation
+from glft_schema.families.operations import KEEP, Operation, SplitRows, Stack
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
 
 
@@ -37,6 +37,7 @@ def no_window(config: Config) -> int | None:
 
 FULL = "llama.cpp attends to all tokens: the logits of texts longer than the window differ"
 ONE_BIAS = "llama.cpp loads no bias of the output projection"
+OWN_OUTPUT = "llama.cpp requires an output matrix"
 EXPERTS_EVERYWHERE = "llama.cpp expects experts in every block"
 
 # fmt: off
@@ -67,6 +68,7 @@ SIZES = (
     K("feed_forward_length",                  "intermediate_size", loader="required"),
     K("attention.head_count",                 "num_attention_heads", loader="required"),
 )
+SIZES_OF_EXPERTS = tuple(key._replace(loader="read") if key.key == "feed_forward_length" else key for key in SIZES)
 SCALING = (
     K("rope.scaling.type",                    "rope.scaling.rope_type", None),
     K("rope.scaling.factor",                  "rope.scaling.factor", None),
@@ -112,6 +114,24 @@ FEED_FORWARD = (
     T("model.layers.{i}.mlp.down_proj",       "blk.{i}.ffn_down", "ff embd"),
 )
 FUSED = "no attn_qkv.weight"
+
+
+def experts(
+    ff: str = "ff_exp", module: str = "model.layers.{i}.mlp", names: str = "gate_proj up_proj down_proj"
+) -> tuple[T, ...]:
+    """Returns the rows of a router and its experts, which transformers' modules stack."""
+    gate, up, down = (f"{module}.experts.{{e}}.{name}" for name in names.split())
+    gguf = {"gate": "blk.{i}.ffn_gate_exps", "up": "blk.{i}.ffn_up_exps", "down": "blk.{i}.ffn_down_exps"}
+    own = "model.layers.{i}.mlp"
+    return (
+        T(f"{module}.gate",             "blk.{i}.ffn_gate_inp", "embd experts"),
+        T(gate,                         gguf["gate"], f"embd {ff} experts", Stack("num_experts")),
+        T(up,                           gguf["up"],   f"embd {ff} experts", Stack("num_experts")),
+        T(down,                         gguf["down"], f"{ff} embd experts", Stack("num_experts")),
+        *([T(f"{own}.gate.weight",      "blk.{i}.ffn_gate_inp", written=False)] if module != own else []),
+        T(f"{own}.experts.down_proj",   gguf["down"], written=False),
+        T(f"{own}.experts.gate_up_proj", (gguf["gate"], gguf["up"]), operation=SplitRows(), written=False),
+    )
 
 
 def attention(
