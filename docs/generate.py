@@ -24,6 +24,7 @@ from glft_schema.cli.commands import JOBS
 from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.schema import schema_of
+from glft_schema.families.pages import FAMILIES
 from glft_schema.families.requirements import Requirement
 from glft_schema.formats.gguf_keys import TYPES
 from glft_schema.formats.registry import FORMATS
@@ -247,6 +248,15 @@ def recipes() -> str:
     return "".join(recipes_as_markdown().partition("## Terms")[1:])
 
 
+def families() -> str:
+    """Returns the table of architectures of Hugging Face folders."""
+    kinds: dict[str, list[str]] = {}
+    for family in FAMILIES:
+        kinds.setdefault(family.arch, []).extend(family.architectures)
+    rows = [(arch, ", ".join(f"`{name}`" for name in names)) for arch, names in kinds.items()]
+    return table(("architecture in GGUF", "architectures of config.json"), rows)
+
+
 def condition_of(key: Requirement) -> str:
     """Returns when a role requires a key, if not always."""
     return f" (if `{key.when}`)" if key.when else "" if key.required else " (optional)"
@@ -272,6 +282,7 @@ def parts() -> dict[str, Callable[[], str]]:
         python,
         limits,
         roles,
+        families,
         refused_files,
         read_files,
         random_files,
