@@ -265,6 +265,17 @@ def _if_truncated(rows: list[tuple[str, ...]], right: int) -> tuple[list[tuple[s
     return (rows, right) if any(row[-1] for row in rows[1:]) else ([row[:-1] for row in rows], right - 1)
 
 
+def _ranges(numbers: Iterable[int]) -> str:
+    """Returns numbers in words, such as ``0, 1, 10-15``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs) or "none"
+
+
 def _grouped_rows(file: File) -> list[str]:
     """Returns a table with a row per tensor, and of numbered blocks a row per kind of tensor."""
     blocks: dict[str, dict[str, list[Tensor]]] = {}  # prefix -> rest of the name -> tensors
@@ -286,6 +297,9 @@ def _grouped_rows(file: File) -> list[str]:
         tensors = [tensor for tensors in kinds.values() for tensor in tensors]
         nbytes = f"{sum(tensor.nbytes for tensor in tensors):,}"
         rows.append((f"{safe(prefix)}{low} ... {safe(prefix)}{high}: {each} tensors each", "", "", nbytes, _missing(tensors)))
+        if any(tensor.missing for tensor in tensors):
+            cut = {int(found["number"]) for one in tensors if one.missing and (found := NUMBERED.fullmatch(one.name))}
+            rows.append((f"  complete: {_ranges([number for number in of_prefix if number not in cut])}", "", "", "", ""))
         rows += [(f"  {safe(rest)}", *_common(tensors)) for rest, tensors in kinds.items()]
     return first_rows(*_if_truncated(rows, 2), ROWS, "--all, --tensors PATTERN")
 

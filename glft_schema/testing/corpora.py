@@ -22,7 +22,7 @@ from glft_schema.testing.fuzzing import CORRUPTED, VALID, Case
 from glft_schema.testing.strategies import Corruption
 
 MANIFEST = "manifest.json"
-ACCEPT, REFUSE = "accept", "refuse"  # verdicts of every reader, whatever its rule sets
+ACCEPT, REFUSE, EITHER = "accept", "refuse", "either"  # verdicts of every reader, whatever its rule sets
 ERRORS = {error.__name__: error for error in (FormatError, TruncatedError, LimitError)}
 NOT_IN_NAMES = re.compile(r"[^\w.-]", re.ASCII)  # kinds and rules may come from an untrusted manifest
 
@@ -71,7 +71,7 @@ def _entry(case: Case, file: str) -> dict[str, Any]:
         return {**entry, "verdict": ACCEPT, "rules": list(case.rules), "tensors": _contents(case.stored)}
     if (corruption := case.corruption) is None:
         return entry
-    entry["verdict"] = REFUSE if corruption.error else ACCEPT
+    entry["verdict"] = EITHER if corruption.error is LimitError else REFUSE if corruption.error else ACCEPT
     fields = vars(corruption) | {"error": corruption.error.__name__ if corruption.error else None}
     del fields["stored"]
     renamed = {"field" if name == "path" else name: value for name, value in fields.items()}
@@ -82,7 +82,10 @@ def _contents(stored: bytes) -> list[dict[str, Any]]:
     """Returns what a reader must find: tensors, with the SHA-256 of numbers of known types."""
     found = []
     for tensor in Container.parse(stored).tensors.values():
-        entry = {"name": tensor.name, "type": tensor.dtype.name, "shape": list(tensor.shape)}
+        stored_name = tensor.name.encode("utf-8", "surrogateescape")
+        entry = {"name": stored_name.decode("utf-8", "replace"), "type": tensor.dtype.name, "shape": list(tensor.shape)}
+        if entry["name"] != tensor.name:  # JSON has no bytes that are not UTF-8
+            entry["name_hex"] = stored_name.hex()
         if not tensor.dtype.bytes_only:
             numbers = tensor.dequantize()
             entry |= {

@@ -140,7 +140,8 @@ def test_inspect_shows_what_is_left_of_a_truncated_file(tmp_path: Path) -> None:
         f"glft: {path}: data -> '{last.name}' -> weights: {problem}; download the rest "
         f"(tensor '{last.name}', at byte {last.position})\n"
     )
-    assert [line.split()[-1] for line in done.stdout.splitlines()[-4:]] == ["2,176", "123", "1,168", "123"]
+    assert [line.split()[-1] for line in done.stdout.splitlines()[-5:]] == ["2,176", "123", "0", "1,168", "123"]
+    assert done.stdout.splitlines()[-3] == "    complete: 0"
     for options in (("--all",), ("--tensors", "*")):
         rows = glft("inspect", path, *options).stdout.splitlines()[-2:]
         assert [row.split()[-1] for row in rows] == ["3,744", "123"]
