@@ -62,6 +62,8 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
     found |= {field: list(found[field]) for field in ("scores", "token_type", "merges") if field in found}
     ids = {name: metadata[KEYS + key] for name, key in SPECIAL.items() if KEYS + key in metadata}
     settings: dict[str, Any] = {name: _token(tokens, number, SPECIAL[name]) for name, number in ids.items()}
+    if context := metadata.get(f"{metadata.get(ARCHITECTURE)}.context_length"):
+        settings["model_max_length"] = context
     if TEMPLATE in metadata:
         settings["chat_template"] = metadata[TEMPLATE]
     if found["tokenizer_type"] == "bert":

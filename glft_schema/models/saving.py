@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import OptionError, alternatives
+from glft_schema.errors import OptionError, TensorError, alternatives
 from glft_schema.families.config import config_of
 from glft_schema.families.donors import OUTPUT, Donor
-from glft_schema.families.folders import gguf_tensors
+from glft_schema.families.folders import EMBEDDING, gguf_tensors
 from glft_schema.families.operations import LazyTensor, applied
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
@@ -96,7 +96,9 @@ def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | N
     config = config_of(donor.metadata, family.keys, family.arch)
     found = gguf_tensors(tensors, replace(family, generated=lambda config: {}), config)  # of the example, instead
     if OUTPUT not in file.tensors:
-        found.pop(OUTPUT, None)  # tied to the token embedding
+        output = found.pop(OUTPUT, None)  # tied to the token embedding
+        if output and not _are_equal(output, found[EMBEDDING]):
+            raise TensorError("expected the values of the token embedding, to which it is tied in the example", OUTPUT)
     stored = {}
     for name, tensor in donor.completed(found).items():
         own = file.tensors[name]
@@ -104,6 +106,13 @@ def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | N
             (tensor,) = applied(lambda values: [values[0][0]], [tensor], name)
         stored[name] = _stored(name, tensor, own.dtype)
     return Checkpoint(stored, donor.metadata, None, family.arch, file)
+
+
+def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:
+    """Returns whether two tensors have the same values, or the same bytes of one type."""
+    if one.packed and other.packed and one.packed.type == other.packed.type:
+        return torch.equal(one.packed.load(), other.packed.load())
+    return torch.equal(one.load(), other.load())
 
 
 def _transposed(model: Any, name: str, tensor: LazyTensor) -> LazyTensor | None:

@@ -48,6 +48,18 @@ def test_saved_as_it_was_loaded(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()
 
 
+def test_a_tied_output_that_was_changed(tmp_path: Path) -> None:
+    """The example has no output matrix, so the change would be lost."""
+    path, out = quantized(tmp_path, "tiny-qwen2"), tmp_path / "out.gguf"
+    for tied in ("lm_head", "model.embed_tokens"):
+        model, _ = glft.transformers.load(path, packed=False)
+        old = model.get_submodule(tied).weight
+        model.get_submodule(tied).weight = torch.nn.Parameter(old.detach() * 2)
+        with pytest.raises(glft.TensorError, match="expected the values of the token embedding, to which it is tied"):
+            glft.transformers.save(model, out, like=path)
+        assert not out.exists()
+
+
 def test_save_pretrained_names_what_saves_packed_weights(tmp_path: Path) -> None:
     """Also that of copies and of models inside, but not of models that are packed no longer."""
     path, out = quantized(tmp_path, "tiny-llama"), tmp_path / "out"
@@ -190,6 +202,8 @@ def test_tokenizer(name: str, tmp_path: Path) -> None:
     theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path, **source)
     for text in TOKENIZED:
         assert tokenizer(text).input_ids == theirs(text).input_ids, text
+    metadata = glft.open(path).metadata
+    assert tokenizer.model_max_length == metadata[f"{metadata['general.architecture']}.context_length"]
     for special in ("bos_token", "eos_token", "unk_token", "pad_token"):
         if name != "tiny-bert":
             assert getattr(tokenizer, special) == getattr(theirs, special)
