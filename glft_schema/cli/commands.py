@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from importlib import import_module
 from typing import Any
 
@@ -68,11 +69,13 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command. Ctrl-C ends it with a shell's exit code."""
+        """Runs a command. Ctrl-C, and a reader that closes its output, end it with a shell's code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
+        except BrokenPipeError:  # of which click would make 1
+            raise click.exceptions.Exit(128 + signal.SIGPIPE) from None
 
 
 class Glft(Commands):

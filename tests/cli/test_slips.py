@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +85,14 @@ def test_chat_templates_are_jinja(template: str, model: Path) -> None:
     with pytest.raises(FormatError, match=r"metadata -> tokenizer\.chat_template: expected Jinja, found at line 4: "):
         glft.edit(model, set={"tokenizer.chat_template": broken})
     assert_refused(in_this_process("edit", model, "--set", f"tokenizer.chat_template={broken}"), "found at line 4")
+
+
+def test_a_reader_that_closes_the_output(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    glft.save_file({}, path, {"general.architecture": "llama", "x": glft.Typed(["text"] * 50_000, "array[string]")})
+    command = [sys.executable, "-m", "glft_schema", "inspect", str(path), "--key", "x"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"text\n"
+        process.stdout.close()
+        assert (process.wait(), process.stderr and process.stderr.read()) == (128 + signal.SIGPIPE, b"")

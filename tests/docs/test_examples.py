@@ -61,7 +61,7 @@ FULL = {
     "scale.md: Quantizing and converting": "ten processes import torch, a minute",
     "view.md: A file as a page": "SmolLM2 in full, six seconds",
 }
-LONG = {"README.md: On the command line", "README.md: glft_schema", "first-steps.md: Look at a file"}
+LONG = {"README.md: On the command line", "README.md: glft_schema", "first-steps.md: Look at a file", "index.md: glft_schema"}
 APART = {"adding-a-format.md", "adding-a-type.md"}  # their programs register a format or a type
 
 

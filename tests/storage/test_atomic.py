@@ -33,7 +33,7 @@ from glft_schema.lab.minigpt import MiniGPTConfig
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.testing.corpora import write_corpus
-from glft_schema.testing.fuzzing import VALID, Case
+from glft_schema.testing.fuzzing import CORRUPTED, Case
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 from tests.tools.command_line import in_this_process as glft
@@ -407,12 +407,12 @@ def test_payloads_of_the_wrong_length_shift_nothing(path: Path, pieces: tuple[by
 
 def test_a_corpus_that_cannot_be_written(tmp_path: Path) -> None:
     """Its manifest is written last, so the old one stays valid."""
-    write_corpus([Case(b"old", VALID)], tmp_path, format=GLFT)
+    write_corpus([Case(b"old", CORRUPTED)], tmp_path, format=GLFT)
     before = sorted((entry.name, entry.read_bytes()) for entry in tmp_path.iterdir())
-    case = Case(bytes(100), VALID)
+    case = Case(bytes(100), CORRUPTED)
     with small_files(50), pytest.raises(OSError, match="File too large") as caught:
         write_corpus([case], tmp_path, format=GLFT)
-    assert caught.value.filename == str(tmp_path / f"valid-{case.sha256[:12]}.glft")
+    assert caught.value.filename == str(tmp_path / f"corrupted-{case.sha256[:12]}.glft")
     assert sorted((entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()) == before
 
 

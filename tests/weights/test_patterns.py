@@ -28,7 +28,7 @@ SLIPS = {
     "layers.7.self_attn.v_proj.weight": "model.layers.7.self_attn.v_proj.weight",
     "model.layers.6.self_attn.q_proj": "model.layers.6.self_attn.q_proj.weight",
     "*.layers.6.self_atn.k_proj.weight": "model.layers.6.self_attn.k_proj.weight",
-    "MODEL": None,
+    "XYZ": None,
     "": None,
 }
 
