@@ -69,7 +69,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command. Ctrl-C, and a reader that closes its output, end it with a shell's code."""
+        """Runs a command. Ctrl-C, or a closed output, ends it with a shell's exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
