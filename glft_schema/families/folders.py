@@ -54,7 +54,7 @@ CARD, MODULES = "README.md", "modules.json"
 PARSED = (CARD, "generation_config.json", *TOKENIZER_FILES)  # by other libraries
 EMBEDDING = "token_embd.weight"
 HEAD_SIZE = "head_dim"
-QUANTIZATION_VERSION = 2  # of ggml's types
+QUANTIZATION_VERSION, VERSION = "general.quantization_version", 2
 POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
     ("pooling_mode_mean_tokens", "mean", 1),
     ("pooling_mode_cls_token", "cls", 2),
@@ -128,7 +128,7 @@ def open_folder(path: StrPath) -> Model:
         **values,
         "general.file_type": file_type(tensors),
         **pooling,
-        "general.quantization_version": QUANTIZATION_VERSION,
+        QUANTIZATION_VERSION: VERSION,
         **{key: Typed(*pair) for key, pair in vocabulary.items()},
     }
     return Model(family, tensors, WITH_TYPES.metadata.metadata(entries), tuple(filter(family.drops, names)))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.families.converter import Converter
+from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.quantizer.rules import Recipe
@@ -20,7 +21,6 @@ from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.stored_tensors import StoredTensor
 
 IN_FLOAT32 = Converter(outtype="f32")
-QUANTIZATION_VERSION, VERSION = "general.quantization_version", 2
 
 
 class Prepared(NamedTuple):

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from glft_schema.families.config import Config
-from glft_schema.families.operations import PlusOne
-from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
+from functools import partial
+
+from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K
 from glft_schema.families.pages.shared import (
-    EMBEDDING,
-    FEED_FORWARD,
     FILE_TYPE,
+    GEMMA,
     ONE_BIAS,
     RMS,
     YARN,
-    attention,
+    gemma_layers,
+    gemma_scale,
     head_count,
-    head_size,
 )
 
-
-def scale(config: Config) -> int:
-    """Returns the square of the divisor of attention scores, by llama.cpp."""
-    return head_size(config) if config["num_hidden_layers"] == 46 else int(config["head_dim"])
-
-
-def layers(config: Config) -> list[str]:
-    """Returns the kind of attention of each block: every second one is sliding."""
-    return ["full_attention" if i % 2 else "sliding_attention" for i in range(config["num_hidden_layers"])]
-
-
 # fmt: off
-PLUS_ONE = PlusOne()
 GEMMA2 = Family(
     "gemma2", ("Gemma2ForCausalLM",), "gemma2",
     tensors=(
-        EMBEDDING,
-        T("model.norm",                                  "output_norm",                 "embd", PLUS_ONE),
-        T("model.layers.{i}.input_layernorm",            "blk.{i}.attn_norm",           "embd", PLUS_ONE),
-        T("model.layers.{i}.post_attention_layernorm",   "blk.{i}.post_attention_norm", "embd", PLUS_ONE),
-        T("model.layers.{i}.pre_feedforward_layernorm",  "blk.{i}.ffn_norm",            "embd", PLUS_ONE),
-        T("model.layers.{i}.post_feedforward_layernorm", "blk.{i}.post_ffw_norm",       "embd", PLUS_ONE),
-        T("model.layers.{i}.self_attn.o_proj",           "blk.{i}.attn_output",         "q embd"),
-        *attention("q", "k", "v"), *FEED_FORWARD,
+        *GEMMA,
     ),
     keys=(
         K("context_length",                   "max_position_embeddings", loader="required"),
@@ -61,8 +41,8 @@ GEMMA2 = Family(
     fields=(
         F("hidden_activation", "gelu_pytorch_tanh"),
         F("hidden_act", ANY, stated=False),  # of no effect beside hidden_activation
-        F("query_pre_attn_scalar", scale),
-        F("layer_types", layers),
+        F("query_pre_attn_scalar", partial(gemma_scale, of_27b=46)),
+        F("layer_types", partial(gemma_layers, period=2)),
         F("rope.rope_theta", 10000.0, "llama.cpp has no key of it for this architecture", stated=False),
         F("attention_bias", False, ONE_BIAS, stated=False),
         F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only", stated=False),

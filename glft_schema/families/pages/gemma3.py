@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-from glft_schema.families.config import Config
-from glft_schema.families.operations import PlusOne
+from functools import partial
+
 from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
 from glft_schema.families.pages.shared import (
-    EMBEDDING,
-    FEED_FORWARD,
     FILE_TYPE,
+    GEMMA,
     LM_HEAD,
     ONE_BIAS,
+    PLUS_ONE,
     RMS,
     SCALING,
     YARN,
-    attention,
-    head_size,
+    gemma_layers,
+    gemma_scale,
 )
 
-
-def scale(config: Config) -> int:
-    """Returns the square of the divisor of attention scores, by llama.cpp."""
-    return head_size(config) if config["num_hidden_layers"] == 62 else int(config["head_dim"])
-
-
-def layers(config: Config) -> list[str]:
-    """Returns the kind of attention of each block: one in six is not sliding."""
-    return ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(config["num_hidden_layers"])]
-
-
 # fmt: off
-PLUS_ONE = PlusOne()
 GEMMA3 = Family(
     "gemma3", ("Gemma3ForCausalLM",), "gemma3_text",
     tensors=(
-        EMBEDDING, LM_HEAD,
-        T("model.norm",                                  "output_norm",                 "embd", PLUS_ONE),
-        T("model.layers.{i}.input_layernorm",            "blk.{i}.attn_norm",           "embd", PLUS_ONE),
-        T("model.layers.{i}.post_attention_layernorm",   "blk.{i}.post_attention_norm", "embd", PLUS_ONE),
-        T("model.layers.{i}.pre_feedforward_layernorm",  "blk.{i}.ffn_norm",            "embd", PLUS_ONE),
-        T("model.layers.{i}.post_feedforward_layernorm", "blk.{i}.post_ffw_norm",       "embd", PLUS_ONE),
+        *GEMMA, LM_HEAD,
         T("model.layers.{i}.self_attn.q_norm",           "blk.{i}.attn_q_norm",         "head", PLUS_ONE),
         T("model.layers.{i}.self_attn.k_norm",           "blk.{i}.attn_k_norm",         "head", PLUS_ONE),
-        T("model.layers.{i}.self_attn.o_proj",           "blk.{i}.attn_output",         "q embd"),
-        *attention("q", "k", "v"), *FEED_FORWARD,
     ),
     keys=(
         K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
@@ -64,10 +45,10 @@ GEMMA3 = Family(
     ),
     fields=(
         F("hidden_activation", "gelu_pytorch_tanh"),
-        F("query_pre_attn_scalar", scale),
+        F("query_pre_attn_scalar", partial(gemma_scale, of_27b=62)),
         F("sliding_window_pattern", 6),
         F("_sliding_window_pattern", 6, stated=False),
-        F("layer_types", layers),
+        F("layer_types", partial(gemma_layers, period=6)),
         F("attention_bias", False, ONE_BIAS, stated=False),
         F("attn_logit_softcapping", None, "llama.cpp has no cap of attention scores", stated=False),
         F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only", stated=False),

@@ -22,11 +22,12 @@ from glft_schema.families.requirements import limit
 from glft_schema.families.rope_factors import llama3_config, llama3_factors
 
 # fmt: off
+PERMUTED = attention("q", "k", "v", PermuteRows("num_attention_heads"), PermuteRows("num_key_value_heads"))
 LLAMA = Family(
     "llama", ("LlamaForCausalLM", "MistralForCausalLM"), "llama",
     tensors=(
         *BLOCKS, LM_HEAD,
-        *attention("q", "k", "v", PermuteRows("num_attention_heads"), PermuteRows("num_key_value_heads")),
+        *PERMUTED,
         T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "q embd", bias="optional"),
         *(row._replace(bias="optional", when="no experts") for row in FEED_FORWARD),
         T("", "blk.{i}.ffn_gate_inp",  "embd experts", when="experts"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from glft_schema.families.operations import PermuteRows
 from glft_schema.families.page import F, Family, K, T
+from glft_schema.families.pages.llama import LLAMA, PERMUTED
 from glft_schema.families.pages.shared import (
     BLOCKS,
     FILE_TYPE,
@@ -14,7 +14,6 @@ from glft_schema.families.pages.shared import (
     SIZES,
     WINDOW,
     YARN,
-    attention,
     experts,
     head_size,
 )
@@ -24,7 +23,7 @@ MIXTRAL = Family(
     "llama", ("MixtralForCausalLM",), "mixtral",
     tensors=(
         *BLOCKS, LM_HEAD,
-        *attention("q", "k", "v", PermuteRows("num_attention_heads"), PermuteRows("num_key_value_heads")),
+        *PERMUTED,
         T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "q embd"),
         *experts("ff", "model.layers.{i}.block_sparse_moe", "w1 w3 w2"),
     ),
@@ -43,5 +42,5 @@ MIXTRAL = Family(
         F("num_local_experts", lambda config: config["num_experts"]),  # in config.json, of which num_experts is an alias
         WINDOW, *YARN,
     ),
-    vocabularies=("sentencepiece", "bpe with bytes", "bpe"),
+    vocabularies=LLAMA.vocabularies,
 )

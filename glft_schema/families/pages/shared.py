@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from glft_schema.families.config import Config
-from glft_schema.families.operations import KEEP, Operation, SplitRows, Stack
+from glft_schema.families.operations import KEEP, Operation, PlusOne, SplitRows, Stack
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
 
 
@@ -33,6 +33,19 @@ def no_window(config: Config) -> int | None:
     """Returns the sliding window if it limits nothing, or None."""
     size: int = config["sliding_window"]
     return size if not 0 < size < config["max_position_embeddings"] else None
+
+
+def gemma_scale(config: Config, of_27b: int) -> int:
+    """Returns the square of the divisor of attention scores, by llama.cpp.
+
+    The model of 27B, which it knows by its number of blocks, has another one.
+    """
+    return head_size(config) if config["num_hidden_layers"] == of_27b else int(config["head_dim"])
+
+
+def gemma_layers(config: Config, period: int) -> list[str]:
+    """Returns the kind of attention of each block: one in `period` is not sliding."""
+    return ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
 
 FULL = "llama.cpp attends to all tokens: the logits of texts longer than the window differ"
@@ -146,3 +159,16 @@ def attention(
         T(of_keys,    "blk.{i}.attn_k",   f"embd {k}", of_k, "optional", required, FUSED),
         T(of_values,  "blk.{i}.attn_v",   f"embd {v}", KEEP, "optional", required, FUSED),
     )
+
+
+PLUS_ONE = PlusOne()
+GEMMA = (
+    EMBEDDING,
+    T("model.norm",                                  "output_norm",                 "embd", PLUS_ONE),
+    T("model.layers.{i}.input_layernorm",            "blk.{i}.attn_norm",           "embd", PLUS_ONE),
+    T("model.layers.{i}.post_attention_layernorm",   "blk.{i}.post_attention_norm", "embd", PLUS_ONE),
+    T("model.layers.{i}.pre_feedforward_layernorm",  "blk.{i}.ffn_norm",            "embd", PLUS_ONE),
+    T("model.layers.{i}.post_feedforward_layernorm", "blk.{i}.post_ffw_norm",       "embd", PLUS_ONE),
+    T("model.layers.{i}.self_attn.o_proj",           "blk.{i}.attn_output",         "q embd"),
+    *attention("q", "k", "v"), *FEED_FORWARD,
+)
