@@ -155,6 +155,7 @@ def test_a_payload_past_the_end() -> None:
     )
 
 
+@pytest.mark.long  # the limit is 100 MB, so the header is
 @pytest.mark.parametrize(("size", "rules"), [(100_000_001, ["safetensors-header-size"]), in_full((100_000_000, []))])
 def test_headers_of_100_megabytes(size: int, rules: list[str]) -> None:
     stored = file_of(b"{}" + b" " * (size - 2))
