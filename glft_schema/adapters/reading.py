@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from glft_schema.errors import FormatError, OptionError, TensorError, shown
 from glft_schema.families.config import LARGEST, Config, config_of, read_json, refusing
 from glft_schema.families.export import family_in_gguf
 from glft_schema.families.names import Names
-from glft_schema.families.operations import KEEP, LazyTensor, PermuteRows, Transpose, applied, of_file, of_values
+from glft_schema.families.operations import KEEP, LazyTensor, PermuteRows, Transpose, of_file, of_values
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.lazy import torch
@@ -105,13 +104,13 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
     alphas = Patterns.of(settings, "alpha_pattern", str(folder / CONFIG))
     for stored, (a, b) in _pairs(as_lazy(open_checkpoint(weights)), IN_PEFT):
         layer = stored.removeprefix(PREFIX)
-        row, numbers, suffix = names.row_of(layer.removeprefix(family.prefix) + ".weight")
-        if not isinstance(row.operation, (PermuteRows, Transpose)) and row.operation is not KEEP:
+        place = names.place_of(layer.removeprefix(family.prefix) + ".weight")
+        operation = place.row.operation
+        if not isinstance(operation, (PermuteRows, Transpose)) and operation is not KEEP:
             raise TensorError("expected an adapter of a single matrix, found one of several", stored)
-        (name,) = names.in_gguf(row, numbers, suffix)
-        if isinstance(row.operation, PermuteRows):
-            (permuted,) = applied(partial(row.operation.to_gguf, config=config), [of_values(b)], stored)
-            b = permuted.load()
+        (name,) = place.in_gguf
+        if isinstance(operation, PermuteRows):
+            b = operation.mapped([of_values(b)], config, stored)[0].load()
         if name in updates:
             raise TensorError(f"expected one adapter of {name}, found two", stored)
         updates[name] = Update(b, a, _scale(settings, alphas.find(layer, settings.get("lora_alpha")), len(a), folder))

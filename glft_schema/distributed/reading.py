@@ -169,9 +169,9 @@ def named(file: File, names: Renaming | None = None) -> dict[str, LazyTensor]:
     except FormatError:  # no model of a declared family
         return tensors
     found, config = hf_model(tensors, metadata, fused=True)
-    places = Names(family, config, len(tensors)).in_hf(True)
+    places = Names(family, config, len(tensors)).places(tensors, fused=True)
     if OUTPUT in places and OUTPUT not in tensors:  # tied
-        (embedding,), (output,) = places[EMBEDDING].names(0), places[OUTPUT].names(0)
+        (embedding,), (output,) = places[EMBEDDING].in_hf(config), places[OUTPUT].in_hf(config)
         found[output] = found[embedding]
     return tensors | {prefix + name: tensor for name, tensor in found.items() for prefix in {"", family.prefix}}
 

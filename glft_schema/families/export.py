@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import Config, config_of
 from glft_schema.families.names import Names, Place, is_float32
-from glft_schema.families.operations import KEEP, LazyTensor, Operation, Transpose, applied, of_values
+from glft_schema.families.operations import LazyTensor, Operation, of_values
 from glft_schema.families.page import Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.lazy import torch
@@ -44,11 +43,11 @@ def hf_model(
     left = dict(tensors)
     config |= family.restored(left, config)
     found: dict[str, LazyTensor] = {}
-    places = Names(family, config, len(left)).in_hf(fused)
+    places = Names(family, config, len(left)).places(left, fused)
     sources: dict[Place, list[str]] = {}
     for name, place in places.items():
         sources.setdefault(place, []).append(name)
-    dtype = next((t.dtype for name, t in left.items() if not is_float32(name, t.shape)), torch.float32)
+    dtype = next((t.dtype for name, t in left.items() if not (is_float32(name, t.shape) or t.quantized)), torch.float32)
     for name, tensor in left.items():
         if name not in places:
             raise TensorError(f"the {family.arch} family has no such tensor: exclude it", name)
@@ -58,11 +57,12 @@ def hf_model(
             continue  # it was another tensor's
         if missing := next((part for part in parts if part not in left), None):
             raise TensorError(f"expected {missing} with this tensor, found none", name)
-        results = [tensor] if operation is KEEP else _inverse(operation, [left[part] for part in parts], config, name)
-        names = place.names(len(results))
+        results = operation.restored([left[part] for part in parts], config, name)
         if is_float32(name, tensor.shape):
-            results = [_narrowed(result, tensor, operation, config, dtype) for result in results]
-        found.update(zip(names, results, strict=True))
+            results = [_narrowed(result, [left[part] for part in parts], operation, config, dtype) for result in results]
+        if operation.type:
+            config["quantization_config"] = {"quant_method": operation.type.scheme}
+        found.update(zip(place.in_hf(config), results, strict=True))
     config |= {field: tensors[name].shape[0] for field, name in ROWS_OF.items() if name in tensors}
     config |= {field: metadata[f"tokenizer.ggml.{key}"] for field, key in IDS.items() if f"tokenizer.ggml.{key}" in metadata}
     fixed = {
@@ -83,17 +83,12 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
     raise FormatError(f"{problem}{' with experts' if arch in BY_ARCH else ''}", "metadata -> general.architecture")
 
 
-def _inverse(operation: Operation, tensors: list[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
-    results = applied(lambda values: operation.to_hf(values, config), tensors, name, operation.scope)
-    if isinstance(operation, Transpose) and len(tensors[0].shape) == 2:
-        return [replace(results[0], transposed=tensors[0])]
-    return results
-
-
-def _narrowed(result: LazyTensor, tensor: LazyTensor, operation: Operation, config: Config, dtype: torch.dtype) -> LazyTensor:
-    """Returns values in a narrower dtype if `tensor` can be made of them again, bit for bit."""
+def _narrowed(
+    result: LazyTensor, tensors: list[LazyTensor], operation: Operation, config: Config, dtype: torch.dtype
+) -> LazyTensor:
+    """Returns values in a narrower dtype if `tensors` can be made of them again, bit for bit."""
     if result.dtype == dtype:
         return result
     narrow = result.load().to(dtype)
-    (again,) = operation.to_gguf([narrow], config)
-    return of_values(narrow) if torch.equal(again.to(tensor.dtype), tensor.load()) else result
+    again = zip(operation.to_gguf([narrow], config), tensors, strict=True)
+    return of_values(narrow) if all(torch.equal(made.to(tensor.dtype), tensor.load()) for made, tensor in again) else result

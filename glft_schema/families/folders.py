@@ -28,22 +28,14 @@ from glft_schema.families.converter import ADVICE
 from glft_schema.families.guarded import guarded
 from glft_schema.families.kept import KEPT, kept_metadata
 from glft_schema.families.names import Names, is_float32
-from glft_schema.families.operations import (
-    KEEP,
-    LazyTensor,
-    Operation,
-    Transpose,
-    applied,
-    as_float32,
-    of_file,
-    of_values,
-)
+from glft_schema.families.operations import LazyTensor, as_float32, of_file, of_values, quantized_type
 from glft_schema.families.page import OF_ANY, Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.untrusted import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.container import open as open_container
 from glft_schema.files.shards import is_file_name
+from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.storage.file_source import check_size
@@ -102,7 +94,7 @@ def open_folder(path: StrPath) -> Model:
             config = read_config(folder)
             values = metadata_of(config, family.keys, family.arch)
             file = open_container(folder)
-            refuse_composite(file.tensors, folder)
+            refuse_composite({name: t for name, t in file.tensors.items() if not family.packs(name)}, folder)
             notes = [*unknown_fields(family, config, folder), *check_fields(family, config, None, folder)]
             names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
             tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
@@ -227,41 +219,31 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
     """
     check_sizes(config, tensors, [HEAD_SIZE])  # before tensors of this size are generated
     found = {name: of_values(values) for name, values in family.generated(config).items()}
-    stacks: dict[str, dict[int, LazyTensor]] = {}
-    names = Names(family, config, len(tensors))
-    for stored in tensors:
-        if family.drops(stored):
+    names, used = Names(family, config, len(tensors)), set[str]()
+    sources = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items() if not family.drops(name)}
+    for stored in sources:
+        if stored in used:
             continue
-        row, numbers, suffix = names.row_of(stored.removeprefix(family.prefix))
-        parts = [tensors[stored]]
-        targets = names.in_gguf(row, numbers, suffix)
-        if row.operation.stacks:
-            stack = stacks.setdefault(targets[0], {})
-            stack[int(numbers["e"])] = parts[0]
-            if len(stack) < config[row.operation.stacks]:
-                continue
-            parts = [stack[number] for number in sorted(stacks.pop(targets[0]))]
-        results = _in_gguf(row.operation, parts, config, stored)
-        for target, result in zip(targets, results, strict=True):
+        place, parts = names.place_of(stored), []
+        for part in place.in_hf(config):
+            if part not in sources:
+                raise TensorError(f"expected {part} with this tensor, found none", stored)
+            parts.append(sources[part])
+            used.add(part)
+        if stored not in used:
+            raise names.no_such_tensor(stored)
+        for target, result in zip(place.in_gguf, place.row.operation.mapped(parts, config, stored), strict=True):
             found[target] = as_float32(result) if is_float32(target, result.shape) else result
-    if stacks:
-        name, stack = next(iter(stacks.items()))
-        raise TensorError(f"expected a tensor of each expert, found {len(stack)}", name)
     return found
 
 
-def _in_gguf(operation: Operation, parts: list[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
-    if operation is KEEP:
-        return parts
-    if isinstance(operation, Transpose) and parts[0].transposed is not None:
-        return [parts[0].transposed]
-    return applied(lambda values: operation.to_gguf(values, config), parts, name, operation.scope)
-
-
 def file_type(tensors: Mapping[str, LazyTensor]) -> int:
-    """Returns llama.cpp's number of the type of the first matrix that is not always F32."""
-    matrices = (tensor.dtype for name, tensor in tensors.items() if not is_float32(name, tensor.shape))
-    return {torch.float16: 1, torch.bfloat16: 32}.get(next(matrices, torch.float32), 0)
+    """Returns llama.cpp's number of a quantized type, or of the first matrix that is not always
+    F32."""
+    matrices = [tensor for name, tensor in tensors.items() if not is_float32(name, tensor.shape)]
+    if quantized := quantized_type(matrices):
+        return MOSTLY[quantized.scheme]
+    return {torch.float16: 1, torch.bfloat16: 32}.get(matrices[0].dtype if matrices else torch.float32, 0)
 
 
 def pooling_keys(folder: Path, family: Family) -> dict[str, int]:

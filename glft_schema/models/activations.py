@@ -108,7 +108,7 @@ def _gguf_names(module: Any, process_output: bool) -> dict[str, list[str]]:
         name = stored.removeprefix(family.prefix)
         if parameter.dim() < 2 or is_dropped(name, family):
             continue
-        matrices = in_family.in_gguf(*in_family.row_of(name))
+        matrices = in_family.place_of(name).in_gguf
         if _is_measured(matrices[0], process_output):
             found[stored] = matrices
     return found

@@ -21,11 +21,10 @@ from glft_schema.lazy import torch
 from glft_schema.models.loading import family_of
 from glft_schema.nn.saving import stored_tensors
 from glft_schema.storage.source import StrPath, path_text
-from glft_schema.tensor_types import TensorType
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.convert import convert
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, of_lazy, packed_tensor
+from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, of_lazy
 from glft_schema.words import suggestion
 
 
@@ -99,12 +98,12 @@ def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | N
         output = found.pop(OUTPUT, None)  # tied to the token embedding
         if output and not _are_equal(output, found[EMBEDDING]):
             raise TensorError("expected the values of the token embedding, to which it is tied in the example", OUTPUT)
-    stored = {}
+    stored = dict[str, StoredTensor]()
     for name, tensor in donor.completed(found).items():
         own = file.tensors[name]
         if tensor.shape == (1, *own.shape):  # llama-quantize drops leading dims of one
             (tensor,) = applied(lambda values: [values[0][0]], [tensor], name)
-        stored[name] = _stored(name, tensor, own.dtype)
+        stored[name] = of_lazy(name, tensor)
     return Checkpoint(stored, donor.metadata, None, family.arch, file)
 
 
@@ -118,10 +117,3 @@ def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:
 def _transposed(model: Any, name: str, tensor: LazyTensor) -> LazyTensor | None:
     """Returns the weight of a packed Linear layer, which may stand for gpt2's Conv1D."""
     return tensor if tensor.packed and isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear) else None
-
-
-def _stored(name: str, tensor: LazyTensor, type_: TensorType) -> StoredTensor:
-    """Returns a tensor to be written, with its bytes if they are of the type."""
-    if tensor.file_tensor is None and tensor.packed and tensor.packed.type == type_:
-        return in_file(packed_tensor(name, type_, tensor.shape, tensor.packed.load()))
-    return of_lazy(tensor)

@@ -124,7 +124,7 @@ def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
     if converter.path is not None or (declared_family(path) is None and converter.script()):
         return _of_file(converter.open(path))._replace(converter=converter.name)
     model = open_folder(path)
-    tensors = {name: of_lazy(tensor) for name, tensor in model.tensors.items()}
+    tensors = {name: of_lazy(name, tensor) for name, tensor in model.tensors.items()}
     return Checkpoint(tensors, model.metadata, family=model.family.arch, dropped=model.dropped)
 
 
@@ -133,7 +133,7 @@ def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder:
     if target is not WITH_TYPES:
         raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
     tensors, family = donor.tensors_of(as_lazy(source.tensors), folder)
-    mapped = {name: of_lazy(tensor) for name, tensor in tensors.items()}
+    mapped = {name: of_lazy(name, tensor) for name, tensor in tensors.items()}
     return Checkpoint(mapped, donor.metadata, None, family.arch if family else None, donor.file)
 
 

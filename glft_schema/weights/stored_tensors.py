@@ -10,7 +10,7 @@ from typing import Any
 
 from glft_schema.codec.context import LITTLE
 from glft_schema.errors import TensorError, shown
-from glft_schema.families.operations import LazyTensor, Slices, of_file
+from glft_schema.families.operations import LazyTensor, Slices, of_file, of_packed
 from glft_schema.lazy import torch
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
@@ -72,8 +72,10 @@ def in_file(tensor: Tensor) -> StoredTensor:
     return StoredTensor(tensor.shape, type_.dtype, tensor.dequantize, identity, tensor, quantized=quantized)
 
 
-def of_lazy(tensor: LazyTensor) -> StoredTensor:
-    """Returns a tensor of a mapped model."""
+def of_lazy(name: str, tensor: LazyTensor) -> StoredTensor:
+    """Returns a tensor of a mapped model, with its bytes if it is quantized."""
+    if tensor.file_tensor is None and tensor.packed is not None:
+        tensor = of_packed(name, tensor.shape, tensor.packed.type, tensor.packed.read)
     if tensor.file_tensor is not None:
         return in_file(tensor.file_tensor)
     read = tensor.part if tensor.read or tensor.transposed else None

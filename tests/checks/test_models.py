@@ -268,6 +268,14 @@ VARIANTS: dict[str, Variant] = {
         "gemma3.rope.freq_base_swa": text("ignored")}, {}, "", ""),
     "full first": ("gemma3", {"gemma3.attention.key_length_swa": u32(32),
         "gemma3.attention.sliding_window_pattern": flags(0, 1)}, {}, "", ""),
+    "window of 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": u32(0), "gpt-oss.rope.dimension_count_swa": u32(8)}, {}, "",
+        "dims [64, 32] (embedding_length, head_count * rope.dimension_count or key_length) of 'blk.0.attn_q.weight', found [64, 64]"),
+    "full first of 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": u32(0), "gpt-oss.rope.dimension_count_swa": u32(8),
+        "gpt-oss.attention.sliding_window_pattern": flags(0, 1)}, {}, "", ""),
+    "other columns": ("gpt-oss", {"gpt-oss.attention.key_length_swa": u32(32), "gpt-oss.attention.value_length": u32(8)}, {}, "",
+        ""),
+    "text of 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": u32(0), "gpt-oss.attention.sliding_window_pattern": text("x")},
+        {}, "", "expected uint32 or array["),
     "labels": ("qwen3", {"qwen3.classifier.output_labels": texts("yes", "no")}, {"cls.output.weight": [64, 2]}, "", ""),
     "a label too few": ("qwen3", {"qwen3.classifier.output_labels": texts("yes")}, {"cls.output.weight": [64, 2]}, "",
         "(embedding_length, classifier.output_labels) of 'cls.output.weight', found [64, 2]"),
@@ -463,8 +471,9 @@ def test_names_are_those_of_gguf_py(family: Family) -> None:
     names = gguf.get_tensor_name_map(number, 1)
     mapped = [row for row in family.tensors if row.name and row.written]
     for row in mapped:
-        hub = row.name.replace("{i}", "0").replace(".{e}", "")
-        assert names.get_name(hub) == row.names[0].replace("{i}", "0")
+        hub = re.sub(r"[._]\{part\}", "", row.name.replace("{i}", "0"))
+        parts = [hub] if len(row.names) == 1 else [hub.replace("gate_up", part) for part in ("gate", "up")]
+        assert [names.get_name(part) for part in parts] == [name.replace("{i}", "0") for name in row.names]
     assert {row.names[0] for row in mapped} <= {row.name.removesuffix(".weight") for row in family.loaded}
 
 

@@ -54,7 +54,8 @@ def test_there_and_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     expected = {key.removeprefix("transformer."): tensor for key, tensor in first.items() if "pooler" not in key}
     assert again.keys() == expected.keys()
     for key, tensor in expected.items():
-        assert torch.equal(tensor.view(torch.int16), again[key].view(torch.int16)), key
+        assert tensor.dtype == again[key].dtype
+        assert torch.equal(tensor.view(torch.uint8), again[key].view(torch.uint8)), key
     before, after = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "back"))
     after = {"sliding_window": None, **after}
     architecture = {"MistralForCausalLM": "LlamaForCausalLM"}.get(before["architectures"][0], before["architectures"][0])
@@ -283,7 +284,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
                        "expected a tokenizer (tokenizer.json or tokenizer.model) for the llama family, found none"),
     "no words":       ("tiny-bert",  remove("tokenizer.json"), "expected a tokenizer"),
     "architecture":   ("tiny-llama", edit_config(architectures=["RWKVForCausalLM"]),
-                       "Starcoder2ForCausalLM, GPT2LMHeadModel, BertModel, BertForMaskedLM), found 'RWKVForCausalLM': "
+                       "GptOssForCausalLM, GPT2LMHeadModel, BertModel, BertForMaskedLM), found 'RWKVForCausalLM': "
                        "use llama.cpp's converter"),
     "no field":       ("tiny-llama", edit_config(hidden_size=None), "config.json: expected the field hidden_size, found none"),
     "rope":           ("tiny-llama", edit_config(rope_scaling={"rope_type": "dynamic"}),
@@ -299,7 +300,15 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "block":          ("tiny-llama", edit_tensors(model__layers__2__input_layernorm__weight=torch.ones(64)),
                        "expected a block of the config's num_hidden_layers, found another"),
     "expert":         ("tiny-qwen3moe", edit_tensors(model__layers__1__mlp__experts__2__up_proj__weight=None),
-                       "tensor 'blk.1.ffn_up_exps.weight': expected a tensor of each expert, found 2"),
+                       "tensor 'model.layers.1.mlp.experts.0.up_proj.weight': expected "
+                       "model.layers.1.mlp.experts.2.up_proj.weight with this tensor, found none"),
+    "experts":        ("tiny-qwen3moe", edit_tensors(model__layers__1__mlp__experts__3__up_proj__weight=torch.ones(32, 64)),
+                       "tensor 'model.layers.1.mlp.experts.3.up_proj.weight': the qwen3moe family has no such tensor"),
+    "scales":         ("tiny-gpt-oss", edit_tensors(model__layers__1__mlp__experts__down_proj_scales=None),
+                       "tensor 'model.layers.1.mlp.experts.down_proj_blocks': expected "
+                       "model.layers.1.mlp.experts.down_proj_scales with this tensor, found none"),
+    "codes":          ("tiny-gpt-oss", edit_tensors(model__layers__1__mlp__experts__down_proj_blocks=torch.ones(3, 64, 48)),
+                       "expected codes of MXFP4 as torch.uint8 [..., 16], and scales [...], found torch.float32 [3, 64, 48]"),
     "shape":          ("tiny-llama", edit_config(num_attention_heads=7),
                        "layers.0.self_attn.q_proj.weight': expected a shape that fits the config, found [64, 64]"),
     "too many":       ("tiny-qwen3", edit_tensors(model__embed_tokens__weight=torch.ones(9, 64)),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from glft_schema.errors import TensorError
 from glft_schema.families.operations import (
     KEEP,
     Operation,
+    PackMXFP4,
     PermuteRows,
     PlusOne,
+    SplitAlternately,
     SplitRows,
     Stack,
     Transpose,
-    applied,
     of_values,
 )
 
@@ -31,20 +33,62 @@ CONFIG = {"heads": 3, "experts": 2}
         (Transpose(), 1, (4,)),
         (Stack("experts"), 2, (3, 4)),
         (SplitRows(), 1, (2, 6, 5)),
+        (SplitAlternately(), 1, (2, 6, 5)),
+        (SplitAlternately(), 1, (2, 6)),
+        (Transpose(3, SplitAlternately()), 1, (2, 5, 6)),
+        (Transpose(3, SplitAlternately()), 1, (2, 6)),
     ],
 )
 def test_there_and_back(operation: Operation, count: int, dims: tuple[int, ...]) -> None:
     tensors = [torch.arange(i, i + torch.Size(dims).numel(), dtype=torch.float32).reshape(dims) for i in range(count)]
     sources = [of_values(tensor) for tensor in tensors]
-    results = applied(lambda values: operation.to_gguf(values, CONFIG), sources, "x", operation.scope)
+    results = operation.mapped(sources, CONFIG, "x")
     loaded = [result.load() for result in results]
     assert [(tuple(values.shape), values.dtype) for values in loaded] == [(result.shape, result.dtype) for result in results]
     for result, values in zip(results, loaded, strict=True):
         for row in range(result.shape[0] if result.shape[1:] and result.read else 0):
             whole = [slice(0, size) for size in result.shape[1:]]
             assert torch.equal(result.part((slice(row, row + 1), *whole)), values[row : row + 1])
-    for expected, found in zip(tensors, operation.to_hf(loaded, CONFIG), strict=True):
-        assert torch.equal(found, expected)
+    for expected, found in zip(tensors, operation.restored(results, CONFIG, "x"), strict=True):
+        assert torch.equal(found.load(), expected)
+
+
+def test_mxfp4_of_hugging_face() -> None:
+    """Rows of two blocks, whose weights are those that gguf-py decodes, in order."""
+    quants = pytest.importorskip("gguf.quants")
+    kind = pytest.importorskip("gguf").GGMLQuantizationType.MXFP4
+    codes = torch.arange(2 * 6 * 2 * 16).mul(37).remainder(256).to(torch.uint8).view(2, 6, 2, 16)
+    scales = torch.arange(110, 134).to(torch.uint8).view(2, 6, 2)
+    pair = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    weights = torch.stack([pair[(codes & 15).long()], pair[(codes >> 4).long()]], -1).flatten(-2)
+    weights = (weights * torch.exp2(scales.float() - 127).unsqueeze(-1)).flatten(-2)
+    operation, sources = PackMXFP4(SplitAlternately()), [of_values(codes), of_values(scales)]
+    results = operation.mapped(sources, {}, "x")
+    for number, result in enumerate(results):
+        assert result.packed is not None
+        stored = result.packed.load().view(2, 3, -1).numpy()
+        assert torch.equal(torch.from_numpy(quants.dequantize(stored, kind)), weights[:, number::2])
+        assert torch.equal(result.load(), weights[:, number::2])
+        assert torch.equal(result.part((slice(1, 2), slice(2, 3), slice(40, 50))), weights[1:, number + 4 : number + 5, 40:50])
+        whole = result.packed.load()
+        assert torch.equal(result.packed.read((slice(1, 2), slice(17, 68))), whole[1:2, 17:68])
+    for expected, found in zip((codes, scales), operation.restored(results, {}, "x"), strict=True):
+        assert (found.shape, found.dtype) == (expected.shape, torch.uint8)
+        assert torch.equal(found.load(), expected)
+
+
+@pytest.mark.parametrize(
+    ("codes", "scales", "found"),
+    [
+        (torch.ones(2, 4, 1, 8, dtype=torch.uint8), torch.ones(2, 4, 1, dtype=torch.uint8), r"uint8 \[2, 4, 1, 8\] and "),
+        (torch.ones(2, 4, 1, 16, dtype=torch.int8), torch.ones(2, 4, 1, dtype=torch.uint8), r"int8 \[2, 4, 1, 16\] and "),
+        (torch.ones(2, 4, 1, 16, dtype=torch.uint8), torch.ones(2, 4), r"uint8 \[2, 4, 1, 16\] and torch.float32 \[2, 4\]"),
+    ],
+)
+def test_other_codes(codes: torch.Tensor, scales: torch.Tensor, found: str) -> None:
+    expected = rf"expected codes of MXFP4 as torch.uint8 \[..., 16\], and scales \[...\], found torch.{found}"
+    with pytest.raises(TensorError, match=expected):
+        PackMXFP4().mapped([of_values(codes), of_values(scales)], {}, "x")
 
 
 def test_permuted_rows_make_pairs() -> None:

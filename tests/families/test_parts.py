@@ -36,7 +36,7 @@ def mapped(tmp_path_factory: pytest.TempPathFactory) -> Mapped:
         with pytest.MonkeyPatch.context() as patch:
             know_tokenizers(patch)
             found[f"{name} to GGUF"] = dict(open_folder(folder).tensors)
-            glft.quantize(folder, parent / f"{name}.gguf", "Q8_0")
+            glft.quantize(folder, parent / f"{name}.gguf", "Q8_0", allow_requantize=True)
         file = glft.open(parent / f"{name}.gguf")
         tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}
         found[f"{name} from GGUF"] = hf_model(tensors, file.metadata, fused=True)[0]

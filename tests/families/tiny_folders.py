@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ LLAMA3 = {"rope_type": "llama3", **ROPE}
 FACTORS = {"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2 + i / 4 for i in range(8)]}
 
 # fmt: off
+GPT_OSS = {"head_dim": 16, "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "sliding_window": 32, "rope_theta": 150000.0,
+           "swiglu_limit": 7.0, "layer_types": ["sliding_attention", "full_attention"],
+           "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
+                            "beta_slow": 1.0, "truncate": False}}
 CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {  # folder -> architecture, tokenizer, config without the common fields
     "tiny-llama":    ("LlamaForCausalLM",   "model", {"rope_theta": 5e4}),
     "tiny-llama-3":  ("LlamaForCausalLM",   "json",  {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
@@ -64,12 +69,14 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {  # folder -> architectur
     "tiny-phi3":     ("Phi3ForCausalLM",    "model", {"original_max_position_embeddings": 512, "rope_theta": 1e4,
                                                       "max_position_embeddings": 2048,
                                                       "rope_scaling": {"type": "longrope"} | FACTORS, "pad_token_id": 0}),
+    "tiny-gpt-oss":  ("GptOssForCausalLM",  "json",  GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}}),
+    "tiny-gpt-oss-bf16": ("GptOssForCausalLM", "json", GPT_OSS),
     "tiny-gpt2":     ("GPT2LMHeadModel",    "json",  {"n_layer": 2, "n_head": HEADS, "n_embd": ROWS, "n_ctx": 64,
                                                       "n_positions": 64, "layer_norm_epsilon": 1e-5,
                                                       "activation_function": "gelu_new"}),
     "tiny-bert":     ("BertModel",          "words", {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}),
 }
-TYPES = {"GPT2LMHead": "gpt2", "Qwen3Moe": "qwen3_moe", "Qwen2Moe": "qwen2_moe", "Gemma3": "gemma3_text"}
+TYPES = {"GPT2LMHead": "gpt2", "GptOss": "gpt_oss", "Qwen3Moe": "qwen3_moe", "Qwen2Moe": "qwen2_moe", "Gemma3": "gemma3_text"}
 # fmt: on
 
 
@@ -109,6 +116,9 @@ def values(name: str, dims: tuple[int, ...]) -> torch.Tensor:
     """Returns numbers that depend on the tensor's name: small, and near 1 for norms."""
     numbers = torch.arange(torch.Size(dims).numel(), dtype=torch.float32)
     spread = ((numbers * 7919 + zlib.crc32(name.encode()) % 1009) % 1009 - 504) / 2048
+    if name.endswith(("_blocks", "_scales")):  # codes, and powers of two from 2^-9 to 2^-6
+        numbers = numbers * 7919 + zlib.crc32(name.encode()) % 1009
+        return (numbers % 256 if name.endswith("_blocks") else 118 + numbers % 4).reshape(dims).to(torch.uint8)
     base = 1 if len(dims) == 1 and any(norm in name for norm in NORMS) and not name.endswith("bias") else 0
     return (base + spread).reshape(dims).to(torch.bfloat16)
 
@@ -144,6 +154,8 @@ def shapes_of(model_type: str, config: dict[str, Any]) -> dict[str, tuple[int, .
             block["mlp.gate"] = (EXPERTS, ROWS)
             for e in range(EXPERTS):
                 block |= {f"mlp.experts.{e}.{name}_proj": dims for name, dims in experts.items()}
+        elif model_type == "gpt_oss":
+            block["mlp.router"] = (EXPERTS, ROWS)
         elif model_type == "mixtral":
             block["block_sparse_moe.gate"] = (EXPERTS, ROWS)
             wide = {"w1": (WIDE, ROWS), "w2": (ROWS, WIDE), "w3": (WIDE, ROWS)}
@@ -158,11 +170,28 @@ def shapes_of(model_type: str, config: dict[str, Any]) -> dict[str, tuple[int, .
         shapes |= {f"model.layers.{i}.{name}.weight": dims for name, dims in block.items()}
         if model_type.startswith("qwen2"):
             shapes |= {f"model.layers.{i}.self_attn.{name}_proj.bias": (q if name == "q" else k,) for name in "qkv"}
+        if model_type == "gpt_oss":
+            shapes |= {f"model.layers.{i}.{name}": dims for name, dims in gpt_oss_shapes(q, k, "quantization_config" in config)}
         if model_type == "starcoder2":
             shapes |= {f"model.layers.{i}.{name}.bias": dims[:1] for name, dims in block.items()}
     if model_type == "starcoder2":
         shapes["model.norm.bias"] = (ROWS,)
     return shapes
+
+
+def gpt_oss_shapes(q: int, k: int, packed: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields the shapes of a block's sinks, biases and experts, which are in MXFP4 if `packed`."""
+    yield "self_attn.sinks", (HEADS,)
+    biases = {"mlp.router": EXPERTS, **{f"self_attn.{name}_proj": n for name, n in zip("qkvo", (q, k, k, ROWS), strict=True)}}
+    yield from ((f"{name}.bias", (count,)) for name, count in biases.items())
+    for name, rows, columns in (("gate_up", 2 * WIDE, ROWS), ("down", ROWS, WIDE)):
+        name = f"mlp.experts.{name}_proj"
+        yield f"{name}_bias", (EXPERTS, rows)
+        if packed:
+            yield f"{name}_blocks", (EXPERTS, rows, columns // 32, 16)
+            yield f"{name}_scales", (EXPERTS, rows, columns // 32)
+        else:
+            yield name, (EXPERTS, columns, rows)
 
 
 def gpt2_shapes() -> dict[str, tuple[int, ...]]:

@@ -24,7 +24,7 @@ def quantized(parent: Path, name: str, type_: str = "Q8_0") -> Path:
     """Writes the folder of a family, and its GGUF file with matrices of a file type."""
     parent.mkdir(exist_ok=True)
     out = parent / f"{name}.gguf"
-    glft.quantize(make_folder(parent, name), out, type_)
+    glft.quantize(make_folder(parent, name), out, type_, allow_requantize=True)  # of gpt-oss
     return out
 
 

@@ -11,9 +11,9 @@ from glft_schema.families.pages.shared import (
     ONE_BIAS,
     RMS,
     YARN,
-    gemma_layers,
     gemma_scale,
     head_count,
+    sliding_layers,
 )
 
 # fmt: off
@@ -42,7 +42,7 @@ GEMMA2 = Family(
         F("hidden_activation", "gelu_pytorch_tanh"),
         F("hidden_act", ANY, stated=False),  # of no effect beside hidden_activation
         F("query_pre_attn_scalar", partial(gemma_scale, of_27b=46)),
-        F("layer_types", partial(gemma_layers, period=2)),
+        F("layer_types", partial(sliding_layers, period=2)),
         F("rope.rope_theta", 10000.0, "llama.cpp has no key of it for this architecture", stated=False),
         F("attention_bias", False, ONE_BIAS, stated=False),
         F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only", stated=False),

@@ -14,8 +14,8 @@ from glft_schema.families.pages.shared import (
     RMS,
     SCALING,
     YARN,
-    gemma_layers,
     gemma_scale,
+    sliding_layers,
 )
 
 # fmt: off
@@ -48,7 +48,7 @@ GEMMA3 = Family(
         F("query_pre_attn_scalar", partial(gemma_scale, of_27b=62)),
         F("sliding_window_pattern", 6),
         F("_sliding_window_pattern", 6, stated=False),
-        F("layer_types", partial(gemma_layers, period=6)),
+        F("layer_types", partial(sliding_layers, period=6)),
         F("attention_bias", False, ONE_BIAS, stated=False),
         F("attn_logit_softcapping", None, "llama.cpp has no cap of attention scores", stated=False),
         F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only", stated=False),

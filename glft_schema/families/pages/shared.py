@@ -43,7 +43,7 @@ def gemma_scale(config: Config, of_27b: int) -> int:
     return head_size(config) if config["num_hidden_layers"] == of_27b else int(config["head_dim"])
 
 
-def gemma_layers(config: Config, period: int) -> list[str]:
+def sliding_layers(config: Config, period: int) -> list[str]:
     """Returns the kind of attention of each block: one in `period` is not sliding."""
     return ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
@@ -127,13 +127,14 @@ FEED_FORWARD = (
     T("model.layers.{i}.mlp.down_proj",       "blk.{i}.ffn_down", "ff embd"),
 )
 FUSED = "no attn_qkv.weight"
+BARE = ("", "")  # endings of names
 
 
 def experts(
     ff: str = "ff_exp", module: str = "model.layers.{i}.mlp", names: str = "gate_proj up_proj down_proj"
 ) -> tuple[T, ...]:
     """Returns the rows of a router and its experts, which transformers' modules stack."""
-    gate, up, down = (f"{module}.experts.{{e}}.{name}" for name in names.split())
+    gate, up, down = (f"{module}.experts.{{part}}.{name}" for name in names.split())
     gguf = {"gate": "blk.{i}.ffn_gate_exps", "up": "blk.{i}.ffn_up_exps", "down": "blk.{i}.ffn_down_exps"}
     own = "model.layers.{i}.mlp"
     return (
@@ -141,9 +142,9 @@ def experts(
         T(gate,                         gguf["gate"], f"embd {ff} experts", Stack("num_experts")),
         T(up,                           gguf["up"],   f"embd {ff} experts", Stack("num_experts")),
         T(down,                         gguf["down"], f"{ff} embd experts", Stack("num_experts")),
-        *([T(f"{own}.gate.weight",      "blk.{i}.ffn_gate_inp", written=False)] if module != own else []),
-        T(f"{own}.experts.down_proj",   gguf["down"], written=False),
-        T(f"{own}.experts.gate_up_proj", (gguf["gate"], gguf["up"]), operation=SplitRows(), written=False),
+        *([T(f"{own}.gate",             "blk.{i}.ffn_gate_inp", written=False)] if module != own else []),
+        T(f"{own}.experts.down_proj",   gguf["down"], endings=BARE, written=False),
+        T(f"{own}.experts.gate_up_proj", (gguf["gate"], gguf["up"]), operation=SplitRows(), endings=BARE, written=False),
     )
 
 
