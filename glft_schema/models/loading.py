@@ -158,7 +158,7 @@ def _of_linear(module: Any, name: str, tensor: LazyTensor) -> LazyTensor:
 
     Returns the layer's weight as the file has it, [out, in], or the tensor itself.
     """
-    if tensor.transposed is None or not tensor.transposed.packed:
+    if tensor.transposed is None or not tensor.transposed.packed or len(tensor.shape) != 2:
         return tensor
     layer, out = name.removesuffix(".weight"), tensor.shape[1]
     bias = module.get_submodule(layer).bias

@@ -115,5 +115,8 @@ def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:
 
 
 def _transposed(model: Any, name: str, tensor: LazyTensor) -> LazyTensor | None:
-    """Returns the weight of a packed Linear layer, which may stand for gpt2's Conv1D."""
-    return tensor if tensor.packed and isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear) else None
+    """Returns a packed weight [out, in] in place of one that is [in, out] in the model."""
+    if not tensor.packed:
+        return None
+    owner = model.get_submodule(name.removesuffix(".weight"))
+    return tensor if isinstance(owner, torch.nn.Linear) or getattr(owner, "transposed", False) else None

@@ -156,12 +156,13 @@ def fill(
     for place, name in given:
         tensor, own = found[name], place.tensor
         target = device if own.is_meta else own.device
-        keeps = packed and tensor.packed and all(name in experts or _can_be_packed(module, name) for name in place.names)
+        stack = tensor.transposed if tensor.transposed and name in experts else tensor
+        keeps = packed and stack.packed and all(name in experts or _can_be_packed(module, name) for name in place.names)
         values: torch.Tensor | None = None
         with _naming(source, name, target):
             if keeps or (own.is_meta and _is_packed(module, place)):
-                assert tensor.packed is not None
-                values = tensor.packed.load().to(target)
+                assert stack.packed is not None
+                values = stack.packed.load().to(target)
             elif own.is_meta:
                 values = _values(tensor, own.dtype).to(target)
         changes.append((place, tensor, values, keeps))
@@ -260,14 +261,17 @@ def _scale(owner: nn.Module) -> float | None:
 
 def _pack(module: nn.Module, place: _Place, tensor: LazyTensor, packed: torch.Tensor) -> None:
     """Replaces layers by packed ones, which share the weight, or a parameter by `Experts`."""
-    assert tensor.packed is not None
-    weight, layers, type_ = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module](), tensor.packed.type
+    source = tensor if tensor.packed else tensor.transposed
+    assert source is not None
+    assert source.packed is not None
+    weight, layers, type_ = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module](), source.packed.type
     for name in place.names:
         parent, attribute = _owner(module, name.removesuffix(".weight"))
         owner = getattr(parent, attribute)
         if not isinstance(owner, nn.Module):
             delattr(parent, attribute)
-            stack: Any = Experts(tensor.shape, type_, device="meta", dtype=owner.dtype)  # type: ignore[arg-type]
+            options: dict[str, Any] = {"device": "meta", "dtype": owner.dtype, "transposed": source is not tensor}
+            stack: Any = Experts(source.shape, type_, **options)  # type: ignore[arg-type]
             stack.weight = weight
             setattr(parent, attribute, stack)
             continue

@@ -213,32 +213,43 @@ class Experts(Packed):
         type: of the weights, or its name.
         device: of the weights.
         dtype: of ``experts[i]``.
+        transposed: let ``experts[i]`` be [in, out], as modules of gpt-oss have it.
 
     Raises:
         OptionError, FormatError: for a type that cannot be packed in this shape.
     """
 
     def __init__(
-        self, shape: tuple[int, int, int], type: TensorType | str, *, device: Any = None, dtype: torch.dtype | None = None
+        self,
+        shape: tuple[int, int, int],
+        type: TensorType | str,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        transposed: bool = False,
     ) -> None:
         nn.Module.__init__(self)
         self._pack(type, tuple(shape), device, dtype)
+        self.transposed = transposed
 
     @property
     def shape(self) -> torch.Size:
-        """Experts, rows and columns."""
-        return torch.Size(self.weight_shape)
+        """Experts, and the sizes of ``experts[i]``."""
+        count, *sizes = self.weight_shape
+        return torch.Size([count, *(sizes[::-1] if self.transposed else sizes)])
 
     def __len__(self) -> int:
         return self.weight_shape[0]
 
     def __getitem__(self, expert: int | torch.Tensor) -> torch.Tensor:
-        """Returns the weights [out, in] of an expert. Raises IndexError for another index."""
+        """Returns the weights of an expert. Raises IndexError for another index."""
         _, rows, columns = self.weight_shape
-        return packed_weights(self._bytes(expert), self.type_name, rows * columns, self.dtype).view(rows, columns)
+        weights = packed_weights(self._bytes(expert), self.type_name, rows * columns, self.dtype).view(rows, columns)
+        return weights.T if self.transposed else weights
 
     def forward(self, input: torch.Tensor, expert: int | torch.Tensor) -> torch.Tensor:
-        """Returns ``input @ weights[expert].T`` in the input's dtype. Raises IndexError."""
+        """Returns ``input @ weights.T`` in the input's dtype, of weights [out, in]. Raises
+        IndexError."""
         return packed_linear(input, self._bytes(expert), self.type_name, *self.weight_shape[1:])
 
     def _bytes(self, expert: int | torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from glft_schema.display import markdown_table
 from glft_schema.quantizer.recipes import ALIASES, KEPT_NAMES, KEPT_PARTS, KEPT_PARTS_OF, RECIPES, SEARCHED, SHARED
-from glft_schema.quantizer.rules import MORE_BITS, MORE_BITS_TEXT, Role, Rule
+from glft_schema.quantizer.rules import MORE_BITS, MORE_BITS_TEXT, Role, TypeRule
 from glft_schema.weights.file_types import FALLBACKS
 
 INTRODUCTION = f"""\
@@ -90,6 +90,6 @@ def _recipes() -> Iterator[str]:
             yield f"Then the rules {', '.join(shared)} above.\n"
 
 
-def _row(rule: Rule) -> tuple[str, str, str]:
+def _row(rule: TypeRule) -> tuple[str, str, str]:
     roles = "any" if len(rule.roles) == len(Role) else ", ".join(map(str, rule.roles))
     return roles, f"`{rule.type}`", str(rule.when)

@@ -21,7 +21,7 @@ from glft_schema.quantizer.rules import (
     Model,
     Recipe,
     Role,
-    Rule,
+    TypeRule,
     architecture,
     early,
     early_by_count,
@@ -79,12 +79,12 @@ SHARED = (*COMMON, GLM5)
 SEARCHED = frozenset({"iq3_xxs", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_m", "iq1_s"})  # refused without an importance matrix
 
 
-def _output(type_: str) -> tuple[Rule, ...]:
+def _output(type_: str) -> tuple[TypeRule, ...]:
     """Returns the rules of the output, or of the embedding that takes its place."""
     return rule(OUTPUT, type_), rule(OUTPUT, "q8_0", FALCON), rule(OUTPUT, "q8_0", MISFIT)
 
 
-def _recipe(name: str, default: str, *rules: Rule, output: str = "q6_k") -> Recipe:
+def _recipe(name: str, default: str, *rules: TypeRule, output: str = "q6_k") -> Recipe:
     return Recipe(name, FILE_TYPES[name], default, (*_output(output), *rules, *SHARED), SEARCHED)
 
 

@@ -16,6 +16,8 @@ from functools import cached_property
 from typing import Any
 
 from glft_schema.errors import SchemeError, shown
+from glft_schema.families.page import BLOCK_COUNT
+from glft_schema.families.pages.every_model import SIZES
 
 BLOCK = re.compile(r"blk\.([0-9]{1,9})")  # at the beginning of the name of a layer's tensor
 
@@ -46,6 +48,25 @@ class Role(Enum):
 
 
 FFN = (Role.FFN_UP, Role.FFN_GATE, Role.FFN_DOWN)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Numbers of a model, by keys of its metadata or as ``numbers["heads"]``, one of `SIZES`."""
+
+    metadata: Mapping[str, Any]
+    architecture: str
+
+    def __getitem__(self, size: str) -> int:
+        return SIZES[size].value(self)
+
+    def number(self, key: str, default: int | None = 0) -> int:
+        """Returns the integer of a key, of an array its first. Raises SchemeError without one."""
+        value = self.metadata.get(f"{self.architecture}.{key}", default)
+        value = value[0] if isinstance(value, list) and value else value
+        if type(value) is not int:
+            raise SchemeError(f"expected an integer at the key {self.architecture}.{key}, found {shown(value)}")
+        return value
 
 
 @dataclass(frozen=True)
@@ -93,22 +114,14 @@ class Model:
             hint = "a recipe needs the keys of a model in GGUF; glft convert --scheme needs none"
             raise SchemeError(f"expected the key general.architecture, found none: {hint}")
 
-        def number(key: str, default: int | None = None) -> int:
-            """Returns an integer, of an array its first."""
-            value = metadata.get(f"{architecture}.{key}", default)
-            value = value[0] if isinstance(value, list) and value else value
-            if type(value) is not int:
-                raise SchemeError(f"expected an integer at the key {architecture}.{key}, found {shown(value)}")
-            return value
-
         is_encoder = architecture == "clip"  # llama-quantize reads no other key of it
-        heads = 0 if is_encoder else number("attention.head_count", 0)
+        numbers = _Numbers({} if is_encoder else metadata, architecture)
         return cls(
             architecture=architecture,
-            layers=0 if is_encoder else number("block_count"),
-            heads=heads,
-            kv_heads=0 if is_encoder else number("attention.head_count_kv", heads),
-            experts=0 if is_encoder else number("expert_count", 0),
+            layers=numbers.number(BLOCK_COUNT, 0 if is_encoder else None),
+            heads=numbers["heads"],
+            kv_heads=numbers["groups"],
+            experts=numbers["experts"],
             v_like=sum(Role.of(name) is Role.ATTN_V for name in names),
             tied="output.weight" not in names,
             has_importance=has_importance,
@@ -221,7 +234,7 @@ def so_far(*types: str) -> Condition:
 
 
 @dataclass(frozen=True)
-class Rule:
+class TypeRule:
     """Tensors of some roles get a type, if a condition holds."""
 
     roles: tuple[Role, ...]
@@ -229,8 +242,8 @@ class Rule:
     when: Condition = ALWAYS
 
 
-def rule(roles: Role | tuple[Role, ...], type_: str, when: Condition = ALWAYS) -> Rule:
-    return Rule(roles if isinstance(roles, tuple) else (roles,), type_, when)
+def rule(roles: Role | tuple[Role, ...], type_: str, when: Condition = ALWAYS) -> TypeRule:
+    return TypeRule(roles if isinstance(roles, tuple) else (roles,), type_, when)
 
 
 @dataclass(frozen=True)
@@ -249,7 +262,7 @@ class Recipe:
     name: str
     code: int
     default: str
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[TypeRule, ...] = ()
     needs_importance: frozenset[str] = frozenset()
     tensors: Mapping[str, str] = field(default_factory=dict)
 

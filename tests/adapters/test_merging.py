@@ -32,7 +32,7 @@ FAMILIES = [name for name in CONFIGS if name != "tiny-yarn"]
 
 def gguf_of(parent: Path, name: str, type_: str = "F32") -> Path:
     out = parent / f"{name}-{type_}.gguf"
-    glft.quantize(parent / name if (parent / name).exists() else make_folder(parent, name), out, type_)
+    glft.quantize(parent / name if (parent / name).exists() else make_folder(parent, name), out, type_, allow_requantize=True)
     return out
 
 

@@ -32,9 +32,9 @@ BERT = Family(
     ),
     fields=(
         F("hidden_act", "gelu"),
-        F("position_embedding_type", "absolute", "llama.cpp adds embeddings of positions", stated=False),
-        F("is_decoder", False, "llama.cpp attends to all tokens", stated=False),
-        F("type_vocab_size", ANY, stated=False),  # the rows of a tensor
+        F("position_embedding_type", "absolute", "llama.cpp adds embeddings of positions"),
+        F("is_decoder", False, "llama.cpp attends to all tokens"),
+        F("type_vocab_size", ANY),  # the rows of a tensor
     ),
     vocabularies=("wordpiece",),
     limits=(limit("tokenizer.ggml.token_type_count", "at least 1", lambda n: n["types"] > 0),),

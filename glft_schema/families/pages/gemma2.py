@@ -40,13 +40,13 @@ GEMMA2 = Family(
     ),
     fields=(
         F("hidden_activation", "gelu_pytorch_tanh"),
-        F("hidden_act", ANY, stated=False),  # of no effect beside hidden_activation
+        F("hidden_act", ANY),  # of no effect beside hidden_activation
         F("query_pre_attn_scalar", partial(gemma_scale, of_27b=46)),
         F("layer_types", partial(sliding_layers, period=2)),
-        F("rope.rope_theta", 10000.0, "llama.cpp has no key of it for this architecture", stated=False),
-        F("attention_bias", False, ONE_BIAS, stated=False),
-        F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only", stated=False),
-        F("tie_word_embeddings", True, "llama.cpp uses the token embedding for the output", stated=False),
+        F("rope.rope_theta", 10000.0, "llama.cpp has no key of it for this architecture"),
+        F("attention_bias", False, ONE_BIAS),
+        F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only"),
+        F("tie_word_embeddings", True, "llama.cpp uses the token embedding for the output"),
         *YARN,
     ),
     vocabularies=("gemma sentencepiece",),

@@ -33,11 +33,11 @@ GPT2 = Family(
     ),
     fields=(
         F("activation_function", "gelu_new"),
-        F("scale_attn_weights", True, "llama.cpp divides scores by the square root of the head size", stated=False),
-        F("scale_attn_by_inverse_layer_idx", False, "llama.cpp does not divide scores by the layer", stated=False),
-        F("reorder_and_upcast_attn", ANY, stated=False),  # the same scores, in float32
-        *(F(f"summary_{part}", ANY, stated=False) for part in ("type", "use_proj", "activation", "proj_to_labels")),
-        F("n_ctx", ANY, stated=False),
+        F("scale_attn_weights", True, "llama.cpp divides scores by the square root of the head size"),
+        F("scale_attn_by_inverse_layer_idx", False, "llama.cpp does not divide scores by the layer"),
+        F("reorder_and_upcast_attn", ANY),  # the same scores, in float32
+        *(F(f"summary_{part}", ANY) for part in ("type", "use_proj", "activation", "proj_to_labels")),
+        F("n_ctx", ANY),
     ),
     vocabularies=("bpe",),
     dropped=("*.attn.bias", "*.attn.masked_bias"),

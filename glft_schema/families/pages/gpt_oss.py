@@ -66,13 +66,13 @@ GPT_OSS = Family(
     fields=(
         F("hidden_act", "silu"),
         F("num_local_experts", lambda config: config["num_experts"]),  # in config.json, of which num_experts is an alias
-        F("tie_word_embeddings", False, OWN_OUTPUT, stated=False),
-        F("attention_bias", True, "llama.cpp requires biases", stated=False),
+        F("tie_word_embeddings", False, OWN_OUTPUT),
+        F("attention_bias", True, "llama.cpp requires biases"),
         F("layer_types", partial(sliding_layers, period=2)),
         F("swiglu_limit", 7.0),
-        F("swiglu_alpha", 1.702, stated=False),
-        F("quantization_config", ANY, stated=False),  # stated if the experts are in MXFP4
-        *(F(name, ANY, stated=False) for name in ("experts_per_token", "initial_context_length")),  # known by other names
+        F("swiglu_alpha", 1.702),
+        F("quantization_config", ANY),  # the tensors tell
+        *(F(name, ANY) for name in ("experts_per_token", "initial_context_length")),  # known by other names
         *(field._replace(warns=True) if field.name == "rope.truncate" else field for field in YARN),
     ),
     vocabularies=("bpe",),

@@ -29,7 +29,7 @@ GRANITE = Family(
         F("hidden_act", "silu"),
         F("attention_bias", Bias("blk.0.attn_q.bias")),
         F("mlp_bias", Bias("blk.0.ffn_up.bias")),
-        F("head_dim", head_size, "llama.cpp divides the embedding by the heads", stated=False),
+        F("head_dim", head_size, "llama.cpp divides the embedding by the heads"),
         *YARN,
     ),
     vocabularies=LLAMA.vocabularies,

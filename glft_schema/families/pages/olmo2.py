@@ -37,7 +37,7 @@ OLMO2 = Family(
     ),
     fields=(
         F("hidden_act", "silu"),
-        F("tie_word_embeddings", False, OWN_OUTPUT, stated=False),
+        F("tie_word_embeddings", False, OWN_OUTPUT),
         F("attention_bias", False, ONE_BIAS),
         *YARN,
     ),

@@ -55,9 +55,9 @@ PHI3 = Family(
     fields=(
         F("hidden_act", "silu"),
         WINDOW,
-        F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths", stated=False),
-        F("rope.partial_rotary_factor", ANY, stated=False),  # see rotated
-        F("partial_rotary_factor", ANY, stated=False),
+        F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths"),
+        F("rope.partial_rotary_factor", ANY),  # see rotated
+        F("partial_rotary_factor", ANY),
     ),
     vocabularies=("phi3 sentencepiece", "bpe"),
     generated=longrope_factors,

@@ -44,7 +44,7 @@ QWEN2MOE = Family(
     ),
     fields=(
         F("hidden_act", "silu"),
-        F("tie_word_embeddings", False, OWN_OUTPUT, stated=False),
+        F("tie_word_embeddings", False, OWN_OUTPUT),
         F("norm_topk_prob", False, "llama.cpp does not normalize the weights of the chosen experts"),
         F("qkv_bias", Bias("blk.0.attn_q.bias")),
         F("decoder_sparse_step", 1, EXPERTS_EVERYWHERE),

@@ -55,24 +55,24 @@ EXPERTS_EVERYWHERE = "llama.cpp expects experts in every block"
 
 # fmt: off
 YARN = (
-    F("rope.attention_factor", yarn_attention, "llama.cpp computes it from the factor", stated=False),
+    F("rope.attention_factor", yarn_attention, "llama.cpp computes it from the factor"),
     F("rope.mscale",           lambda config: (config.get("rope.mscale_all_dim") is None and config["rope.mscale"]) or 1,
-      "llama.cpp computes the factor of attention from the factor", stated=False),
-    F("rope.mscale_all_dim",   0, "llama.cpp computes the factor of attention from the factor", stated=False),
-    F("rope.beta_fast",        32, "llama.cpp interpolates between other dims", stated=False),
-    F("rope.beta_slow",        1, "llama.cpp interpolates between other dims", stated=False),
-    F("rope.extrapolation_factor", 1, "llama.cpp extrapolates fully", stated=False),
-    F("rope.truncate",         True, "llama.cpp rounds the dims between which yarn interpolates", stated=False),
-    F("rope.partial_rotary_factor", 1.0, "llama.cpp rotates all columns", stated=False),
-    F("partial_rotary_factor", ANY, stated=False),  # as of the rope
-    F("rope.swa_type",         "default", "llama.cpp scales no positions of sliding windows", stated=False),
+      "llama.cpp computes the factor of attention from the factor"),
+    F("rope.mscale_all_dim",   0, "llama.cpp computes the factor of attention from the factor"),
+    F("rope.beta_fast",        32, "llama.cpp interpolates between other dims"),
+    F("rope.beta_slow",        1, "llama.cpp interpolates between other dims"),
+    F("rope.extrapolation_factor", 1, "llama.cpp extrapolates fully"),
+    F("rope.truncate",         True, "llama.cpp rounds the dims between which yarn interpolates"),
+    F("rope.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),
+    F("partial_rotary_factor", ANY),  # as of the rope
+    F("rope.swa_type",         "default", "llama.cpp scales no positions of sliding windows"),
 )
-WINDOW = F("sliding_window", no_window, FULL, warns=True, stated=False)
+WINDOW = F("sliding_window", no_window, FULL, warns=True)
 SLIDING_QWEN = (
-    F("use_sliding_window",    False, FULL, warns=True, stated=False),
-    F("layer_types",           full_layers, FULL, warns=True, stated=False),
-    F("sliding_window",        ANY, stated=False),  # used if use_sliding_window
-    F("max_window_layers",     ANY, stated=False),
+    F("use_sliding_window",    False, FULL, warns=True),
+    F("layer_types",           full_layers, FULL, warns=True),
+    F("sliding_window",        ANY),  # used if use_sliding_window
+    F("max_window_layers",     ANY),
 )
 SIZES = (
     K(BLOCK_COUNT,                            "num_hidden_layers", loader="required"),

@@ -26,8 +26,8 @@ STARCODER2 = Family(
     fields=(
         F("hidden_act", "gelu_pytorch_tanh"),
         F("use_bias", True, "llama.cpp requires biases"),
-        F("norm_type", "layer_norm", stated=False),
-        F("mlp_type", "default", stated=False),
+        F("norm_type", "layer_norm"),
+        F("mlp_type", "default"),
         WINDOW, *YARN,
     ),
     vocabularies=("bpe",),
