@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.errors import FormatError, safe, shown
 from glft_schema.families.config import CONFIG, read_json
+from glft_schema.families.page import Family
 from glft_schema.storage.source import StrPath
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -55,14 +56,18 @@ CODES = ("int8", "uint8", "int16", "int32", "uint32", *FLOAT8)  # dtypes of code
 # fmt: on
 
 
-def refuse_composite(tensors: Mapping[str, Any], path: StrPath, can_copy: bool = False) -> None:
-    """Raises FormatError if tensors are the codes and scales of a scheme.
+def refuse_composite(
+    tensors: Mapping[str, Any], path: StrPath, can_copy: bool = False, family: Family | None = None
+) -> None:
+    """Raises FormatError if tensors are the codes and scales of a scheme that is not mapped.
 
     Args:
         tensors: with a dtype of torch, or as its name.
         path: their file or folder, beside or in which there may be a config.json.
         can_copy: whether the option ``as_stored`` would copy them.
+        family: by whose page they will be mapped; see `Family.packs`.
     """
+    tensors = {name: tensor for name, tensor in tensors.items() if family is None or not family.packs(name)}
     dtypes = {name: str(dtype).removeprefix("torch.") for name, tensor in tensors.items() if (dtype := _dtype(tensor))}
     dotted = {f".{name}": dtype for name, dtype in dtypes.items()}  # a single Linear's names have no prefix
     found = next((pair for scheme in SCHEMES if (pair := _pair(scheme, dotted))), None)

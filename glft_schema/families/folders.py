@@ -94,7 +94,7 @@ def open_folder(path: StrPath) -> Model:
             config = read_config(folder)
             values = metadata_of(config, family.keys, family.arch)
             file = open_container(folder)
-            refuse_composite({name: t for name, t in file.tensors.items() if not family.packs(name)}, folder)
+            refuse_composite(file.tensors, folder, family=family)
             notes = [*unknown_fields(family, config, folder), *check_fields(family, config, None, folder)]
             names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
             tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)

@@ -104,7 +104,8 @@ def open_with_metadata(
     checkpoint = checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
     are_weights = checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata) or (as_stored and like is None)
     if not isinstance(source, Checkpoint) and not are_weights:
-        refuse_composite(checkpoint.tensors, source, can_copy=as_stored is False and like is None)
+        family = declared_family(folder) if folder and like is not None else None
+        refuse_composite(checkpoint.tensors, source, as_stored is False and like is None, family)
     return checkpoint if like is None else _by_example(checkpoint, target, Donor.of(open_container(like)), folder)
 
 

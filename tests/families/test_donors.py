@@ -24,7 +24,7 @@ def test_the_same_file(name: str, tmp_path: Path) -> None:
     """By the table of the family; from the weights alone, by names and values."""
     folder = make_folder(tmp_path, name)
     glft.convert(folder, tmp_path / "donor.gguf")
-    for source in (folder, folder / WEIGHTS):
+    for source in (folder, folder / WEIGHTS)[: 1 if "gpt-oss" in name else 2]:  # whose experts only the table maps
         glft.convert(source, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
         assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "donor.gguf").read_bytes()
 
