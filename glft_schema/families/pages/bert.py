@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glft_schema.families.page import ANY, F, Family, K, T
-from glft_schema.families.pages.shared import FILE_TYPE, SIZES, attention
+from glft_schema.families.pages import rows
 from glft_schema.families.requirements import limit
 
 # fmt: off
@@ -15,7 +15,7 @@ BERT = Family(
         T("embeddings.position_embeddings",   "position_embd",            "embd ctx"),
         T("embeddings.token_type_embeddings", "token_types",              "embd types", required=False),
         T("embeddings.LayerNorm",             "token_embd_norm",          "embd", bias="required"),
-        *attention("embd", names=" ".join(f"{LAYER}attention.self.{part}" for part in ("query", "key", "value"))),
+        *rows.attention("embd", names=" ".join(f"{LAYER}attention.self.{part}" for part in ("query", "key", "value"))),
         T(LAYER + "attention.output.dense",   "blk.{i}.attn_output",      "embd embd", bias="optional"),
         T(LAYER + "attention.output.LayerNorm", "blk.{i}.attn_output_norm", "embd", bias="required"),
         T(LAYER + "intermediate.dense",       "blk.{i}.ffn_up",           "embd ff", bias="optional"),
@@ -25,9 +25,9 @@ BERT = Family(
         T("", "cls.output",                   "embd labels",              bias="optional", required=False),
     ),
     keys=(
-        *SIZES,
+        *rows.SIZES,
         K("attention.layer_norm_epsilon",     "layer_norm_eps", 1e-12, "required"),
-        FILE_TYPE,
+        rows.FILE_TYPE,
         K("attention.causal",                 "", False),
     ),
     fields=(

@@ -5,22 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K
-from glft_schema.families.pages.shared import (
-    FILE_TYPE,
-    GEMMA,
-    ONE_BIAS,
-    RMS,
-    YARN,
-    gemma_scale,
-    head_count,
-    sliding_layers,
-)
+from glft_schema.families.pages import rows
 
 # fmt: off
 GEMMA2 = Family(
     "gemma2", ("Gemma2ForCausalLM",), "gemma2",
     tensors=(
-        *GEMMA,
+        *rows.GEMMA,
     ),
     keys=(
         K("context_length",                   "max_position_embeddings", loader="required"),
@@ -28,11 +19,11 @@ GEMMA2 = Family(
         K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
         K("feed_forward_length",              "intermediate_size", loader="required"),
         K("attention.head_count",             "num_attention_heads", loader="required"),
-        K("attention.head_count_kv",          "num_key_value_heads", head_count),
-        *RMS,
+        K("attention.head_count_kv",          "num_key_value_heads", rows.head_count),
+        *rows.RMS,
         K("attention.key_length",             "head_dim", 256),
         K("attention.value_length",           "head_dim", 256),
-        FILE_TYPE,
+        rows.FILE_TYPE,
         K("attn_logit_softcapping",           "attn_logit_softcapping"),
         K("final_logit_softcapping",          "final_logit_softcapping"),
         K("attention.sliding_window",         "sliding_window", 4096),
@@ -41,13 +32,13 @@ GEMMA2 = Family(
     fields=(
         F("hidden_activation", "gelu_pytorch_tanh"),
         F("hidden_act", ANY),  # of no effect beside hidden_activation
-        F("query_pre_attn_scalar", partial(gemma_scale, of_27b=46)),
-        F("layer_types", partial(sliding_layers, period=2)),
+        F("query_pre_attn_scalar", partial(rows.gemma_scale, of_27b=46)),
+        F("layer_types", partial(rows.sliding_layers, period=2)),
         F("rope.rope_theta", 10000.0, "llama.cpp has no key of it for this architecture"),
-        F("attention_bias", False, ONE_BIAS),
+        F("attention_bias", False, rows.ONE_BIAS),
         F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only"),
         F("tie_word_embeddings", True, "llama.cpp uses the token embedding for the output"),
-        *YARN,
+        *rows.YARN,
     ),
     vocabularies=("gemma sentencepiece",),
     pattern=2,

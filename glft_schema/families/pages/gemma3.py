@@ -5,26 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
-from glft_schema.families.pages.shared import (
-    FILE_TYPE,
-    GEMMA,
-    LM_HEAD,
-    ONE_BIAS,
-    PLUS_ONE,
-    RMS,
-    SCALING,
-    YARN,
-    gemma_scale,
-    sliding_layers,
-)
+from glft_schema.families.pages import rows
 
 # fmt: off
 GEMMA3 = Family(
     "gemma3", ("Gemma3ForCausalLM",), "gemma3_text",
     tensors=(
-        *GEMMA, LM_HEAD,
-        T("model.layers.{i}.self_attn.q_norm",           "blk.{i}.attn_q_norm",         "head", PLUS_ONE),
-        T("model.layers.{i}.self_attn.k_norm",           "blk.{i}.attn_k_norm",         "head", PLUS_ONE),
+        *rows.GEMMA, rows.LM_HEAD,
+        T("model.layers.{i}.self_attn.q_norm",           "blk.{i}.attn_q_norm",         "head", rows.PLUS_ONE),
+        T("model.layers.{i}.self_attn.k_norm",           "blk.{i}.attn_k_norm",         "head", rows.PLUS_ONE),
     ),
     keys=(
         K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
@@ -33,26 +22,26 @@ GEMMA3 = Family(
         K("feed_forward_length",              "intermediate_size", loader="required"),
         K("attention.head_count",             "num_attention_heads", 8, "required"),
         K("attention.head_count_kv",          "num_key_value_heads", 4),
-        *SCALING,
+        *rows.SCALING,
         K("rope.freq_base",                   "rope.rope_theta", 1_000_000.0),
         K("rope.freq_base_swa",               "rope.swa_theta", 10_000.0, "sliding"),
-        *RMS,
+        *rows.RMS,
         K("attention.key_length",             "head_dim", 256),
         K("attention.value_length",           "head_dim", 256),
-        FILE_TYPE,
+        rows.FILE_TYPE,
         K("final_logit_softcapping",          "final_logit_softcapping", None),
         K("attention.sliding_window",         "sliding_window", 4096),
     ),
     fields=(
         F("hidden_activation", "gelu_pytorch_tanh"),
-        F("query_pre_attn_scalar", partial(gemma_scale, of_27b=62)),
+        F("query_pre_attn_scalar", partial(rows.gemma_scale, of_27b=62)),
         F("sliding_window_pattern", 6),
         F("_sliding_window_pattern", 6),
-        F("layer_types", partial(sliding_layers, period=6)),
-        F("attention_bias", False, ONE_BIAS),
+        F("layer_types", partial(rows.sliding_layers, period=6)),
+        F("attention_bias", False, rows.ONE_BIAS),
         F("attn_logit_softcapping", None, "llama.cpp has no cap of attention scores"),
         F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only"),
-        *YARN
+        *rows.YARN
     ),
     vocabularies=("gemma sentencepiece", "bpe"),
     pattern=6,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glft_schema.families.operations import Transpose
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
-from glft_schema.families.pages.shared import FILE_TYPE
+from glft_schema.families.pages import rows
 
 # fmt: off
 FLIP = Transpose()
@@ -29,7 +29,7 @@ GPT2 = Family(
         K("feed_forward_length",              "n_inner", lambda config: 4 * int(config["n_embd"]), "required"),
         K("attention.head_count",             "n_head", loader="required"),
         K("attention.layer_norm_epsilon",     "layer_norm_epsilon", 1e-5, "required"),
-        FILE_TYPE,
+        rows.FILE_TYPE,
     ),
     fields=(
         F("activation_function", "gelu_new"),

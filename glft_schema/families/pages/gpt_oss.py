@@ -7,19 +7,7 @@ from functools import partial
 from glft_schema.families.config import Config
 from glft_schema.families.operations import LazyTensor, PackMXFP4, SplitAlternately, Transpose
 from glft_schema.families.page import ANY, F, Family, K, T
-from glft_schema.families.pages.shared import (
-    BARE,
-    EMBEDDING,
-    FILE_TYPE,
-    HEADS,
-    LM_HEAD,
-    OWN_OUTPUT,
-    RMS,
-    SIZES_OF_EXPERTS,
-    YARN,
-    attention,
-    sliding_layers,
-)
+from glft_schema.families.pages import rows
 from glft_schema.families.requirements import limit
 
 
@@ -35,30 +23,30 @@ ALTERNATE, WITH_BIAS = SplitAlternately(), ("", "_bias")
 GPT_OSS = Family(
     "gpt-oss", ("GptOssForCausalLM",), "gpt_oss",
     tensors=(
-        EMBEDDING, LM_HEAD._replace(required=True),
+        rows.EMBEDDING, rows.LM_HEAD._replace(required=True),
         T("model.norm",                                "output_norm",         "embd"),
         T("model.layers.{i}.input_layernorm",          "blk.{i}.attn_norm",   "embd"),
         T("model.layers.{i}.post_attention_layernorm", "blk.{i}.post_attention_norm", "embd"),
-        *attention("q_rot", "kv_rot", "kv_rot"),
+        *rows.attention("q_rot", "kv_rot", "kv_rot"),
         T(f"{ATTENTION}.o_proj",                       "blk.{i}.attn_output", "q_rot embd", bias="required"),
-        T(f"{ATTENTION}.sinks",                        "blk.{i}.attn_sinks",  "heads", endings=BARE),
+        T(f"{ATTENTION}.sinks",                        "blk.{i}.attn_sinks",  "heads", endings=rows.BARE),
         T("model.layers.{i}.mlp.router",               "blk.{i}.ffn_gate_inp", "embd experts", bias="required"),
         *(T("", name, "embd ff_exp experts", bias="required") for name in GATE_UP),
         T(f"{EXPERTS}.gate_up_proj", GATE_UP, operation=Transpose(3, ALTERNATE), bias="required", endings=WITH_BIAS),
         T(f"{EXPERTS}.down_proj", DOWN, "ff_exp embd experts", Transpose(3), "required", endings=WITH_BIAS),
-        T(f"{EXPERTS}.gate_up_proj_{{part}}", GATE_UP, operation=PackMXFP4(ALTERNATE), endings=BARE),
-        T(f"{EXPERTS}.down_proj_{{part}}", DOWN, operation=PackMXFP4(), endings=BARE),
+        T(f"{EXPERTS}.gate_up_proj_{{part}}", GATE_UP, operation=PackMXFP4(ALTERNATE), endings=rows.BARE),
+        T(f"{EXPERTS}.down_proj_{{part}}", DOWN, operation=PackMXFP4(), endings=rows.BARE),
     ),
     keys=(
-        *SIZES_OF_EXPERTS, *HEADS[:-1],
+        *rows.SIZES_OF_EXPERTS, *rows.HEADS[:-1],
         K("rope.freq_base",                   "rope.rope_theta", 150_000.0),
         K("rope.freq_base_swa",               "", None),
-        *RMS,
+        *rows.RMS,
         K("expert_count",                     "num_experts"),
         K("expert_used_count",                "num_experts_per_tok"),
         K("attention.key_length",             "head_dim", 64),
         K("attention.value_length",           "head_dim", 64),
-        FILE_TYPE,
+        rows.FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", loader="required"),
         K("attention.sliding_window_pattern", "", None),  # also read of a window of 0
         K("expert_feed_forward_length",       "intermediate_size", loader="required"),
@@ -66,14 +54,14 @@ GPT_OSS = Family(
     fields=(
         F("hidden_act", "silu"),
         F("num_local_experts", lambda config: config["num_experts"]),  # in config.json, of which num_experts is an alias
-        F("tie_word_embeddings", False, OWN_OUTPUT),
+        F("tie_word_embeddings", False, rows.OWN_OUTPUT),
         F("attention_bias", True, "llama.cpp requires biases"),
-        F("layer_types", partial(sliding_layers, period=2)),
+        F("layer_types", partial(rows.sliding_layers, period=2)),
         F("swiglu_limit", 7.0),
         F("swiglu_alpha", 1.702),
         F("quantization_config", ANY),  # the tensors tell
         *(F(name, ANY) for name in ("experts_per_token", "initial_context_length")),  # known by other names
-        *(field._replace(warns=True) if field.name == "rope.truncate" else field for field in YARN),
+        *(field._replace(warns=True) if field.name == "rope.truncate" else field for field in rows.YARN),
     ),
     vocabularies=("bpe",),
     limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),

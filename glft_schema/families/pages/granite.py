@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from glft_schema.families.page import Bias, F, Family, K, T
+from glft_schema.families.pages import rows
 from glft_schema.families.pages.llama import LLAMA
-from glft_schema.families.pages.shared import FILE_TYPE, HEADS, RMS, SIZES, YARN, head_size
 
 # fmt: off
 GRANITE = Family(
@@ -16,9 +16,9 @@ GRANITE = Family(
         T("", "blk.{i}.ffn_down_shexp", "ff_shared embd", when="shared"),
     ),
     keys=(
-        *SIZES, *HEADS, *RMS, FILE_TYPE,
+        *rows.SIZES, *rows.HEADS, *rows.RMS, rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size", loader="ignored"),
-        K("rope.dimension_count",             "", head_size),
+        K("rope.dimension_count",             "", rows.head_size),
         K("attention.scale",                  "attention_multiplier", 1.0),
         K("embedding_scale",                  "embedding_multiplier", 1.0),
         K("residual_scale",                   "residual_multiplier", 1.0),
@@ -29,8 +29,8 @@ GRANITE = Family(
         F("hidden_act", "silu"),
         F("attention_bias", Bias("blk.0.attn_q.bias")),
         F("mlp_bias", Bias("blk.0.ffn_up.bias")),
-        F("head_dim", head_size, "llama.cpp divides the embedding by the heads"),
-        *YARN,
+        F("head_dim", rows.head_size, "llama.cpp divides the embedding by the heads"),
+        *rows.YARN,
     ),
     vocabularies=LLAMA.vocabularies,
 )

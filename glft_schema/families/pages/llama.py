@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from glft_schema.families.operations import PermuteRows
 from glft_schema.families.page import Bias, F, Family, K, T
-from glft_schema.families.pages.shared import (
-    BLOCKS,
-    FEED_FORWARD,
-    FILE_TYPE,
-    HEAD_SIZE,
-    HEADS,
-    LM_HEAD,
-    RMS,
-    SIZES,
-    WINDOW,
-    YARN,
-    attention,
-    head_size,
-)
+from glft_schema.families.pages import rows
 from glft_schema.families.requirements import limit
 from glft_schema.families.rope_factors import llama3_config, llama3_factors
 
 # fmt: off
-PERMUTED = attention("q", "k", "v", PermuteRows("num_attention_heads"), PermuteRows("num_key_value_heads"))
+PERMUTED = rows.attention("q", "k", "v", PermuteRows("num_attention_heads"), PermuteRows("num_key_value_heads"))
 LLAMA = Family(
     "llama", ("LlamaForCausalLM", "MistralForCausalLM"), "llama",
     tensors=(
-        *BLOCKS, LM_HEAD,
+        *rows.BLOCKS, rows.LM_HEAD,
         *PERMUTED,
         T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "q embd", bias="optional"),
-        *(row._replace(bias="optional", when="no experts") for row in FEED_FORWARD),
+        *(row._replace(bias="optional", when="no experts") for row in rows.FEED_FORWARD),
         T("", "blk.{i}.ffn_gate_inp",  "embd experts", when="experts"),
         T("", "blk.{i}.ffn_gate_exps", "embd ff experts", required=False, when="experts"),
         T("", "blk.{i}.ffn_up_exps",   "embd ff experts", when="experts"),
@@ -39,15 +26,15 @@ LLAMA = Family(
         T("", "rope_factors_short",    "pairs", required=False, when="longrope", type="F32"),
     ),
     keys=(
-        *SIZES, *HEADS, *RMS, *HEAD_SIZE, FILE_TYPE,
+        *rows.SIZES, *rows.HEADS, *rows.RMS, *rows.HEAD_SIZE, rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size"),
-        K("rope.dimension_count",             "head_dim", head_size),
+        K("rope.dimension_count",             "head_dim", rows.head_size),
     ),
     fields=(
         F("hidden_act", "silu"),
         F("attention_bias", Bias("blk.0.attn_q.bias")),
         F("mlp_bias", Bias("blk.0.ffn_up.bias")),
-        WINDOW, *YARN
+        rows.WINDOW, *rows.YARN
     ),
     vocabularies=("sentencepiece", "bpe with bytes", "bpe"),
     limits=(limit("rope.dimension_count", "the key_length", lambda n: n["rot"] == n["key"] or not n["heads"]),),

@@ -6,7 +6,7 @@ import math
 
 from glft_schema.families.config import Config
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
-from glft_schema.families.pages.shared import BLOCKS, FILE_TYPE, LM_HEAD, RMS, WINDOW, attention, head_count
+from glft_schema.families.pages import rows
 from glft_schema.families.rope_factors import DIMENSIONS, longrope_config, longrope_factors
 
 
@@ -28,8 +28,8 @@ def longrope_attention(config: Config) -> float | None:
 PHI3 = Family(
     "phi3", ("Phi3ForCausalLM",), "phi3",
     tensors=(
-        *BLOCKS, LM_HEAD,
-        *attention("embd", required=False, names=""),
+        *rows.BLOCKS, rows.LM_HEAD,
+        *rows.attention("embd", required=False, names=""),
         T("model.layers.{i}.self_attn.qkv_proj", "blk.{i}.attn_qkv"),
         T("model.layers.{i}.self_attn.o_proj",   "blk.{i}.attn_output", "embd embd"),
         T("model.layers.{i}.mlp.gate_up_proj",   "blk.{i}.ffn_up",      "embd ff+ff"),
@@ -45,16 +45,16 @@ PHI3 = Family(
         K("feed_forward_length",              "intermediate_size", loader="required"),
         K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
         K("attention.head_count",             "num_attention_heads", loader="required"),
-        K("attention.head_count_kv",          "num_key_value_heads", head_count),
-        *RMS,
+        K("attention.head_count_kv",          "num_key_value_heads", rows.head_count),
+        *rows.RMS,
         K("rope.dimension_count",             DIMENSIONS, rotated),
         K("rope.freq_base",                   "rope.rope_theta", 10000.0),
-        FILE_TYPE,
+        rows.FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", 0),
     ),
     fields=(
         F("hidden_act", "silu"),
-        WINDOW,
+        rows.WINDOW,
         F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths"),
         F("rope.partial_rotary_factor", ANY),  # see rotated
         F("partial_rotary_factor", ANY),

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from glft_schema.families.operations import OneRow
 from glft_schema.families.page import Bias, F, Family, K, T
-from glft_schema.families.pages.shared import (
-    BLOCKS,
-    EXPERTS_EVERYWHERE,
-    FILE_TYPE,
-    HEADS,
-    LM_HEAD,
-    OWN_OUTPUT,
-    RMS,
-    SIZES_OF_EXPERTS,
-    SLIDING_QWEN,
-    YARN,
-    attention,
-    experts,
-)
+from glft_schema.families.pages import rows
 from glft_schema.families.requirements import limit
 
 # fmt: off
@@ -25,31 +12,31 @@ MLP = "model.layers.{i}.mlp"
 QWEN2MOE = Family(
     "qwen2moe", ("Qwen2MoeForCausalLM",), "qwen2_moe",
     tensors=(
-        *BLOCKS, LM_HEAD._replace(required=True),
-        *attention("embd"),
+        *rows.BLOCKS, rows.LM_HEAD._replace(required=True),
+        *rows.attention("embd"),
         T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output",        "embd embd"),
-        *experts(),
+        *rows.experts(),
         T(f"{MLP}.shared_expert_gate",         "blk.{i}.ffn_gate_inp_shexp", "embd", OneRow()),
         T(f"{MLP}.shared_expert.gate_proj",    "blk.{i}.ffn_gate_shexp",     "embd ff_shexp"),
         T(f"{MLP}.shared_expert.up_proj",      "blk.{i}.ffn_up_shexp",       "embd ff_shexp"),
         T(f"{MLP}.shared_expert.down_proj",    "blk.{i}.ffn_down_shexp",     "ff_shexp embd"),
     ),
     keys=(
-        *SIZES_OF_EXPERTS, *HEADS, *RMS,
+        *rows.SIZES_OF_EXPERTS, *rows.HEADS, *rows.RMS,
         K("expert_count",                     "num_experts", loader="required"),
         K("expert_used_count",                "num_experts_per_tok", loader="required"),
-        FILE_TYPE,
+        rows.FILE_TYPE,
         K("expert_feed_forward_length",       "moe_intermediate_size"),
         K("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
     ),
     fields=(
         F("hidden_act", "silu"),
-        F("tie_word_embeddings", False, OWN_OUTPUT),
+        F("tie_word_embeddings", False, rows.OWN_OUTPUT),
         F("norm_topk_prob", False, "llama.cpp does not normalize the weights of the chosen experts"),
         F("qkv_bias", Bias("blk.0.attn_q.bias")),
-        F("decoder_sparse_step", 1, EXPERTS_EVERYWHERE),
-        F("mlp_only_layers", [], EXPERTS_EVERYWHERE),
-        *SLIDING_QWEN, *YARN,
+        F("decoder_sparse_step", 1, rows.EXPERTS_EVERYWHERE),
+        F("mlp_only_layers", [], rows.EXPERTS_EVERYWHERE),
+        *rows.SLIDING_QWEN, *rows.YARN,
     ),
     vocabularies=("bpe",),
     limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),

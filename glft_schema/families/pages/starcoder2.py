@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from glft_schema.families.page import F, Family, K, T
-from glft_schema.families.pages.shared import EMBEDDING, FILE_TYPE, HEADS, LM_HEAD, SIZES, WINDOW, YARN, attention
+from glft_schema.families.pages import rows
 
 # fmt: off
 STARCODER2 = Family(
     "starcoder2", ("Starcoder2ForCausalLM",), "starcoder2",
     tensors=(
-        EMBEDDING, LM_HEAD,
+        rows.EMBEDDING, rows.LM_HEAD,
         T("model.norm",                                "output_norm",         "embd",      bias="required"),
         T("model.layers.{i}.input_layernorm",          "blk.{i}.attn_norm",   "embd",      bias="required"),
         T("model.layers.{i}.post_attention_layernorm", "blk.{i}.ffn_norm",    "embd",      bias="required"),
         T("model.layers.{i}.self_attn.o_proj",         "blk.{i}.attn_output", "embd embd", bias="required"),
         T("model.layers.{i}.mlp.c_fc",                 "blk.{i}.ffn_up",      "embd ff",   bias="required"),
         T("model.layers.{i}.mlp.c_proj",               "blk.{i}.ffn_down",    "ff embd",   bias="required"),
-        *attention("embd"),
+        *rows.attention("embd"),
     ),
     keys=(
-        *SIZES, *HEADS,
+        *rows.SIZES, *rows.HEADS,
         K("attention.layer_norm_epsilon",     "norm_epsilon", 1e-5, "required"),
-        FILE_TYPE,
+        rows.FILE_TYPE,
     ),
     fields=(
         F("hidden_act", "gelu_pytorch_tanh"),
         F("use_bias", True, "llama.cpp requires biases"),
         F("norm_type", "layer_norm"),
         F("mlp_type", "default"),
-        WINDOW, *YARN,
+        rows.WINDOW, *rows.YARN,
     ),
     vocabularies=("bpe",),
 )
