@@ -56,9 +56,7 @@ CODES = ("int8", "uint8", "int16", "int32", "uint32", *FLOAT8)  # dtypes of code
 # fmt: on
 
 
-def refuse_composite(
-    tensors: Mapping[str, Any], path: StrPath, can_copy: bool = False, family: Family | None = None
-) -> None:
+def refuse_composite(tensors: Mapping[str, Any], path: StrPath, can_copy: bool = False, family: Family | None = None) -> None:
     """Raises FormatError if tensors are the codes and scales of a scheme that is not mapped.
 
     Args:

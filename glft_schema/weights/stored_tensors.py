@@ -73,8 +73,8 @@ def in_file(tensor: Tensor) -> StoredTensor:
 
 
 def of_lazy(name: str, tensor: LazyTensor) -> StoredTensor:
-    """Returns a tensor of a mapped model, with its bytes if it is quantized."""
-    if tensor.file_tensor is None and tensor.packed is not None:
+    """Returns a tensor of a mapped model, with its bytes if it is of a block type."""
+    if tensor.file_tensor is None and tensor.packed is not None and tensor.packed.type.block is not None:
         tensor = of_packed(name, tensor.shape, tensor.packed.type, tensor.packed.read)
     if tensor.file_tensor is not None:
         return in_file(tensor.file_tensor)

@@ -274,6 +274,7 @@ VARIANTS: dict[str, Variant] = {
         "gpt-oss.attention.sliding_window_pattern": flags(0, 1)}, {}, "", ""),
     "other columns": ("gpt-oss", {"gpt-oss.attention.key_length_swa": u32(32), "gpt-oss.attention.value_length": u32(8)},
         {}, "", ""),
+    "pattern of 3 for 2": ("gpt-oss", {"gpt-oss.attention.sliding_window_pattern": flags(1, 0, 1)}, {}, "", ""),
     "text beside 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": u32(0),
         "gpt-oss.attention.sliding_window_pattern": text("x")}, {}, "", "expected uint32 or array["),
     "labels": ("qwen3", {"qwen3.classifier.output_labels": texts("yes", "no")}, {"cls.output.weight": [64, 2]}, "", ""),

@@ -143,3 +143,14 @@ def test_a_folder_of_a_declared_family(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=f"{problem}{COPY} in "):
         glft.convert(folder, tmp_path / "out.safetensors")
     glft.convert(folder, tmp_path / "out.safetensors", as_stored=True)
+
+
+def test_mxfp4_is_mapped_by_a_page_only(tmp_path: Path) -> None:
+    """A folder of gpt-oss is written to GGUF, and to no other format; a folder of llama is not."""
+    folder, problem = make_folder(tmp_path, "tiny-gpt-oss"), "codes and scales of MXFP4 of gpt-oss, such as 'model"
+    with pytest.raises(FormatError, match=problem):
+        glft.convert(folder, tmp_path / "out.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen2ForCausalLM"]}))
+    with pytest.raises(FormatError, match=problem):
+        glft.convert(folder, tmp_path / "out.gguf")

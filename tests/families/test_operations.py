@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import glft_schema as glft
 from glft_schema.errors import TensorError
 from glft_schema.families.operations import (
     KEEP,
@@ -16,8 +19,10 @@ from glft_schema.families.operations import (
     SplitRows,
     Stack,
     Transpose,
+    of_file,
     of_values,
 )
+from glft_schema.weights.stored_tensors import of_lazy
 
 CONFIG = {"heads": 3, "experts": 2}
 
@@ -97,3 +102,14 @@ def test_permuted_rows_make_pairs() -> None:
     (permuted,) = PermuteRows("heads").to_gguf([torch.cat([rows, rows + 10, rows + 20])], CONFIG)
     pairs = [0, 3, 1, 4, 2, 5]
     assert permuted.flatten().tolist() == [*pairs, *(10 + row for row in pairs), *(20 + row for row in pairs)]
+
+
+@pytest.mark.parametrize(("type_", "has_blocks"), [("q4_per_group_64", False), ("q8_per_channel", False), ("q4_k", True)])
+def test_moved_rows_of_quantized_tensors_are_stored(type_: str, has_blocks: bool, tmp_path: Path) -> None:
+    """With their bytes, or if the payload has its scales apart, with their values."""
+    path = tmp_path / ("x.gguf" if has_blocks else "x.glft")
+    glft.save_file({"w": torch.randn(12, 256, generator=torch.Generator().manual_seed(0))}, path, schemes={"w": type_}, rules=[])
+    source, operation = glft.open(path).tensors["w"], PermuteRows("heads")
+    stored = of_lazy("w", operation.mapped([of_file(source)], CONFIG, "w")[0])
+    assert torch.equal(stored.load(), operation.to_gguf([source.dequantize()], CONFIG)[0])
+    assert (stored.file_tensor is not None) is has_blocks
