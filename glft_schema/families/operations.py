@@ -29,6 +29,7 @@ Config = Mapping[str, Any]
 Function = Callable[[Sequence["torch.Tensor"]], Sequence["torch.Tensor"]]
 Slices = tuple[slice, ...]  # one for each dim, with a start and a stop
 Scope = Literal["rows", "elements", "tensors"]
+LOW_HALVES = 0x0F0F0F0F0F0F0F0F  # of eight bytes
 
 
 @dataclass(frozen=True)
@@ -496,10 +497,9 @@ class PackMXFP4(Operation):
 
 def _to_halves(codes: torch.Tensor) -> torch.Tensor:
     """Returns bytes u8 [..., 16] with weights i and i + 16, of bytes with 2i and 2i + 1."""
-    first, last = codes.chunk(2, -1)
-    found = torch.empty_like(codes)
-    found[..., ::2], found[..., 1::2] = (first & 15) | (last << 4), (first >> 4) | (last & 240)
-    return found
+    first, last = codes.contiguous().view(torch.int64).unbind(-1)  # eight bytes at once
+    even, odd = (first & LOW_HALVES) | (last & LOW_HALVES) << 4, (first >> 4 & LOW_HALVES) | (last & ~LOW_HALVES)
+    return torch.cat([word.unsqueeze(-1).view(torch.uint8).unsqueeze(-1) for word in (even, odd)], -1).flatten(-2)
 
 
 def _to_neighbours(codes: torch.Tensor) -> torch.Tensor:

@@ -134,7 +134,7 @@ def _mapped_names(module: Any, process_output: bool) -> dict[str, list[str]]:
 
 
 def _is_measured(matrix: str, process_output: bool) -> bool:
-    return matrix.startswith(BLOCKS) or (process_output and matrix == OUTPUT)
+    return (matrix.startswith(BLOCKS) and matrix.endswith(SUFFIXES[0])) or (process_output and matrix == OUTPUT)
 
 
 @contextmanager
@@ -179,7 +179,9 @@ def _experts_hook(attribute: str, names: Sequence[str], sums: _Sums) -> Hook:
         experts = len(layer.gate_up_proj)
         for expert in range(experts):
             rows = tokens[(chosen == expert).any(-1)]
-            if attribute == "down_proj":
+            if attribute == "down_proj" and hasattr(layer, "gate_up_proj_bias"):  # of gpt-oss
+                rows = layer._apply_gate(rows @ layer.gate_up_proj[expert] + layer.gate_up_proj_bias[expert])
+            elif attribute == "down_proj":
                 gate, up = torch.nn.functional.linear(rows, layer.gate_up_proj[expert]).chunk(2, -1)
                 rows = layer.act_fn(gate) * up
             sums.add(names, rows, expert, experts)

@@ -36,7 +36,8 @@ LLAMA3 = {"rope_type": "llama3", **ROPE}
 FACTORS = {"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2 + i / 4 for i in range(8)]}
 
 # fmt: off
-GPT_OSS = {"head_dim": 16, "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "sliding_window": 32, "rope_theta": 150000.0,
+# With this rope_theta, yarn interpolates up to dim 1.99999, so that truncating it changes nothing.
+GPT_OSS = {"head_dim": 16, "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "sliding_window": 32, "rope_theta": 10766.0,
            "swiglu_limit": 7.0, "layer_types": ["sliding_attention", "full_attention"],
            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
                             "beta_slow": 1.0, "truncate": False}}
