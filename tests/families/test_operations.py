@@ -108,7 +108,8 @@ def test_permuted_rows_make_pairs() -> None:
 def test_moved_rows_of_quantized_tensors_are_stored(type_: str, has_blocks: bool, tmp_path: Path) -> None:
     """With their bytes, or if the payload has its scales apart, with their values."""
     path = tmp_path / ("x.gguf" if has_blocks else "x.glft")
-    glft.save_file({"w": torch.randn(12, 256, generator=torch.Generator().manual_seed(0))}, path, schemes={"w": type_}, rules=[])
+    weights = torch.randn(12, 256, generator=torch.Generator().manual_seed(0))
+    glft.save_file({"w": weights}, path, schemes={"w": type_}, rules=[])
     source, operation = glft.open(path).tensors["w"], PermuteRows("heads")
     stored = of_lazy("w", operation.mapped([of_file(source)], CONFIG, "w")[0])
     assert torch.equal(stored.load(), operation.to_gguf([source.dequantize()], CONFIG)[0])
