@@ -12,8 +12,9 @@ from glft_schema.families.requirements import limit
 
 
 def untruncated(tensors: dict[str, LazyTensor], config: Config) -> Config:
-    """Returns the rope scaling with the field that all published models have, and GGUF lacks."""
-    return {"rope_scaling": config["rope_scaling"] | {"truncate": False}} if "rope_scaling" in config else {}
+    """Returns yarn's scaling with the field that all published models have, and GGUF lacks."""
+    scaling = config.get("rope_scaling", {})
+    return {"rope_scaling": scaling | {"truncate": False}} if scaling.get("rope_type") == "yarn" else {}
 
 
 # fmt: off
