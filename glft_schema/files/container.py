@@ -22,7 +22,7 @@ from glft_schema.files.layout import with_offsets
 from glft_schema.files.parsing import parse_source
 from glft_schema.files.shards import find_set, open_index, open_set
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import DEFAULT, format_named, format_of, indexed_format
+from glft_schema.formats.registry import DEFAULT, format_for, format_named, format_of, indexed_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
@@ -95,10 +95,14 @@ class ContainerConstruct(construct.Construct):
     def build_file(self, obj: File | Mapping[str, Any], filename: StrPath, **contextkw: Any) -> None:
         """Builds a file, one payload at a time. An existing file is replaced only on success.
 
+        The format of regions without a ``format`` is that of the ending of `filename`, or GLFT.
+
         Raises:
             OSError: from the system; the old file is unchanged.
             FormatError: if `obj` cannot be built, or breaks a rule of the sets in ``rules``.
         """
+        if isinstance(obj, Mapping):
+            obj = {"format": format_for(filename, None).name, **obj}
         with atomic_write(filename) as stream:
             self.build_stream(obj, stream, **contextkw)
 

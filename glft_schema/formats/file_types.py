@@ -11,7 +11,9 @@ FILE_TYPES = {
     "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4_MOE": 38, "NVFP4": 39, "Q1_0": 40, "Q2_0": 41,
 }  # fmt: skip
 MIXES = {"Q3_K_M": "q3_k", "Q4_K_M": "q4_k", "Q5_K_M": "q5_k", "MXFP4_MOE": "mxfp4"}  # the type that most tensors have
-OTHER_MIXES = ("Q2_K_S", "Q3_K_S", "Q3_K_L", "Q4_K_S", "Q5_K_S", "IQ2_M", "IQ3_XS", "IQ3_M")
-MOSTLY = {  # type of most tensors -> code
-    MIXES.get(name, name.lower()): code for name, code in FILE_TYPES.items() if name not in OTHER_MIXES
-}
+OTHER_MIXES = {
+    "Q2_K_S": "q2_k", "Q3_K_S": "q3_k", "Q3_K_L": "q3_k", "Q4_K_S": "q4_k", "Q5_K_S": "q5_k", "IQ2_M": "iq2_s",
+    "IQ3_XS": "iq3_s", "IQ3_M": "iq3_s",
+}  # fmt: skip
+MAIN_TYPES = {code: {**MIXES, **OTHER_MIXES}.get(name, name.lower()) for name, code in FILE_TYPES.items()}
+MOSTLY = {MAIN_TYPES[code]: code for name, code in FILE_TYPES.items() if name not in OTHER_MIXES}  # type -> code

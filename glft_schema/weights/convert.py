@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from glft_schema.families.converter import Converter
 from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
-from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs, torch
@@ -35,11 +33,11 @@ from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import save_file
-from glft_schema.weights.schemes import Choice, Chosen, Schemes, TypeChooser, as_pairs, choose_types
+from glft_schema.weights.schemes import FILE_TYPE, Chosen, Schemes, TypeChooser, as_pairs, choose_types, file_type_of
 from glft_schema.weights.similar_keys import warn_of_slips
 from glft_schema.weights.stored_tensors import StoredTensor
 
-ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
+ARCHITECTURE = "general.architecture"
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the entry that marks typed metadata
 
 
@@ -117,7 +115,8 @@ def convert(
                 choices = choose_types(stored, types, target.types, target.keep_vectors, strict, allow_requantize)
                 is_given, schemes = bool(asked), Chosen(choices)
                 if is_given and FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
-                    added = {**added, **_file_type(schemes.choices, stored)}
+                    code = file_type_of(choices, stored)
+                    added = added if code is None else {**added, FILE_TYPE: code}
             model = checkpoint.file or checkpoint.donor
             if rules is None and not checkpoint.family and has_types(entries) and not keeps_to_rules(model, target):
                 rules = ()
@@ -153,15 +152,6 @@ def _types_of(donor: File | None, tensors: Mapping[str, StoredTensor], asked: li
     """Returns the types of a donor's tensors, for those that no scheme matches."""
     matched = {name for pattern, _ in asked for name in names_matching(pattern, tensors)}
     return [(name, t.dtype.scheme) for name, t in donor.tensors.items() if name not in matched] if donor else []
-
-
-def _file_type(choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
-    """Returns the entry for the type of most weights, or none."""
-    weights: Counter[str] = Counter()
-    for name, choice in choices.items():
-        weights[choice.type.scheme] += tensors[name].numel
-    most = max(weights, key=weights.__getitem__, default="")
-    return {FILE_TYPE: MOSTLY[most]} if most in MOSTLY else {}
 
 
 def keeps_to_rules(file: File | None, format: Format) -> bool:

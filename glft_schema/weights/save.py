@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
+from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.display import Progress, Results
 from glft_schema.errors import FormatError, OptionError, TiedWarning, shown
@@ -20,14 +21,16 @@ from glft_schema.families.loader import LLAMA_CPP, broken_model
 from glft_schema.files.container import Container
 from glft_schema.files.layout import Layout, laid_out, with_offsets
 from glft_schema.files.parsing import parse_source
+from glft_schema.formats.file_types import MAIN_TYPES
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_for
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import BytesSource, StrPath
+from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
-from glft_schema.weights.schemes import Choice, Schemes, choose_types
+from glft_schema.weights.schemes import FILE_TYPE, Choice, Schemes, TypeChooser, choose_types, file_type_of
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 
@@ -90,7 +93,7 @@ def only_planned() -> Iterator[list[FilePlan]]:
 
 @outside_graphs
 def save_file(
-    tensors: Mapping[str, torch.Tensor | StoredTensor],
+    tensors: Mapping[str, torch.Tensor | Tensor | StoredTensor],
     path: StrPath,
     metadata: Mapping[str, Any] | None = None,
     *,
@@ -112,9 +115,12 @@ def save_file(
     once. Peak memory is a constant and 2 float32 copies of the largest tensor, 3 if it is one row.
 
     Args:
-        tensors: torch tensors, or `StoredTensor`s to be loaded one at a time, by name.
+        tensors: torch tensors by name; tensors of an open `File`, whose payloads are copied; or
+            `StoredTensor`s to be loaded one at a time.
         path: the file to write.
-        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`.
+        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. Its
+            ``general.file_type`` is replaced by that of most weights, unless it names their type or
+            most of them are copied.
         schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
             ``q4_0``; or pairs of them, in which a pattern may be repeated. Names override patterns.
             The last pattern whose type can hold the tensor wins. If none can, because the rows are
@@ -195,6 +201,8 @@ def plan_file(
     payloads = payloads_of(choices, stored, progress, measure)
     if target.alignment_key and alignment is not None:
         metadata = target.metadata.stating(metadata or {}, target.alignment_key, alignment)
+    if metadata and target.has_typed_metadata and not isinstance(schemes, TypeChooser):
+        metadata = _with_file_type(target.metadata.metadata(metadata), choices, stored)
     types = {name: choice.type for name, choice in choices.items()}
     rows = [{"name": name, "dims": target.dims_of(stored[name].shape), "dtype": types[name]} for name in types]
     rows = sorted(rows, key=target.order) if target.order else rows
@@ -211,6 +219,18 @@ def plan_file(
     if LLAMA_CPP in asked:
         _refuse_unloadable(planned)
     return planned
+
+
+def _with_file_type(
+    metadata: TypedMetadata, choices: Mapping[str, Choice], stored: Mapping[str, StoredTensor]
+) -> TypedMetadata:
+    """Returns metadata without a file type that new payloads have made wrong."""
+    code, stated = file_type_of(choices, stored), metadata.get(FILE_TYPE)
+    copied = [name for name, tensor in stored.items() if tensor.file_tensor and tensor.file_tensor.dtype == choices[name].type]
+    is_kept = 2 * sum(stored[name].numel for name in copied) >= sum(tensor.numel for tensor in stored.values())
+    if is_kept or not isinstance(stated, int) or (code is not None and MAIN_TYPES.get(stated) == MAIN_TYPES[code]):
+        return metadata
+    return metadata.without(FILE_TYPE) if code is None else metadata | {FILE_TYPE: code}
 
 
 def _refuse_unloadable(planned: FilePlan) -> None:

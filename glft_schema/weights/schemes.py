@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.errors import SchemeError, TensorError, alternatives, shown
+from glft_schema.formats.file_types import MOSTLY
 from glft_schema.lazy import torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.tensor_type import is_float
@@ -16,6 +18,8 @@ from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.requantizing import refusal, type_before
 from glft_schema.weights.stored_tensors import StoredTensor
 from glft_schema.words import suggestion
+
+FILE_TYPE = "general.file_type"
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,14 @@ def choose_types(
     if again and not allow_requantize:
         raise SchemeError(refusal(again))
     return choices
+
+
+def file_type_of(choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor]) -> int | None:
+    """Returns the code of ``general.file_type`` for the type of most weights, or None."""
+    weights: Counter[str] = Counter()
+    for name, choice in choices.items():
+        weights[choice.type.scheme] += tensors[name].numel
+    return MOSTLY.get(max(weights, key=weights.__getitem__, default=""))
 
 
 def as_pairs(schemes: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

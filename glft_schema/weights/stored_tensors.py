@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from glft_schema.codec.context import LITTLE
 from glft_schema.errors import TensorError, shown
 from glft_schema.families.operations import LazyTensor, Slices, of_file, of_packed
@@ -111,8 +113,8 @@ def packed_tensors() -> Any:
 
 
 def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns a state dict as `StoredTensor`s, packed weights as tensors of their type. Raises
-    TensorError unless tensors are dense."""
+    """Returns a state dict as `StoredTensor`s: packed weights, and tensors of open files, in their
+    type. Raises TensorError unless tensors are dense."""
     return {name: _in_memory(name, tensor) for name, tensor in tensors.items()}
 
 
@@ -121,6 +123,8 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
         raise TensorError("expected a string as the name of a tensor", shown(name))
     if isinstance(tensor, StoredTensor):
         return tensor
+    if isinstance(tensor, Tensor):
+        return in_file(tensor)
     check_dense(name, tensor)
     identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
     shared = repr(identity) if tensor.numel() else None  # numbers of a file can be chosen for equal hashes, texts cannot
@@ -145,7 +149,8 @@ def check_dense(name: str, tensor: Any) -> None:
     if not isinstance(tensor, torch.Tensor):
         is_tensor = isinstance(tensor, Opaque) and "._rebuild_" in tensor.text
         expected = "a dense tensor with values in memory" if is_tensor else "a torch.Tensor"
-        raise TensorError(f"expected {expected}, found {shown(tensor)}", name)
+        hint = ": torch.from_numpy makes one of an array" if isinstance(tensor, np.ndarray) else ""
+        raise TensorError(f"expected {expected}, found {shown(tensor)}{hint}", name)
     if not is_dense(tensor):
         kind = "meta" if tensor.is_meta else str(tensor.layout)
         raise TensorError(f"expected a dense tensor with values in memory, found a {type(tensor).__name__} ({kind})", name)

@@ -234,6 +234,19 @@ def test_tensors_are_arrays_for_numpy(tmp_path: Path) -> None:
                 file.tensors[name].__array__(dtype, copy=False)
 
 
+@pytest.mark.parametrize(
+    ("ending", "format"), [("gguf", "GGUF"), ("safetensors", "safetensors"), ("glft", "GLFT"), ("x", "GLFT")]
+)
+def test_regions_are_built_in_the_format_of_the_ending(ending: str, format: str, tmp_path: Path) -> None:
+    first, again = tmp_path / f"first.{ending}", tmp_path / f"again.{ending}"
+    glft_schema.save_file({"w": torch.ones(8)}, first)
+    with glft_schema.open(first) as file:
+        assert file.format.name == format
+        Container.build_file({**file.regions}, again)
+        Container.build_file({"format": format, **file.regions}, tmp_path / "of.another")
+    assert first.read_bytes() == again.read_bytes() == (tmp_path / "of.another").read_bytes()
+
+
 @pytest.mark.parametrize("mmap", [True, False])
 @pytest.mark.parametrize("name", ["m.gguf", "m.glft", "m.safetensors"])
 def test_complete_tensors_of_a_truncated_file(name: str, mmap: bool, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -102,6 +103,7 @@ def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], me
         (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), {}, "found a NestedTensor"),
         (torch.zeros(2, dtype=torch.uint8).view(FLOAT4), {}, f"GLFT has no type for {FLOAT4}"),
         ([1.0], {}, "expected a torch.Tensor, found [1.0]"),
+        (np.ones(1), {}, "expected a torch.Tensor, found array([1.]): torch.from_numpy makes one of an array"),
     ],
 )
 def test_tensors_that_cannot_be_stored(path: Path, tensor: torch.Tensor, schemes: dict[str, str], message: str) -> None:
@@ -327,6 +329,74 @@ def test_same_input_same_bytes(tmp_path: Path) -> None:
     assert not imports_the_compiler
     assert found == json.loads(forked.run("-c", EVERY_WAY, tmp_path, 1).stdout)[0]
     assert len(found) == 11
+
+
+CODES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q4_K_S": 14, "Q4_K_M": 15}  # of llama.h, enum llama_ftype
+
+
+@pytest.fixture
+def quantized(tmp_path: Path) -> Path:
+    tensors = {"blk.0.ffn.weight": torch.randn(8, 64), "blk.1.ffn.weight": torch.randn(8, 64), "norm": torch.ones(64)}
+    metadata = {"general.architecture": "toy", "general.file_type": CODES["Q4_1"], "toy.n": 1}
+    save_file(tensors, tmp_path / "model.gguf", metadata, schemes={"*": "q4_1"})
+    return tmp_path / "model.gguf"
+
+
+def test_tensors_of_an_open_file_are_copied(quantized: Path, tmp_path: Path) -> None:
+    out, new = tmp_path / "out.gguf", torch.arange(64.0)
+    with Container.parse_file(quantized) as file:
+        written = save_file({**file.tensors, "norm": new}, out, file.metadata)
+        assert [(one.name, one.type.name, one.copied) for one in written] == [
+            ("blk.0.ffn.weight", "Q4_1", True), ("blk.1.ffn.weight", "Q4_1", True), ("norm", "F32", True)
+        ]  # fmt: skip
+        expected = bytearray(quantized.read_bytes())
+        start = file.tensors["norm"].position
+        expected[start : start + 256] = new.numpy().tobytes()
+    assert out.read_bytes() == expected
+    with Container.parse_file(quantized) as file:
+        save_file({**file.tensors, "blk.1.ffn.weight": torch.randn(8, 64)}, out, file.metadata, schemes={"blk.1.*": "q8_0"})
+    assert types(out) == {"blk.0.ffn.weight": "q4_1", "blk.1.ffn.weight": "q8_0", "norm": "f32"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "schemes", "found"),
+    [
+        ("Q4_1", {}, "F32"),
+        ("Q4_1", {"*": "q4_0"}, "Q4_0"),
+        ("Q4_1", {"*.0.*": "q4_0", "*.1.*": "f16"}, "Q4_0"),
+        ("Q4_0", {"*": "q4_0"}, "Q4_0"),
+        ("F16", {"*": "f16"}, "F16"),
+    ],
+)
+def test_a_file_type_is_that_of_new_payloads(
+    stated: str, schemes: dict[str, str], found: str, quantized: Path, tmp_path: Path
+) -> None:
+    with Container.parse_file(quantized) as file:
+        metadata = file.metadata | {"general.file_type": CODES[stated]}
+    save_file(load_file(quantized), tmp_path / "out.gguf", metadata, schemes=schemes)
+    with Container.parse_file(tmp_path / "out.gguf") as out:
+        assert out.metadata == metadata | {"general.file_type": CODES[found]}
+        assert list(out.metadata) == list(metadata)
+
+
+def test_a_file_type_of_a_mix_is_kept(path: Path) -> None:
+    for stated in ("Q4_K_S", "Q4_K_M"):
+        save_file({"w": torch.randn(2, 256)}, path, {"general.file_type": CODES[stated]}, format="gguf", schemes={"*": "q4_k"},
+                  rules=())  # fmt: skip
+        with Container.parse_file(path) as file:
+            assert file.metadata["general.file_type"] == CODES[stated]
+    # of copied weights, whatever it is; and a value of another kind
+    with Container.parse_file(path) as file:
+        save_file(file.tensors, path, {"general.file_type": CODES["Q4_0"]}, format="gguf", rules=())
+        assert Container.parse_file(path).metadata["general.file_type"] == CODES["Q4_0"]
+    save_file({"w": torch.ones(2)}, path, {"general.file_type": ["x"]}, format="gguf", rules=())
+
+
+def test_a_file_type_without_a_code_is_left_out(path: Path) -> None:
+    tensors = {"w": torch.ones(4, 4, dtype=torch.int32)}
+    save_file(tensors, path, {"general.file_type": 3, "n": 1}, format="gguf", rules=())
+    with Container.parse_file(path) as file:
+        assert list(file.metadata) == ["n"]
 
 
 def test_saving_over_the_file_that_the_tensors_are_mapped_from(path: Path) -> None:
