@@ -12,10 +12,10 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from glft_schema.codec.context import LITTLE
-from glft_schema.codec.typed_text import STRING, to_text
+from glft_schema.codec.typed_text import STRING, texts_of_change, to_text
 from glft_schema.codec.typed_values import StoredValue, Typed
-from glft_schema.display import Part, Progress, chart, displayed, records_table, with_display
-from glft_schema.errors import TensorError, safe, shown
+from glft_schema.display import VALUE, Part, Progress, chart, records_table, with_display
+from glft_schema.errors import TensorError, safe
 from glft_schema.formats.registry import FORMATS, WITH_TYPES
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.tensor_bytes import tensor_bytes
@@ -152,7 +152,7 @@ class Comparison:
             for one in self.differing
         ]
         yield records_table("tensors that differ, largest error first", rows)
-        changes = [change._replace(before=_value(change.before), after=_value(change.after)) for change in self.metadata]
+        changes = [MetadataChange(c.key, *texts_of_change(c.before, c.after, VALUE)) for c in self.metadata]
         yield records_table("metadata that differ", changes)
 
     def _weights(self) -> str:
@@ -189,10 +189,6 @@ class Comparison:
         states = Counter(change.state for change in self.metadata)
         counts = [f"{states[state]} {state}" for state in (CHANGED, ADDED, REMOVED) if states[state]]
         return f"metadata: {', '.join([f'{self.entries - len(self.metadata)} same', *counts])}"
-
-
-def _value(value: Typed | str | None) -> str | None:
-    return f"{value.type} {shown(displayed(value.value, value.type))}" if isinstance(value, Typed) else value
 
 
 def _type(version: TensorVersion | None) -> str:

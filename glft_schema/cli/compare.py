@@ -6,7 +6,7 @@ import json
 import re
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any
 
 from click.exceptions import Exit
 
@@ -15,10 +15,11 @@ from glft_schema.checks.compare import compare as compare_checkpoints
 from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, coloured, echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.codec.typed_text import FIRST, texts_of_change
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.describe.page.comparison import comparison_page
-from glft_schema.display import aligned, displayed, first_rows, headline, percent
-from glft_schema.errors import FormatError, OptionError, TensorError, safe, shown
+from glft_schema.display import aligned, first_rows, headline, percent
+from glft_schema.errors import FormatError, OptionError, TensorError, safe
 from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
 from glft_schema.storage.atomic import atomic_write
@@ -27,7 +28,6 @@ from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.weights.checkpoints import Checkpoint, mapped_beside, open_entries
 
 VALUE = 50  # characters shown of a value
-FIRST = 8  # elements in JSON of a long array
 TENSORS = 20  # listed
 COLOURS = dict.fromkeys(STATES, YELLOW) | {"added": GREEN, "removed": RED}
 STATE = re.compile(rf"(?<=  )({'|'.join(STATES)})(?=  )")  # in a row of a table
@@ -144,32 +144,8 @@ def _predictions_text(found: Predictions) -> str:
 
 
 def _metadata_rows(changes: tuple[MetadataChange, ...]) -> list[tuple[str, ...]]:
-    rows = [(safe(c.key), c.state, *_value_texts(c)) for c in changes]
+    rows = [(safe(c.key), c.state, *texts_of_change(c.before, c.after, VALUE)) for c in changes]
     return [("key", "metadata", "in A", "in B"), *rows] if rows else []
-
-
-def _value_texts(change: MetadataChange) -> tuple[str, str]:
-    """Returns the values of a change with their types; arrays from the first different element."""
-    arrays = [version.value for version in change[1:] if _is_array(version)]
-    start = 0
-    if len(arrays) == 2:
-        pairs = enumerate(zip(*map(as_json_value, arrays), strict=False))  # lists, in which NaN is text
-        start = next((i for i, (one, other) in pairs if one != other), min(map(len, arrays)))
-    before, after = ("" if version is None else _value_text(version, start) for version in change[1:])
-    return before, after
-
-
-def _is_array(value: Typed | str | None) -> TypeGuard[Typed]:
-    return isinstance(value, Typed) and value.type.startswith(ARRAY)
-
-
-def _value_text(value: Typed | str, start: int) -> str:
-    if not isinstance(value, Typed):
-        return shown(value, VALUE)
-    if not _is_array(value):
-        return f"{value.type} {shown(displayed(value.value, value.type), VALUE)}"
-    part = shown(displayed(as_json_value(value.value[start : start + FIRST]), value.type), VALUE)
-    return f"{value.type} of {len(value.value):,}{f', from {start:,}' if start else ''}: {part}"
 
 
 def _tensor_rows(differing: list[TensorComparison]) -> list[tuple[str, ...]]:
@@ -230,7 +206,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 def _value_data(value: Typed | str | None) -> Any:
     if not isinstance(value, Typed):
         return value
-    if not _is_array(value) or len(value.value) <= FIRST:
+    if not value.type.startswith(ARRAY) or len(value.value) <= FIRST:
         return {"type": value.type, "value": as_json_value(value.value)}
     return {"type": value.type, "length": len(value.value), "first": as_json_value(value.value[:FIRST])}
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from glft_schema.codec.arrays import StoredNumbers
 from glft_schema.codec.numbers import Number
-from glft_schema.codec.typed_values import Array, StoredValue, ValueType, as_stored, as_typed
+from glft_schema.codec.typed_values import Array, StoredValue, Typed, ValueType, as_stored, as_typed
+from glft_schema.display import displayed
 from glft_schema.errors import FormatError, shown
 
 STRING = "string"
 LONGEST_HINT = 60  # characters
+CONTEXT = 12  # characters shown before the first difference of two texts
+FIRST = 8  # elements shown of an array
 
 
 def to_text(value: StoredValue) -> str:
@@ -64,6 +68,36 @@ def how_to_write(text: str, type_text: str) -> str:
     if meant is None or "'" in written or len(written) > LONGEST_HINT:
         return ""
     return f": write {written}" if type_text == "bool" else f": write '{written}'"
+
+
+def texts_of_change(before: Any, after: Any, limit: int) -> tuple[str, str]:
+    """Returns two values, `Typed` or plain, as text with their types, such as ``uint32 3``; nothing
+    for None. Arrays begin at the first element that differs, and long texts a few characters
+    before.
+    """
+    one, other = (value.value if isinstance(value, Typed) else value for value in (before, after))
+    one, other = (value.tolist() if isinstance(value, np.ndarray) else value for value in (one, other))
+    start, are_texts = 0, isinstance(one, str) and isinstance(other, str)
+    if are_texts or (_is_array(one) and _is_array(other)):
+        pairs = enumerate(zip(one, other, strict=False))
+        start = next((i for i, (x, y) in pairs if str(x) != str(y)), min(len(one), len(other)))
+    if are_texts:
+        start = max(start - CONTEXT, 0) if max(len(one), len(other)) > limit else 0
+    return _text_of(before, one, start, limit), _text_of(after, other, start, limit)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _text_of(given: Any, value: Any, start: int, limit: int) -> str:
+    if given is None:
+        return ""
+    type_ = given.type if isinstance(given, Typed) else ""
+    if not start and not _is_array(value):
+        return f"{type_} {shown(displayed(value, type_), limit)}".lstrip()
+    part = value[start : start + limit - 12] if isinstance(value, str) else displayed(list(value[start : start + FIRST]), type_)
+    return f"{type_} of {len(value):,}{f', from {start:,}' if start else ''}: {shown(part, limit)}".lstrip()
 
 
 def _to_json(value: StoredValue) -> Any:

@@ -15,13 +15,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.structs import Padding
+from glft_schema.codec.typed_text import texts_of_change
 from glft_schema.codec.typed_values import Typed
-from glft_schema.display import displayed, with_display
+from glft_schema.display import with_display
 from glft_schema.errors import FormatError, OptionError, one_line, shown
 from glft_schema.files.container import open
 from glft_schema.files.file import File
@@ -58,7 +60,7 @@ class Change(NamedTuple):
     after: Any
 
     def __str__(self) -> str:
-        values = [_value_text(value) for value in (self.before, self.after) if value is not None]
+        values = filter(None, texts_of_change(self.before, self.after, SHOWN))
         return f"{self.action} {shown(self.name)}{':' if self.action != 'rename' else ' ->'} {' -> '.join(values)}"
 
 
@@ -174,9 +176,8 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
     else:
         for key, value in set.items():
             if not (isinstance(value, str) or has_types(old)):
-                raise FormatError(
-                    f"expected text, the only type in {format.name}, found {_value_text(value)}", f"metadata -> {key}"
-                )
+                found, _ = texts_of_change(value, None, SHOWN)
+                raise FormatError(f"expected text, the only type in {format.name}, found {found}", f"metadata -> {key}")
         texts = as_texts({key: text for key, text in old.items() if key in (MARKER, *set)}, set)
         entries = {**old, **{key: texts[key] for key in set}}
         replaced = getattr(old, "replaced", dict)  # keeps how the entries are stored
@@ -198,16 +199,11 @@ def _check_template(key: str, text: str) -> None:
 
 
 def _value(entries: Mapping[str, Any], key: str) -> Any:
-    """Returns a value with its type, if it has one; None if it is missing."""
+    """Returns a value with its type if it has one, and without the file; None if it is missing."""
     if key not in entries:
         return None
-    return Typed(entries[key], entries.type_of(key)) if isinstance(entries, TypedMetadata) else entries[key]
-
-
-def _value_text(value: Any) -> str:
-    if not isinstance(value, Typed):
-        return shown(value, SHOWN)
-    return f"{shown(displayed(value.value, value.type), SHOWN)} ({value.type})"
+    value = list(entries[key]) if isinstance(entries[key], StoredStrings) else entries[key]
+    return Typed(value, entries.type_of(key)) if isinstance(entries, TypedMetadata) else value
 
 
 def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:

@@ -42,7 +42,7 @@ def test_values(gguf: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out.gguf").exists()
     done = in_this_process("edit", gguf, *options, "--rename", "a=b", "--rename", "b=a", "-o", tmp_path / "out.gguf")
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", len(good) + 2)
-    assert done.stdout.splitlines()[0] == "set 'general.name': 'Toy' (string) -> '@home' (string)"
+    assert done.stdout.splitlines()[0] == "set 'general.name': string 'Toy' -> string '@home'"
     with glft_schema.open(tmp_path / "out.gguf") as file:
         assert {key: file.metadata[key.partition(":")[0]] for key in good} == {key: value for key, (_, value) in good.items()}
         assert [file.metadata.type_of(key) for key in ("toy.n", "toy.list")] == ["int8", "array[string]"]
@@ -97,7 +97,7 @@ def test_errors_are_one_line(gguf: Path, tmp_path: Path) -> None:
 
 def test_a_slip_is_one_line(gguf: Path) -> None:
     done = glft("edit", gguf, "--set", "general.nmae=x")
-    assert (done.returncode, done.stdout) == (0, "add 'general.nmae': 'x' (string)\n")
+    assert (done.returncode, done.stdout) == (0, "add 'general.nmae': string 'x'\n")
     assert done.stderr == "glft: warning: the new key 'general.nmae' resembles the well-known key 'general.name'\n"
 
 

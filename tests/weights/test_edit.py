@@ -312,11 +312,24 @@ def test_lines_of_the_report(gguf: Path) -> None:
     set_ = {"toy.words": '["c"]', "toy.new": "text " * 40, "toy.u8": Typed(1, "int8")}
     edited = edit(gguf, set=set_, remove=["toy.flag"], rename={"norm": "n\n"}, dry_run=True)
     assert [str(change) for change in edited.changes] == [
-        "set 'toy.words': ['a', 'b'] (array[string]) -> ['c'] (array[string])",
-        "add 'toy.new': 'text text text text text text text text text tex'... (200 in all) (string)",
-        "set 'toy.u8': 7 (uint8) -> 1 (int8)",
-        "remove 'toy.flag': True (bool)",
+        "set 'toy.words': array[string] of 2: ['a', 'b'] -> array[string] of 1: ['c']",
+        "add 'toy.new': string 'text text text text text text text text text tex'... (200 in all)",
+        "set 'toy.u8': uint8 7 -> int8 1",
+        "remove 'toy.flag': bool True",
         "rename 'norm' -> 'n\\n'",
+    ]
+
+
+def test_a_long_value_is_reported_from_its_first_difference(gguf: Path) -> None:
+    text, words = "".join(f"{i} " for i in range(300)), [f"word {i}" for i in range(2000)]
+    edit(gguf, set={"toy.text": text, "toy.words": words})
+    changed = edit(gguf, set={"toy.text": text.replace(" 150 ", " OTHER "), "toy.words": [*words[:1500], "x"]}, dry_run=True)
+    start = text.index("150") - 12
+    assert [str(change) for change in changed.changes] == [
+        f"set 'toy.text': string of {len(text):,}, from {start}: {text[start : start + 48]!r} -> "
+        f"string of {len(text) + 2:,}, from {start}: {text[start : start + 12] + 'OTHER' + text[start + 15 : start + 46]!r}",
+        "set 'toy.words': array[string] of 2,000, from 1,500: ['word 1500', 'word 1501', 'word 1502', 'word 1503', 'wor... -> "
+        "array[string] of 1,501, from 1,500: ['x']",
     ]
 
 
@@ -380,7 +393,7 @@ def test_rules_that_the_source_breaks_are_not_enforced(tmp_path: Path) -> None:
 
 def test_text_takes_no_types(path: Path) -> None:
     write_source(path, "glft")
-    for value, text in ((5, "5"), (Typed(300, "uint8"), "300 (uint8)")):
+    for value, text in ((5, "5"), (Typed(300, "uint8"), "uint8 300")):
         with pytest.raises(FormatError, match=f"k: expected text, the only type in GLFT, found {re.escape(text)}$"):
             edit(path, set={"k": value})
     with pytest.raises(FormatError, match="expected a value without newlines for 'k'"):
