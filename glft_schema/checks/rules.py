@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from glft_schema.checks.causes import common_cause
 from glft_schema.checks.roles import ROLES, broken_role, role_of
-from glft_schema.codec.rules import GGML, RULE_SETS, rule_sets
+from glft_schema.codec.rules import GGML, RULE_SETS, SPEC, rule_sets
 from glft_schema.errors import Finding, OptionError, shown
+from glft_schema.families.chat_templates import broken_template
 from glft_schema.families.loader import LLAMA_CPP, check_model, unchecked
 from glft_schema.families.requirements import located
 from glft_schema.files import parsing
@@ -25,7 +26,7 @@ def with_implied(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for given in names for name in ((GGML, given) if given == LLAMA_CPP else (given,))))
 
 
-def check_rules(file: File | StrPath, rules: str | Iterable[str]) -> list[Finding]:
+def check_rules(file: File | StrPath, rules: str | Iterable[str], *, render: bool = True) -> list[Finding]:
     """Returns the rules of some sets that a file breaks, in file order. Parses the file again.
 
     Args:
@@ -35,6 +36,7 @@ def check_rules(file: File | StrPath, rules: str | Iterable[str]) -> list[Findin
         rules: rule sets, such as `spec` and `ggml`, and for GGUF roles: `lora`, `controlvector`,
             `mmproj` or `imatrix`, what llama.cpp requires of such a file, or `llama.cpp`, what its
             loader requires of a model, `ggml` included. One or several.
+        render: for `spec` also render a chat template, in a process of its own.
 
     Raises:
         OptionError: if a rule set is unknown, or the file's format has no such role.
@@ -49,7 +51,10 @@ def check_rules(file: File | StrPath, rules: str | Iterable[str]) -> list[Findin
         raise OptionError(f"expected a rule set of {file.format.name}, found {own[0]!r}")
     findings = parsing.check_rules(file, rule_sets(name for name in names if name in RULE_SETS))
     first = file.shards[0]
-    added = located(first, [finding for name in own if name in ROLES for finding in broken_role(first, ROLES[name])])
+    broken = [finding for name in own if name in ROLES for finding in broken_role(first, ROLES[name])]
+    if render and SPEC in names and GGML in file.format.rule_sets:
+        broken += broken_template(first)
+    added = located(first, broken)
     added += check_model(file) if LLAMA_CPP in own else []
     order = {shard.name: i for i, shard in enumerate(file.shards)}
     return sorted([*findings, *added], key=lambda finding: (order.get(finding.file or "", 0), finding.offset or 0))
@@ -76,8 +81,9 @@ class Report:
     cause: str
 
 
-def report(file: File, rules: Sequence[str] = ()) -> Report:
-    """Checks rule sets. By default all that apply; failures are then what llama.cpp refuses."""
+def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report:
+    """Checks rule sets. By default all that apply; failures are then what llama.cpp refuses. A chat
+    template is rendered if `render`."""
     sets, enforced, not_checked, role = with_implied(rules), with_implied(rules), "", None
     if not rules:
         sets, role = list(file.format.rule_sets), role_of(file)
@@ -86,7 +92,7 @@ def report(file: File, rules: Sequence[str] = ()) -> Report:
             enforced = [] if not_checked else [GGML, role.name if role else LLAMA_CPP]
             sets = list(dict.fromkeys([*sets, *enforced]))
     names = {shard.name: i for i, shard in enumerate(file.shards)}
-    findings = [(names.get(finding.file or "", 0), finding) for finding in check_rules(file, sets)]
+    findings = [(names.get(finding.file or "", 0), finding) for finding in check_rules(file, sets, render=render)]
     of_one = [name for name in sets if name != LLAMA_CPP]
     findings += [(i, finding) for i, shard in enumerate(file.shards[1:], 1) for finding in check_rules(shard, of_one)]
     failures = sum(not {*finding.sets}.isdisjoint(enforced) for _, finding in findings)

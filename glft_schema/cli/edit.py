@@ -67,7 +67,7 @@ def edit(
 
 def is_loaded(file: File | Path) -> bool:
     """Tells whether a file has what llama.cpp requires of it. A path is opened."""
-    verdict = report(as_file(file))
+    verdict = report(as_file(file), render=False)
     return bool(verdict.enforced) and not verdict.failures
 
 

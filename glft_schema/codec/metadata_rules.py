@@ -121,7 +121,7 @@ class KeyType(Check):
 
     def __init__(self, id: str, keys: KeyTypes, sets: tuple[str, ...]) -> None:
         super().__init__(id, "type", sets)
-        self.keys = keys
+        self.keys, self.example = keys, keys.example
 
     def check(self, context: Context, path: str) -> None:
         found = StoredValue(context.type, context.value)

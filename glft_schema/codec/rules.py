@@ -48,10 +48,14 @@ class Check(construct.Construct):
         is_required: whether every reader enforces it.
         building: whether building for one of its sets enforces it, too.
         advice: what to do if building refuses, at the end of the error; or an empty string.
+        example: a metadata key to which it applies, if it applies to few; or an empty string.
+        broken_by: values of its field that break it.
     """
 
     expected = ""
     advice = ""
+    example = ""
+    broken_by: tuple[Any, ...] = ()
 
     def __init__(self, id: str, field: str, sets: str | Iterable[str] = RULE_SETS, building: bool = True) -> None:
         super().__init__()

@@ -13,9 +13,9 @@ from typing import Any
 from glft_schema.errors import FormatError, shown
 from glft_schema.families.libraries import library
 from glft_schema.families.vocabulary import ARCHITECTURE, CONTROL, SPACE
+from glft_schema.formats.chat_templates import TEMPLATE
 
 KEYS = "tokenizer.ggml."
-TEMPLATE = "tokenizer.chat_template"
 FIELDS = {  # what transformers' conversion takes, by the name of a key
     "tokenizer_type": "model",
     "pre_tokenizer_type": "pre",

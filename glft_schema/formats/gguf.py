@@ -42,6 +42,7 @@ from glft_schema.codec.tables import NamesOnce, Nested, Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode, TypeTable
 from glft_schema.codec.typed_values import ARRAY, ValueType
+from glft_schema.formats.chat_templates import ChatTemplate
 from glft_schema.formats.format import Format, ShardKeys
 from glft_schema.formats.gguf_keys import kinds_of_key, meaning, suits, summary, type_of_key
 from glft_schema.tensor_types.ggml import GGML_TYPES
@@ -119,6 +120,7 @@ KeyValue = Struct(
     ggml("gguf-nested-array",    this.value, not_nested),
     ggml("gguf-length",          this.value, lengths(at_most(1 << 30, "bytes or elements"))),
     KeyType("gguf-key-type",     KEY_TYPES, (SPEC,)),
+    ChatTemplate("gguf-chat-template", "value", (SPEC,)),
     Rule("gguf-alignment",       this.value, an_integer(above(0)), when=OF_ALIGNMENT),
     Limit("gguf-limit-alignment", this.value, "alignment",         when=OF_ALIGNMENT),
     both("gguf-alignment-u32",   this.type,  equals(UINT32),       when=OF_ALIGNMENT),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,7 +23,8 @@ from glft_schema.codec.structs import Padding
 from glft_schema.codec.typed_text import texts_of_change
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import with_display
-from glft_schema.errors import FormatError, OptionError, one_line, shown
+from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.families.chat_templates import template_problem
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules, parse_source
@@ -41,7 +41,6 @@ from glft_schema.words import suggestion
 
 PAGE = 4096  # bytes: alignments of payloads up to this one are kept
 SHOWN = 60  # characters of a value in a report
-TEMPLATE = "tokenizer.chat_template"  # begins the keys of chat templates
 
 
 class Change(NamedTuple):
@@ -166,8 +165,8 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
         return old, []
     new: Mapping[str, Any]
     for key, value in set.items():
-        if key.startswith(TEMPLATE) and isinstance(value, str):
-            _check_template(key, value)
+        if wrong := template_problem(key, value):
+            raise FormatError(wrong, f"metadata -> {key}")
     if isinstance(old, TypedMetadata):
         new = old.with_texts(set).without(*removed)
         for key in set:
@@ -184,18 +183,6 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
         new = replaced({key: text for key, text in entries.items() if key not in removed})
     changes = [Change("set" if key in old else "add", key, _value(old, key), _value(new, key)) for key in set]
     return new, [*changes, *(Change("remove", key, _value(old, key), None) for key in removed)]
-
-
-def _check_template(key: str, text: str) -> None:
-    """Raises FormatError if a chat template is not valid Jinja."""
-    import jinja2
-
-    text = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)  # transformers' own tag
-    try:
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=True).parse(text)
-    except jinja2.TemplateSyntaxError as error:
-        problem = f"expected Jinja, found at line {error.lineno}: {one_line(str(error.message))}"
-        raise FormatError(problem, f"metadata -> {key}") from None
 
 
 def _value(entries: Mapping[str, Any], key: str) -> Any:

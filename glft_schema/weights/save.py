@@ -118,9 +118,9 @@ def save_file(
         tensors: torch tensors by name; tensors of an open `File`, whose payloads are copied; or
             `StoredTensor`s to be loaded one at a time.
         path: the file to write.
-        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. Its
-            ``general.file_type`` is replaced by that of most weights, unless it names their type or
-            most of them are copied.
+        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. A
+            ``general.file_type`` whose type no matrix has is replaced by that of most weights,
+            unless most of them are copied.
         schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
             ``q4_0``; or pairs of them, in which a pattern may be repeated. Names override patterns.
             The last pattern whose type can hold the tensor wins. If none can, because the rows are
@@ -226,9 +226,10 @@ def _with_file_type(
 ) -> TypedMetadata:
     """Returns metadata without a file type that new payloads have made wrong."""
     code, stated = file_type_of(choices, stored), metadata.get(FILE_TYPE)
+    matrices = [choices[name].type.scheme for name, tensor in stored.items() if len(tensor.shape) > 1]
     copied = [name for name, tensor in stored.items() if tensor.file_tensor and tensor.file_tensor.dtype == choices[name].type]
     is_kept = 2 * sum(stored[name].numel for name in copied) >= sum(tensor.numel for tensor in stored.values())
-    if is_kept or not isinstance(stated, int) or (code is not None and MAIN_TYPES.get(stated) == MAIN_TYPES[code]):
+    if is_kept or not isinstance(stated, int) or MAIN_TYPES.get(stated) in matrices:
         return metadata
     return metadata.without(FILE_TYPE) if code is None else metadata | {FILE_TYPE: code}
 

@@ -245,6 +245,7 @@ READ = {
     "an integer for llama.rope.freq_base": Read(METADATA, entries((b"llama.rope.freq_base", U32, 10000)), "key-type"),
     "a string for tokenizer.ggml.tokens": Read(METADATA, entries((b"tokenizer.ggml.tokens", STRING, b"a b")), "key-type"),
     "an array of arrays for tokenizer.ggml.scores": Read(METADATA, entries((b"tokenizer.ggml.scores", ARRAY, nested(2))), "key-type", "nested-array"),
+    "a chat template with a filter that Jinja lacks": Read(METADATA, entries((b"tokenizer.chat_template", STRING, b"{{ messages|uper }}")), "chat-template"),
     "counts of other widths, and one for each layer": Read(METADATA, entries((b"llama.context_length", U64, 4096), (b"llama.block_count", I32, 2),
         (b"llama.attention.head_count", ARRAY, (U32, [8, 4])), (b"llama.rope.freq_base", F64, bytes(8)), (b"split.block_counts", STRING, b"2"))),
     "a NaN that signals, and an infinity": Read(METADATA, entries((KEY, 6, bytes.fromhex("7F800001")), (b"f", F64, bytes.fromhex("FFF0000000000000")))),

@@ -366,6 +366,8 @@ def test_tensors_of_an_open_file_are_copied(quantized: Path, tmp_path: Path) -> 
         ("Q4_1", {"*.0.*": "q4_0", "*.1.*": "f16"}, "Q4_0"),
         ("Q4_0", {"*": "q4_0"}, "Q4_0"),
         ("F16", {"*": "f16"}, "F16"),
+        ("F32", {"*": "q4_0"}, "Q4_0"),  # though a norm is F32
+        ("F16", {"*.0.*": "q4_0", "*.1.*": "f16"}, "F16"),
     ],
 )
 def test_a_file_type_is_that_of_new_payloads(

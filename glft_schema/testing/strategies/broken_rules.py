@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from glft_schema.codec.context import Context, byte_order
 from glft_schema.codec.expressions import equality, read
 from glft_schema.codec.json_table import JsonRule
-from glft_schema.codec.metadata_rules import HasKey, KeyType
+from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, Check, Rule
 from glft_schema.codec.structs import Forged, unwrapped
@@ -162,7 +162,7 @@ class Breaker:
         field, required = check.field, _required(check)
         context = self.context(struct, {**row, **required})
         values = [*candidates(check, row[field], context), *_edges(struct.field(field).node)]
-        values += check.must.broken_by if isinstance(check, Rule) else ()
+        values += check.must.broken_by if isinstance(check, Rule) else check.broken_by
         yield from ({**required, field: value} for value in values)
         for name, code, type_, node in typed_fields(struct):
             if field in (name, code):
@@ -385,8 +385,8 @@ def can_be_broken(location: RuleLocation) -> bool:
 
 def _required(check: Check) -> dict[str, Any]:
     """Returns values of fields with which a check applies, as far as they are known."""
-    if isinstance(check, KeyType):
-        return {"key": check.keys.example}
+    if check.example:
+        return {"key": check.example}
     equal = equality(check.when) if isinstance(check, Rule) else None
     return dict([equal]) if equal and "." not in equal[0] else {}  # not of another Struct
 

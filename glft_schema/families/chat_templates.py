@@ -1,0 +1,78 @@
+"""Trial rendering of chat templates, in a process of its own: a template is a program."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from glft_schema.codec.rules import SPEC
+from glft_schema.errors import Finding, FormatError, one_line
+from glft_schema.families.guarded import guarded
+from glft_schema.families.requirements import Rows
+from glft_schema.files.file import File
+from glft_schema.formats.chat_templates import GENERATION, LONGEST, TEMPLATE, environment, syntax_problem
+from glft_schema.limits import Limits
+
+SECONDS, MEMORY = 10, 1 << 28  # for one template; bytes
+TEXTS = {"user": "Hello", "assistant": "Hi"}  # a conversation
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+
+
+class RefusedError(Exception):
+    """The template's own error, by `raise_exception`."""
+
+
+def template_problem(key: str, text: Any) -> str:
+    """Returns why the value of a key is not a chat template that renders a conversation, or an
+    empty string. Templates with other names, such as for tools, are not rendered."""
+    problem = syntax_problem(key, text)
+    return problem or (_rendered_apart(text) if key == TEMPLATE and isinstance(text, str) and len(text) <= LONGEST else "")
+
+
+def broken_template(file: File) -> Iterator[Finding]:
+    """Yields the finding of a chat template that follows its rule and does not render."""
+    text = file.metadata.get(TEMPLATE)
+    if not syntax_problem(TEMPLATE, text) and (problem := template_problem(TEMPLATE, text)):
+        yield Finding("gguf-chat-rendering", (SPEC,), Rows(file).key(TEMPLATE, "value"), problem)
+
+
+@lru_cache(8)  # an edit and the checks of its result ask again
+def _rendered_apart(text: str) -> str:
+    with Limits(parser_seconds=SECONDS, parser_memory=MEMORY), guarded(__name__) as call:
+        try:
+            return str(call("rendering_problem", Path(TEMPLATE), text, file=Path(TEMPLATE)))
+        except FormatError as error:
+            return f"the chat template cannot be rendered: {error.problem}"
+
+
+def rendering_problem(_: Path, text: str) -> str:
+    """Returns why a template renders no conversation, or an empty string. The content of a message
+    is a text, or, for templates that cannot render that, a list of parts."""
+    sandbox, problems = environment(), list[str]()
+    sandbox.filters["tojson"] = lambda value, ensure_ascii=False, **options: json.dumps(
+        value, ensure_ascii=ensure_ascii, **options
+    )
+    sandbox.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: "2026-01-01"}
+    for content_of in (str, lambda text: [{"type": "text", "text": text}]):
+        messages = [{"role": role, "content": content_of(TEXTS[role])} for role in ("user", "assistant", "user")]
+        try:
+            template = sandbox.from_string(GENERATION.sub("", text))
+            found = template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **TOKENS)
+        except RefusedError:
+            return ""
+        except Exception as error:
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
+            line = f"at line {lines[-1]}: " if lines else ""
+            problems.append(f"{line}{one_line(str(getattr(error, 'msg', error)) or type(error).__name__)}")
+        else:
+            problems = [] if found.strip() else ["an empty text"]
+            break
+    return f"expected a chat template that renders a conversation, found {problems[0]}" if problems else ""
+
+
+def _refuse(message: str) -> None:
+    raise RefusedError(message)

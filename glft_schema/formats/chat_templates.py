@@ -1,0 +1,58 @@
+"""Chat templates in metadata: Jinja, in the dialect of transformers and llama.cpp."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from glft_schema.codec.context import Context
+from glft_schema.codec.rules import Check
+from glft_schema.errors import one_line, shown
+
+if TYPE_CHECKING:
+    from jinja2.sandbox import SandboxedEnvironment  # imported when a file has a template
+
+TEMPLATE = "tokenizer.chat_template"  # begins the keys of chat templates
+LONGEST = 1 << 18  # characters of a template that is checked: Jinja parses half a million in a second
+GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # transformers' own tag
+
+
+class ChatTemplate(Check):
+    """The rule that a chat template is Jinja, with filters and tests that Jinja has."""
+
+    expected = "a chat template in Jinja"
+    advice = ": rules=['ggml'] (--rules ggml) allows it"
+    example = TEMPLATE
+    broken_by = ("", "{{ messages | uper }}")
+
+    def check(self, context: Context, path: str) -> None:
+        if problem := syntax_problem(context.key, context.value):
+            self.broken(context, problem, f"{path} -> {self.field}")
+
+
+def environment() -> SandboxedEnvironment:
+    """Returns the sandbox in which templates are rendered."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+
+
+def syntax_problem(key: str, text: Any) -> str:
+    """Returns why the value of a key is no chat template, or an empty string. Renders nothing."""
+    if not (key.startswith(TEMPLATE) and isinstance(text, str) and len(text) <= LONGEST):
+        return ""
+    if not text.strip():
+        return "expected a chat template, found an empty text"
+    import jinja2
+
+    sandbox = environment()
+    try:
+        for node in sandbox.parse(GENERATION.sub("", text)).find_all((jinja2.nodes.Filter, jinja2.nodes.Test)):
+            kind, known = ("filter", sandbox.filters) if isinstance(node, jinja2.nodes.Filter) else ("test", sandbox.tests)
+            if node.name not in known:
+                return f"expected a {kind} of Jinja, found {shown(node.name)} at line {node.lineno}"
+    except jinja2.TemplateSyntaxError as error:
+        return f"expected Jinja, found at line {error.lineno}: {one_line(str(error.message))}"
+    except RecursionError:
+        return "expected a chat template, found expressions that are nested too deeply"
+    return ""

@@ -1,0 +1,133 @@
+"""Chat templates: syntax, names, and a trial rendering. Oracle: transformers' own environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import glft_schema as glft
+from glft_schema.checks.rules import check_rules
+from glft_schema.errors import FormatError
+from glft_schema.families import chat_templates
+from glft_schema.families.chat_templates import rendering_problem, template_problem
+from glft_schema.formats.chat_templates import syntax_problem
+from tests.tools.command_line import assert_refused, in_this_process
+
+KEY = "tokenizer.chat_template"
+METADATA = {"general.architecture": "toy", KEY: "{{ messages[0].content }}"}
+RENDERS = "expected a chat template that renders a conversation, found"
+GOOD = [
+    "{% for m in messages %}{{ bos_token + m['role'] + m.content | trim }}{{ eos_token }}{% endfor %}",
+    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% break %}{% endfor %}",
+    "{{ messages | tojson(indent=2, ensure_ascii=True) }}{{ strftime_now('%Y') }}",
+    "{% for m in messages %}{{ m.content[0].text + '\\n' }}{% endfor %}",  # a list of parts
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% if add_generation_prompt %}assistant{% endif %}",
+    "{{ raise_exception('expected a system message') }}",  # of this conversation
+]
+WRONG_SYNTAX = {
+    "": "expected a chat template, found an empty text",
+    " \n": "expected a chat template, found an empty text",
+    "\n{% if x %}\n{{ x }": "expected Jinja, found at line 3: unexpected '}'",
+    "\n{{ messages | uper }}": "expected a filter of Jinja, found 'uper' at line 2",
+    "{% if tools %}{{ tools | tojsn }}{% endif %}": "expected a filter of Jinja, found 'tojsn' at line 1",  # not in the trial
+    "{% if x is number %}{% elif x is any %}{% endif %}": "expected a test of Jinja, found 'any' at line 1",
+    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "expected a chat template, found expressions that are nested too deeply",
+}
+WRONG = {
+    "a\n{{ apply(messages) }}": f"{RENDERS} at line 2: 'apply' is undefined",
+    "{{ messages[0].content.parts.text }}": f"{RENDERS} at line 1: 'str object' has no attribute 'parts'",
+    "{{ 'a' + 1 }}": f'{RENDERS} at line 1: can only concatenate str (not "int") to str',
+    "{% break %}": f"{RENDERS} 'break' outside loop",
+    "{{ ''.__class__.__mro__ }}": f"{RENDERS} at line 1: access to attribute '__class__' of 'str' object is unsafe.",
+    "{# a comment #}": f"{RENDERS} an empty text",
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    glft.save_file({"w": torch.ones(2)}, tmp_path / "model.gguf", METADATA)
+    return tmp_path / "model.gguf"
+
+
+def with_template(path: Path, text: str) -> Path:
+    glft.save_file({"w": torch.ones(2)}, path, METADATA | {KEY: text}, rules=[])
+    return path
+
+
+@pytest.mark.parametrize("text", [*GOOD, *WRONG_SYNTAX, *WRONG])
+def test_transformers_agrees(text: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    problem = syntax_problem(KEY, text) or rendering_problem(Path(), text)
+    assert problem == (WRONG_SYNTAX | WRONG).get(text, "")
+    if problem.endswith("an empty text") or "tojsn" in text or " is any" in text:  # not seen without a rendering of that branch
+        return
+    contents = ("Hello", [{"type": "text", "text": "Hello"}])
+    try:
+        render = utils._compile_jinja_template(text).render
+        failures = 0
+        for content in contents:
+            try:
+                render(messages=[{"role": "user", "content": content}], bos_token="<s>", eos_token="</s>", tools=None)
+            except Exception as error:
+                failures += "expected a system message" not in str(error)
+    except Exception:
+        failures = len(contents)
+    assert (failures == len(contents)) == bool(problem)
+
+
+def test_an_edit_sets_templates_that_render(model: Path) -> None:
+    glft.edit(model, set={KEY: GOOD[0], f"{KEY}.tool_use": "{{ tools[0].name }}", "tokenizer.other": ""})
+    before = model.read_bytes()
+    for text, problem in [*list(WRONG_SYNTAX.items())[3:5], *list(WRONG.items())[:1]]:
+        with pytest.raises(FormatError) as caught:
+            glft.edit(model, set={KEY: text})
+        assert str(caught.value) == f"metadata -> {KEY}: {problem}"
+    with pytest.raises(FormatError, match=r"chat_template\.rag: expected a filter of Jinja, found 'x' at line 1"):
+        glft.edit(model, set={f"{KEY}.rag": "{{ documents | x }}"})
+    assert_refused(in_this_process("edit", model, "--set", f"{KEY}="), f"metadata -> {KEY}: expected a chat template, found")
+    assert model.read_bytes() == before
+
+
+def test_saving_refuses_what_is_not_jinja(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for text in ("", "{{ x | uper }}"):
+        with pytest.raises(FormatError) as caught:
+            glft.save_file({}, path, METADATA | {KEY: text})
+        advice = ": rules=['ggml'] (--rules ggml) allows it"
+        assert str(caught.value) == f"metadata -> 1 -> value: {WRONG_SYNTAX.get(text) or syntax_problem(KEY, text)}{advice}"
+        assert caught.value.rule == "gguf-chat-template"
+        glft.save_file({}, path, METADATA | {KEY: text}, rules=["ggml"])
+    glft.save_file({}, path, {"general.architecture": "toy", KEY: glft.Typed([], "array[string]")}, rules=["ggml"])
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "problem"),
+    [
+        ("{{ x | uper }}", "gguf-chat-template", "expected a filter of Jinja, found 'uper' at line 1"),
+        ("{{ '\\n' + f() }}", "gguf-chat-rendering", f"{RENDERS} at line 1: 'f' is undefined"),
+    ],
+)
+def test_verify_reports_a_template(text: str, rule: str, problem: str, tmp_path: Path) -> None:
+    """llama.cpp loads the model, so this is not a failure."""
+    path = with_template(tmp_path / "model.gguf", text)
+    found = [finding for finding in check_rules(path, "spec") if "chat" in finding.rule]
+    assert [(f.rule, f.path, f.problem, f.sets) for f in found] == [(rule, "metadata -> 1 -> value", problem, ("spec",))]
+    assert found[0].offset == path.read_bytes().index(KEY.encode()) + len(KEY) + 4
+    assert bool(check_rules(path, "spec", render=False)) == (rule == "gguf-chat-template")
+    done = in_this_process("verify", path)
+    assert (done.returncode, rule in done.stdout, problem in done.stdout) == (0, True, True)
+    assert in_this_process("verify", path, "--rules", "spec").returncode == 1
+    assert in_this_process("verify", path, "--rules", "ggml").returncode == 0
+
+
+def test_a_template_cannot_hang_or_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_templates, "SECONDS", 1)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    problem = (
+        "the chat template cannot be rendered: expected at most 1 s for another library (a limit of glft_schema), found more"
+    )
+    assert template_problem(KEY, endless) == problem
+    assert "MemoryError" in template_problem(KEY, "{{ 'a' * 999999999 ~ messages }}")
+    assert not template_problem(KEY, "{{ x | uper }}" + " " * (1 << 18))  # too long to be checked
