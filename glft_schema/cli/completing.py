@@ -7,11 +7,20 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from glft_schema.limits import DEFAULTS
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+@add_completion_class
+class Bash(BashComplete):
+    """Completion by bash, without a space after ``KEY=``."""
+
+    source_template = BashComplete.source_template.replace(
+        "COMPREPLY+=($value)", "COMPREPLY+=($value)\n            [[ $value == *= ]] && compopt -o nospace"
+    )
 
 
 def words(kind: str, path: str = "") -> Iterable[str]:

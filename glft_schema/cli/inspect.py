@@ -8,6 +8,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +50,9 @@ NUMBER = re.compile(r"\.[0-9]+(?=\.)")
 def inspect(
     file: Annotated[Path, argument("FILE", "Weights file or imatrix.dat; for a set, its first file.")],
     tensors: Annotated[str | None, option("PATTERN", "List the tensors whose name is or matches PATTERN.")] = None,
-    key: Annotated[str | None, option("KEY", "Print the value of a metadata key, and nothing else.")] = None,
+    key: Annotated[
+        str | None, option("KEY", "Print only the value of a metadata key, or list the keys that match a pattern.")
+    ] = None,
     everything: Annotated[bool, flag("List every tensor, and do not shorten texts.", "--all")] = False,
     as_json: Json = False,
     full: Annotated[bool, flag("With --json: print metadata arrays in full.")] = False,
@@ -61,7 +64,7 @@ def inspect(
     which bytes of tensors are missing, and the exit code is 2.
 
     --key prints a text as it is, without a newline if the output is piped, and an array with one
-    element a line.
+    element a line. With a wildcard pattern, it lists keys with shortened values.
 
     Of llama.cpp's importance matrices, GGUF or imatrix.dat, shows statistics of each matrix, over
     the mean squared activations of its columns: the share of active columns, the entropy in bits
@@ -70,6 +73,7 @@ def inspect(
 
     Examples:
         glft inspect model.gguf --tensors 'blk.0.*'
+        glft inspect model.gguf --key 'tokenizer.*'
         glft inspect model.gguf --key tokenizer.chat_template > template.jinja
     """
     with file_errors(file):
@@ -80,7 +84,7 @@ def inspect(
         parsed, fault = _opened(file)
         with parsed:
             if key is not None:
-                _print_value(parsed, key)
+                _print_entries(parsed, key, as_json, everything, full)
             elif as_json:
                 _print(as_data(parsed, full))
             elif tensors is not None:
@@ -109,14 +113,18 @@ def _print(found: dict[str, Any] | list[str]) -> None:
         echo(*found)
 
 
-def _print_value(file: File, key: str) -> None:
-    """Prints the value of a metadata key: a text as it is, or to a terminal without control
-    characters and with a newline."""
-    if key not in file.metadata:
+def _print_entries(file: File, pattern: str, as_json: bool, everything: bool, full: bool) -> None:
+    """Prints the metadata that match a pattern as JSON or as a table. Of a key alone it prints the
+    value: a text as it is, or to a terminal without control characters and with a newline."""
+    keys = [pattern] if pattern in file.metadata else [key for key in file.metadata if fnmatchcase(key, pattern)]
+    if not keys:
         from glft_schema.words import suggestion
 
-        raise OptionError(f"expected a metadata key of the file, found {shown(key)}{suggestion(key, file.metadata)}")
-    value = file.metadata[key]
+        raise OptionError(f"expected a metadata key of the file, found {shown(pattern)}{suggestion(pattern, file.metadata)}")
+    if as_json or pattern not in file.metadata:
+        _print(_entries_as_data(file.metadata, full, keys) if as_json else _entry_rows(file, everything, keys))
+        return
+    value = file.metadata[pattern]
     is_array = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
     for element in value if is_array else [value]:
         text, end = str(element), "\n"
@@ -135,7 +143,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         "format": file.format.name,
         "bytes": file.nbytes,
         "header": {name: as_json_value(value) for name, value in header.items()},
-        "metadata": _entries_as_data(file.metadata, full),
+        "metadata": _entries_as_data(file.metadata, full, file.metadata),
         "tensors": [
             {
                 **({"file": tensor.file} if len(file.shards) > 1 else {}),
@@ -166,11 +174,12 @@ def _header(file: File) -> dict[str, Any]:
     return {} if _has_index(file) else {**file.header, **file.header.counts}
 
 
-def _entries_as_data(metadata: Any, full: bool) -> dict[str, Any]:
+def _entries_as_data(metadata: Any, full: bool, keys: Iterable[str]) -> dict[str, Any]:
     if not isinstance(metadata, TypedMetadata):
-        return dict(metadata)
+        return {key: metadata[key] for key in keys}
     entries: dict[str, Any] = {}
-    for key, value in metadata.items():
+    for key in keys:
+        value = metadata[key]
         entries[key] = {"type": metadata.type_of(key)}
         if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str) and len(value) > FIRST and not full:
             entries[key] |= {"length": len(value), "first": as_json_value(value[:FIRST])}
@@ -210,18 +219,20 @@ def in_lines(file: File, everything: bool = False, fault: TruncatedError | None 
     lines += ["", *aligned(_bytes_by_type(file, everything), right=4)]
     if file.tensors.gaps:
         lines += ["", gaps_text(file)]
-    if isinstance(file.metadata, TypedMetadata):
-        entries = [
-            (safe(key), safe(file.metadata.type_of(key)), _with_meaning(file, key, MAX_LINE if everything else TEXT))
-            for key in file.metadata
-        ]
-        lines += ["", *aligned([("key", "type", "value"), *entries], right=0)] if entries else []
-    elif file.metadata:
-        lines += ["", "metadata", *(f"  {safe(key)} = {safe(value)}" for key, value in file.metadata.items())]
+    lines += ["", *_entry_rows(file, everything, file.metadata)] if file.metadata else []
     lines += ["", *(_tensor_rows(file, file.tensors.values()) if everything else _grouped_rows(file))]
     if matrix := _importance_in(file):
         lines += ["", *([f"no statistics: {matrix}"] if isinstance(matrix, str) else _statistics_in_lines(matrix))]
     return lines
+
+
+def _entry_rows(file: File, everything: bool, keys: Iterable[str]) -> list[str]:
+    """Returns a table with a row per metadata entry."""
+    if not isinstance(file.metadata, TypedMetadata):
+        return ["metadata", *(f"  {safe(key)} = {safe(file.metadata[key])}" for key in keys)]
+    longest = MAX_LINE if everything else TEXT
+    rows = [(safe(key), safe(file.metadata.type_of(key)), _with_meaning(file, key, longest)) for key in keys]
+    return aligned([("key", "type", "value"), *rows], right=0)
 
 
 def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:

@@ -129,11 +129,14 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
-            out = next((part for part in self.params if part.name == "out"), None)
+            out = next((part for part in self.params if part.name in ("out", "output")), None)
             if isinstance(error, click.MissingParameter):
                 kind = ARGUMENTS.get(str(error.param and error.param.metavar))
                 if kind == "file types" and str(ctx.params["out"]).upper() in words(kind):
                     error.param = out
+            elif isinstance(out, Argument) and isinstance(error, click.NoSuchOption) and error.option_name in ("-o", "--out"):
+                problem = f"{error.message.rstrip('.')}; the output is an argument: {out.metavar}"
+                raise click.UsageError(problem, ctx) from None
             elif isinstance(out, click.Option) and "unexpected extra argument" in error.message:
                 raise click.UsageError(f"{error.message}; the output is an option: {out.opts[-1]} {out.metavar}", ctx) from None
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,3 +59,23 @@ def test_scripts(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys; sys.argv[0] = 'glft'; from glft_schema.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert f"_GLFT_COMPLETE={shell}_complete" in done.stdout
+
+
+def test_bash_adds_no_space_after_a_key(tmp_path: Path) -> None:
+    """The script runs in bash, with `compopt` replaced, which works only while a line is edited."""
+    model, program = tmp_path / "model.gguf", tmp_path / "glft"
+    glft.save_file({}, model, {"general.architecture": "toy", "general.name": "a"})
+    code = "import sys\nsys.argv[0] = 'glft'\nfrom glft_schema.cli import main\nmain()\n"
+    program.write_text(f"#!{sys.executable}\n{code}")
+    program.chmod(0o755)
+    for option, found in (("--set", "general.name= compopt -o nospace"), ("--remove", "general.name")):
+        lines = f"""
+            eval "$(_GLFT_COMPLETE=bash_source glft)"
+            compopt() {{ said="compopt $1 $2"; }}
+            COMP_WORDS=(glft edit {model} {option} general.n) COMP_CWORD=4
+            _glft_completion glft
+            echo "${{COMPREPLY[*]}} $said"
+        """
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True, env=environment)
+        assert (done.stdout.strip(), done.stderr) == (found, "")

@@ -33,6 +33,10 @@ def test_a_missing_or_extra_output(model: Path) -> None:
     assert in_this_process("quantize", model, "out.gguf").stderr.endswith("Error: Missing argument 'TYPE'.\n")
     extra = in_this_process("edit", model, "out.gguf").stderr
     assert extra.endswith("unexpected extra argument (out.gguf); the output is an option: -o OUT\n")
+    for command, name in (("get-tensor", "OUT.npy"), ("convert", "OUT")):
+        wrong = in_this_process(command, model, "x", "-o", "out").stderr
+        assert wrong.endswith(f"Error: No such option '-o'; the output is an argument: {name}\n")
+    assert "argument:" not in in_this_process("convert", model, "-q", "out").stderr
 
 
 def test_prefixes_and_patterns_of_tensors(tmp_path: Path) -> None:

@@ -126,6 +126,23 @@ def test_inspect_prints_a_value(tmp_path: Path) -> None:
     assert_refused(done, "expected a metadata key of the file, found 'general.file_typ'; did you mean 'general.file_type'?")
 
 
+def test_inspect_lists_keys_that_match(tmp_path: Path) -> None:
+    path = model_of(1, tmp_path / "m.gguf")
+    lines = glft("inspect", path, "--key", "tokenizer.*").stdout.splitlines()
+    assert [line.split() for line in lines] == [
+        ["key", "type", "value"],
+        ["tokenizer.ggml.tokens", "array[string]", "['<s>',", "'b']"],
+        ["tokenizer.chat_template", "string", r"'{{", r"a\x1b", r"}}\nsecond", "line'"],
+    ]
+    tokens = {"tokenizer.ggml.tokens": {"type": "array[string]", "value": ["<s>", "b"]}}
+    assert json.loads(glft("inspect", path, "--key", "tokenizer.g*", "--json").stdout) == tokens
+    assert json.loads(glft("inspect", path, "--key", "tokenizer.ggml.tokens", "--json").stdout) == tokens
+    assert_refused(glft("inspect", path, "--key", "x.*"), "expected a metadata key of the file, found 'x.*'")
+    save_file({}, tmp_path / "m.glft", {"b": "1", "a.x": "2"})
+    assert glft("inspect", tmp_path / "m.glft", "--key", "a*").stdout == "metadata\n  a.x = 2\n"
+    assert json.loads(glft("inspect", tmp_path / "m.glft", "--key", "b", "--json").stdout) == {"b": "1"}
+
+
 def test_inspect_shows_what_is_left_of_a_truncated_file(tmp_path: Path) -> None:
     path = model_of(2, tmp_path / "m.gguf")
     with Container.parse_file(path) as file:
