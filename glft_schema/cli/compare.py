@@ -12,11 +12,11 @@ from click.exceptions import Exit
 
 from glft_schema.checks.compare import STATES, Comparison, MetadataChange, TensorComparison, TensorVersion
 from glft_schema.checks.compare import compare as compare_checkpoints
-from glft_schema.cli.inspect import as_json_value
+from glft_schema.cli.inspect import as_json_value, entry_data
 from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, coloured, echo, file_errors, progress_bar, refuse_overwriting
-from glft_schema.codec.typed_text import FIRST, texts_of_change
-from glft_schema.codec.typed_values import ARRAY, Typed
+from glft_schema.codec.typed_text import texts_of_change
+from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.page.comparison import comparison_page
 from glft_schema.display import aligned, first_rows, headline, percent
 from glft_schema.errors import FormatError, OptionError, TensorError, safe
@@ -206,9 +206,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 def _value_data(value: Typed | str | None) -> Any:
     if not isinstance(value, Typed):
         return value
-    if not value.type.startswith(ARRAY) or len(value.value) <= FIRST:
-        return {"type": value.type, "value": as_json_value(value.value)}
-    return {"type": value.type, "length": len(value.value), "first": as_json_value(value.value[:FIRST])}
+    return entry_data(value.type, value.value)
 
 
 def _version_data(version: TensorVersion | None) -> dict[str, Any] | None:

@@ -17,7 +17,8 @@ import numpy as np
 from glft_schema.cli.options import Json, argument, flag, option
 from glft_schema.cli.terminal import MAX_LINE, echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.codec.typed_values import Array, StoredValue
+from glft_schema.codec.typed_text import FIRST
+from glft_schema.codec.typed_values import ARRAY, Array, StoredValue
 from glft_schema.display import aligned, first_rows, headline, largest_first, totals_by_type
 from glft_schema.errors import FormatError, OptionError, TruncatedError, safe, shown, without_controls
 from glft_schema.files.byte_counts import GAPS, byte_counts
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from glft_schema.weights.importance import ImportanceMatrix  # imported when a file is one
 
 OLD_NAME = "imatrix.dat"
-FIRST = 8  # elements shown of a long array
 TEXT = 80  # characters shown of a text
 ROWS = 60  # of tensors
 # fmt: off
@@ -177,15 +177,14 @@ def _header(file: File) -> dict[str, Any]:
 def _entries_as_data(metadata: Any, full: bool, keys: Iterable[str]) -> dict[str, Any]:
     if not isinstance(metadata, TypedMetadata):
         return {key: metadata[key] for key in keys}
-    entries: dict[str, Any] = {}
-    for key in keys:
-        value = metadata[key]
-        entries[key] = {"type": metadata.type_of(key)}
-        if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str) and len(value) > FIRST and not full:
-            entries[key] |= {"length": len(value), "first": as_json_value(value[:FIRST])}
-        else:
-            entries[key]["value"] = as_json_value(value)
-    return entries
+    return {key: entry_data(metadata.type_of(key), metadata[key], full) for key in keys}
+
+
+def entry_data(type_: str, value: Any, full: bool = False) -> dict[str, Any]:
+    """Returns a typed value as JSON data; a long array abbreviated unless `full`."""
+    if type_.startswith(ARRAY) and len(value) > FIRST and not full:
+        return {"type": type_, "length": len(value), "first": as_json_value(value[:FIRST])}
+    return {"type": type_, "value": as_json_value(value)}
 
 
 def as_json_value(value: Any) -> Any:

@@ -22,10 +22,6 @@ TEXTS = {"user": "Hello", "assistant": "Hi"}  # a conversation
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-class RefusedError(Exception):
-    """The template's own error, by `raise_exception`."""
-
-
 def template_problem(key: str, text: Any) -> str:
     """Returns why the value of a key is not a chat template that renders a conversation, or an
     empty string. Templates with other names, such as for tools, are not rendered."""
@@ -52,27 +48,19 @@ def _rendered_apart(text: str) -> str:
 def rendering_problem(_: Path, text: str) -> str:
     """Returns why a template renders no conversation, or an empty string. The content of a message
     is a text, or, for templates that cannot render that, a list of parts."""
-    sandbox, problems = environment(), list[str]()
-    sandbox.filters["tojson"] = lambda value, ensure_ascii=False, **options: json.dumps(
-        value, ensure_ascii=ensure_ascii, **options
-    )
-    sandbox.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: "2026-01-01"}
+    sandbox, problems, refusals = environment(), list[str](), list[str]()
+    sandbox.filters["tojson"] = lambda value, ensure_ascii=False, **more: json.dumps(value, ensure_ascii=ensure_ascii, **more)
+    sandbox.globals |= {"raise_exception": refusals.append, "strftime_now": lambda form: "2026-01-01"}
     for content_of in (str, lambda text: [{"type": "text", "text": text}]):
         messages = [{"role": role, "content": content_of(TEXTS[role])} for role in ("user", "assistant", "user")]
         try:
             template = sandbox.from_string(GENERATION.sub("", text))
             found = template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **TOKENS)
-        except RefusedError:
-            return ""
+            problems = [] if found.strip() else ["an empty text"]
+            break
         except Exception as error:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
             line = f"at line {lines[-1]}: " if lines else ""
             problems.append(f"{line}{one_line(str(getattr(error, 'msg', error)) or type(error).__name__)}")
-        else:
-            problems = [] if found.strip() else ["an empty text"]
-            break
-    return f"expected a chat template that renders a conversation, found {problems[0]}" if problems else ""
-
-
-def _refuse(message: str) -> None:
-    raise RefusedError(message)
+    is_broken = problems and not refusals  # a template may refuse this conversation
+    return f"expected a chat template that renders a conversation, found {problems[0]}" if is_broken else ""

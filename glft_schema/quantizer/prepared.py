@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
+from glft_schema.display import FILE_TYPE
 from glft_schema.families.converter import Converter
 from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
 from glft_schema.formats.registry import WITH_TYPES
@@ -18,7 +19,6 @@ from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.convert import as_typed
 from glft_schema.weights.importance import ImportanceMatrix
-from glft_schema.weights.schemes import FILE_TYPE
 from glft_schema.weights.stored_tensors import StoredTensor
 
 IN_FLOAT32 = Converter(outtype="f32")

@@ -17,7 +17,7 @@ from typing import Any
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import STRING, from_text, to_text
 from glft_schema.codec.typed_values import Typed
-from glft_schema.display import Progress
+from glft_schema.display import FILE_TYPE, Progress
 from glft_schema.errors import FormatError, MetadataWarning
 from glft_schema.families.converter import Converter
 from glft_schema.families.loader import LLAMA_CPP
@@ -33,7 +33,7 @@ from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import save_file
-from glft_schema.weights.schemes import FILE_TYPE, Chosen, Schemes, TypeChooser, as_pairs, choose_types, file_type_of
+from glft_schema.weights.schemes import Chosen, Schemes, TypeChooser, as_pairs, choose_types, file_type_of
 from glft_schema.weights.similar_keys import warn_of_slips
 from glft_schema.weights.stored_tensors import StoredTensor
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
-from glft_schema.display import Progress, Results
+from glft_schema.display import FILE_TYPE, Progress, Results
 from glft_schema.errors import FormatError, OptionError, TiedWarning, shown
 from glft_schema.families.loader import LLAMA_CPP, broken_model
 from glft_schema.files.container import Container
@@ -30,7 +30,7 @@ from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
-from glft_schema.weights.schemes import FILE_TYPE, Choice, Schemes, TypeChooser, choose_types, file_type_of
+from glft_schema.weights.schemes import Choice, Schemes, TypeChooser, choose_types, file_type_of
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 

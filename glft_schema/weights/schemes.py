@@ -19,8 +19,6 @@ from glft_schema.weights.requantizing import refusal, type_before
 from glft_schema.weights.stored_tensors import StoredTensor
 from glft_schema.words import suggestion
 
-FILE_TYPE = "general.file_type"
-
 
 @dataclass(frozen=True)
 class Choice:
