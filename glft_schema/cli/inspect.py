@@ -72,7 +72,6 @@ def inspect(
     the cosine similarity with the layer before.
 
     Examples:
-        glft inspect model.gguf --tensors 'blk.0.*'
         glft inspect model.gguf --key 'tokenizer.*'
         glft inspect model.gguf --key tokenizer.chat_template > template.jinja
     """
