@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -232,6 +233,15 @@ def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     sides = ["<"] * (len(widths) - right) + [">"] * right
     line = "".join(f"  {{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
     return [line.format(*row).rstrip() for row in rows]
+
+
+def wrapped(text: str) -> list[str]:
+    """Returns a text as indented lines that fit the terminal, if stdout is one."""
+    if (width := columns(math.inf)) == math.inf:
+        return [f"  {text}"]
+    wrapper = TextWrapper(int(width), "  ", " " * 6, break_long_words=False, break_on_hyphens=False)
+    wrapper.expand_tabs = wrapper.replace_whitespace = False  # names are printed as they are
+    return wrapper.wrap(text)
 
 
 def first_rows(rows: Sequence[tuple[str, ...]], right: int, most: int, all_by: str) -> list[str]:

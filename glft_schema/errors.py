@@ -9,6 +9,9 @@
      │    └── SchemeError       an invalid scheme or pattern, or a missing importance matrix
      └── ClosedError            access to a closed file
 
+    NotImplementedError
+     └── UnsupportedError       a declaration that a language, map or strategy cannot express
+
     UserWarning
      ├── QuantizationWarning    weights lost because their scale rounds to zero
      ├── MetadataWarning        metadata left out, because the target format has none
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 MOST_BITS = 1024  # of an integer that is shown; Python refuses decimals of more than 4300 digits
 BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("frozenset({", "})")}
@@ -240,6 +244,10 @@ class ClosedError(ValueError):
     """Access to a closed file."""
 
 
+class UnsupportedError(NotImplementedError):
+    """A declaration that a language, map or strategy cannot express."""
+
+
 class QuantizationWarning(UserWarning):
     """Weights so small that their scale rounds to zero; they are stored as zeros."""
 
@@ -260,6 +268,9 @@ class SimilarKeyWarning(UserWarning):
     """A new metadata key that differs from a well-known one by one letter, or only in case."""
 
 
+Repair = tuple[str, str, Any]
+
+
 @dataclass
 class Finding:
     """A rule that a file breaks.
@@ -272,6 +283,10 @@ class Finding:
         offset: first byte of the field, from the start of the container.
         building: whether building enforces the rule, if one of its sets is requested.
         file: name of the file, if a set of files was checked as a whole.
+        name: the tensor or metadata key, if the rule is about one that the file may lack.
+        repair: the change that repairs it, if one is known: ``("set", key, value)``, or
+            ``("rename", tensor, new name)``.
+        explained: whether the number that explains most findings of the file explains this one.
     """
 
     rule: str
@@ -281,3 +296,6 @@ class Finding:
     offset: int | None = None
     building: bool = True
     file: str | None = None
+    name: str = ""
+    repair: Repair | None = None
+    explained: bool = False

@@ -1,14 +1,16 @@
-"""Common cause of many findings: a number of the metadata that the tensors contradict.
+"""Numbers of the metadata that the tensors contradict, or that are missing.
 
 Each number that the expected dims depend on is solved for the stored dims. The model is checked
-again with the best values, and the value that removes the most findings is the cause.
+again with the best values, and the value that removes the most findings is their common cause.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from heapq import nlargest
 
+from glft_schema.errors import Finding
 from glft_schema.families.loader import (
     BLOCK,
     Numbers,
@@ -42,51 +44,74 @@ class Trial(Numbers):
         self.replaced, self.stated = ("", 0), dict[str, int | None]()
 
     def number(self, key: str, default: int = 0) -> int:
+        if key == self.replaced[0]:
+            return self.replaced[1]
         if key not in self.stated:
             self.stated[key] = None if self.value(key) is None else super().number(key)
-        stated = self.replaced[1] if key == self.replaced[0] else self.stated[key]
+        stated = self.stated[key]
         return default if stated is None else stated
 
     def count(self, key: str) -> int:
-        if key not in self.stated:
+        if key not in self.stated and key != self.replaced[0]:
             self.stated[key] = super().count(key)
         return self.number(key)
 
 
-def common_cause(file: File, total: int) -> str:
-    """Returns which number of a model explains most of its `total` findings, or an empty string."""
+def explain(file: File, findings: list[Finding]) -> str:
+    """Sets the repair of the findings that a number of a model explains, and of missing numbers.
+
+    Returns:
+        The number that explains most of all findings, or an empty string.
+    """
     arch, first = file.metadata.get(ARCHITECTURE), file.shards[0]
-    if total < LEAST or not isinstance(arch, str) or arch not in BY_ARCH:
+    if not findings or not isinstance(arch, str) or arch not in BY_ARCH:
         return ""
     numbers, family = Trial(file, arch), BY_ARCH[arch]
     list(read_keys(first, numbers, family))
 
-    def findings() -> int:
-        return len([*broken_limits(first, numbers, family), *broken_tensors(file, numbers, family)])
-
-    before = findings()
-    cause, most = "", max(LEAST - 1, total // 2)
-    for _, key, value in _candidates(file, numbers, family):
+    def broken(key: str = "", value: int = 0) -> dict[tuple[str, str, str], Finding]:
         numbers.replaced = key, value
-        if (explained := before - findings()) > most:
-            most = explained
-            cause = f"{_stated(file, numbers.full(key))} explains {explained} of {total} violations: the tensors fit {value}"
-    return cause
+        return {_place(one): one for one in (*broken_limits(first, numbers, family), *broken_tensors(file, numbers, family))}
 
-
-def _candidates(file: File, numbers: Trial, family: Family) -> list[tuple[int, str, int]]:
-    """Returns (number of tensors that get their dims, key, value), the best first."""
-    found, equations = list[tuple[int, str, int]](), _equations(file, numbers, family)
-    values = sorted({*SMALL, *(size for _, dims in equations for size in dims)})
+    before = broken()
+    equations = _equations(file, numbers, family)
+    for finding in findings:
+        key = finding.name.removeprefix(f"{arch}.")
+        if finding.name in numbers.unknown and finding.name not in file.metadata:
+            (most, value), (second, _), *_ = sorted(_fits(numbers, equations, key), reverse=True) + [(0, 0)] * 2
+            if most > second and len(broken(key, value)) <= len(before):
+                finding.repair = "set", finding.name, value
+    candidates = list[tuple[int, bool, str, int]]()
     for key in list(numbers.stated):
         name = numbers.full(key)
-        if name not in numbers.read - numbers.unknown or (TYPES.get(key) == PER_BLOCK and is_array(file, name)):
-            continue
-        for value in values:
-            numbers.replaced = key, value
-            fit = sum(count for (text, dims), count in equations.items() if _sizes(text, numbers) == dims)
-            found += [(fit, key, value)] if fit else []
-    return nlargest(TRIALS, found, key=lambda one: (one[0], numbers.full(one[1]) in file.metadata))
+        if name in numbers.read and not (TYPES.get(key) == PER_BLOCK and is_array(file, name)):
+            candidates += [(fit, name in file.metadata, key, value) for fit, value in _fits(numbers, equations, key)]
+    best = nlargest(TRIALS, candidates, key=lambda one: one[:2])
+    trials = [(numbers.full(key), value, broken(key, value)) for *_, key, value in best]
+    name, value, after = min(trials, key=lambda trial: len(trial[2]), default=("", 0, before))
+    if len(before) - len(after) < max(LEAST, len(findings) // 2 + 1):
+        return ""
+    for finding in findings:
+        finding.explained = _place(finding) in before.keys() - after
+        if finding.explained and not is_array(file, name):
+            finding.repair = "set", name, value
+        elif same := after.get(_place(finding)):
+            finding.repair = finding.repair or same.repair  # a tensor to rename, whose dims are known now
+    count = sum(finding.explained for finding in findings)
+    return f"{_stated(file, name)} explains {count} of {len(findings)} violations: the tensors fit {value}"
+
+
+def _place(finding: Finding) -> tuple[str, str, str]:
+    """Returns what a finding has in common with the same one in a trial."""
+    return finding.rule, finding.path, finding.name
+
+
+def _fits(numbers: Trial, equations: Equations, key: str) -> Iterator[tuple[int, int]]:
+    """Yields (number of tensors that get their dims, value of a key)."""
+    for value in sorted({*SMALL, *(size for _, dims in equations for size in dims)}):
+        numbers.replaced = key, value
+        if fit := sum(count for (text, dims), count in equations.items() if _sizes(text, numbers) == dims):
+            yield fit, value
 
 
 def _equations(file: File, numbers: Trial, family: Family) -> Equations:

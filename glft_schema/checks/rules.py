@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from glft_schema.checks.causes import common_cause
+from glft_schema.checks.causes import explain
 from glft_schema.checks.roles import ROLES, broken_role, role_of
 from glft_schema.codec.rules import GGML, RULE_SETS, SPEC, rule_sets
 from glft_schema.errors import Finding, OptionError, shown
@@ -68,7 +68,7 @@ class Report:
         sets: the rule sets that were checked.
         enforced: those whose violations are failures.
         findings: pairs of a file's number in its set and a finding.
-        failures: the number of findings that are failures.
+        failures: those that are failures.
         not_checked: why the rules of llama.cpp's loader were not checked, or an empty string.
         cause: a number of the metadata that explains most findings, or an empty string.
     """
@@ -76,7 +76,7 @@ class Report:
     sets: list[str]
     enforced: list[str]
     findings: list[tuple[int, Finding]]
-    failures: int
+    failures: list[Finding]
     not_checked: str
     cause: str
 
@@ -95,8 +95,10 @@ def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report
     findings = [(names.get(finding.file or "", 0), finding) for finding in check_rules(file, sets, render=render)]
     of_one = [name for name in sets if name != LLAMA_CPP]
     findings += [(i, finding) for i, shard in enumerate(file.shards[1:], 1) for finding in check_rules(shard, of_one)]
-    failures = sum(not {*finding.sets}.isdisjoint(enforced) for _, finding in findings)
+    every = [finding for _, finding in findings]
+    failures = every if rules else [finding for finding in every if not {*finding.sets}.isdisjoint(enforced)]
     if role:  # loads without some keys
-        failures -= sum(1 for _ in broken_role(file, role)) - sum(1 for _ in broken_role(file, role, to_load=True))
-    cause = common_cause(file, len(findings)) if LLAMA_CPP in sets else ""
-    return Report(sets, enforced, findings, len(findings) if rules else failures, not_checked, cause)
+        refused = [finding.problem for finding in broken_role(file, role, to_load=True)]
+        failures = [finding for finding in failures if role.name not in finding.sets or finding.problem in refused]
+    cause = explain(file, every) if LLAMA_CPP in sets else ""
+    return Report(sets, enforced, findings, failures, not_checked, cause)

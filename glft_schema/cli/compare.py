@@ -94,8 +94,8 @@ def compare(
                 predictions = compare_predictions(
                     one, other, text=words, tokenizer=tokenizer, context=context, chunks=chunks, progress=bar
                 )
-        except (FormatError, NotImplementedError, OptionError, OSError, TensorError) as error:
-            failure = error  # reported after the comparison
+        except (FormatError, NotImplementedError, OptionError, OSError, TensorError) as error:  # reported after the comparison
+            failure = OptionError(str(error)) if isinstance(error, NotImplementedError) else error  # of a model's library
     changes, tensors = _metadata_rows(comparison.metadata), _tensor_rows(comparison.differing)
     summary = [*comparison.summary, *([_predictions_text(predictions)] if predictions else [])]
     if page:

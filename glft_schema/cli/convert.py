@@ -24,12 +24,13 @@ from glft_schema.cli.options import (
     option,
 )
 from glft_schema.cli.terminal import MAX_LINE, echo, echo_written, file_errors, progress_bar, refuse_overwriting, unique
-from glft_schema.cli.written import fallbacks, mapped, payloads, requantized, ties, totals, unlike_asked
+from glft_schema.cli.written import fallbacks, mapped, payloads, requantized, ties, totals, unlike_asked, warn_of_refusal
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.families.converter import Converter
+from glft_schema.files.container import Container
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -134,6 +135,9 @@ def convert(
                 allow_requantize=allow_requantize,
             )
     echo(*mapped(checkpoint, source), *report(written, out, verbose))
+    if (exclude or metadata) and out.is_file():
+        with file_errors(out), Container.parse_file(out, mmap=False) as result:
+            warn_of_refusal(checkpoint.file, result)
     echo_written([out], "verify", out)
 
 

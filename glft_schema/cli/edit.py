@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from glft_schema.checks.rules import report
 from glft_schema.cli.convert import parse_metadata, text_of
 from glft_schema.cli.options import Texts, argument, flag, option
 from glft_schema.cli.terminal import GREEN, RED, echo, echo_written, file_errors, unique
+from glft_schema.cli.written import warn_of_refusal
 from glft_schema.errors import OptionError, shown
-from glft_schema.files.container import Container, as_file
-from glft_schema.files.file import File
 from glft_schema.weights.edit import edit as edit_file
 
 
@@ -39,13 +37,13 @@ def edit(
 
     The output has one line for each change. After an error, nothing is written. general.alignment
     and the keys of split files cannot be changed. A new key that resembles a well-known key is
-    written with a warning, and so is a file that llama.cpp refuses because of the change.
+    written with a warning, and so is a file that llama.cpp will refuse because of the change.
 
     Examples:
         glft edit model.gguf --set general.name=Toy
         glft edit model.gguf --set tokenizer.chat_template=@chat.jinja
     """
-    with file_errors(file), Container.parse_file(file) as before:
+    with file_errors(file):
         edited = edit_file(
             file,
             out,
@@ -53,22 +51,14 @@ def edit(
             remove=remove,
             rename=parse_renames(rename),
             dry_run=dry_run,
+            check=warn_of_refusal,
         )
-        lost = not dry_run and not is_loaded(out or file) and is_loaded(before)  # still open, though replaced
     for change in edited.changes:
         echo(str(change), colour=RED if change.action == "remove" else GREEN)
     if dry_run:
         echo(f"dry run: {edited.nbytes:,} bytes would be written, {edited.copied:,} of them copied unchanged")
         return
-    if lost:
-        echo("glft: warning: llama.cpp loaded the file before, and refuses it now: glft verify shows why", error=True)
     echo_written([out or file], "inspect", out or file)
-
-
-def is_loaded(file: File | Path) -> bool:
-    """Tells whether a file has what llama.cpp requires of it. A path is opened."""
-    verdict = report(as_file(file), render=False)
-    return bool(verdict.enforced) and not verdict.failures
 
 
 def parse_renames(texts: Iterable[str]) -> dict[str, str]:

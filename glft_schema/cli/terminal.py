@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeVar
 from click.exceptions import Exit
 
 from glft_schema.display import Progress, size_text
-from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, printable, shown
+from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, UnsupportedError, printable, shown
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
 
@@ -107,11 +107,10 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
 
 @contextmanager
 def option_errors() -> Iterator[None]:
-    """Reports an OptionError, or what a language or map cannot express, as one line on stderr, with
-    exit code 2."""
+    """Reports an OptionError or UnsupportedError as one line on stderr, with exit code 2."""
     try:
         yield
-    except (OptionError, NotImplementedError) as error:
+    except (OptionError, UnsupportedError) as error:
         echo(f"glft: {error}", error=True)
         raise Exit(REFUSED) from None
 

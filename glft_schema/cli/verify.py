@@ -6,10 +6,12 @@ import errno
 import json
 import math
 import re
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -23,11 +25,11 @@ from glft_schema.checks.values import UNKNOWN, Oddity, check_values
 from glft_schema.cli.compare import errors_data
 from glft_schema.cli.inspect import as_json_value, gaps_text
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
-from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
+from glft_schema.cli.terminal import FAILED, MAX_LINE, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
-from glft_schema.display import aligned, counted, first_rows, percent
-from glft_schema.errors import Finding, OptionError, safe, shown
-from glft_schema.families.loader import LLAMA_CPP
+from glft_schema.display import aligned, counted, percent, wrapped
+from glft_schema.errors import Finding, OptionError, Repair, safe, shown
+from glft_schema.families.loader import BLOCK, LLAMA_CPP
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.formats.imatrix import is_old_matrix
@@ -39,6 +41,7 @@ from glft_schema.weights.importance import read_importance
 
 SHA256 = re.compile("(sha256:)?[0-9a-fA-F]{64}")
 FINDINGS = 20  # shown of the violations of a file
+CHANGES = 100  # of a repair
 
 
 class Outcome(NamedTuple):
@@ -167,22 +170,47 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
         lines[0] += f"; {LLAMA_CPP}: not checked, {verdict.not_checked}"
     elif verdict.failures and not rules:
         lines[0] += f"; {LLAMA_CPP} refuses the file"
+    is_set, parts = len(file.shards) > 1, _repair(file, [finding.repair for _, finding in found])
+    lines += _findings([one for one in found if not one[1].explained], is_set, FINDINGS)
     if verdict.cause:
-        lines.append(verdict.cause)
-    if found:
-        lines += _findings(found, len(file.shards) > 1, FINDINGS)
+        lines += [verdict.cause, *_findings([one for one in found if one[1].explained], is_set, FINDINGS)]
+    if parts:
+        repaired = sum(finding.repair is not None for _, finding in found)
+        lines += [f"to repair {repaired} of {counted(found, 'violation')}:", *(f"  {part} \\" for part in parts)]
+        lines[-1] = lines[-1].removesuffix(" \\")
     if file.tensors.gaps:
         lines.append(gaps_text(file))
-    data: dict[str, Any] = {"checked": verdict.sets, "enforced": verdict.enforced, "failures": verdict.failures}
+    data: dict[str, Any] = {"checked": verdict.sets, "enforced": verdict.enforced, "failures": len(verdict.failures)}
     data |= {"not_checked": {LLAMA_CPP: verdict.not_checked} if verdict.not_checked else {}, "cause": verdict.cause or None}
-    data["broken"] = _findings_data(found)
+    data |= {"repair": " ".join(map(str.strip, parts)) or None, "broken": _findings_data(found)}
     return Outcome(lines, data, not verdict.failures)
 
 
 def _findings(found: list[tuple[str, Finding]], is_set: bool, most: int) -> list[str]:
-    rows = [("file", "rule", "field", "problem", "byte")]
-    rows += [(safe(name), f.rule, f.path, f.problem, f"{f.offset}") for name, f in found]
-    return first_rows([row if is_set else row[1:] for row in rows], 1, most, "--json")
+    """Returns a paragraph per violation. Tensors that differ in their block alone share one."""
+    alike = dict[tuple[str, ...], list[Finding]]()
+    for name, finding in found:
+        problem = BLOCK.sub("blk.*.", finding.problem)
+        path = finding.path if problem == finding.problem else re.sub("[0-9]+", "*", finding.path)
+        alike.setdefault((name, path, problem, finding.rule), []).append(finding)
+    lines = list[str]()
+    for (name, path, problem, rule), (first, *others) in islice(alike.items(), most):
+        at = f"at byte {first.offset}"
+        text = f"{first.path}: {first.problem} ({at}) [{rule}]"
+        if others:
+            text = f"{path}: {problem} ({1 + len(others)} tensors, the first {at}) [{rule}]"
+        lines += wrapped(f"{safe(name)}: {text}" if is_set else text)
+    hidden = len(alike) - most
+    return [*lines, *([f"  ... and {hidden:,} more: --json"] if hidden > 0 else [])]
+
+
+def _repair(file: File, repairs: Iterable[Repair | None]) -> list[str]:
+    """Returns a command, an option per line; none if no repair is known or can be printed."""
+    changes = islice(dict.fromkeys(filter(None, repairs)), CHANGES)
+    options = [f"    --{action} {shlex.quote(f'{name}={new}')}" for action, name, new in changes if "=" not in name]
+    parts = [f"glft edit {shlex.quote(file.name)} -o NEW{Path(file.name).suffix}", *options]
+    can_repair = options and len(file.shards) == 1  # glft edit edits no sets
+    return parts if can_repair and all(part.isprintable() and len(part) < MAX_LINE for part in parts) else []
 
 
 def _findings_data(found: list[tuple[str, Finding]]) -> list[dict[str, Any]]:

@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from glft_schema.checks.rules import report
+from glft_schema.cli.terminal import echo
 from glft_schema.display import aligned, counted
 from glft_schema.errors import safe
+from glft_schema.files.file import File
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.requantizing import counted_types
@@ -27,6 +30,14 @@ def mapped(checkpoint: Checkpoint, source: Path) -> list[str]:
     kinds = dict.fromkeys(re.sub(r"\b\d+\b", "N", safe(name)) for name in checkpoint.dropped)
     left_out = [f"left out, since GGUF does not have them: {', '.join(kinds)}"] if kinds else []
     return [f"{source}: a Hugging Face folder, {how}", *left_out] if family or checkpoint.converter else []
+
+
+def warn_of_refusal(before: File | None, after: File) -> None:
+    """Warns if llama.cpp will refuse a new file, unless it refuses the file before the change."""
+    verdict = report(after, render=False)
+    if verdict.failures and (before is None or not report(before, render=False).failures):
+        reason = verdict.cause or verdict.failures[0].problem
+        echo(f"glft: warning: llama.cpp will refuse the new file (see glft verify): {reason}", error=True)
 
 
 def totals(written: Sequence[WrittenTensor]) -> list[str]:

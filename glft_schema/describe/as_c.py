@@ -31,6 +31,7 @@ from glft_schema.describe.sentences import (
     rule_text,
     rules_of_no_field,
 )
+from glft_schema.errors import UnsupportedError
 from glft_schema.scalar.as_c import KEYWORDS as RESERVED
 from glft_schema.scalar.as_c import TYPES, Unit, with_prelude
 
@@ -47,7 +48,7 @@ def as_c(schema: s.Schema) -> str:
     """Returns the text of the header.
 
     Raises:
-        NotImplementedError: if a payload size or a condition has an expression that C does not get.
+        UnsupportedError: if a payload size or a condition has an expression that C does not get.
         ScalarError: if a scalar function is not of the language.
     """
     return _Header(schema).text()
@@ -456,7 +457,7 @@ class _Header(NodeWords):
         elif isinstance(node, s.BlockArray):
             size, dims = f"sizeof(struct {self.name(node.block)})", ["out", f"in / {node.weights}"]
         else:
-            raise NotImplementedError(f"expected a payload field of numbers or blocks, found {type(node).__name__}")
+            raise UnsupportedError(f"expected a payload field of numbers or blocks, found {type(node).__name__}")
         for dim in dims:
             size = f"{self.prefix}_times({size}, {dim})" if size != "1" else dim
         return size
@@ -475,7 +476,7 @@ class _Header(NodeWords):
                 return f"{self.prefix}_{function}({left}, {right})"
             if expression.sign in SIGNS:
                 return f"({left} {SIGNS[expression.sign]} {right})"
-        raise NotImplementedError(f"expected an expression on out, in and dims, found {expression}")
+        raise UnsupportedError(f"expected an expression on out, in and dims, found {expression}")
 
 
 def c_type(number: s.Number) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 
 from glft_schema.codec.expressions import Constant, Expression, Length, Operation, Reference
+from glft_schema.errors import UnsupportedError
 
 # fmt: off
 SIGNS = {
@@ -55,7 +56,7 @@ def name_of(expression: Expression) -> str:
     """Returns an expression as part of a name: ``header.version == 1`` becomes ``version_is_1``.
 
     Raises:
-        NotImplementedError: if it has more than fields, numbers, lengths and operations.
+        UnsupportedError: if it has more than fields, numbers, lengths and operations.
     """
     match expression:
         case Reference():
@@ -66,4 +67,4 @@ def name_of(expression: Expression) -> str:
             return f"{name_of(expression.left)}_{SIGNS[expression.sign]}_{name_of(expression.right)}"
         case Length():
             return f"length_of_{name_of(expression.of)}"
-    raise NotImplementedError(f"cannot derive a name from the expression {expression}")
+    raise UnsupportedError(f"cannot derive a name from the expression {expression}")

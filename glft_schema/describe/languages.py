@@ -16,7 +16,7 @@ def write(schema: Schema, language: str) -> str:
 
     Raises:
         OptionError: if there is no such language.
-        NotImplementedError: if the language cannot express the schema.
+        UnsupportedError: if the language cannot express the schema.
     """
     if language not in WRITERS:
         raise OptionError(f"expected one of {', '.join(WRITERS)}, found {shown(language)}")

@@ -22,6 +22,7 @@ from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.rules import Check
 from glft_schema.describe.nodes import FILE, Field, Node, Ref, Schema, StructOf, SwitchCase, TypeOf, Wrapper
+from glft_schema.errors import UnsupportedError
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.tensor_type import TensorType
@@ -67,7 +68,7 @@ def _type_of(code: int | str, type_: TensorType, schema: Schema) -> TypeOf:
     return TypeOf(type_, code, payload.name, block, weights * packed, nbytes, row - nbytes, rules, packed)
 
 
-class UndescribedError(NotImplementedError):
+class UndescribedError(UnsupportedError):
     """A field whose construct has no node.
 
     Attributes:
@@ -75,7 +76,7 @@ class UndescribedError(NotImplementedError):
         problem: why it has no node.
     """
 
-    def __init__(self, name: str, error: NotImplementedError) -> None:
+    def __init__(self, name: str, error: UnsupportedError) -> None:
         self.path, self.problem = name, str(error)
         if isinstance(error, UndescribedError):  # of a Struct in the field
             self.path, self.problem = f"{name} -> {error.path}", error.problem
@@ -87,10 +88,10 @@ def node_of(declared: Any, schema: Schema, name: str) -> Node:
     """Reads a construct. Adds its structs to `schema.structs`, under `name` if they have no title.
 
     Raises:
-        NotImplementedError: if the class of the construct is not registered.
+        UnsupportedError: if the class of the construct is not registered.
     """
     kind = type(declared).__name__
-    raise NotImplementedError(f"{kind} has no node: register a function with @glft_schema.describe.node_of.register({kind})")
+    raise UnsupportedError(f"{kind} has no node: register a function with @glft_schema.describe.node_of.register({kind})")
 
 
 @cache
@@ -138,7 +139,7 @@ def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
 def _field(part: construct.Construct, rules: tuple[Check, ...], schema: Schema, struct: str) -> Field:
     try:
         node = node_of(part, schema, part.name or struct)
-    except NotImplementedError as error:
+    except UnsupportedError as error:
         if not part.name:
             raise
         raise UndescribedError(part.name, error) from None
@@ -226,14 +227,14 @@ _register(TensorData,          lambda it, of: s.Payloads(it.table, read(it.padde
 @node_of.register(construct.Padded)
 def _(declared: construct.Padded, schema: Schema, name: str) -> Node:
     if declared.subcon is not construct.Pass:
-        raise NotImplementedError("construct's Padded is supported only as Padding")
+        raise UnsupportedError("construct's Padded is supported only as Padding")
     return wrapped(s.Bytes(known(declared.length)), options=(None,), is_closed=True)
 
 
 @node_of.register(construct.StringEncoded)
 def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Node:
     if not isinstance(declared.subcon, construct.Prefixed):
-        raise NotImplementedError("only length-prefixed strings are supported")
+        raise UnsupportedError("only length-prefixed strings are supported")
     encoding = codecs.lookup(declared.encoding).name
     return s.Text(node_of(declared.subcon.lengthfield, schema, name), encoding, is_strict=True)
 
@@ -241,7 +242,7 @@ def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Node:
 @node_of.register(construct.FocusedSeq)
 def _(declared: construct.FocusedSeq, schema: Schema, name: str) -> Node:
     if [part.name for part in declared.subcons] != ["count", "items"]:
-        raise NotImplementedError("construct's FocusedSeq is supported only as PrefixedArray")
+        raise UnsupportedError("construct's FocusedSeq is supported only as PrefixedArray")
     count, items = declared.subcons
     return s.Counted(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name), has_scope=True)
 
@@ -266,7 +267,7 @@ def _(declared: construct.Switch, schema: Schema, name: str) -> Node:
 
 
 def known(expression: Any) -> Expression:
-    """Returns an expression, parsed. Raises NotImplementedError for a function."""
+    """Returns an expression, parsed. Raises UnsupportedError for a function."""
     if (found := read(expression)) is None:
-        raise NotImplementedError(f"expected an expression such as this.count, found the function {expression!r}")
+        raise UnsupportedError(f"expected an expression such as this.count, found the function {expression!r}")
     return found

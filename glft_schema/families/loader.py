@@ -19,6 +19,7 @@ from glft_schema.families.page import Family, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
 from glft_schema.families.requirements import ARCHITECTURE, Requirement, Rows, broken_keys, located
 from glft_schema.files.file import File
+from glft_schema.words import suggestion
 
 LLAMA_CPP = "llama.cpp"
 TOKENIZER = "tokenizer.ggml."
@@ -134,8 +135,8 @@ def check_model(file: File) -> list[Finding]:
     return found
 
 
-def _finding(what: str, shard: File, path: str, problem: str) -> Finding:
-    return Finding(f"{LLAMA_CPP}-{what}", (LLAMA_CPP,), path, problem, file=shard.name)
+def _finding(what: str, shard: File, path: str, problem: str, name: str = "") -> Finding:
+    return Finding(f"{LLAMA_CPP}-{what}", (LLAMA_CPP,), path, problem, file=shard.name, name=name)
 
 
 def unchecked(file: File) -> str:
@@ -276,7 +277,8 @@ def broken_limits(first: File, numbers: Numbers, family: Family) -> Iterator[Fin
             name = numbers.full(limit.key)
             path = Rows(first).key(name, "value") if name in first.metadata else "metadata"
             found = shown(first.metadata[name]) if name in first.metadata else "none"
-            yield _finding("values", first, path, f"expected {limit.expected} for {name}, found {found}")
+            expected = limit.expected.format_map(numbers)
+            yield _finding("values", first, path, f"expected {expected} for {name}, found {found}", name)
 
 
 def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
@@ -294,7 +296,7 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
         yield values(MODEL, f"{unchecked}expected {', '.join(every_model.VOCABULARIES)} for {MODEL}, found {shown(model)}")
         return
     if every_model.VOCABULARIES[model].pre and pre and pre not in every_model.KNOWN_PRE:
-        yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {shown(pre)}")
+        yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {shown(pre)}{suggestion(pre, every_model.KNOWN_PRE)}")
     if not every_model.VOCABULARIES[model].required or TOKENS in numbers.unknown:
         return
     tokens = list(metadata[TOKENS])
@@ -327,7 +329,7 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
                 f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {stored}",
             )
     rows = {shard.name: Rows(shard) for shard in file.shards}
-    read = set[str]()
+    read, missing, unread = set[str](), list[tuple[Finding, list[int]]](), list[tuple[Finding, list[int]]]()
     for row in family.loaded:
         for block in range(min(blocks, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
             name = row.name.replace(BLOCKS, str(block))
@@ -340,15 +342,17 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
             if name not in tensors:
                 if row.required and applies:
                     problem = f"expected a tensor {shown(name)}{f' with dims {expected}' if dims else ''}, found none"
-                    yield _finding("tensors", first, first.format.table, problem)
+                    finding = _finding("tensors", first, first.format.table, problem, name)
+                    missing += [(finding, padded(dims))] if dims else []
+                    yield finding
                 continue
             shard, tensor = owners[name], tensors[name]
             if dims and padded(tensor.dims) != padded(dims):
                 problem = f"expected dims {expected} of {shown(name)}, found {list(tensor.dims)}"
-                yield _finding("dims", shard, rows[shard.name].tensor(name, "dims"), problem)
+                yield _finding("dims", shard, rows[shard.name].tensor(name, "dims"), problem, name)
             if row.type and tensor.dtype.name != row.type:
                 problem = f"expected {row.type} for {shown(name)}, found {tensor.dtype.name}"
-                yield _finding("types", shard, rows[shard.name].tensor(name, "dtype"), problem)
+                yield _finding("types", shard, rows[shard.name].tensor(name, "dtype"), problem, name)
     beyond = set[str]()
     for name, shard in owners.items():
         if name in read:
@@ -359,7 +363,22 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
                 continue
             beyond.add(match[0])
             problem = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {shown(name)}"
-        yield _finding("names", shard, rows[shard.name].tensor(name, "name"), problem)
+        finding = _finding("names", shard, rows[shard.name].tensor(name, "name"), problem, name)
+        unread.append((finding, padded(tensors[name].dims)))
+        yield finding
+    _set_renames(missing, unread)
+
+
+def _set_renames(*sides: list[tuple[Finding, list[int]]]) -> None:
+    """Sets the repair of tensors that are missing and not read, given with dims: a new name for the
+    only tensor with the dims and the first number of the missing name."""
+    pairs = dict[tuple[Any, ...], tuple[list[Finding], list[Finding]]]()
+    for side, found in enumerate(sides):
+        for finding, dims in found:
+            pairs.setdefault((*dims, *re.findall("[0-9]+", finding.name)[:1]), ([], []))[side].append(finding)
+    for missing, unread in pairs.values():
+        if len(missing) == len(unread) == 1:
+            missing[0].repair = unread[0].repair = ("rename", unread[0].name, missing[0].name)
 
 
 def is_read(row: Loaded, block: int, numbers: Numbers, tensors: Any) -> bool | None:

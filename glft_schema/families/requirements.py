@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from glft_schema.errors import Finding, shown
+from glft_schema.errors import Finding, Repair, shown
 from glft_schema.files import parsing
 from glft_schema.files.file import File
 
-ARCHITECTURE = "general.architecture"
+ARCHITECTURE, UINT32 = "general.architecture", "uint32"
 
 
 class Requirement(NamedTuple):
@@ -25,7 +25,7 @@ class Requirement(NamedTuple):
         required: whether the file must have the key.
         when: a key of a bool; `required` applies only if it is true.
         loads_without: whether llama.cpp loads a file that lacks a `required` key.
-        expected: a condition of the value, in words.
+        expected: a condition of the value, in words; ``{key}`` is the number of a size.
         holds: returns whether the condition holds, from the `loader.Numbers` of a model.
     """
 
@@ -67,21 +67,25 @@ class Rows:
         return f"{self._table} -> {self._tensors[name]} -> {field}"
 
 
-def finding_of(name: str, what: str, path: str, problem: str) -> Finding:
-    return Finding(f"{name}-{what}", (name,), path, problem)
+def finding_of(rules: str, what: str, path: str, problem: str, name: str = "", repair: Repair | None = None) -> Finding:
+    return Finding(f"{rules}-{what}", (rules,), path, problem, name=name, repair=repair)
 
 
 def broken_keys(file: File, keys: Iterable[Requirement], name: str, to_load: bool = False) -> Iterator[Finding]:
     """Yields the findings of a file's metadata keys, for the rule set `name`, without offsets."""
     metadata, rows = file.metadata, Rows(file)
     for key in keys:
+        repair: Repair | None = ("set", key.key, key.value) if key.value is not None else None
         if key.key not in metadata:
             if key.required and not (to_load and key.loads_without) and (key.when is None or metadata.get(key.when) is True):
                 others = f"{len(metadata)} other key{'s' * (len(metadata) != 1)}"
-                yield finding_of(name, "keys", "metadata", f"expected the key {key.key}, found {others}")
-        elif (type_ := metadata.type_of(key.key)) not in key.types.split():
-            expected = key.types.replace(" ", " or ")
-            yield finding_of(name, "key-types", rows.key(key.key, "type"), f"expected {expected} for {key.key}, found {type_}")
+                problem = f"expected the key {key.key}, found {others}"
+                yield finding_of(name, "keys", "metadata", problem, key.key, repair)
+        elif (type_ := metadata.type_of(key.key)) not in (types := key.types.split()):
+            problem, value = f"expected {' or '.join(types)} for {key.key}, found {type_}", metadata[key.key]
+            if UINT32 in types and type(value) is int and value in range(1 << 32):
+                repair = ("set", f"{key.key}:{UINT32}", value)
+            yield finding_of(name, "key-types", rows.key(key.key, "type"), problem, key.key, repair)
         elif key.value is not None and metadata[key.key] != key.value:
             problem = f"expected {key.value!r} for {key.key}, found {shown(metadata[key.key])}"
-            yield finding_of(name, "values", rows.key(key.key, "value"), problem)
+            yield finding_of(name, "values", rows.key(key.key, "value"), problem, key.key, repair)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,6 +87,7 @@ def edit(
     remove: str | Iterable[str] = (),
     rename: Mapping[str, str] = {},
     dry_run: bool = False,
+    check: Callable[[File, File], None] | None = None,
 ) -> Edited:
     """Changes metadata and names of tensors in a file.
 
@@ -104,6 +105,7 @@ def edit(
         remove: metadata keys.
         rename: new names of tensors by their old names. Names can be swapped.
         dry_run: check everything, but write nothing.
+        check: called with the file and the edited file before it is written.
 
     Returns:
         What was changed.
@@ -138,7 +140,9 @@ def edit(
         names = _new_names(file, rename)
         changes += [Change("rename", old, None, new) for old, new in rename.items()]
         edited, copied = _spliced(file, entries, names)
-        _check_rules(file, edited)
+        result = _parsed(file, edited)
+        if check is not None:
+            check(file, result)
         warn_of_slips((change.name for change in changes if change.action == "add"), file.metadata, stacklevel=3)
         if not dry_run:
             with atomic_write(source if out is None else out) as stream:
@@ -259,7 +263,7 @@ def _aligned_gap(file: File, gap: int, start: int) -> int:
     return int((tensors.start + gap - start - 1) % step + 1)
 
 
-def _check_rules(file: File, edited: SplicedSource) -> None:
+def _parsed(file: File, edited: SplicedSource) -> File:
     """Parses the edited file. Raises FormatError if it breaks a rule set that `file` satisfies."""
     result = parse_source(edited)
     sets = {*file.format.rule_sets} - {set_ for finding in check_rules(file, file.format.rule_sets) for set_ in finding.sets}
@@ -267,3 +271,4 @@ def _check_rules(file: File, edited: SplicedSource) -> None:
         error = FormatError(finding.problem, finding.path)
         error.rule = finding.rule
         raise error
+    return result

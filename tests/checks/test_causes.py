@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import torch
 import glft_schema as glft
 from glft_schema.checks.rules import report
 from tests.oracles.llama_loader import Loader
-from tests.tools.command_line import in_this_process
+from tests.tools.command_line import in_this_process, on_a_terminal
 
 KEYS = {
     "general.architecture": "llama",
@@ -38,12 +40,25 @@ MIXTURE = {"ffn_norm": (96,), "ffn_gate_inp": (4, 96), "ffn_gate_exps": (4, 160,
 MIXTURE |= {"ffn_down_exps": (4, 96, 160)}
 
 
-def write(path: Path, metadata: dict[str, Any], feed_forward: dict[str, tuple[int, ...]]) -> Path:
+def write(
+    path: Path, metadata: dict[str, Any], feed_forward: dict[str, tuple[int, ...]], names: dict[str, str] | None = None
+) -> Path:
     shapes = {f"blk.{i}.{name}.weight": shape for i in range(3) for name, shape in {**ATTENTION, **feed_forward}.items()}
     shapes |= {"token_embd.weight": (8, 96), "output_norm.weight": (96,), "output.weight": (8, 96)}
     keys = {key: value for key, value in metadata.items() if value is not None}
-    glft.save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path, keys, rules=[])
+    glft.save_file({(names or {}).get(name, name): torch.zeros(shape) for name, shape in shapes.items()}, path, keys, rules=[])
     return path
+
+
+def repair(path: Path, out: Path) -> list[str]:
+    """Runs the command that `glft verify` prints, if there is one. Returns its options."""
+    _, *command = re.split(r"to repair .*:\n  glft ", in_this_process("verify", path).stdout)
+    if not command:
+        return []
+    arguments = [str(out) if part == "NEW.gguf" else part for part in shlex.split(command[0].replace("\\\n", " "))]
+    done = in_this_process(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return arguments[4:]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +102,8 @@ def test_the_loader_takes_the_value_that_is_named(changed: dict[str, Any], text:
     done = in_this_process("verify", path)
     assert done.returncode == 1
     assert done.stdout.splitlines()[1] == cause
-    assert json.loads(in_this_process("verify", path, "--json").stdout)["rules"]["cause"] == cause
+    rules = json.loads(in_this_process("verify", path, "--json").stdout)["rules"]
+    assert (rules["cause"], rules["repair"]) == (cause, f"glft edit {path} -o NEW.gguf --set {named[0]}={right}")
 
 
 def test_tokens_are_a_number(tmp_path: Path) -> None:
@@ -95,6 +111,7 @@ def test_tokens_are_a_number(tmp_path: Path) -> None:
     with glft.open(write(tmp_path / "model.gguf", KEYS | tokens, DENSE)) as file:
         cause = report(file).cause
     assert cause == "tokenizer.ggml.tokens with 7 elements explains 2 of 2 violations: the tensors fit 8"
+    assert "to repair" not in in_this_process("verify", tmp_path / "model.gguf").stdout
 
 
 @pytest.mark.parametrize(
@@ -110,7 +127,7 @@ def test_no_cause(changed: dict[str, Any], tmp_path: Path) -> None:
     keys = KEYS | {f"llama.{key}": value for key, value in changed.items()}
     with glft.open(write(tmp_path / "model.gguf", keys, DENSE)) as file:
         verdict = report(file)
-    assert (verdict.cause, verdict.failures > 0) == ("", True)
+    assert (verdict.cause, bool(verdict.failures)) == ("", True)
 
 
 def test_cost_is_bounded(tmp_path: Path) -> None:
@@ -119,7 +136,7 @@ def test_cost_is_bounded(tmp_path: Path) -> None:
     glft.save_file({name: torch.zeros(shape) for name, shape in dims.items()}, tmp_path / "m.gguf", KEYS, rules=[])
     with glft.open(tmp_path / "m.gguf") as file:
         start = time.process_time()
-        assert report(file).failures > 50
+        assert len(report(file).failures) > 50
         assert time.process_time() - start < 10
 
 
@@ -132,3 +149,105 @@ def test_a_page_names_the_cause(tmp_path: Path) -> None:
     write(path, KEYS | {"general.architecture": "flux"}, DENSE)
     assert in_this_process("view", path, "-o", page).returncode == 0
     assert "not checked, <bdi>no rules for the architecture &#39;flux&#39;</bdi>" in page.read_text()
+
+
+GATES = {f"blk.{i}.ffn_gate.weight": f"blk.{i}.ffn_gat.weight" for i in range(3)}
+REPAIRS: dict[str, tuple[dict[str, Any], dict[str, str], list[str]]] = {  # keys changed, tensors renamed, options
+    "embedding_length": ({"llama.embedding_length": None}, {}, ["--set", "llama.embedding_length=96"]),
+    "block_count": ({"llama.block_count": None}, {}, ["--set", "llama.block_count=3"]),
+    "head_count": ({"llama.attention.head_count": None}, {}, ["--set", "llama.attention.head_count=6"]),
+    "uint64": ({"llama.block_count": glft.Typed(3, "uint64")}, {}, ["--set", "llama.block_count:uint32=3"]),
+    "a name": ({}, {"output_norm.weight": "norm of output"}, ["--rename", "norm of output=output_norm.weight"]),
+    "names of blocks": ({}, GATES, [part for old, new in GATES.items() for part in ("--rename", f"{new}={old}")]),
+    "a name and a size": (
+        {"llama.attention.head_count": 5},
+        {"blk.1.attn_k.weight": "blk.1.key"},
+        ["--set", "llama.attention.head_count=6", "--rename", "blk.1.key=blk.1.attn_k.weight"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPAIRS)
+def test_the_loader_takes_a_repaired_file(name: str, tmp_path: Path) -> None:
+    changed, names, options = REPAIRS[name]
+    path, out = write(tmp_path / "model.gguf", KEYS | changed, DENSE, names), tmp_path / "out.gguf"
+    assert sorted(repair(path, out)) == sorted(options)
+    with Loader() as loader:
+        assert loader.refusal(path)
+        assert loader.refusal(out) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        ({"llama.context_length": None}, {}),  # no tensor depends on it
+        ({"llama.attention.head_count": None, "llama.attention.head_count_kv": None}, {}),  # several values fit
+        ({}, {"blk.0.ffn_gate.weight": "blk.0.w1", "blk.0.ffn_up.weight": "blk.0.w3"}),  # which is which?
+        ({}, {"blk.0.ffn_gate.weight": "blk.1.w1"}),  # of another block
+        ({}, {"output_norm.weight": "a=b"}),  # --rename cannot say it
+        ({}, {"output_norm.weight": "a\x1bb"}),  # a terminal cannot show it
+    ],
+    ids=str,
+)
+def test_no_repair_is_known(changed: dict[str, Any], names: dict[str, str], tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", KEYS | changed, DENSE, names)
+    assert repair(path, tmp_path / "out.gguf") == []
+    rules = json.loads(in_this_process("verify", path, "--json").stdout)["rules"]
+    assert (rules["repair"], rules["failures"] > 0) == (None, True)
+
+
+def test_a_set_has_no_repair(tmp_path: Path) -> None:
+    """`glft edit` edits no file of a set."""
+    path = write(tmp_path / "model.gguf", KEYS | {"llama.vocab_size": 9}, DENSE)
+    assert in_this_process("split", path, tmp_path / "part", "--max-tensors", 20).returncode == 0
+    done = in_this_process("verify", tmp_path / "part-00001-of-00002.gguf")
+    assert (done.returncode, "explains 2 of 2" in done.stdout, "to repair" in done.stdout) == (1, True, False)
+
+
+BROKEN = {"llama.attention.head_count_kv": 3, "llama.attention.layer_norm_rms_epsilon": None}
+LINES = """\
+  metadata: expected the key llama.attention.layer_norm_rms_epsilon, found 9 other keys (at byte 24) [llama.cpp-keys]
+  tensor_infos: expected a tensor 'blk.*.ffn_gate.weight' with dims [96, 160] (embedding_length, feed_forward_length), \
+found none (2 tensors, the first at byte N) [llama.cpp-tensors]
+  tensor_infos -> * -> name: expected a tensor that llama.cpp loads, found 'blk.*.ffn_gat.weight' \
+(2 tensors, the first at byte N) [llama.cpp-names]
+llama.attention.head_count_kv = 3 explains 6 of 11 violations: the tensors fit 2
+  tensor_infos -> * -> dims: expected dims [96, 48] (embedding_length, head_count_kv * key_length) \
+of 'blk.*.attn_k.weight', found [96, 32] (3 tensors, the first at byte N) [llama.cpp-dims]
+  tensor_infos -> * -> dims: expected dims [96, 48] (embedding_length, head_count_kv * value_length) \
+of 'blk.*.attn_v.weight', found [96, 32] (3 tensors, the first at byte N) [llama.cpp-dims]
+to repair 10 of 11 violations:
+  glft edit PATH -o NEW.gguf \\
+      --rename blk.0.ffn_gat.weight=blk.0.ffn_gate.weight \\
+      --rename blk.1.ffn_gat.weight=blk.1.ffn_gate.weight \\
+      --set llama.attention.head_count_kv=2
+"""
+
+
+def test_violations_without_the_cause_come_first(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.gguf", KEYS | BROKEN, DENSE, dict(islice(GATES.items(), 2)))
+    done = in_this_process("verify", path)
+    head, _, text = done.stdout.partition("\n")
+    assert head.endswith("11 rule violations (spec, ggml, llama.cpp); llama.cpp refuses the file")
+    assert re.sub(r"at byte \d{3,}", "at byte N", text).replace(str(path), "PATH") == LINES
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 120])
+def test_violations_are_wrapped(columns: int, tmp_path: Path) -> None:
+    """No letter is left out, and no line is longer than the terminal unless a word is."""
+    path = write(tmp_path / "m.gguf", KEYS | BROKEN, DENSE, dict(islice(GATES.items(), 2)))
+    shown = on_a_terminal("verify", path, COLUMNS=str(columns)).stdout
+    assert shown.split() == in_this_process("verify", path).stdout.split()
+    wrapped = shown.partition("\n")[2].partition("to repair")[0].splitlines()
+    assert all(len(line) <= columns or " " not in line.strip() for line in wrapped if not line.startswith("llama."))
+    assert any(line.startswith("      ") for line in wrapped)
+
+
+def test_the_first_20_kinds_of_violations_are_printed(tmp_path: Path) -> None:
+    names = {f"extra {chr(97 + i)}": torch.zeros(1) for i in range(25)}
+    glft.save_file(names, tmp_path / "m.gguf", KEYS, rules=[])
+    lines = in_this_process("verify", tmp_path / "m.gguf").stdout.splitlines()
+    rules = json.loads(in_this_process("verify", tmp_path / "m.gguf", "--json").stdout)["rules"]
+    assert len(rules["broken"]) > 25
+    assert sum(line.endswith("]") for line in lines) == 20
+    assert re.fullmatch(r"  \.\.\. and \d+ more: --json", lines[21])

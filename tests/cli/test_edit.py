@@ -105,8 +105,26 @@ def test_a_file_that_llama_cpp_no_longer_loads(tmp_path: Path) -> None:
     path, out = tmp_path / "model.gguf", tmp_path / "out.gguf"
     write(path, KEYS, DENSE)
     done = in_this_process("edit", path, "--rename", "output_norm.weight=final_norm.weight", "-o", out)
-    text = "glft: warning: llama.cpp loaded the file before, and refuses it now: glft verify shows why\n"
+    reason = "expected a tensor 'output_norm.weight' with dims [96] (embedding_length), found none"
+    text = f"glft: warning: llama.cpp will refuse the new file (see glft verify): {reason}\n"
     assert (done.returncode, done.stderr) == (0, text)
+    before = path.read_bytes()
+    done = in_this_process("edit", path, "--rename", "output_norm.weight=final_norm.weight", "--dry-run")
+    assert (done.returncode, done.stderr, path.read_bytes()) == (0, text, before)
+    done = in_this_process("edit", path, "--set", "llama.attention.head_count_kv=3", "--dry-run")
+    assert done.stderr.endswith(": llama.attention.head_count_kv = 3 explains 6 of 6 violations: the tensors fit 2\n")
+    done = in_this_process("convert", path, tmp_path / "less.gguf", "--exclude", "output_norm.weight")
+    assert (done.returncode, done.stderr) == (0, text)
+    done = in_this_process("convert", path, tmp_path / "less.gguf", "--metadata", "llama.block_count=4")
+    assert "llama.cpp will refuse the new file (see glft verify): expected tensors of 4 blocks" in done.stderr
     assert in_this_process("verify", path).returncode == 0
     assert in_this_process("verify", out).returncode == 1
     assert in_this_process("edit", out, "--set", "general.name=x").stderr == ""
+    assert in_this_process("convert", out, tmp_path / "less.gguf", "--exclude", "output.weight").stderr == ""
+
+
+def test_no_warning_of_a_file_that_cannot_be_checked(tmp_path: Path) -> None:
+    path, out = write(tmp_path / "model.gguf", KEYS, DENSE), tmp_path / "out.gguf"
+    done = in_this_process("edit", path, "--set", "general.architecture=flux", "-o", out)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "llama.cpp: not checked, no rules for the architecture 'flux'" in in_this_process("verify", out).stdout

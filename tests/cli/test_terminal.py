@@ -11,12 +11,13 @@ from pathlib import Path
 import click
 import pytest
 import torch
+from click.exceptions import Exit
 
 import glft_schema as glft
 from glft_schema.cli.options import Size, bytes_of
-from glft_schema.cli.terminal import loading
+from glft_schema.cli.terminal import loading, option_errors
 from glft_schema.display import aligned
-from glft_schema.errors import OptionError
+from glft_schema.errors import OptionError, UnsupportedError
 from tests.tools.command_line import in_this_process, on_a_terminal
 
 RED = "\x1b[31m"
@@ -120,3 +121,12 @@ def test_sizes_are_numbers_with_a_unit(text: str) -> None:
 def test_limits_take_units(model: Path) -> None:
     assert in_this_process("--limit", "text=1kB", "inspect", model).returncode == 0
     assert "limit text" in in_this_process("--limit", "text=0.004kB", "inspect", model).stderr
+
+
+def test_errors_of_libraries_are_no_options() -> None:
+    """Only what this package raises for options and declarations becomes one line."""
+    with pytest.raises(NotImplementedError, match=r"^of torch$"), option_errors():
+        raise NotImplementedError("of torch")
+    for error in (OptionError("x"), UnsupportedError("x")):
+        with pytest.raises(Exit), option_errors():
+            raise error

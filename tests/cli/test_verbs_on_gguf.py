@@ -188,7 +188,8 @@ def test_verify_as_json(gguf: Path, tmp_path: Path) -> None:
     found = json.loads(glft("verify", gguf, "--against", gguf, "--json").stdout)
     about = {"file": str(gguf), "format": "GGUF", "tensors": 3, "bytes": gguf.stat().st_size, "holds": True}
     reason = {"llama.cpp": "no rules for the architecture 'toy'"}
-    rules = {"checked": ["spec", "ggml"], "enforced": [], "not_checked": reason, "failures": 0, "cause": None, "broken": []}
+    rules = {"checked": ["spec", "ggml"], "enforced": [], "not_checked": reason, "failures": 0, "cause": None}
+    rules |= {"repair": None, "broken": []}
     rule, field = "gguf-quantization-version", "metadata"
     assert found == {**about, "rules": rules, "against": {"compared": 3, "max_difference": 0.0, "differing": {}}}
     other = tmp_path / "other.gguf"
@@ -202,7 +203,7 @@ def test_verify_as_json(gguf: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     problem = "expected the key general.quantization_version, found 3 other keys"
     broken = {"file": gguf.name, "rule": rule, "field": field, "problem": problem, "byte": 24}
-    enforced = {"checked": ["spec"], "enforced": ["spec"], "not_checked": {}, "failures": 1, "cause": None}
+    enforced = {"checked": ["spec"], "enforced": ["spec"], "not_checked": {}, "failures": 1, "cause": None, "repair": None}
     assert (done.returncode, found["rules"]) == (1, {**enforced, "broken": [broken]})
 
 
@@ -227,8 +228,8 @@ def test_verify_lists_findings(gguf: Path, tmp_path: Path) -> None:
     done = glft("verify", path, "--rules", "ggml")
     assert (done.returncode, done.stderr) == (1, "")
     assert "1 tensors, 100 bytes, 1 rule violation (ggml)" in done.stdout
-    line = done.stdout.splitlines()[2]
-    assert line.split() == ["gguf-contiguous", "tensor_infos", "->", "0", "->", "offset", "expected", "0,", "found", "4", "49"]
+    text = "  tensor_infos -> 0 -> offset: expected 0, found 4 (at byte 49) [gguf-contiguous]"
+    assert done.stdout.splitlines()[1] == text
     assert "gguf-offset" in glft("verify", path, "--rules", "spec").stdout
     for options, code in (((), 0), (("--rules", "spec", "--rules", "ggml"), 1)):
         done = glft("verify", path, *options)
@@ -292,7 +293,8 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     regions = {"format": "GGUF", **stored.regions, "metadata": stored.metadata | {"Not lower": 1}}
     Container.build_file(regions, second)
     done = glft("verify", first, "--rules", "spec")
-    assert (done.returncode, done.stdout.splitlines()[2].split()[:2]) == (1, [second.name, "gguf-key"])
+    assert (done.returncode, done.stdout.splitlines()[1].split()[0]) == (1, f"{second.name}:")
+    assert done.stdout.splitlines()[1].endswith(" [gguf-key]")
     Container.build_file(stored, second)
     done = glft("merge", first, tmp_path / "merged.gguf")
     assert (done.returncode, done.stderr) == (0, "")

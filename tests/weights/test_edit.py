@@ -37,6 +37,7 @@ from glft_schema.codec.structs import Count, Derived, Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode
+from glft_schema.files.file import File
 from glft_schema.formats import registry
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import TYPES
@@ -331,6 +332,18 @@ def test_a_long_value_is_reported_from_its_first_difference(gguf: Path) -> None:
         "set 'toy.words': array[string] of 2,000, from 1,500: ['word 1500', 'word 1501', 'word 1502', 'word 1503', 'wor... -> "
         "array[string] of 1,501, from 1,500: ['x']",
     ]
+
+
+def test_a_check_sees_both_files_and_can_refuse(gguf: Path) -> None:
+    before, seen = gguf.read_bytes(), []
+
+    def check(file: File, edited: File) -> None:
+        seen.extend((file.metadata["general.name"], edited.metadata["general.name"], list(edited.tensors)))
+        raise OptionError("refused")
+
+    with pytest.raises(OptionError, match=r"^refused$"):
+        edit(gguf, set={"general.name": "B"}, rename={"norm": "n"}, check=check)
+    assert (seen, gguf.read_bytes()) == (["Toy", "B", ["blk.0.weight", "n", "none", "scale"]], before)
 
 
 def test_dry_run(gguf: Path) -> None:

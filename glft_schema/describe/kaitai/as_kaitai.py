@@ -15,12 +15,12 @@ import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Reversed
 from glft_schema.codec.rules import Check
 from glft_schema.describe.kaitai.as_yaml import as_yaml
-from glft_schema.describe.kaitai.expressions import Location, UnsupportedError, is_condition, references
+from glft_schema.describe.kaitai.expressions import Location, is_condition, references
 from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.kaitai.rows import with_lookup, with_payload
 from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, times
 from glft_schema.describe.sentences import condition_of, origin, rule_text, rules_of_no_field
-from glft_schema.errors import without_controls
+from glft_schema.errors import UnsupportedError, without_controls
 
 LICENSE = "MIT"
 COMPILER = "0.11"  # the first that supports all constructs used here
@@ -35,7 +35,7 @@ def as_kaitai(schema: s.Schema) -> str:
     blocks, a payload of given sizes.
 
     Raises:
-        NotImplementedError: if Kaitai Struct cannot express a field.
+        UnsupportedError: if Kaitai Struct cannot express a field.
     """
     type_ = schema.types[0] if schema.format is None else None
     root = s.FILE if type_ is None else type_.block or type_.payload

@@ -18,13 +18,10 @@ from glft_schema.codec.expressions import (
     subexpressions,
 )
 from glft_schema.describe.kaitai.names import KaitaiNames
+from glft_schema.errors import UnsupportedError
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 LOGIC = {"&": "and", "|": "or"}  # of conditions; on integers the signs are Python's
-
-
-class UnsupportedError(NotImplementedError):
-    """Kaitai Struct cannot express the construct."""
 
 
 @dataclass(frozen=True)

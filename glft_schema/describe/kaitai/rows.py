@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Reference
-from glft_schema.describe.kaitai.expressions import KeySearch, Location, UnsupportedError
+from glft_schema.describe.kaitai.expressions import KeySearch, Location
 from glft_schema.describe.kaitai.types import IN, OUT, Attr, Types, times
 from glft_schema.describe.sentences import MATRIX
+from glft_schema.errors import UnsupportedError
 
 SHAPE, DTYPE, OFFSET = "shape", "dtype", "offset"  # the fields of a row that `TensorData` uses
 

@@ -12,9 +12,10 @@ import glft_schema.describe.nodes as s
 from glft_schema.codec.context import BIG
 from glft_schema.codec.expressions import Expression
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.describe.kaitai.expressions import Expressions, Location, UnsupportedError, references
+from glft_schema.describe.kaitai.expressions import Expressions, Location, references
 from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.sentences import HALVES
+from glft_schema.errors import UnsupportedError
 
 Attr = dict[str, Any]
 LETTERS = {"u": "u", "i": "s", "f": "f"}

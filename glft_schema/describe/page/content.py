@@ -86,7 +86,7 @@ class Content:
             "files": [{"name": _name(shard)} for shard in file.shards],
             "tensors": len(self._tensors),
             "rule_sets": verdict.sets,
-            "refused": verdict.failures > 0,
+            "refused": bool(verdict.failures),
             "not_checked": visible(verdict.not_checked),
             "cause": visible(verdict.cause, 2 * LONGEST),
             "broken": len(verdict.findings),

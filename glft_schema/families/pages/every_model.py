@@ -80,7 +80,8 @@ MOST_BLOCKS, MOST_EXPERTS = 512, 1024
 
 SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.Numbers`
     "layers":   Size("block_count - nextn_predict_layers",
-                     lambda n: n.number("block_count") - n.number("nextn_predict_layers")),
+                     lambda n: n["blocks"] - n.number("nextn_predict_layers")),
+    "blocks":   Size("block_count",                       lambda n: n.number("block_count")),
     "embd":     Size("embedding_length",                  lambda n: n.number("embedding_length")),
     "ctx":      Size("context_length",                    lambda n: n.number("context_length")),
     "ff":       Size("feed_forward_length",               lambda n: n.number("feed_forward_length")),
@@ -122,14 +123,14 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.
 }
 LIMITS = (  # of values that the loader accepts
     limit("block_count",              f"1 to {MOST_BLOCKS}",
-          lambda n: 1 <= n.number("block_count") <= MOST_BLOCKS),
-    limit("nextn_predict_layers",     "at most the block_count",            lambda n: n["layers"] >= 0),
+          lambda n: 1 <= n["blocks"] <= MOST_BLOCKS),
+    limit("nextn_predict_layers",     "at most {blocks} (the block_count)", lambda n: n["layers"] >= 0),
     limit("expert_count",             f"at most {MOST_EXPERTS}",            lambda n: n["experts"] <= MOST_EXPERTS),
-    limit("expert_used_count",        "1 to the expert_count, or 0 of 0",
+    limit("expert_used_count",        "1 to {experts} (the expert_count), or 0 of 0",
           lambda n: min(n["experts"], 1) <= n.largest("expert_used_count") <= n["experts"]),
-    limit("expert_group_count",       "fewer than the expert_count, a divisor of it",
+    limit("expert_group_count",       "a divisor of {experts} (the expert_count) below it",
           lambda n: not n["expert groups"] or n["experts"] % n["expert groups"] == 0 < n["experts"] - n["expert groups"]),
-    limit("expert_group_used_count",  "1 to below the expert_group_count",
+    limit("expert_group_used_count",  "1 to below {expert groups} (the expert_group_count)",
           lambda n: n["expert groups"] <= 1 or 1 <= n.number("expert_group_used_count") < n["expert groups"]),
     limit("rope.scaling.type",        "none, linear, yarn or longrope",
           lambda n: n.value("rope.scaling.type") in (None, "none", "linear", "yarn", "longrope")),

@@ -37,7 +37,7 @@ LLAMA = Family(
         rows.WINDOW, *rows.YARN
     ),
     vocabularies=("sentencepiece", "bpe with bytes", "bpe"),
-    limits=(limit("rope.dimension_count", "the key_length", lambda n: n["rot"] == n["key"] or not n["heads"]),),
+    limits=(limit("rope.dimension_count", "{key} (the key_length)", lambda n: n["rot"] == n["key"] or not n["heads"]),),
     dropped=("*.rotary_emb.inv_freq",),
     generated=llama3_factors,
     restored=llama3_config,

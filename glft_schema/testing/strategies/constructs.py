@@ -20,6 +20,7 @@ from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.typed_values import ARRAY
 from glft_schema.describe.node_reader import sizes
 from glft_schema.describe.schema import node_of, struct_of
+from glft_schema.errors import UnsupportedError
 from glft_schema.limits import Limits
 from glft_schema.storage.tensor_bytes import tensor_over
 from glft_schema.tensor_types import TensorType
@@ -51,7 +52,7 @@ def from_construct(
         context: as for ``declared.build``; ``_root`` is ``this._root`` for a part of a file.
 
     Raises:
-        NotImplementedError: when a value is drawn, for a class that `node_of` has not been taught.
+        UnsupportedError: when a value is drawn, for a class that `node_of` has not been taught.
         OptionError: for an unknown rule set.
     """
     contexts = st.builds(partial(drawing_context, rules=rule_sets(rules), **context))
@@ -69,12 +70,10 @@ def values_of(node: Any, context: Context) -> st.SearchStrategy[Any]:
         context: the fields before it, as construct's contexts have them.
 
     Raises:
-        NotImplementedError: for a class that it does not know.
+        UnsupportedError: for a class that it does not know.
     """
     name = type(node).__name__
-    raise NotImplementedError(
-        f"{name} has no strategy: teach it with @glft_schema.testing.strategies.values_of.register({name})"
-    )
+    raise UnsupportedError(f"{name} has no strategy: teach it with @glft_schema.testing.strategies.values_of.register({name})")
 
 
 @values_of.register
