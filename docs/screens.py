@@ -19,6 +19,7 @@ COMMANDS = (  # columns, command
     (80, "glft inspect smollm2.gguf"),
     (120, "glft inspect smollm2.gguf"),
     (80, "glft verify smollm2.gguf --values"),
+    (80, "glft verify wrong.gguf"),
     (120, "glft verify wrong.gguf"),
     (80, "glft convert smollm2.gguf q5_0.gguf --scheme '*.weight=q5_0' --allow-requantize"),
     (120, "glft convert smollm2.gguf q5_0.gguf --scheme '*.weight=q5_0' --allow-requantize"),

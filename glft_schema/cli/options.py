@@ -102,17 +102,6 @@ def bytes_of(text: str, option: str = "a size") -> int:
     return int((float if "." in found[1] else int)(found[1]) * UNITS[found[2].upper()])
 
 
-class Size(click.IntRange):
-    """A size in bytes."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns the number of bytes."""
-        try:
-            return super().convert(bytes_of(str(value)), param, ctx)
-        except OptionError as error:
-            self.fail(str(error), param, ctx)
-
-
 class Choice(click.Choice[str]):
     """One of several words. Suggests the closest for an unknown one."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from glft_schema.cli.options import Out, Size, argument, option
+from glft_schema.cli.options import Out, argument, bytes_of, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, refuse_overwriting
 from glft_schema.errors import OptionError, shown
 from glft_schema.files.container import open
@@ -17,10 +17,7 @@ def split(
     file: Annotated[Path, argument("FILE", "GGUF or safetensors file.")],
     prefix: Annotated[str, argument("PREFIX", "Prefix of the output files: PREFIX-00001-of-00003.gguf.")],
     max_tensors: Annotated[int | None, option("N", "Maximum tensors per file.", min=1)] = None,
-    max_bytes: Annotated[
-        int | None,
-        option("SIZE", "Maximum bytes of padded payloads per file, such as 2GB.", type=Size(1)),
-    ] = None,
+    max_bytes: Annotated[str | None, option("SIZE", "Maximum bytes of padded payloads per file, such as 2GB.")] = None,
 ) -> None:
     """Splits a GGUF or safetensors file into several files.
 
@@ -36,7 +33,8 @@ def split(
     with file_errors(file), open(file) as opened:
         if not (folder := Path(prefix).parent).is_dir():
             raise OptionError(f"expected PREFIX in an existing folder, found {shown(str(folder))}: create it first")
-        paths = split_file(opened, prefix, max_tensors=max_tensors, max_bytes=max_bytes)
+        most = None if max_bytes is None else bytes_of(max_bytes, "--max-bytes")
+        paths = split_file(opened, prefix, max_tensors=max_tensors, max_bytes=most)
         for path in paths:
             echo(f"{path}: {Path(path).stat().st_size:,} bytes")
     echo_written(paths, "verify", paths[0])

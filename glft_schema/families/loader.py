@@ -8,7 +8,7 @@ fails later. The keys are those of the first file of a set, the tensors of all f
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -296,7 +296,8 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
         yield values(MODEL, f"{unchecked}expected {', '.join(every_model.VOCABULARIES)} for {MODEL}, found {shown(model)}")
         return
     if every_model.VOCABULARIES[model].pre and pre and pre not in every_model.KNOWN_PRE:
-        yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {shown(pre)}{suggestion(pre, every_model.KNOWN_PRE)}")
+        close = suggestion(pre, sorted(every_model.KNOWN_PRE))
+        yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {shown(pre)}{close}")
     if not every_model.VOCABULARIES[model].required or TOKENS in numbers.unknown:
         return
     tokens = list(metadata[TOKENS])
@@ -329,7 +330,7 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
                 f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {stored}",
             )
     rows = {shard.name: Rows(shard) for shard in file.shards}
-    read, missing, unread = set[str](), list[tuple[Finding, list[int]]](), list[tuple[Finding, list[int]]]()
+    read, alike = set[str](), defaultdict[tuple[Any, ...], list[Finding]](list)  # missing and unread tensors by dims
     for row in family.loaded:
         for block in range(min(blocks, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
             name = row.name.replace(BLOCKS, str(block))
@@ -343,7 +344,7 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
                 if row.required and applies:
                     problem = f"expected a tensor {shown(name)}{f' with dims {expected}' if dims else ''}, found none"
                     finding = _finding("tensors", first, first.format.table, problem, name)
-                    missing += [(finding, padded(dims))] if dims else []
+                    alike[_dims_and_number(name, dims or [0])].append(finding)
                     yield finding
                 continue
             shard, tensor = owners[name], tensors[name]
@@ -364,21 +365,16 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
             beyond.add(match[0])
             problem = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {shown(name)}"
         finding = _finding("names", shard, rows[shard.name].tensor(name, "name"), problem, name)
-        unread.append((finding, padded(tensors[name].dims)))
+        alike[_dims_and_number(name, tensors[name].dims)].append(finding)
         yield finding
-    _set_renames(missing, unread)
+    for found in alike.values():
+        if len(found) == 2 and found[0].rule != found[1].rule:  # a missing tensor, and the only one that may be it
+            found[0].repair = found[1].repair = "rename", found[1].name, found[0].name
 
 
-def _set_renames(*sides: list[tuple[Finding, list[int]]]) -> None:
-    """Sets the repair of tensors that are missing and not read, given with dims: a new name for the
-    only tensor with the dims and the first number of the missing name."""
-    pairs = dict[tuple[Any, ...], tuple[list[Finding], list[Finding]]]()
-    for side, found in enumerate(sides):
-        for finding, dims in found:
-            pairs.setdefault((*dims, *re.findall("[0-9]+", finding.name)[:1]), ([], []))[side].append(finding)
-    for missing, unread in pairs.values():
-        if len(missing) == len(unread) == 1:
-            missing[0].repair = unread[0].repair = ("rename", unread[0].name, missing[0].name)
+def _dims_and_number(name: str, dims: Iterable[int]) -> tuple[Any, ...]:
+    """Returns what a tensor has in common with the same one under another name."""
+    return (*padded(dims), *re.findall("[0-9]+", name)[:1])
 
 
 def is_read(row: Loaded, block: int, numbers: Numbers, tensors: Any) -> bool | None:
