@@ -1,7 +1,7 @@
 /* glft_read: a reader of GLFT v1 in plain C. glft.h, with the layout and the decoders, is generated:
  *
  *     glft schema glft --as c > glft.h
- *     cc -std=c11 -O2 -Wall -Wextra -Werror -o glft_read glft_read.c && ./glft_read model.gguf-lite
+ *     cc -std=c11 -O2 -Wall -Wextra -Werror -o glft_read glft_read.c && ./glft_read model.glft
  *
  * Prints name, type, dims and the CRC-32 of the float32 weights of each tensor. Exits with 2 if the
  * file is not GLFT v1 or its sizes are inconsistent; never reads outside the file. Skips the

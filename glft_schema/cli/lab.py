@@ -10,11 +10,11 @@ from click.exceptions import Exit
 
 from glft_schema.cli.options import flag, option
 from glft_schema.cli.terminal import FAILED, file_errors, progress_bar
-from glft_schema.display import aligned
+from glft_schema.display import Progress, aligned
 
 
 def lab(
-    out: Annotated[Path, option("DIR", "Output directory.")],
+    out: Annotated[Path, option("DIR", "Output directory.")] = Path("lab-out"),
     tied: Annotated[bool, flag("Tie the output head to the token embedding.", "--tied/--untied")] = False,
     steps: Annotated[int, option("N", "Number of training batches.", min=1)] = 300,
     seed: Annotated[int, option("N", "Random seed for weights and batches.")] = 0,
@@ -25,15 +25,20 @@ def lab(
     The exit code is 1 if a result is outside its limit.
 
     Examples:
-        glft lab --out lab-out
-        glft lab --out lab-out --tied --steps 100
+        glft lab
+        glft lab --out lab-tied --tied --steps 100
     """
+    with file_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    print(
+        f"lab: training a GPT of 4 blocks for {steps} steps, then q8 and q4; the report will be {out / 'README.md'}", flush=True
+    )
     from glft_schema.lab.minigpt import MiniGPTConfig
     from glft_schema.lab.run import LabError, run_lab
 
     try:
         with file_errors(out), progress_bar("lab") as bar:
-            manifest = run_lab(out, MiniGPTConfig(tied=tied), steps, seed, bar)
+            manifest = run_lab(out, MiniGPTConfig(tied=tied), steps, seed, bar if sys.stderr.isatty() else _lines())
     except LabError as failure:
         print(f"glft: {failure}", file=sys.stderr)
         raise Exit(FAILED) from None
@@ -47,3 +52,16 @@ def lab(
         rows.append((scheme, f"{measured['nbytes']:,}", saving, loss, f"{error:.3g}", f"{tensor:g}", f"{layer:g}"))
     print("\n".join(aligned(rows, right=6)))
     print(f"trained in {training['seconds']:.0f} s; see {out / 'README.md'}")
+
+
+def _lines() -> Progress:
+    """Returns a progress that prints a line at each tenth of the work."""
+    following = 0
+
+    def show(text: str, done: float) -> None:
+        nonlocal following
+        if 10 * done >= following:
+            following += 1
+            print(f"  {done:4.0%}  {text}", flush=True)
+
+    return show

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
-from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from glft_schema.lab.minigpt import MiniGPTConfig
 from glft_schema.storage.atomic import atomic_write
 
 WIDTH, LEFT, BAR = 900, 120, 600  # SVG units: width of the chart, start of bars, longest bar
+
+CONTAINER = ("header", "metadata", "descriptors", "gaps")  # regions without weights
 
 # Parts of a bar: label, colour, and the suffixes of the keys of `byte_counts` that it sums.
 PARTS = (
     ("float32 weights", "#8c959f", ("F32 weights",)),
     ("codes", "#0969da", ("codes", "nibbles")),
     ("scales", "#bf8700", ("scales",)),
-    ("header, table, padding", "#cf222e", ("header", "metadata", "descriptors", "gaps")),
+    ("container", "#cf222e", CONTAINER),
 )
 
 
@@ -33,13 +34,10 @@ def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    tied = manifest["config"]["tied"]
     q8, q4 = manifest["files"]["q8_per_channel"], manifest["files"]["q4_per_group_64"]
     readme = templates.get_template("README.md.jinja").render(
         manifest=manifest,
-        command=f"glft lab --out lab-out --steps {manifest['steps']} --seed {manifest['seed']}{' --tied' if tied else ''}"
-        if manifest["config"] == asdict(MiniGPTConfig(tied=tied))
-        else "",
+        path=lambda name, ending="": shlex.quote(f"{out}{ending}{f'/{name}' if name else ''}"),
         q8=q8,
         q4=q4,
         worst=lambda errors: f"{max(errors.values()):g}",
@@ -52,9 +50,9 @@ def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
         needed={
             scheme: _needed(measured, manifest["limits"]["saving"][scheme]) for scheme, measured in manifest["files"].items()
         },
-        largest=max(q4["bytes"], key=q4["bytes"].__getitem__),
         codes_alone=manifest["parameters"] // 2,
-        table_bytes=sum(q4["bytes"][region] for region in ("header", "metadata", "descriptors")),
+        parts={label: (_bytes(q8["bytes"], endings), _bytes(q4["bytes"], endings)) for label, _, endings in PARTS},
+        regions=CONTAINER,
     )
     starts = accumulate((40 + 8 * len(label) for label, *_ in PARTS), initial=LEFT)
     legend = [{"label": label, "colour": colour, "x": x} for (label, colour, _), x in zip(PARTS, starts, strict=False)]
@@ -74,6 +72,10 @@ def _needed(measured: Mapping[str, Any], least: float) -> str:
     return "is not reached"
 
 
+def _bytes(counts: Mapping[str, int], endings: tuple[str, ...]) -> int:
+    return sum(count for key, count in counts.items() if key.endswith(endings))
+
+
 def _bars(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     whole, weights = manifest["torch_save_bytes"], 4 * manifest["parameters"]
     bars = [("torch.save", {"F32 weights": weights, "header": whole - weights})]
@@ -82,7 +84,7 @@ def _bars(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     for label, counts in bars:
         x, parts = float(LEFT), []
         for part, colour, endings in PARTS:
-            nbytes = sum(count for key, count in counts.items() if key.endswith(endings))
+            nbytes = _bytes(counts, endings)
             parts.append({"label": part, "colour": colour, "x": x, "width": BAR * nbytes / whole, "nbytes": nbytes})
             x += BAR * nbytes / whole
         drawn.append({"label": label, "parts": parts, "nbytes": sum(counts.values()), "end": x})

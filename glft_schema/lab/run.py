@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from glft_schema.files.container import Container
 from glft_schema.formats.registry import format_named
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.minigpt import MiniGPT, MiniGPTConfig
-from glft_schema.lab.quantizing import fake_quantize
+from glft_schema.lab.quantizing import fake_quantize, quantize_symmetric_per_channel, quantize_symmetric_per_group
 from glft_schema.lab.report import write_report
 from glft_schema.lab.training import corpus, held_back_loss, train
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.tensor_types.engine.differences import max_error
+from glft_schema.tensor_types.engine.workers import in_one_thread
 from glft_schema.weights.payloads import WrittenTensor
 
 TENSOR_LIMIT = 1e-6  # max |reloaded - fake-quantized| of a tensor; expected to be 0
@@ -64,7 +66,7 @@ def run_lab(out: Path, config: MiniGPTConfig, steps: int, seed: int, progress: P
     """Runs the lab and writes its files to the directory `out`.
 
     Args:
-        out: the directory; created if missing.
+        out: the directory.
         config: sizes of the model.
         steps: number of training batches.
         seed: random seed for weights and batches.
@@ -77,13 +79,12 @@ def run_lab(out: Path, config: MiniGPTConfig, steps: int, seed: int, progress: P
         LabError: if an error or a file exceeds its limit. All files are still written.
     """
     note = progress or (lambda stage, done: None)
-    out.mkdir(parents=True, exist_ok=True)
     with atomic_write(out / "manifest.json") as stream:  # fails before any work if `out` is not writable
         text = json.dumps(train_and_measure(out, config, steps, seed, note), indent=2)
         stream.write(text.encode())
     manifest: dict[str, Any] = json.loads(text)
     write_report(out, manifest)
-    note("done", 1.0)
+    note("README.md written", 1.0)
     if failures := broken_promises(manifest):
         raise LabError("; ".join(failures))
     return manifest
@@ -94,7 +95,12 @@ def train_and_measure(out: Path, config: MiniGPTConfig, steps: int, seed: int, n
     torch.manual_seed(seed)
     model = MiniGPT(config)
     started = time.perf_counter()
-    final_loss = train(model, steps, seed, lambda step, loss: note(f"training, loss {loss:.2f}", 0.9 * step / steps))
+    final_loss = train(
+        model,
+        steps,
+        seed,
+        lambda step, loss: note(f"training, step {step + 1} of {steps}, loss {loss:.2f}", 0.8 * step / steps),
+    )
     seconds = time.perf_counter() - started
     saved = io.BytesIO()
     torch.save(model.state_dict(), saved)
@@ -113,25 +119,22 @@ def train_and_measure(out: Path, config: MiniGPTConfig, steps: int, seed: int, n
         },
         "files": {},
     }
-    for scheme, name in FILES.items():
-        note(f"writing and verifying {name}", 0.95)
-        manifest["files"][scheme] = measure(model, scheme, out / name, saved.tell())
+    for share, (scheme, name) in zip((0.8, 0.9), FILES.items(), strict=True):
+        note(f"writing and verifying {name}", share)
+        in_one_thread(partial(measure, model, scheme, out / name, manifest))
     return manifest
 
 
-def measure(model: MiniGPT, scheme: str, path: Path, baseline: int) -> dict[str, Any]:
+def measure(model: MiniGPT, scheme: str, path: Path, manifest: dict[str, Any]) -> None:
     """Writes `model` with every matrix in `scheme`, reads it back, and compares both.
 
     Args:
         model: the trained model.
         scheme: a quantized type of GLFT.
         path: the output file.
-        baseline: bytes of ``torch.save(model.state_dict())``.
-
-    Returns:
-        The manifest's entry for the file.
+        manifest: gets an entry for the file.
     """
-    state = model.state_dict()
+    state, baseline = model.state_dict(), manifest["torch_save_bytes"]
     entries = {"arch": "minigpt", **{name: str(value) for name, value in asdict(model.config).items()}}
     written = write_gguf_lite(path, model, {"*": scheme}, metadata=entries)
     quantized = [tensor.name for tensor in written if tensor.type.is_quantized]
@@ -142,7 +145,7 @@ def measure(model: MiniGPT, scheme: str, path: Path, baseline: int) -> dict[str,
     tokens = corpus()[1][: model.config.context].unsqueeze(0)
     before, after = _with_weights(model, predicted), _with_weights(model, reloaded)
     expected, found = activations(before, tokens), activations(after, tokens)
-    return {
+    manifest["files"][scheme] = {
         "scheme": scheme,
         "file": path.name,
         "nbytes": path.stat().st_size,
@@ -168,6 +171,7 @@ def measure(model: MiniGPT, scheme: str, path: Path, baseline: int) -> dict[str,
             for name in quantized
         },
         "module_bytes": _module_bytes(written),  # payload bytes, by kind of module
+        "example": _example(state["head.weight"][:1], scheme),
     }
 
 
@@ -199,6 +203,16 @@ def broken_promises(manifest: Mapping[str, Any]) -> list[str]:
             problem = f"expected a file at least {least:g} times smaller than the checkpoint"
             failures.append(f"{scheme}: {problem}, found {measured['saving']:.2f} times")
     return failures
+
+
+def _example(row: Tensor, scheme: str) -> dict[str, float]:
+    """Returns how the first weight of a row [1, in] is quantized, step by step."""
+    quantize = quantize_symmetric_per_channel if scheme == "q8_per_channel" else quantize_symmetric_per_group
+    codes, scales = quantize(row)
+    group = row.numel() // scales.numel()
+    weight, scale, code = row[0, 0].item(), scales.flatten()[0].item(), codes[0, 0].item()
+    peak = row[0, :group].abs().max().item()
+    return {"group": group, "peak": peak, "scale": scale, "weight": weight, "code": code, "stored": code * scale}
 
 
 def _with_weights(model: MiniGPT, weights: Mapping[str, Tensor]) -> MiniGPT:

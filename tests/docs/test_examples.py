@@ -304,7 +304,7 @@ def recipes_quantize(session: Session) -> None:
 @checks("recipes.md: Build a file from values, change a file")
 def recipes_build(session: Session) -> None:
     assert glft_schema.Container.parse(session.names["built"]).tensors["w"].nbytes == 68
-    assert glft_schema.Container.parse_file("model2.gguf-lite").metadata["note"] == "checked"
+    assert glft_schema.Container.parse_file("model2.glft").metadata["note"] == "checked"
 
 
 @checks("importance.md: Importance matrices")

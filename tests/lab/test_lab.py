@@ -5,10 +5,15 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
+import shlex
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +22,7 @@ from glft_schema.lab import run
 from glft_schema.lab.minigpt import MiniGPT, MiniGPTConfig
 from glft_schema.lab.run import LabError, activations, broken_promises, run_lab
 from glft_schema.lab.training import corpus, held_back_loss, train
+from tests.tools.command_line import in_this_process
 
 pytestmark = pytest.mark.long  # by its fixtures
 CONFIG = MiniGPTConfig(layers=2)
@@ -95,7 +101,7 @@ def test_report(out: Path, manifest: dict[str, Any]) -> None:
         *("## 1. How many bytes are saved?", "## 2. Where does most of the file go?"),
         "## 3. Why is INT4 not a clean 8 times smaller?",
         f"the q4 file {q4['saving']:.2f} times",
-        f"| Q4_per_group_64 nibbles | {q4['bytes']['Q4_per_group_64 nibbles']:,} |",
+        f" | {q4['bytes']['Q4_per_group_64 nibbles']:,} | ",
         f"{manifest['torch_save_bytes']:,}",
         "The file returns exactly\n  these weights",
         f"and {q4['loss']:.4f} in q4",
@@ -103,15 +109,81 @@ def test_report(out: Path, manifest: dict[str, Any]) -> None:
         "- q8_per_channel must be at least 3 times smaller.",
         "This requires that these are quantized: the MLP layers, the attention layers",
         ", the position embedding, the token embedding and the head.",
-        "- `glft compare minigpt.q8.gguf-lite minigpt.gguf-lite`",
         " tensors with fewer than two dims stay in float32: `layers.N.ln1.weight`",
         "| ... and the attention layers |",
         "All outputs are bitwise equal in q8 and q4.",
         f"| MLP | {q4['module_bytes']['MLP']:,} |",
         "![Bytes of the files, to scale](bytes.svg)",
+        "| of the container: padding | 0 | 0.00 % | 0 | 0.00 % |",
+        "the ending `.gguf-lite`. A file\nbegins with the bytes `TFLG`",
     ):
         assert part in text
     assert "{{" not in text
+
+
+def test_bytes_of_the_container(out: Path, manifest: dict[str, Any]) -> None:
+    """The table's rows add up to the files, and the data begins where the container ends."""
+    lines = (out / "README.md").read_text().partition("| bytes of |")[2].splitlines()[2:11]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    rows = {row[1]: (int(row[2].replace(",", "")), int(row[4].replace(",", ""))) for row in cells}
+    sizes = tuple(measured["nbytes"] for measured in manifest["files"].values())
+    assert rows["the file"] == sizes
+    assert (
+        tuple(map(sum, zip(*(rows[part] for part in ("float32 weights", "codes", "scales", "container")), strict=True)))
+        == sizes
+    )
+    starts = []
+    for measured in manifest["files"].values():
+        with Container.parse_file(out / measured["file"]) as file:
+            starts.append(min(tensor.position for tensor in file.tensors.values()))
+    assert rows["container"] == tuple(starts)
+
+
+def test_the_example_of_a_scale(out: Path, manifest: dict[str, Any], model: MiniGPT) -> None:
+    row = model.state_dict()["head.weight"][0].double().numpy()
+    text = (out / "README.md").read_text()
+    for scheme, largest, group in (("q8_per_channel", 127, 128), ("q4_per_group_64", 7, 64)):
+        scale = np.float16(np.abs(row[:group]).max().astype(np.float32) / np.float32(largest))
+        code = round(row[0] / float(scale))
+        assert manifest["files"][scheme]["example"] == {
+            "group": group,
+            "peak": np.abs(row[:group]).max(),
+            "scale": float(scale),
+            "weight": row[0],
+            "code": code,
+            "stored": code * float(scale),
+        }
+        assert f"| {code} |" in text
+
+
+def test_commands_of_the_report_run(out: Path, manifest: dict[str, Any]) -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith("glft ")]
+    names = ["lab", "compare", "view", "explain", "lab", "lab"]
+    assert [shlex.split(line)[1] for line in lines] == names
+    assert lines[-1] == f"glft lab --out {out}-seed-2 --steps {STEPS} --seed 2"
+    for line in lines[1:4]:
+        done = in_this_process(*shlex.split(line)[1:])
+        assert (done.returncode, done.stderr) == (int("compare" in line), "")  # 1: the files differ
+    assert (out / "page.html").exists()
+    (out / "page.html").unlink()
+    script = blocks[-1].replace("python -", f"{sys.executable} -", 1)
+    printed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    errors = {int(line.split()[0]): float(line.split()[1]) for line in printed}
+    assert 0 < errors[32] < errors[64]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_training_does_not_depend_on_threads(threads: int, model: MiniGPT) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(1)
+        again = MiniGPT(CONFIG)
+        train(again, STEPS, 1)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
 def test_picture_is_to_scale(out: Path, manifest: dict[str, Any]) -> None:
@@ -123,7 +195,7 @@ def test_picture_is_to_scale(out: Path, manifest: dict[str, Any]) -> None:
     weights = 4 * manifest["parameters"]
     drawn = parts[f"scales: {scales:,} bytes"] / parts[f"float32 weights: {weights:,} bytes"]
     assert drawn == pytest.approx(scales / weights, abs=1e-4)
-    assert f"header, table, padding: {manifest['torch_save_bytes'] - weights:,} bytes" in parts
+    assert f"container: {manifest['torch_save_bytes'] - weights:,} bytes" in parts
 
 
 def test_results_outside_their_limits(manifest: dict[str, Any]) -> None:
