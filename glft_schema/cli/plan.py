@@ -12,7 +12,7 @@ from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argume
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.cli.written import mapped
 from glft_schema.describe.page.plan import plan_page
-from glft_schema.display import aligned, percent
+from glft_schema.display import aligned, percent, size_text
 from glft_schema.errors import OptionError
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
@@ -93,9 +93,21 @@ def plan(
 
 def report(planned: Plan, mix: Mix | None) -> list[str]:
     """Returns the mix, if any, and the table of types."""
+    lines = [planned.warning] if planned.warning else []
+    if mix is not None:
+        lines += [f"mix: {_summary(mix)}", *_beside(planned, mix), *_table(_parts(planned, mix)), ""]
     counted = f"{sum(tensor.rows for tensor in planned.tensors):,} rows of {len(planned.tensors)} tensors measured"
-    lines = [counted, *_table([(type_.name, one) for type_, one in planned.by_type.items()])]
-    return lines if mix is None else [f"mix: {_summary(mix)}", *_table(_parts(planned, mix)), "", *lines]
+    return [*lines, counted, *_table(planned.compared(mix), len(planned.tensors))]
+
+
+def _beside(planned: Plan, mix: Mix) -> list[str]:
+    """Returns a line: the best file type that is not larger than the mix, and the next larger."""
+    fitting = [(name, one) for name, one in planned.recipes.items() if one.size <= mix.size]
+    larger = [(name, one) for name, one in planned.recipes.items() if one.size > mix.size]
+    beside = [max(fitting, key=lambda item: item[1].snr)] if fitting else []
+    beside += [min(larger, key=lambda item: (item[1].size, item[1].error))] if larger else []
+    texts = [f"{name} would be {size_text(one.size)} at {one.snr:.2f} dB" for name, one in beside]
+    return [f"llama-quantize's file types: {', '.join(texts)}"] if texts else []
 
 
 def _summary(mix: Mix) -> str:
@@ -109,9 +121,17 @@ def _parts(planned: Plan, mix: Mix) -> list[tuple[str, Mix]]:
     return [(type_.name, planned.only(chosen)) for type_, chosen in of_types if chosen]
 
 
-def _table(mixes: Sequence[tuple[str, Mix]]) -> list[str]:
+def _table(mixes: Sequence[tuple[str, Mix]], most: int = 0) -> list[str]:
+    """Returns a table of mixes. Numbers of tensors that are less than `most` are marked."""
     rows = [
-        (name, f"{len(m.chosen)}", f"{m.nbytes:,}", f"{m.bits_per_weight:.2f}", f"{m.snr:.2f} dB", percent(m.error**0.5))
+        (
+            name,
+            f"{len(m.chosen)}{f' of {most}' * (len(m.chosen) < most)}",
+            f"{m.nbytes:,}",
+            f"{m.bits_per_weight:.2f}",
+            f"{m.snr:.2f} dB",
+            percent(m.error**0.5),
+        )
         for name, m in mixes
     ]
     return aligned([("dtype", "tensors", "bytes", "bits per weight", "SNR", "relative"), *rows], right=5)
@@ -120,6 +140,7 @@ def _table(mixes: Sequence[tuple[str, Mix]]) -> list[str]:
 def plan_data(planned: Plan, mix: Mix | None) -> dict[str, Any]:
     """Returns a plan as JSON data. An error is a noise-to-signal ratio."""
     return {
+        **({"warning": planned.warning} if planned.warning else {}),
         "types": {type_.scheme: {"tensors": len(one.chosen), **_measures(one)} for type_, one in planned.by_type.items()},
         "tensors": [
             {

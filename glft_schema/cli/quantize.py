@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
+from click.exceptions import Exit
+
 from glft_schema.cli.options import (
     AllowRequantize,
     ConverterPath,
@@ -17,7 +19,7 @@ from glft_schema.cli.options import (
     flag,
     option,
 )
-from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import REFUSED, echo, echo_written, file_errors, progress_bar, refuse_overwriting, unique
 from glft_schema.cli.written import fallbacks, mapped, requantized, totals, unlike_asked
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
@@ -106,6 +108,9 @@ def quantize(
                 progress=bar,
             )
     echo(*mapped(checkpoint, source), *report(quantized, out, dry_run=dry_run))
+    if quantized.refused:
+        echo(f"glft: {quantized.refused[0]}", error=True)
+        raise Exit(REFUSED)
     if not dry_run and out.is_file():
         echo_written([out], "compare", source, out)
 

@@ -16,7 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -35,10 +35,12 @@ from glft_schema.quantizer.rules import Model, Recipe
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import spread_importance
+from glft_schema.tensor_types.engine.workers import in_one_thread
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload
+from glft_schema.weights.requantizing import counted_types
 from glft_schema.weights.schemes import type_named
 from glft_schema.weights.stored_tensors import StoredTensor
 
@@ -143,6 +145,8 @@ class Plan:
         weights: number of weights of all tensors.
         other_bytes: bytes of the file that are in no payload, at most.
         recipes: by name, those of llama-quantize whose types were all measured.
+        left_out: why there is no mix for the other file types, by name.
+        quantized_before: the types of tensors of the source that are quantized already, by name.
     """
 
     tensors: tuple[TensorPlan, ...]
@@ -150,14 +154,24 @@ class Plan:
     weights: int
     other_bytes: int
     recipes: Mapping[str, Mix] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    quantized_before: Mapping[str, TensorType] = field(default_factory=dict)
+
+    @property
+    def warning(self) -> str:
+        """A sentence if the source is quantized already, otherwise empty."""
+        if not self.quantized_before:
+            return ""
+        return f"quantized already: {counted_types(self.quantized_before)}; errors are those against these weights"
 
     def _display(self) -> Iterator[Part]:
-        yield f"{counted(self.tensors, 'tensor')} and {counted(self.by_type, 'type')} to choose from"
+        choice = f"{counted(self.tensors, 'tensor')} and {counted(self.by_type, 'type')} to choose from"
+        yield "; ".join(filter(None, (self.warning, choice)))
         if self.tensors:
             yield Chart(self.picture())
         types = [
-            {"type": type_, "tensors": len(mix.chosen), "bits per weight": mix.bits_per_weight, "SNR in dB": mix.snr}
-            for type_, mix in self.by_type.items()
+            {"type": name, "tensors": len(mix.chosen), "bits per weight": mix.bits_per_weight, "SNR in dB": mix.snr}
+            for name, mix in self.compared()
         ]
         yield records_table("one type for all tensors that can have it", types)
 
@@ -170,6 +184,13 @@ class Plan:
             for type_ in types
         }
         return dict(sorted(mixes.items(), key=lambda item: item[1].bits_per_weight))
+
+    def compared(self, mix: Mix | None = None) -> list[tuple[str, Mix]]:
+        """Returns the types of `by_type` and a mix by size. Types that not all tensors can have are
+        the last: their numbers are those of other tensors."""
+        rows = [(type_.name, one) for type_, one in self.by_type.items()]
+        rows += [(MIX, self.only(mix.chosen))] if mix else []
+        return sorted(rows, key=lambda row: (len(row[1].chosen) < len(self.tensors), row[1].bits_per_weight))
 
     def only(self, chosen: Mapping[str, Candidate]) -> Mix:
         """Returns types of some tensors as a mix of these tensors alone."""
@@ -324,28 +345,37 @@ def plan(
     kept_bytes = sum(PlannedPayload(name, tensors[name], choices[name]).nbytes for name in kept)
     plans, done = list[TensorPlan](), 0
     total = sum(tensor.numel for name, tensor in tensors.items() if name not in kept)
-    for name in (name for name in tensors if name not in kept):
+
+    def measure(name: str) -> None:
         plans.append(_planned(name, tensors[name], _types_for(tensors[name], asked), rows))
+
+    for name in (name for name in tensors if name not in kept):
+        in_one_thread(partial(measure, name))
         done += tensors[name].numel
         if progress:
             progress(name, done / max(total, 1))
     weights = sum(tensor.numel for tensor in tensors.values())
-    measured_errors = Plan(tuple(plans), kept_bytes, weights, _other_bytes(model))
-    return replace(measured_errors, recipes=_recipes(measured_errors, chooser, tensors))
+    measured_errors = Plan(tuple(plans), kept_bytes, weights, _other_bytes(model), quantized_before=chooser.again)
+    return _with_recipes(measured_errors, chooser, tensors)
 
 
-def _recipes(planned: Plan, chooser: RecipeTypes, tensors: Mapping[str, StoredTensor]) -> dict[str, Mix]:
-    """Returns the mixes of the recipes that llama-quantize would not refuse."""
+def _with_recipes(planned: Plan, chooser: RecipeTypes, tensors: Mapping[str, StoredTensor]) -> Plan:
+    """Adds the mixes of the recipes, or why they have none."""
     candidates = {tensor.name: {one.type: one for one in tensor.candidates} for tensor in planned.tensors}
-    mixes = {}
+    mixes, left_out = dict[str, Mix](), dict[str, str]()
     for recipe in RECIPES:
         of_recipe = replace(chooser, recipe=recipe, in_order=False, dry_run=True, problems={}, again={})
         choices = of_recipe.choose(tensors, WITH_TYPES.types)
-        chosen = {name: types.get(choices[name].type) for name, types in candidates.items()}
-        found = {name: candidate for name, candidate in chosen.items() if candidate}
-        if found and len(found) == len(chosen) and not of_recipe.problems:
-            mixes[recipe.name] = planned.mix_of(found)
-    return mixes
+        missing = dict.fromkeys(
+            choices[name].type.scheme for name, types in candidates.items() if choices[name].type not in types
+        )
+        if of_recipe.problems:
+            left_out[recipe.name] = "requires an importance matrix (--imatrix)"
+        elif missing:
+            left_out[recipe.name] = f"not measured: {', '.join(missing)}"
+        elif candidates:
+            mixes[recipe.name] = planned.mix_of({name: types[choices[name].type] for name, types in candidates.items()})
+    return replace(planned, recipes=mixes, left_out=left_out)
 
 
 def _types_for(tensor: StoredTensor, asked: list[TensorType] | None) -> list[TensorType]:

@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT, MARGIN = 960, 460, 48  # pixels
-LINE, LETTER = 14, 7  # pixels of a label
+LINE, LETTER = 14, 8.3  # pixels of a label
 STEPS = 1, 2, 5, 10, 20  # between ticks
 STRIPS = 60  # of the curve, each with a tooltip
 MIX, COLOURS = "mix", ("crimson", "#2f7fd6")
@@ -55,6 +55,7 @@ def picture(curve: Sequence[Point], dots: Sequence[Point], width: int = WIDTH) -
     lines += _curve([(point, *at(point.bits, point.snr)) for point in curve], bottom)
     places = [at(point.bits, point.snr) for point in dots]
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    taken += [(x - 2, y - 2, x + 2, y + 2) for x, y in (at(point.bits, point.snr) for point in curve)]
     for point, (x, y) in zip(dots, places, strict=True):
         label_x, label_y = _free_place(x, y, LETTER * len(point.name), width, taken)
         colour, radius = COLOURS[point.name != MIX], 3.5 + 2 * (point.name == MIX)
@@ -85,7 +86,7 @@ def _ticks(low: float, high: float, count: int) -> range:
 
 
 def _free_place(
-    x: float, y: float, length: int, width: int, taken: list[tuple[float, float, float, float]]
+    x: float, y: float, length: float, width: int, taken: list[tuple[float, float, float, float]]
 ) -> tuple[float, float]:
     """Returns the left middle of a label of this length near (x, y). Adds it to `taken` boxes."""
     ways = [(side, step) for side in (1, -1, 0) for step in range(-15, 16)]

@@ -40,6 +40,7 @@ class Quantized:
         tensors: in the order of the file.
         weights: number of weights.
         notes: options without effect, and in a dry run the reasons for refusing the job.
+        refused: these reasons alone.
         family: of the Hugging Face folder that was mapped to GGUF, or None.
         converter: llama.cpp's converter that mapped the folder, or None.
     """
@@ -48,6 +49,7 @@ class Quantized:
     tensors: list[WrittenTensor]
     weights: int
     notes: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     family: str | None = None
     converter: str | None = None
 
@@ -158,8 +160,9 @@ def quantize(
         weights = sum(tensor.numel for tensor in stored.values())
         if dry_run:
             planned = [PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items()]
-            refused = (f"would be refused: {problem}" for problem in chooser.problems.values())
-            return Quantized(recipe, planned, weights, (*refused, *notes), checkpoint.family, checkpoint.converter)
+            refused = tuple(chooser.problems.values())
+            notes = [*(f"would be refused: {problem}" for problem in refused), *notes]
+            return Quantized(recipe, planned, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
         warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
         written: list[WrittenTensor] = []
         paths, metadata = [out], [entries]
@@ -180,7 +183,7 @@ def quantize(
                     progress=share,
                     measure=False,
                 )
-        return Quantized(recipe, written, weights, tuple(notes), checkpoint.family, checkpoint.converter)
+        return Quantized(recipe, written, weights, tuple(notes), (), checkpoint.family, checkpoint.converter)
 
 
 def _recipe(recipe: StrPath | int) -> Recipe:

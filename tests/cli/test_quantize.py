@@ -45,6 +45,14 @@ def test_quantize(source: Path, tmp_path: Path) -> None:
     assert ["token_embd.weight", "Q6_K", "630"] in [line.split() for line in planned.stdout.splitlines()]
 
 
+def test_a_dry_run_exits_as_the_run(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    real, dry = (glft("quantize", source, out, "IQ2_M", *more) for more in ((), ("--dry-run",)))
+    assert (real.returncode, dry.returncode) == (2, 2)
+    assert dry.stderr == real.stderr
+    assert dry.stdout.startswith("would be refused: iq2_s, for tensor 'blk.0.attn_k.weight', requires an importance matrix")
+
+
 def test_options(source: Path, tmp_path: Path) -> None:
     (tmp_path / "types.txt").write_text("attn_v=q8_0\nATTN_K=F16 attn_v=q4_0")
     out, options = tmp_path / "out.gguf", ["--token-embedding-type", "q3_k", "--pure", "--no-imatrix-keys"]

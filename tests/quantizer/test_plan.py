@@ -20,6 +20,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import MOST_UNITS, spread_rows
 from glft_schema.quantizer.plan_picture import Point, picture
 from glft_schema.quantizer.recipe_files import read_recipe
+from glft_schema.quantizer.recipes import RECIPES
 from tests.quantizer import models
 from tests.quantizer.both import importances
 from tests.tools.command_line import assert_refused
@@ -179,7 +180,40 @@ def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
     quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
     with pytest.raises(SchemeError, match=r"15 tensors \(Q8_0\) are quantized already, such as 'token_embd.weight': another"):
         plan(tmp_path / "q8_0.gguf", types=FEW)
-    assert len(plan(tmp_path / "q8_0.gguf", types=FEW, allow_requantize=True).tensors) == 15
+    planned = plan(tmp_path / "q8_0.gguf", types=FEW, allow_requantize=True)
+    assert len(planned.tensors) == 15
+    assert planned.warning == "quantized already: 15 tensors (Q8_0); errors are those against these weights"
+    assert repr(planned) == f"<Plan: {planned.warning}; 15 tensors and 4 types to choose from>"
+    assert plan(source, types=["q8_0"]).warning == ""
+    options = ("--allow-requantize", "--types", "q4_0,q8_0", "--bpw", "9", "--html", tmp_path / "page.html")
+    done = glft("plan", tmp_path / "q8_0.gguf", *options)
+    assert done.stdout.splitlines()[0] == planned.warning
+    assert f"{planned.warning[1:]}." in (tmp_path / "page.html").read_text("utf-8")
+    assert json.loads(glft("plan", tmp_path / "q8_0.gguf", *options[:-2], "--json").stdout)["warning"] == planned.warning
+
+
+def test_types_that_few_tensors_can_have_are_last(source: Path) -> None:
+    planned = plan(source, types=["q2_k", "q4_0", "q8_0"])
+    names = [name for name, _ in planned.compared(planned.mix(bpw=9))]
+    assert names == ["Q4_0", "mix", "Q8_0", "Q2_K"]  # the rows of ffn_down are no multiple of 256
+    rows = [line.split() for line in glft("plan", source, "--types", "q2_k,q4_0,q8_0").stdout.splitlines()[2:]]
+    assert [" ".join(row[:4]) for row in rows][-1].startswith("Q2_K 13 of 15")
+
+
+def test_file_types_beside_the_mix(source: Path) -> None:
+    planned = plan(source)
+    sizes = {name: mix.size for name, mix in planned.recipes.items()}
+    for limit in (planned.smallest.size, sizes["Q4_K_M"], sizes["F16"]):
+        size = planned.mix(size=limit).size
+        line = glft("plan", source, "--size", limit).stdout.splitlines()[1]
+        found = re.findall(r"(\S+) would be \S+ \wB at ([\d.]+) dB", line)
+        fitting = [name for name in sizes if sizes[name] <= size]
+        larger = [name for name in sizes if sizes[name] > size]
+        assert len(found) == bool(fitting) + bool(larger)
+        if fitting:
+            assert float(found[0][1]) == round(max(planned.recipes[name].snr for name in fitting), 2)
+        if larger:
+            assert sizes[found[-1][0]] == min(sizes[name] for name in larger)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +260,9 @@ def test_the_report(source: Path, tmp_path: Path) -> None:
     assert lines[0].startswith("mix: ")
     table = [line.split() for line in lines[lines.index("") + 1 :]]
     assert lines[lines.index("") + 1] == "31 rows of 15 tensors measured"
-    assert [row[:4] for row in table[2:]] == [["Q4_0", "15", "4,032", "4.50"], ["Q8_0", "15", "7,616", "8.50"]]
+    assert [row[:4] for row in table[2::2]] == [["Q4_0", "15", "4,032", "4.50"], ["Q8_0", "15", "7,616", "8.50"]]
+    assert table[3][:2] == ["mix", "15"]
+    assert 4.5 < float(table[3][3]) < 8.5
     data = json.loads(glft("plan", source, "--json", "--bpw", "9", "--types", "q4_0,q8_0").stdout)
     assert data["types"]["q4_0"]["bits_per_weight"] == 4.5
     first = data["tensors"][0]
@@ -274,7 +310,10 @@ def test_the_curve_of_best_mixes(seed: int) -> None:
 def test_recipes_are_those_that_quantize_writes(source: Path, tmp_path: Path) -> None:
     planned = plan(source)
     assert {"Q4_0", "Q8_0", "F16", "Q4_K_M"} <= set(planned.recipes)
-    assert "IQ2_XS" not in planned.recipes  # requires an importance matrix
+    assert planned.left_out["IQ2_XS"] == "requires an importance matrix (--imatrix)"
+    assert planned.left_out["BF16"] == "not measured: bf16"
+    assert {*planned.recipes, *planned.left_out} == {recipe.name for recipe in RECIPES}
+    assert planned.recipes.keys().isdisjoint(planned.left_out)
     for name, mix in planned.recipes.items():
         written = quantize(source, tmp_path / "out.gguf", name, dry_run=True)
         assert mix.nbytes == written.nbytes
@@ -299,6 +338,10 @@ def test_the_page(source: Path, tmp_path: Path, mixed: bool) -> None:
         assert places[0][0] < places[1][0]  # more bits
         assert places[0][1] > places[1][1]  # less error is above
         assert any(strip.findtext("title", "").startswith("best mix: ") for strip in svg.iter("rect"))
+    assert re.search(r'"note">Not in the table: F32 \(not measured: f32\); .* IQ1_S \(requires an importance matrix', page)
+    recipes = re.findall(r"<bdi>(\w+)</bdi></th><td>[\d.]+ \wB</td><td>([\d.]+)", page.partition('id="tables"')[2])
+    assert [name for name, _ in recipes if name == "mix"] == ["mix"] * mixed
+    assert [float(bits) for _, bits in recipes] == sorted(float(bits) for _, bits in recipes)
     rows = re.findall(r"<tr><th scope=\"row\"><bdi>([^<]*)</bdi></th>(.*)</tr>", page.partition('id="tensors"')[2])
     assert len(rows) == 15
     assert all(len(re.findall(r'title="Q[48]_0: [\d.]+ dB', cells)) == 2 for _, cells in rows)

@@ -12,6 +12,7 @@ from glft_schema.describe.page.frame import rendered
 from glft_schema.describe.page.text import visible
 from glft_schema.display import counted, size_text
 from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan
+from glft_schema.quantizer.plan_picture import MIX
 
 NARROW = 360  # pixels of the picture on phones
 STEP, STEPS = 5, 10  # dB of a colour, number of colours
@@ -25,13 +26,16 @@ def plan_page(planned: Plan, mix: Mix | None, name: str) -> str:
         mix: the mix that was chosen.
         name: of the model.
     """
+    mixes = {**planned.recipes, **({MIX: mix} if mix else {})}
     texts = {
         "name": f"Plan of {visible(name)}",
         "headline": f"{counted(planned.tensors, 'tensor')}, {planned.weights:,} weights",
         "tiles": mix and _tiles(mix),
         "pictures": {"wide": planned.picture(mix), "narrow": planned.picture(mix, NARROW)},
-        "recipes": [(name, *_numbers(one)) for name, one in sorted(planned.recipes.items(), key=lambda item: item[1].nbytes)],
-        "types": [(visible(type_.name), len(one.chosen), *_numbers(one)) for type_, one in planned.by_type.items()],
+        "warning": planned.warning,
+        "recipes": [(name, *_numbers(one)) for name, one in sorted(mixes.items(), key=lambda item: item[1].nbytes)],
+        "left_out": {why: [name for name, one in planned.left_out.items() if one == why] for why in planned.left_out.values()},
+        "types": [_type_row(planned, name, one) for name, one in planned.compared(mix)],
         "columns": [visible(type_.name) for type_ in planned.by_type],
         "rows": [_row(planned, tensor, mix.chosen[tensor.name] if mix else None) for tensor in planned.tensors],
         "step": STEP,
@@ -49,6 +53,11 @@ def _tiles(mix: Mix) -> list[tuple[str, str, str]]:
 
 def _numbers(mix: Mix) -> tuple[str, str, str]:
     return size_text(mix.size), f"{mix.bits_per_weight:.2f}", f"{mix.snr:.1f}"
+
+
+def _type_row(planned: Plan, name: str, one: Mix) -> tuple[str, ...]:
+    rest = f" of {len(planned.tensors)}" if len(one.chosen) < len(planned.tensors) else ""
+    return visible(name), f"{len(one.chosen)}{rest}", *_numbers(one)
 
 
 def _row(planned: Plan, tensor: TensorPlan, chosen: Candidate | None) -> dict[str, Any]:
