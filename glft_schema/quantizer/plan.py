@@ -162,7 +162,7 @@ class Plan:
         """A sentence if the source is quantized already, otherwise empty."""
         if not self.quantized_before:
             return ""
-        return f"quantized already: {counted_types(self.quantized_before)}; errors are those against these weights"
+        return f"quantized already: {counted_types(self.quantized_before)}; errors are against these, not the original weights"
 
     def _display(self) -> Iterator[Part]:
         choice = f"{counted(self.tensors, 'tensor')} and {counted(self.by_type, 'type')} to choose from"

@@ -182,7 +182,7 @@ def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
         plan(tmp_path / "q8_0.gguf", types=FEW)
     planned = plan(tmp_path / "q8_0.gguf", types=FEW, allow_requantize=True)
     assert len(planned.tensors) == 15
-    assert planned.warning == "quantized already: 15 tensors (Q8_0); errors are those against these weights"
+    assert planned.warning == "quantized already: 15 tensors (Q8_0); errors are against these, not the original weights"
     assert repr(planned) == f"<Plan: {planned.warning}; 15 tensors and 4 types to choose from>"
     assert plan(source, types=["q8_0"]).warning == ""
     options = ("--allow-requantize", "--types", "q4_0,q8_0", "--bpw", "9", "--html", tmp_path / "page.html")
