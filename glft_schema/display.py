@@ -1,8 +1,8 @@
 """Tables and charts of files, tensors, metadata and reports, as text and as HTML for notebooks.
 
-An object of a class with the decorator `with_display` has a ``repr`` of one line, a ``str`` of one
-screen, and HTML. The HTML sets no colours, so it suits light and dark themes. All text from a file
-is escaped.
+A class with the decorator `with_display` states what it shows once, in its method `_display`: its
+``repr`` of one line, ``str`` of one screen, and HTML follow. The HTML sets no colours, so it suits
+light and dark themes. All text from a file is escaped.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from glft_schema.errors import safe, shown, without_controls
+from glft_schema.lazy import outside_graphs
 
-ROWS = 20  # shown per table
-SCREEN = 30  # rows of all tables of a text
+ROWS = 20  # of a table in HTML before those that a click unfolds
+MOST = 300  # rows of a table
+SCREEN = 45  # lines of a text
+LINE = 300  # letters of a ``repr``
 WIDTH, HEIGHT = 720, 24  # of a bar in pixels
 NUMBERS = (int, float, type(None))  # types of cells that are aligned to the right
 OPACITIES = 0.35, 0.2  # of its parts, by turns
@@ -31,13 +33,14 @@ NAME, VALUE = 60, 80  # characters shown of a name and of a value
 SHORTEST = 24  # letters of a text that is shortened to fit; before a shorter one, columns are left out
 SIZES = ("bytes", "kB", "MB", "GB", "TB")
 LEAST = 4  # columns that a table keeps
-FILE_TYPE = "general.file_type"
 ELEMENTS = 200  # of an array, whose text is longer than any that is shown
 
 # Called with the current item, such as a tensor's name, and the share of work done, from 0 to 1.
 Progress = Callable[[str, float], None]
-HasTensor = Any  # a `Tensor`, declared above this module
-HasFile = Any  # a `File`, likewise
+
+
+Row = tuple[str, ...]
+Item = TypeVar("Item")
 
 
 class Listing(NamedTuple):
@@ -45,31 +48,42 @@ class Listing(NamedTuple):
 
     title: str
     head: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]  # those shown
+    rows: Sequence[tuple[str, ...]]  # at most `MOST`
     hidden: int = 0  # number of further rows
     right: int = 0  # number of columns, from the right, that hold numbers
 
-    def html(self) -> str:
-        """Returns the table as HTML."""
-        lines = ["<table>", f'<caption style="text-align:left">{escaped(self.title)}</caption>']
-        if any(self.head):
-            lines.append(f"<thead>{self._row(self.head, 'th')}</thead>")
-        lines += ["<tbody>", *(self._row(row, "td") for row in self.rows)]
-        if self.hidden:
-            lines.append(f'<tr><td colspan="{len(self.head)}" style="text-align:left">and {self.hidden:,} more</td></tr>')
-        return "\n".join([*lines, "</tbody>", "</table>"])
+    @classmethod
+    def of(cls, title: str, head: Row, items: Collection[Item], row: Callable[[Item], Row], right: int = 0) -> Listing:
+        """Returns a table with a row per item."""
+        rows = [row(item) for item in islice(items, MOST)]
+        return cls(title, head, rows, len(items) - len(rows), right)
 
-    def _row(self, row: tuple[str, ...], tag: str) -> str:
+    def html(self) -> str:
+        """Returns the table as HTML. Rows after the first `ROWS` are folded."""
+        caption = f'<caption style="text-align:left">{escaped(self.title)}</caption>'
+        text = self._table(caption, self.rows[:ROWS])
+        if folded := self.rows[ROWS:]:
+            summary = f"<details><summary>and {len(folded) + self.hidden:,} more</summary>"
+            text += f"\n{summary}\n{self._table('', folded)}\n</details>"
+        return f"{text}\n<p>and {self.hidden:,} more</p>" if self.hidden else text
+
+    def _table(self, caption: str, rows: Sequence[Row]) -> str:
+        head = f"<thead>{self._row(self.head, 'th')}</thead>" if any(self.head) else ""
+        body = ["<tbody>", *(self._row(row, "td") for row in rows), "</tbody>"]
+        return "\n".join(filter(None, ["<table>", caption, head, *body, "</table>"]))
+
+    def _row(self, row: Row, tag: str) -> str:
         opening = f'{tag} scope="col"' if tag == "th" else tag
         sides = ["left"] * (len(row) - self.right) + ["right"] * self.right
-        cells = (f'<{opening} style="text-align:{side}">{escaped(cell)}</{tag}>' for cell, side in zip(row, sides, strict=True))
+        texts = (escaped(cell).replace("  ", "&emsp;") for cell in row)  # a browser leaves out the indentation
+        cells = (f'<{opening} style="text-align:{side}">{text}</{tag}>' for text, side in zip(texts, sides, strict=True))
         return f"<tr>{''.join(cells)}</tr>"
 
-    def text(self, most: int = ROWS) -> str:
+    def text(self, most: int) -> str:
         """Returns the table as aligned lines, with at most this number of rows."""
         rows, hidden = self.rows[:most], self.hidden + max(len(self.rows) - most, 0)
         lines = [self.title, *aligned([row for row in (self.head, *rows) if any(row)], self.right)]
-        return "\n".join([*lines, f"  ... and {hidden} more"] if hidden else lines)
+        return "\n".join([*lines, f"  ... and {hidden:,} more"] if hidden else lines)
 
 
 class Chart(NamedTuple):
@@ -101,40 +115,64 @@ def chart(title: str, parts: Sequence[tuple[str, float]], *, columns: bool = Fal
 
 Part = str | Listing | Chart
 Class = TypeVar("Class", bound=type)
-Item = TypeVar("Item")
 
 
 def with_display(cls: Class) -> Class:
     """Makes ``repr``, ``str`` and HTML of a class from the parts that its method `_display` yields.
 
     The first part is the headline, which is all of the ``repr``. A class may have its own ``str``.
-    Dataclasses and named tuples need no such method.
+    Dataclasses, named tuples and sequences of rows need no such method.
     """
+
+    def line(self: Any) -> str:
+        text: str = next(self._display())
+        return f"<{cls.__name__}: {text if len(text) <= LINE else f'{text[: LINE - 3]}...'}>"
+
+    def screen(self: Any) -> str:
+        return text_of(self._display())
+
     kind: Any = cls
-    kind._display = getattr(cls, "_display", _display_fields)
-    kind.__repr__ = lambda self: f"<{cls.__name__}: {next(self._display())}>"
+    has_rows = issubclass(cls, Sequence) and not issubclass(cls, tuple)
+    kind._display = getattr(cls, "_display", _display_rows if has_rows else _display_fields)
+    kind.__repr__ = outside_graphs(line)
     kind._repr_html_ = lambda self: html_of(self._display())
     if "__str__" not in vars(cls):
-        kind.__str__ = lambda self: text_of(self._display())
+        kind.__str__ = outside_graphs(screen)
     return cls
 
 
 def _display_fields(record: Any) -> Iterator[Part]:
     """Yields the fields of a record in a line, and a table for each that holds several values."""
-    fields = {name.replace("_", " "): value for name, value in _fields(record).items()}
+    fields = {_title(name): value for name, value in _fields(record).items()}
     yield ", ".join(f"{name} {text}" for name, value in fields.items() if (text := _cell(value)))
     for name, value in fields.items():
         if isinstance(value, Mapping):
-            yield records_table(name, [{"name": key} | _fields(one) for key, one in value.items()])
-        elif isinstance(value, (list, tuple)):
+            yield records_table(name, [{"name": key, **_fields(one)} for key, one in value.items()])
+        elif isinstance(value, (list, tuple)) and not _is_short(value) and not hasattr(value, "_fields"):
             yield records_table(name, value)
 
 
+def _display_rows(rows: Sequence[Any]) -> Iterator[Part]:
+    """Yields the number of rows, and a table of them."""
+    yield counted(rows, "row")
+    yield records_table("rows", rows)
+
+
 def text_of(parts: Iterable[Part]) -> str:
-    """Returns parts of a display as text of one screen, without empty tables."""
+    """Returns parts of a display as text of one screen, without empty tables.
+
+    Short tables leave their lines to long ones.
+    """
     parts = [part for part in parts if not isinstance(part, Listing) or part.rows]
-    most = min(SCREEN // max(sum(isinstance(part, Listing) for part in parts), 1), ROWS)
-    texts = (part.text(most) if isinstance(part, Listing) else part if isinstance(part, str) else part.labels for part in parts)
+    tables = sorted((part for part in parts if isinstance(part, Listing)), key=lambda table: len(table.rows))
+    room, most = SCREEN - 2 * (len(parts) + len(tables)), dict[int, int]()
+    for left, table in zip(range(len(tables), 0, -1), tables, strict=False):
+        most[id(table)] = min(len(table.rows), max(room // left, 1))
+        room -= most[id(table)]
+    texts = (
+        part.text(most[id(part)]) if isinstance(part, Listing) else part if isinstance(part, str) else part.labels
+        for part in parts
+    )
     return "\n\n".join(filter(None, texts))
 
 
@@ -151,15 +189,32 @@ def html_of(parts: Iterable[Part]) -> str:
 
 @with_display
 class Results(list[Item]):
-    """A list of records, displayed as a table."""
+    """A list of records, displayed as a table.
+
+    Args:
+        records: the records.
+        noun: what a record is about, such as a tensor.
+    """
+
+    def __init__(self, records: Iterable[Item] = (), noun: str = "result") -> None:
+        super().__init__(records)
+        self.noun = noun
 
     def _display(self) -> Iterator[Part]:
         records: list[Any] = self
         sizes = [(record.type, record.nbytes) for record in records if hasattr(record, "nbytes")]
-        kind = type(records[0]).__name__ if records else "results"
-        yield f"{len(self):,} {kind}{f', {size_text(sum(nbytes for _, nbytes in sizes))}' if sizes else ''}"
+        yield f"{counted(records, self.noun)}{f', {size_text(sum(nbytes for _, nbytes in sizes))}' if sizes else ''}"
         yield bytes_by_type(sizes) if sizes else ""
-        yield records_table(kind, records)
+        yield records_table(f"{self.noun}s", records)
+
+
+@with_display
+class ByName(dict[str, Item]):
+    """Tensors by name, displayed as a table."""
+
+    def _display(self) -> Iterator[Part]:
+        yield counted(self, "tensor")
+        yield records_table("tensors", [{"name": name, "": tensor} for name, tensor in self.items()])
 
 
 def counted(items: Collection[Any] | int, noun: str, plural: str = "") -> str:
@@ -179,21 +234,38 @@ def bytes_by_type(tensors: Iterable[tuple[Any, int]]) -> Chart:
 def records_table(title: str, records: Sequence[Any]) -> Listing:
     """Returns a row per record, a mapping, dataclass or named tuple: texts first, then numbers.
     Fields that are empty in all rows are left out."""
-    rows = [_fields(record) for record in records[:ROWS]]
+    rows = [_fields(record) for record in records[:MOST]]
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     used = {name: values for name, values in columns.items() if any(map(_cell, values))}
     numeric = [name for name, values in used.items() if all(isinstance(value, NUMBERS) for value in values)]
     head = (*(name for name in used if name not in numeric), *numeric)
     texts = [tuple(_cell(row[name]) for name in head) for row in rows]
-    titles = tuple(name.replace("_", " ") for name in head)
-    return Listing(title, titles, texts, len(records) - len(rows), len(numeric))
+    return Listing(title, tuple(map(_title, head)), texts, len(records) - len(rows), len(numeric))
 
 
-def _fields(record: Any) -> dict[str, Any]:
-    if isinstance(record, dict):
+def fields_table(title: str, fields: Mapping[str, Any]) -> Listing:
+    """Returns a row per field of a record."""
+    return Listing.of(title, ("field", "value"), fields.items(), lambda item: (safe(item[0], NAME), _value(item[1])))
+
+
+def _title(name: str) -> str:
+    return name.replace("nbytes", "bytes").replace("_", " ")
+
+
+def _fields(record: Any) -> Mapping[str, Any]:
+    if isinstance(record, Mapping):
         return record
-    names = [field.name for field in dataclasses.fields(record)] if dataclasses.is_dataclass(record) else ()
+    names = [field.name for field in dataclasses.fields(record) if field.repr] if dataclasses.is_dataclass(record) else ()
     return {name: getattr(record, name) for name in getattr(record, "_fields", names)} or {"": record}
+
+
+def _value(value: Any) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if hasattr(value, "shape") else shown(value, VALUE)
+
+
+def _is_short(value: Sequence[Any]) -> bool:
+    """Returns whether a list is a few integers, such as a shape."""
+    return 0 < len(value) <= 8 and all(type(one) is int for one in value)
 
 
 def _cell(value: Any) -> str:
@@ -201,11 +273,14 @@ def _cell(value: Any) -> str:
         return "yes" if value else ""
     if isinstance(value, (int, float)):
         return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-    if isinstance(value, (list, tuple, Mapping)) and not hasattr(value, "_fields"):
-        return f"{len(value):,}"
-    if hasattr(value, "shape"):
-        return f"{list(value.shape)}"
-    text = f"{value.snr:.1f} dB" if hasattr(value, "snr") else str(value)[:ELEMENTS].removeprefix("torch.")
+    if hasattr(type(value), "_display"):
+        text = next(value._display())
+    elif isinstance(value, (list, tuple, Mapping)) and not hasattr(value, "_fields"):
+        return f"{list(value)}" if not isinstance(value, Mapping) and _is_short(value) else f"{len(value):,}"
+    elif hasattr(value, "shape"):
+        return _value(value)
+    else:
+        text = str(value)[:ELEMENTS].removeprefix("torch.")
     return shortened(without_controls(text), NAME)
 
 
@@ -257,30 +332,6 @@ def shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: kept // 2]}...{text[-(kept - kept // 2) :]}"
 
 
-def tensors_table(tensors: Mapping[str, HasTensor]) -> Listing:
-    """Returns a row per tensor: name, type, shape, bytes and position."""
-    first = [tensors[name] for name in islice(tensors, ROWS)]
-    is_set = len({tensor.file for tensor in first}) > 1
-    rows = []
-    for tensor in first:
-        file = (safe(Path(tensor.file).name, NAME),) if is_set else ()
-        shape, at = str(list(tensor.shape)), f"{tensor.position:,}"
-        rows.append((*file, safe(tensor.name, NAME), str(tensor.dtype), shape, f"{tensor.nbytes:,}", at))
-    head = (*(("file",) if is_set else ()), "name", "type", "shape", "bytes", "at byte")
-    return Listing(f"{len(tensors):,} tensors", head, rows, len(tensors) - len(rows), 2)
-
-
-def metadata_table(metadata: Mapping[str, Any]) -> Listing:
-    """Returns a row per entry: key, type if metadata is typed, and value."""
-    type_of, rows = getattr(metadata, "type_of", None), list[tuple[str, ...]]()
-    for key in islice(metadata, ROWS):
-        type_ = type_of(key) if type_of else ""
-        types = (safe(type_, NAME),) if type_of else ()
-        rows.append((safe(key, NAME), *types, shown(displayed(metadata[key], type_), VALUE)))
-    head = ("key", "type", "value") if type_of else ("key", "value")
-    return Listing(f"{len(metadata):,} entries of metadata", head, rows, len(metadata) - len(rows))
-
-
 def shortest(value: float) -> float:
     """Returns the number with the fewest digits that is `value` in float32."""
     return float(str(np.float32(value)))
@@ -299,64 +350,6 @@ def displayed(value: Any, type_: str) -> Any:
     if isinstance(value, (float, np.floating)):
         return shortest(float(value))
     return [displayed(one, type_) for one in value[:ELEMENTS]] if isinstance(value, (list, tuple, np.ndarray)) else value
-
-
-class Totals(NamedTuple):
-    """Totals of the tensors of a type. Weights and bytes of a shared payload count once."""
-
-    tensors: int
-    weights: int
-    nbytes: int
-
-
-def totals_by_type(tensors: Iterable[HasTensor]) -> dict[Any, Totals]:
-    """Returns the totals of each tensor type, in order of first tensors."""
-    totals, kept = dict[Any, Totals](), set[Hashable]()
-    for tensor in tensors:
-        count, weights, nbytes = totals.get(tensor.dtype, Totals(0, 0, 0))
-        if tensor.identity not in kept:
-            kept.add(tensor.identity)
-            weights, nbytes = weights + math.prod(tensor.shape), nbytes + tensor.nbytes
-        totals[tensor.dtype] = Totals(count + 1, weights, nbytes)
-    return totals
-
-
-def largest_first(totals: Mapping[Any, Totals]) -> list[tuple[Any, Totals]]:
-    """Returns types and their totals by bytes, the largest first."""
-    return sorted(totals.items(), key=lambda item: -item[1].nbytes)
-
-
-def types_table(file: HasFile) -> Listing:
-    """Returns a row per tensor type, largest first."""
-    ordered = largest_first(totals_by_type(file.tensors.values()))
-    rows = [
-        (str(type_), f"{count:,}", f"{weights:,}", f"{nbytes:,}", f"{100 * nbytes / file.nbytes:.1f} %")
-        for type_, (count, weights, nbytes) in ordered[:ROWS]
-    ]
-    return Listing("types", ("type", "tensors", "numbers", "bytes", "of the file"), rows, len(ordered) - len(rows), 4)
-
-
-def fields_table(title: str, fields: Mapping[str, Any]) -> Listing:
-    """Returns a row per field of a record."""
-    items = list(islice(fields.items(), ROWS))
-    rows = [(safe(name, NAME), shown(value, VALUE)) for name, value in items]
-    return Listing(title, ("field", "value"), rows, len(fields) - len(items))
-
-
-def tensor_table(tensor: HasTensor) -> Listing:
-    """Returns the properties of a tensor, and the span of each field of its payload."""
-    numbers = math.prod(tensor.shape)
-    bits = f", {8 * tensor.nbytes / numbers:g} bits per weight" if numbers else ""
-    rows = [
-        ("type", str(tensor.dtype)),
-        ("shape", f"{list(tensor.shape)}, {numbers:,} numbers"),
-        ("dims", f"{list(tensor.dims)}, as stored"),
-        ("bytes", f"{tensor.nbytes:,}{bits}"),
-        ("at byte", f"{tensor.position:,}"),
-    ]
-    for name, (start, nbytes) in tensor.dtype.field_spans(tensor.shape).items():
-        rows.append((name, f"{nbytes:,} bytes at {tensor.position + start:,}"))
-    return Listing(f"tensor {safe(tensor.name, NAME)}", ("", ""), rows)
 
 
 def percent(share: float | None) -> str:
@@ -381,39 +374,6 @@ def size_text(nbytes: int) -> str:
 def parameters_text(count: int) -> str:
     """Returns a number of parameters, such as 134.5 M; exact below a million."""
     return rounded(count / 1e6, ("M", "B")) if count >= 1e6 else f"{count:,}"
-
-
-def headline(file: HasFile) -> str:
-    """Returns what a file holds: "llama, 134.5 M parameters, 30 layers, 8,192 context, 49,152
-    tokens, Q4_1 (mostly), 5.74 bits per weight, 98.36 MB"."""
-    kind, *counts = file.format.summary(file.metadata) or [file.format.name]
-    totals = totals_by_type(file.tensors.values())
-    total, nbytes = sum(one.weights for one in totals.values()), sum(one.nbytes for one in totals.values())
-    named = file.format.meaning(FILE_TYPE, file.metadata.get(FILE_TYPE))
-    most = max(totals, key=lambda type_: totals[type_].weights, default=None)
-    types = [f"{named or most}{' (mostly)' * (len(totals) > 1)}"] if totals else []
-    if total:
-        types += [f"{8 * nbytes / total:.2f} bits per weight"]
-    parts = [kind, f"{parameters_text(total)} parameters", *counts, *types, size_text(file.nbytes)]
-    return ", ".join(safe(part) for part in parts)
-
-
-def title(file: HasFile) -> str:
-    """Returns a file's format, version and size in one line."""
-    header = {**file.header, **file.header.counts}
-    version = f" version {header['version']}" if "version" in header else ""
-    order = f", {header['byte_order']}-endian" if "byte_order" in header else ""
-    files = f" in {len(file.shards)} files" if len(file.shards) > 1 else ""
-    return f"{safe(file.name)}: {file.format.name}{version}{order}, {file.nbytes:,} bytes{files}"
-
-
-def file_parts(file: HasFile) -> Iterator[Part]:
-    """Yields an open file's headline, title, bytes by type, and the tables that have rows."""
-    yield headline(file)
-    yield title(file)
-    if totals := totals_by_type(file.tensors.values()):
-        yield bytes_by_type((type_, total.nbytes) for type_, total in totals.items())._replace(labels="")
-    yield from (metadata_table(file.metadata), types_table(file), tensors_table(file.tensors))
 
 
 def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align: str = "") -> str:

@@ -29,7 +29,7 @@ class Shown(HTMLParser):
     """Parses HTML tables and the labels of charts. Fails on other elements, unbalanced tags and
     colours."""
 
-    ALLOWED = ("table", "caption", "thead", "tbody", "tr", "th", "td", "p", "pre")
+    ALLOWED = ("table", "caption", "thead", "tbody", "tr", "th", "td", "p", "details", "summary")
     DRAWN = ("svg", "rect", "title", "text", "path", "circle", "g")
 
     def __init__(self, text: str) -> None:
@@ -70,18 +70,21 @@ class Shown(HTMLParser):
 def test_a_file_in_a_notebook() -> None:
     file = Container.parse(golden("four_types"))
     found = Shown(file._repr_html_())
-    assert "<bytes>: GLFT version 1, 168 bytes" in found.texts
+    assert "GLFT version 1, 168 bytes" in found.texts
     metadata, types, tensors = found.tables
     assert metadata == [["key", "value"], ["arch", "'toy'"], ["note", "'a=b üß'"]]
     assert ["Q4_per_group_64", "1", "64", "34", "20.2 %"] in types
-    assert tensors[0] == ["name", "type", "shape", "bytes", "at byte"]
-    assert tensors[3] == ["fc1", "Q8_per_channel", "[2, 3]", "10", "124"]
+    assert tensors[0] == ["name", "type", "shape", "bytes"]
+    assert tensors[3] == ["fc1", "Q8_per_channel", "[2, 3]", "10"]
     headline = "GLFT, 74 parameters, Q4_per_group_64 (mostly), 5.84 bits per weight, 168 bytes"
-    assert repr(file) == f"{headline}: GLFT file '<bytes>', 4 tensors"
-    assert str(file).startswith(f"{headline}\n\n<bytes>: GLFT version 1, 168 bytes\n")
+    assert repr(file) == f"<File: <bytes>: {headline}>"
+    assert str(file).startswith(f"<bytes>: {headline}\n\nGLFT version 1, 168 bytes\n")
     assert found.charts == 1
     assert [text for text in found.texts if text.startswith("Q4_per_group_64 34 bytes")]
-    assert re.search(r"fc1 +Q8_per_channel +\[2, 3\] +10 +124", str(file))
+    assert "4 tensors: file.tensors lists each" in str(file)
+    assert re.search(r"fc1 +Q8_per_channel +\[2, 3\] +10\n", str(file))
+    assert repr(file.tensors) == "<Tensors: 4 tensors>"
+    assert re.search(r"fc1 +Q8_per_channel +\[2, 3\] +10 +124", str(file.tensors))
 
 
 def test_metadata_with_types() -> None:
@@ -97,47 +100,69 @@ def test_a_record_in_a_notebook() -> None:
     assert rows == [["field", "value"], *map(list, fields.items())]
 
 
+def test_numbers_in_a_record_are_told_by_dtype_and_shape() -> None:
+    payload = Container.parse(golden("four_types")).tensors["fc1"].payload
+    assert repr(payload) == "<Record: scales float16 [2], codes int8 [2, 3]>"
+
+
 def test_a_tensor_says_where_its_fields_are() -> None:
     tensor = Container.parse(golden("four_types")).tensors["fc1"]
     assert str(tensor).splitlines() == [
-        "tensor fc1",
-        "  type     Q8_per_channel",
-        "  shape    [2, 3], 6 numbers",
+        "'fc1', Q8_per_channel [2, 3], 10 bytes at 124",
+        "",
+        "values by dequantize(), tensor[rows] or numpy.asarray(tensor)",
         "  dims     [2, 3], as stored",
-        "  bytes    10, 13.3333 bits per weight",
-        "  at byte  124",
+        "  numbers  6, 13.3333 bits per weight",
         "  scales   4 bytes at 124",
         "  codes    6 bytes at 128",
     ]
     (rows,) = Shown(tensor._repr_html_()).tables
-    assert [f"  {name:9}{said}" for name, said in rows] == str(tensor).splitlines()[1:]
-    assert repr(tensor) == "Tensor('fc1', Q8_per_channel [2, 3], 10 bytes at 124)"
+    assert [f"  {name:9}{said}" for name, said in rows] == str(tensor).splitlines()[3:]
+    assert repr(tensor) == "<Tensor: 'fc1', Q8_per_channel [2, 3], 10 bytes at 124>"
 
 
 def test_an_empty_tensor_and_an_empty_file() -> None:
     empty = Container.parse(Container.build({"descriptors": [{"name": "e", "dims": [0], "dtype": 0}], "data": {"e": b""}}))
-    assert "  bytes    0\n" in str(empty.tensors["e"])
+    assert str(empty.tensors["e"]).startswith("'e', F32 [0], 0 bytes at ")
     nothing = Container.parse(Container.build({}))
-    assert str(nothing) == "GLFT, 0 parameters, 16 bytes\n\n<bytes>: GLFT version 1, 16 bytes"
+    assert str(nothing) == "<bytes>: GLFT, 0 parameters, 16 bytes\n\nGLFT version 1, 16 bytes"
     assert Shown(nothing._repr_html_()).tables == []
-    assert Shown(nothing.tensors._repr_html_()).texts[1] == "0 tensors"
+    assert Shown(nothing.tensors._repr_html_()).texts == ["0 tensors"]
 
 
-def test_the_first_twenty_rows() -> None:
+def test_long_tables() -> None:
+    """The first rows are shown, and a click unfolds others."""
     infos = [Info(b"t%03d" % i, [1], 24, b"x") for i in range(1045)]
-    entries = [(b"k%02d" % i, 4, i) for i in range(21)]
+    file = Container.parse(Written([], infos).bytes())
+    found = Shown(file.tensors._repr_html_())
+    first, folded = found.tables
+    assert (len(first), first[20][0], len(folded), folded[-1][0]) == (21, "t019", 281, "t299")
+    assert [text for text in found.texts if text.startswith("and ")] == ["and 1,025 more", "and 745 more"]
+    assert str(file.tensors).endswith("  ... and 1,006 more")
+    assert len(str(file.tensors).splitlines()) <= 45
+    assert repr(file.tensor_infos) == "<Rows: 1,045 rows>"
+
+
+def test_blocks_and_keys_of_a_file_are_grouped() -> None:
+    infos = [Info(b"token_embd", [2], 24, b"xx")]
+    infos += [Info(b"blk.%d.%s.weight" % (i, kind), [1], 24, b"x") for i in range(30) for kind in (b"up", b"down")]
+    entries = [(b"general.architecture", 8, b"toy"), *((b"toy.k%02d" % i, 4, i) for i in range(20)), (b"alone", 4, 7)]
     file = Container.parse(Written(entries, infos).bytes())
-    metadata, types, tensors = Shown(file._repr_html_()).tables
-    assert (len(metadata), metadata[-1]) == (22, ["and 1 more"])
-    assert types[1][:4] == ["I8", "1,045", "1,045", "1,045"]
-    assert (len(tensors), tensors[20][0], tensors[21]) == (22, "t019", ["and 1,025 more"])
-    (alone,) = Shown(file.tensors._repr_html_()).tables
-    assert alone == tensors
-    assert str(file).count("\n  t0") == 10
-    assert str(file).endswith("\n  ... and 1035 more")
-    assert len(repr(file.tensor_infos)) < 2000
-    assert repr(file.tensor_infos).endswith(", ... 1,045 in all]")
-    assert repr(file.metadata).endswith("'k19': 19, ... 21 in all}")
+    keys, types, tensors = Shown(file._repr_html_()).tables
+    assert [row[:2] for row in keys] == [["keys", "entries"], ["general.architecture", ""], ["toy.*", "20"], ["alone", ""]]
+    assert [row[2][:24] for row in keys[1:]] == ["'toy'", "k00 0, k01 1, k02 2, k03", "7"]
+    assert types[1][:4] == ["I8", "61", "62", "62"]
+    assert [row[0] for row in tensors[1:]] == [
+        "token_embd",
+        "blk.0 ... blk.29: 2 tensors each",
+        "\u2003up.weight",
+        "\u2003down.weight",
+    ]
+    assert tensors[3] == ["\u2003up.weight", "I8", "[1]", "30"]
+    assert "22 entries of metadata: file.metadata lists each\n" in str(file)
+    assert "  toy.k19               uint32  19" in str(file.metadata)
+    beginning = "general.architecture 'toy', toy.k00 0, toy.k01 1, toy.k02 2"
+    assert repr(file.metadata) == f"<Metadata: 22 entries, {beginning}>"
 
 
 def test_tied_tensors_count_once() -> None:
@@ -166,14 +191,14 @@ def test_long_texts_are_cut() -> None:
 def test_a_closed_file() -> None:
     file = Container.parse(golden("four_types"))
     file.close()
-    assert repr(file) == str(file) == "<GLFT file '<bytes>': closed>"
-    assert Shown(file._repr_html_()).texts == ["<GLFT file '<bytes>': closed>"]
+    assert (repr(file), str(file)) == ("<File: '<bytes>': closed>", "'<bytes>': closed")
+    assert Shown(file._repr_html_()).texts == ["'<bytes>': closed"]
 
 
 def test_a_set_of_files(tmp_path: Path) -> None:
     with glft_schema.open(write_set(tmp_path)) as file:
         assert f"{file.nbytes:,} bytes in 2 files" in str(file)
-        tensors = Shown(file._repr_html_()).tables[-1]
+        (tensors,) = Shown(file.tensors._repr_html_()).tables
         assert [row[1] for row in tensors] == ["name", "t0", "t1"]
         assert [row[0] for row in tensors] == ["file", "set-00001-of-00002.gguf", "set-00002-of-00002.gguf"]
 
@@ -198,9 +223,9 @@ def test_html_of_a_table() -> None:
         '<thead><tr><th scope="col" style="text-align:left">a</th><th scope="col" style="text-align:right">n</th></tr></thead>',
         "<tbody>",
         '<tr><td style="text-align:left">x&amp;y</td><td style="text-align:right">1</td></tr>',
-        '<tr><td colspan="2" style="text-align:left">and 1,000 more</td></tr>',
         "</tbody>",
         "</table>",
+        "<p>and 1,000 more</p>",
     ]
 
 
@@ -243,17 +268,17 @@ def test_reports_have_one_screen(tmp_path: Path) -> None:
     tensors = {name: torch.linspace(-1, 1, 512).reshape(2, 256) for name in names}
     metadata = {"general.architecture": "llama", "llama.block_count": 59}
     saved = glft_schema.save_file(tensors, one, metadata)
-    found = one_screen(saved, "60 WrittenTensor, 122.9 kB", 1)
+    found = one_screen(saved, "60 tensors, 122.9 kB", 1)
     assert [row[1:3] for row in found.tables[0][:2]] == [["source", "type"], ["float32", "F32"]]
-    assert (len(found.tables[0]), found.tables[0][-1]) == (22, ["and 40 more"])
+    assert [len(table) for table in found.tables] == [21, 41]
     assert saved == list(saved)
-    one_screen(glft_schema.convert(one, other, schemes={"blk.*": "q4_0"}), "60 WrittenTensor, 19.04 kB", 1)
+    one_screen(glft_schema.convert(one, other, schemes={"blk.*": "q4_0"}), "60 tensors, 19.04 kB", 1)
     one_screen(glft_schema.quantize(one, other, "Q8_0"), "Q8_0, 60 tensors, 34.14 kB, 8.89 bits per weight", 1)
     compared = glft_schema.compare(one, other)
     found = one_screen(compared, "; ".join(compared.summary), 1)
     assert found.rects == 59
     edited = glft_schema.edit(one, other, set={"general.name": HOSTILE})
-    one_screen(edited, f"changes 1, nbytes {edited.nbytes:,}, copied {edited.copied:,}", 0)
+    one_screen(edited, f"changes 1, bytes {edited.nbytes:,}, copied {edited.copied:,}", 0)
     (hashed,) = glft_schema.hash_file(one)
     assert (str(hashed), len(repr(hashed)) < 300) == (f"{hashed.sha256}  {one}", True)
     one_screen(Unmatched(names, []), "missing 60, left over 0", 0)
@@ -263,7 +288,7 @@ def test_plans_and_importance_have_one_screen(tmp_path: Path) -> None:
     sums = {f"blk.{i}.ffn_down.weight": ColumnSums(torch.rand(1, 256), torch.tensor([8])) for i in range(60)}
     matrix = glft_schema.ImportanceMatrix(sums, (HOSTILE,), 2)
     one_screen(matrix, "columns 60, datasets 1, chunk count 2, chunk size 512", 0)
-    one_screen(matrix.statistics(), "60 ColumnStatistics", 0)
+    one_screen(matrix.statistics(), "60 tensors", 0)
     file = tmp_path / "a.gguf"
     tensors = {f"blk.{i}.ffn_down.weight": torch.randn(2, 256) for i in range(3)}
     save_file(tensors, file, {"general.architecture": "llama", "llama.block_count": 3})

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
-from glft_schema.display import Progress, Results
+from glft_schema.display import Progress, Results, with_display
 from glft_schema.errors import OptionError, TensorError, TiedWarning
 from glft_schema.families.export import OUTPUT
 from glft_schema.files.container import open
@@ -26,6 +26,7 @@ from glft_schema.weights.schemes import Choice, Chosen
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 
+@with_display
 @dataclass(frozen=True)
 class MergedTensor:
     """The result of merging an adapter into a tensor.
@@ -104,7 +105,7 @@ def merge_lora(
     )
     with open(out) as written:
         changed = [name for name in stored if name in updates]
-        return Results(_compared(file.tensors[name], written.tensors[name], updates[name]) for name in changed)
+        return Results((_compared(file.tensors[name], written.tensors[name], updates[name]) for name in changed), "tensor")
 
 
 def _merged(tensor: Tensor, update: Update) -> StoredTensor:

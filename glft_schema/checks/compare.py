@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.typed_text import STRING, texts_of_change, to_text
 from glft_schema.codec.typed_values import StoredValue, Typed
-from glft_schema.display import VALUE, Part, Progress, chart, records_table, with_display
+from glft_schema.display import VALUE, Part, Progress, Results, chart, records_table, with_display
 from glft_schema.errors import TensorError, safe
 from glft_schema.formats.registry import FORMATS, WITH_TYPES
 from glft_schema.lazy import outside_graphs
@@ -36,6 +36,7 @@ STATES = (SAME, CHANGED, RETYPED, RESHAPED, RENAMED, ADDED, REMOVED)
 SAME_WEIGHTS = 1.0
 
 
+@with_display
 class MetadataChange(NamedTuple):
     """A metadata entry that differs.
 
@@ -55,6 +56,7 @@ class MetadataChange(NamedTuple):
         return ADDED if self.before is None else REMOVED if self.after is None else CHANGED
 
 
+@with_display
 class TensorVersion(NamedTuple):
     """A tensor of one of the two checkpoints.
 
@@ -69,6 +71,7 @@ class TensorVersion(NamedTuple):
     shape: tuple[int, ...]
 
 
+@with_display
 class TensorComparison(NamedTuple):
     """A tensor of two checkpoints.
 
@@ -112,9 +115,9 @@ class Comparison:
         tensors: all tensors, in the order of the second checkpoint; then those that it lacks.
     """
 
-    metadata: tuple[MetadataChange, ...]
+    metadata: Results[MetadataChange]
     entries: int
-    tensors: tuple[TensorComparison, ...]
+    tensors: Results[TensorComparison]
 
     @property
     def is_same(self) -> bool:
@@ -136,10 +139,10 @@ class Comparison:
         return [self._weights(), *([self._tensors()] if self.tensors else []), self._metadata()]
 
     @property
-    def differing(self) -> list[TensorComparison]:
+    def differing(self) -> Results[TensorComparison]:
         """The tensors that differ, the largest errors first. A missing tensor precedes all."""
         differing = (tensor for tensor in self.tensors if tensor.state != SAME)
-        return sorted(differing, key=lambda tensor: tensor.errors.snr if tensor.errors else -math.inf)
+        return Results(sorted(differing, key=lambda tensor: tensor.errors.snr if tensor.errors else -math.inf), "tensor")
 
     def _display(self) -> Iterator[Part]:
         yield "; ".join(self.summary)
@@ -148,7 +151,7 @@ class Comparison:
             yield chart("relative error by tensor, in order", bars, columns=True)
         rows = [
             {"tensor": one.name, "state": one.state, "A": _type(one.before), "B": _type(one.after), "problem": one.problem}
-            | {"SNR": one.errors}
+            | {"SNR": f"{one.errors.snr:.1f} dB" if one.errors else ""}
             for one in self.differing
         ]
         yield records_table("tensors that differ, largest error first", rows)
@@ -229,18 +232,18 @@ def compare(one: Weights, other: Weights, *, exclude: Iterable[str] = (), progre
         in_memory({name: tensor for name, tensor in side.tensors.items() if name in kept}) for side in (before, after)
     )
     metadata, entries = _compared_metadata(before, after)
-    return Comparison(metadata, entries, tuple(_compared_tensors(first, second, progress or (lambda name, done: None))))
+    return Comparison(metadata, entries, _compared_tensors(first, second, progress or (lambda name, done: None)))
 
 
-def _compared_metadata(before: Checkpoint, after: Checkpoint) -> tuple[tuple[MetadataChange, ...], int]:
+def _compared_metadata(before: Checkpoint, after: Checkpoint) -> tuple[Results[MetadataChange], int]:
     one, other = _entries(before), _entries(after)
     keys = {**one, **other}
-    changes = [
+    changes = (
         MetadataChange(key, _shown(one.get(key)), _shown(other.get(key)))
         for key in keys
         if _text(one.get(key)) != _text(other.get(key))
-    ]
-    return tuple(changes), len(keys)
+    )
+    return Results(changes, "change"), len(keys)
 
 
 def _entries(checkpoint: Checkpoint) -> dict[str, StoredValue | str]:
@@ -263,12 +266,12 @@ def _shown(value: StoredValue | str | None) -> Typed | str | None:
 
 def _compared_tensors(
     first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor], progress: Progress
-) -> list[TensorComparison]:
+) -> Results[TensorComparison]:
     renamed = _renamed(
         {name: tensor for name, tensor in first.items() if name not in second},
         {name: tensor for name, tensor in second.items() if name not in first},
     )
-    total, done, results = sum(tensor.numel for tensor in second.values()) or 1, 0, list[TensorComparison]()
+    total, done, results = sum(tensor.numel for tensor in second.values()) or 1, 0, Results[TensorComparison](noun="tensor")
     for name, tensor in second.items():
         after = _version(name, tensor)
         if name in first:
@@ -281,7 +284,8 @@ def _compared_tensors(
         done += tensor.numel
         progress(name, done / total)
     gone = first.keys() - second.keys() - set(renamed.values())
-    return results + [TensorComparison(REMOVED, _version(name, first[name]), None) for name in first if name in gone]
+    results += [TensorComparison(REMOVED, _version(name, first[name]), None) for name in first if name in gone]
+    return results
 
 
 def _compared(before: TensorVersion, one: StoredTensor, after: TensorVersion, other: StoredTensor) -> TensorComparison:

@@ -115,7 +115,7 @@ def hash_file(file: File | StrPath, *, progress: Progress | None = None) -> list
     """
     from concurrent.futures import ThreadPoolExecutor  # slow to import
 
-    file, hashes = as_file(file), Results[FileHash]()
+    file, hashes = as_file(file), Results[FileHash](noun="file")
     before = 0
     with ThreadPoolExecutor(1) as executor:
         for shard in file.shards:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,8 +19,9 @@ from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, coloured, echo,
 from glft_schema.codec.typed_text import texts_of_change
 from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.page.comparison import comparison_page
-from glft_schema.display import aligned, first_rows, headline, percent
+from glft_schema.display import aligned, first_rows, percent
 from glft_schema.errors import FormatError, OptionError, TensorError, safe
+from glft_schema.files.summary import headline
 from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
 from glft_schema.storage.atomic import atomic_write
@@ -143,7 +145,7 @@ def _predictions_text(found: Predictions) -> str:
     return f"predictions: {both}, {divergence}, same top token {percent(found.same_top)}, {found.tokens:,} tokens"
 
 
-def _metadata_rows(changes: tuple[MetadataChange, ...]) -> list[tuple[str, ...]]:
+def _metadata_rows(changes: Sequence[MetadataChange]) -> list[tuple[str, ...]]:
     rows = [(safe(c.key), c.state, *texts_of_change(c.before, c.after, VALUE)) for c in changes]
     return [("key", "metadata", "in A", "in B"), *rows] if rows else []
 

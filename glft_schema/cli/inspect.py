@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,12 +17,13 @@ from glft_schema.cli.terminal import MAX_LINE, echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_text import FIRST
 from glft_schema.codec.typed_values import ARRAY, Array, StoredValue
-from glft_schema.display import aligned, first_rows, headline, largest_first, totals_by_type
+from glft_schema.display import aligned, first_rows
 from glft_schema.errors import FormatError, OptionError, TruncatedError, safe, shown, without_controls
 from glft_schema.files.byte_counts import GAPS, byte_counts
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.shards import whole_set
+from glft_schema.files.summary import grouped, headline, largest_first, missing_bytes, totals_by_type, without_empty_column
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.imatrix import KIND, is_old_matrix
 
@@ -42,9 +41,6 @@ STATISTICS = (  # of an importance matrix: head, field and format of each column
     ("normalized", "normalized_entropy", ".2%"), ("z > 1", "z_score", ".2%"), ("cosine", "cosine", ".4f"),
 )
 # fmt: on
-MISSING = "missing"  # column of truncated files: bytes
-NUMBERED = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<number>[0-9]+)\.(?P<rest>.+)", re.DOTALL)  # such as blk.0.attn_q.weight
-NUMBER = re.compile(r"\.[0-9]+(?=\.)")
 
 
 def inspect(
@@ -218,7 +214,11 @@ def in_lines(file: File, everything: bool = False, fault: TruncatedError | None 
     if file.tensors.gaps:
         lines += ["", gaps_text(file)]
     lines += ["", *_entry_rows(file, everything, file.metadata)] if file.metadata else []
-    lines += ["", *(_tensor_rows(file, file.tensors.values()) if everything else _grouped_rows(file))]
+    if everything:
+        lines += ["", *_tensor_rows(file, file.tensors.values())]
+    else:
+        rows, right = without_empty_column(grouped(file.tensors.values(), "dims"), 2)
+        lines += ["", *first_rows(rows, right, ROWS, "--all, --tensors PATTERN")]
     if matrix := _importance_in(file):
         lines += ["", *([f"no statistics: {matrix}"] if isinstance(matrix, str) else _statistics_in_lines(matrix))]
     return lines
@@ -254,72 +254,14 @@ def gaps_text(file: File) -> str:
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:
     """Returns a table with a row per tensor."""
-    rows: list[tuple[str, ...]] = [("file", "tensor", "dtype", "dims", "bytes", "at byte", MISSING)]
+    rows: list[tuple[str, ...]] = [("file", "tensor", "dtype", "dims", "bytes", "at byte", "missing")]
     for tensor in tensors:
         dims, size, position = str(list(tensor.dims)), f"{tensor.nbytes:,}", f"{tensor.position:,}"
         rows.append(
-            (safe(Path(tensor.file).name), safe(tensor.name), tensor.dtype.name, dims, size, position, _missing([tensor]))
+            (safe(Path(tensor.file).name), safe(tensor.name), tensor.dtype.name, dims, size, position, missing_bytes([tensor]))
         )
-    rows, right = _if_truncated([row if len(file.shards) > 1 else row[1:] for row in rows], 3)
+    rows, right = without_empty_column([row if len(file.shards) > 1 else row[1:] for row in rows], 3)
     return aligned(rows, right)
-
-
-def _missing(tensors: Iterable[Tensor]) -> str:
-    missing = sum(tensor.missing for tensor in tensors)
-    return f"{missing:,}" if missing else ""
-
-
-def _if_truncated(rows: list[tuple[str, ...]], right: int) -> tuple[list[tuple[str, ...]], int]:
-    """Returns rows and the number of columns with numbers, without the last one if it is empty."""
-    return (rows, right) if any(row[-1] for row in rows[1:]) else ([row[:-1] for row in rows], right - 1)
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """Returns numbers in words, such as ``0, 1, 10-15``."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs) or "none"
-
-
-def _grouped_rows(file: File) -> list[str]:
-    """Returns a table with a row per tensor, and of numbered blocks a row per kind of tensor."""
-    blocks: dict[str, dict[str, list[Tensor]]] = {}  # prefix -> rest of the name -> tensors
-    numbers: dict[str, list[int]] = {}
-    for tensor in file.tensors.values():
-        found = NUMBERED.fullmatch(tensor.name)
-        prefix, rest = (found["prefix"], NUMBER.sub(".N", found["rest"])) if found else (tensor.name, "")
-        blocks.setdefault(prefix, {}).setdefault(rest, []).append(tensor)
-        if found:
-            numbers.setdefault(prefix, []).append(int(found["number"]))
-    rows: list[tuple[str, ...]] = [("tensor", "dtype", "dims", "bytes", MISSING)]
-    for prefix, kinds in blocks.items():
-        of_prefix = Counter(numbers.get(prefix, ()))  # blocks, with the tensors of each
-        if len(of_prefix) < 2:
-            rows += [(safe(tensor.name), *_common([tensor])) for tensors in kinds.values() for tensor in tensors]
-            continue
-        low, high, fewest, most = min(of_prefix), max(of_prefix), min(of_prefix.values()), max(of_prefix.values())
-        each = f"{fewest:,} to {most:,}" if most > fewest else f"{most:,}"
-        tensors = [tensor for tensors in kinds.values() for tensor in tensors]
-        nbytes = f"{sum(tensor.nbytes for tensor in tensors):,}"
-        rows.append((f"{safe(prefix)}{low} ... {safe(prefix)}{high}: {each} tensors each", "", "", nbytes, _missing(tensors)))
-        if any(tensor.missing for tensor in tensors):
-            cut = {int(found["number"]) for one in tensors if one.missing and (found := NUMBERED.fullmatch(one.name))}
-            rows.append((f"  complete: {_ranges([number for number in of_prefix if number not in cut])}", "", "", "", ""))
-        rows += [(f"  {safe(rest)}", *_common(tensors)) for rest, tensors in kinds.items()]
-    return first_rows(*_if_truncated(rows, 2), ROWS, "--all, --tensors PATTERN")
-
-
-def _common(tensors: Sequence[Tensor]) -> tuple[str, str, str, str]:
-    """Returns the types, dims, bytes and missing bytes of tensors of one kind."""
-    types = Counter(tensor.dtype.name for tensor in tensors)
-    names = ", ".join(f"{name} ({count})" if len(types) > 1 else name for name, count in types.most_common())
-    dims = list(dict.fromkeys(str(list(tensor.dims)) for tensor in tensors))
-    nbytes = f"{sum(tensor.nbytes for tensor in tensors):,}"
-    return names, dims[0] if len(dims) == 1 else f"{dims[0]} and others", nbytes, _missing(tensors)
 
 
 def _importance_matrix() -> type[ImportanceMatrix]:

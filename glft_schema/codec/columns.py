@@ -22,12 +22,13 @@ from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Count, Derived, Struct, check_reader, unwrapped
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode
-from glft_schema.display import ROWS
+from glft_schema.display import with_display
 from glft_schema.storage.cursor import Cursor
 
 End = Callable[[bytes, int], int]  # finds the end of a field: (buffer, the field's start there) -> its end there
 
 
+@with_display
 class Rows(Sequence[Record]):
     """The rows of a table. A record is made on access; a pickle has a list of them.
 
@@ -85,9 +86,6 @@ class Rows(Sequence[Record]):
         return list(self) == list(other) if isinstance(other, (Rows, list)) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"[{', '.join(map(repr, self[:ROWS]))}{f', ... {len(self):,} in all' if len(self) > ROWS else ''}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)

@@ -39,6 +39,7 @@ from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.codec.tables import count_objects
 from glft_schema.codec.text import encoded
 from glft_schema.codec.trace import Span, Trace, without_root
+from glft_schema.display import with_display
 from glft_schema.errors import FormatError, shown
 from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import bytes_left, read_exactly
@@ -322,6 +323,7 @@ class Irregularity(NamedTuple):
     start: int
 
 
+@with_display
 class JsonRows(list[Any]):
     """The rows of a `JsonTable`, with their text.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
 from typing import Any, NamedTuple
 
 import construct
@@ -15,11 +14,14 @@ from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_text import from_value_text
 from glft_schema.codec.typed_values import Array, StoredValue, Typed, ValueType, stored_value
-from glft_schema.display import ROWS, displayed, metadata_table
-from glft_schema.errors import FormatError, shown
+from glft_schema.display import NAME, VALUE, Listing, Part, Row, counted, displayed, with_display
+from glft_schema.errors import FormatError, safe, shown
 from glft_schema.words import MissingKeyError
 
+HEADLINE = 4  # entries in a headline
 
+
+@with_display
 class Metadata(Mapping[str, Any]):
     """Values by key, in file order. Read-only: to change a file, build it from another mapping."""
 
@@ -41,19 +43,23 @@ class Metadata(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __repr__(self) -> str:
-        parts = [f"{shown(key)}: {shown(self._displayed(key))}" for key in islice(self, ROWS)]
-        return f"{{{', '.join([*parts, *([f'... {len(self):,} in all'] if len(self) > ROWS else [])])}}}"
+    def _display(self) -> Iterator[Part]:
+        table = metadata_table(self)
+        yield f"{counted(self, 'entry', 'entries')}{''.join(f', {row[0]} {row[-1]}' for row in table.rows[:HEADLINE])}"
+        yield table
 
-    def __str__(self) -> str:  # torch.compile would fold the inherited method into a constant
-        return repr(self)
 
-    def _displayed(self, key: str) -> Any:
-        """Returns a value as it is shown."""
-        return self[key]
+def metadata_table(metadata: Mapping[str, Any]) -> Listing:
+    """Returns a row per entry: key, type if metadata is typed, and value."""
+    type_of = getattr(metadata, "type_of", None)
 
-    def _repr_html_(self) -> str:
-        return metadata_table(self).html()
+    def row(key: str) -> Row:
+        type_ = type_of(key) if type_of else ""
+        types = (safe(type_, NAME),) if type_of else ()
+        return safe(key, NAME), *types, shown(displayed(metadata[key], type_), VALUE)
+
+    head = ("key", "type", "value") if type_of else ("key", "value")
+    return Listing.of(f"{counted(metadata, 'entry', 'entries')} of metadata", head, metadata, row)
 
 
 class KeyTypes(NamedTuple):
@@ -171,9 +177,6 @@ class TypedMetadata(Metadata):
     def type_of(self, key: str) -> str:
         """Returns a value's type, such as ``array[string]``. Raises KeyError for an unknown key."""
         return str(self._entry(key).type_text)
-
-    def _displayed(self, key: str) -> Any:
-        return displayed(self[key], self.type_of(key))
 
     def stored(self, key: str) -> StoredValue:
         """Returns a value as stored. Raises KeyError for an unknown key."""

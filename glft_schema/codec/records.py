@@ -8,13 +8,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn, cast
 
-from glft_schema.display import fields_table
-from glft_schema.errors import shown
+from glft_schema.display import Part, fields_table, with_display
 
-LONGEST = 1000  # characters of a field in a repr
 NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
 
 
+@with_display
 class Record(Mapping[str, Any]):
     """The fields of a parsed `Struct`, in order, by attribute and by key.
 
@@ -65,14 +64,10 @@ class Record(Mapping[str, Any]):
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._names, *self._count_names]
 
-    def __repr__(self) -> str:
-        return f"Record({', '.join(f'{name}={shown(value, LONGEST)}' for name, value in self.items())})"
-
-    def __str__(self) -> str:  # torch.compile would fold the inherited method into a constant
-        return repr(self)
-
-    def _repr_html_(self) -> str:
-        return fields_table("record", {**self, **self.counts}).html()
+    def _display(self) -> Iterator[Part]:
+        table = fields_table("fields", {**self, **self.counts})
+        yield ", ".join(f"{name} {value}" for name, value in table.rows)
+        yield table
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Record, (dict(self), self.counts)
@@ -82,7 +77,7 @@ class Record(Mapping[str, Any]):
 def record_class(names: tuple[str, ...], counts: tuple[str, ...]) -> type[Record]:
     """Returns the class of records with these fields and counts, each a slot and an attribute."""
     slots = [f"_{i}" for i in range(len(names) + len(counts))]
-    kind: Any = type("Record", (Record,), {"__slots__": slots, "__doc__": Record.__doc__})
+    kind: Any = type("Record", (Record,), {"__slots__": slots, "__doc__": Record.__doc__, "__module__": __name__})
     by_name = {name: vars(kind)[slot] for name, slot in zip((*names, *counts), slots, strict=True)}
     for name, slot in by_name.items():
         if not hasattr(Record, name):  # a method wins; the field is still there by its key

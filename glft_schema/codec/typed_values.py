@@ -17,6 +17,7 @@ from glft_schema.codec.arrays import StoredNumbers, StoredStrings
 from glft_schema.codec.construct_errors import TOO_DEEP
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.type_codes import by_table
+from glft_schema.display import displayed, with_display
 from glft_schema.errors import FormatError, LimitError, shown
 
 LONG = 1 << 10  # longer arrays are returned as a numpy view or a lazy sequence, not as a list
@@ -48,11 +49,15 @@ class ValueType:
         return by_table(self)
 
 
+@with_display
 class Typed(NamedTuple):
     """A value to store as a given type: ``Typed(3, "uint8")``, ``Typed([], "array[string]")``."""
 
     value: Any
     type: str
+
+    def _display(self) -> Iterator[str]:
+        yield f"{self.type} {shown(displayed(self.value, str(self.type)))}"
 
 
 class Array(NamedTuple):

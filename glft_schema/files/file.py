@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, KeysView
+from collections.abc import Callable, Iterator, KeysView
 from types import TracebackType
 from typing import Any
 
 from glft_schema.codec.metadata import Metadata
 from glft_schema.codec.records import Record
-from glft_schema.display import counted, escaped, file_parts, headline, html_of, text_of
+from glft_schema.display import Part, with_display
 from glft_schema.errors import shown
+from glft_schema.files.summary import file_parts
 from glft_schema.formats.format import Format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import Limits
@@ -20,6 +21,7 @@ from glft_schema.tensors.tensor import Tensor
 Parse = Callable[[Source, "str | torch.device"], "File"]
 
 
+@with_display
 class File:
     """A parsed weights file. Payloads are read when requested.
 
@@ -159,18 +161,8 @@ class File:
         self.source.check_open()
         return _reparsed, (self._parse, self.limits, self.source, self.device)
 
-    @outside_graphs
-    def __repr__(self) -> str:
-        if self.source.closed:
-            return f"<{self.format.name} file {shown(self.name)}: closed>"
-        return f"{headline(self)}: {self.format.name} file {shown(self.name)}, {counted(self.tensors, 'tensor')}"
-
-    @outside_graphs
-    def __str__(self) -> str:
-        return repr(self) if self.source.closed else text_of(file_parts(self))
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escaped(repr(self))}</pre>" if self.source.closed else html_of(file_parts(self))
+    def _display(self) -> Iterator[Part]:
+        return iter([f"{shown(self.name)}: closed"]) if self.source.closed else file_parts(self)
 
 
 def _reparsed(parse: Parse, limits: Limits, source: Source, device: str | torch.device) -> File:

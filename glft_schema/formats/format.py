@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from glft_schema.codec.rules import SPEC
 from glft_schema.codec.structs import Derived, Struct, follows, member
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_values import Typed
+from glft_schema.display import counted, with_display
 from glft_schema.tensor_types import TensorType
 
 
@@ -48,6 +49,7 @@ class ShardIndex(NamedTuple):
     suffix: str
 
 
+@with_display
 @dataclass(frozen=True, eq=False)
 class Format:
     """A container format.
@@ -88,6 +90,9 @@ class Format:
     order: Callable[[Mapping[str, Any]], Any] | None = None
     meaning: Callable[[str, Any], str | None] = lambda key, value: None
     summary: Callable[[Mapping[str, Any]], list[str]] = lambda metadata: []
+
+    def _display(self) -> Iterator[str]:
+        yield f"{self.name}, {counted(len([*self.types]), 'tensor type')}"
 
     def claims(self, start: bytes) -> bool:
         """Tells whether files that begin with these bytes have this format. A file that ends within

@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 
-from glft_schema.display import Chart, Part, Progress, bytes_by_type, counted, records_table, size_text, with_display
+from glft_schema.display import Chart, Part, Progress, Results, bytes_by_type, counted, records_table, size_text, with_display
 from glft_schema.errors import OptionError, QuantizationWarning, TensorError
 from glft_schema.files.layout import measured
 from glft_schema.formats.file_types import MOSTLY
@@ -52,6 +52,7 @@ POINTS = 256  # of the curve of best mixes
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
+@with_display
 class Candidate(NamedTuple):
     """A type for a tensor.
 
@@ -75,6 +76,7 @@ def _snr(error: float) -> float:
     return -10 * math.log10(error) if error else math.inf
 
 
+@with_display
 class TensorPlan(NamedTuple):
     """The types that a tensor can have.
 
@@ -149,7 +151,7 @@ class Plan:
         quantized_before: the types of tensors of the source that are quantized already, by name.
     """
 
-    tensors: tuple[TensorPlan, ...]
+    tensors: Sequence[TensorPlan]
     kept_bytes: int
     weights: int
     other_bytes: int
@@ -355,7 +357,7 @@ def plan(
         if progress:
             progress(name, done / max(total, 1))
     weights = sum(tensor.numel for tensor in tensors.values())
-    measured_errors = Plan(tuple(plans), kept_bytes, weights, _other_bytes(model), quantized_before=chooser.again)
+    measured_errors = Plan(Results(plans, "tensor"), kept_bytes, weights, _other_bytes(model), quantized_before=chooser.again)
     return _with_recipes(measured_errors, chooser, tensors)
 
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.display import Part, Progress, bytes_by_type, counted, records_table, size_text, with_display
+from glft_schema.display import Part, Progress, Results, bytes_by_type, counted, records_table, size_text, with_display
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES
@@ -32,8 +32,8 @@ from glft_schema.words import suggestion
 
 @with_display
 @dataclass(frozen=True)
-class Quantized:
-    """The result of quantizing a model, or of a dry run.
+class Quantized(Sequence[WrittenTensor]):
+    """The result of quantizing a model, or of a dry run: a sequence of its tensors.
 
     Attributes:
         recipe: the recipe.
@@ -46,12 +46,22 @@ class Quantized:
     """
 
     recipe: Recipe
-    tensors: list[WrittenTensor]
+    tensors: Results[WrittenTensor]
     weights: int
     notes: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     family: str | None = None
     converter: str | None = None
+
+    @overload
+    def __getitem__(self, index: int) -> WrittenTensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[WrittenTensor]: ...
+    def __getitem__(self, index: int | slice) -> WrittenTensor | list[WrittenTensor]:
+        return self.tensors[index]
+
+    def __len__(self) -> int:
+        return len(self.tensors)
 
     @property
     def nbytes(self) -> int:
@@ -159,12 +169,13 @@ def quantize(
         notes = [f"no tensor gets its type by the pattern {shown(pattern)}" for pattern in chooser.unused([*stored])]
         weights = sum(tensor.numel for tensor in stored.values())
         if dry_run:
-            planned = [PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items()]
+            payloads = (PlannedPayload(name, stored[name], choice) for name, choice in choices.items())
+            planned = Results((payload.written() for payload in payloads), "tensor")
             refused = tuple(chooser.problems.values())
             notes = [*(f"would be refused: {problem}" for problem in refused), *notes]
             return Quantized(recipe, planned, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
         warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
-        written: list[WrittenTensor] = []
+        written = Results[WrittenTensor](noun="tensor")
         paths, metadata = [out], [entries]
         if keep_split:
             paths, metadata = _parts(out, entries, groups)

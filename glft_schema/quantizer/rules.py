@@ -15,6 +15,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
+from glft_schema.display import with_display
 from glft_schema.errors import SchemeError, shown
 from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.families.pages.every_model import SIZES
@@ -246,6 +247,7 @@ def rule(roles: Role | tuple[Role, ...], type_: str, when: Condition = ALWAYS) -
     return TypeRule(roles if isinstance(roles, tuple) else (roles,), type_, when)
 
 
+@with_display
 @dataclass(frozen=True)
 class Recipe:
     """The types of a model's tensors.

@@ -7,6 +7,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import construct
@@ -15,8 +17,8 @@ from construct.core import evaluate
 from glft_schema.codec.columns import column, kinds
 from glft_schema.codec.context import ByteOrder, Context, byte_order
 from glft_schema.codec.rules import Check
-from glft_schema.display import counted, tensors_table
-from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.display import NAME, ROWS, Listing, Part, Row, counted, with_display
+from glft_schema.errors import FormatError, TruncatedError, safe, shown
 from glft_schema.lazy import torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource, Source
@@ -67,14 +69,24 @@ class Gap(NamedTuple):
     nbytes: int
 
 
+@with_display
 class Tensors(Mapping[str, Tensor]):
     """Tensors by name."""
 
     gaps: tuple[Gap, ...] = ()  # spans of bytes that belong to no tensor, in order
     trailing: int = 0  # bytes after the last payload
 
-    def _repr_html_(self) -> str:
-        return tensors_table(self).html()
+    def _display(self) -> Iterator[Part]:
+        yield counted(self, "tensor")
+        is_set = len({tensor.file for tensor in islice(self.values(), ROWS)}) > 1
+
+        def row(tensor: Tensor) -> Row:
+            shape, numbers = str(list(tensor.shape)), (f"{tensor.nbytes:,}", f"{tensor.position:,}")
+            texts = (safe(Path(tensor.file).name, NAME), safe(tensor.name, NAME), str(tensor.dtype), shape)
+            return *texts[not is_set :], *numbers
+
+        head = ("file", "name", "type", "shape", "bytes", "at byte")[not is_set :]
+        yield Listing.of("tensors", head, self.values(), row, 2)
 
 
 class Payloads(NamedTuple):
@@ -169,9 +181,6 @@ class TensorMap(Tensors):
     def _place(self, number: int) -> tuple[tuple[int, ...], Place]:
         dims, dtype, shape = self._kinds[self._kind[number]]
         return dims, Place(self._offsets[number], self._payloads.extents[number], dtype, shape)
-
-    def __repr__(self) -> str:
-        return f"TensorMap({len(self)} tensors, {self.size} bytes at {self.start})"
 
     def places(self) -> dict[str, Place]:
         """Returns the place of each payload."""

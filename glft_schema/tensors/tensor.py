@@ -12,7 +12,7 @@ import numpy as np
 
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.codec.records import Record
-from glft_schema.display import tensor_table
+from glft_schema.display import Listing, Part, with_display
 from glft_schema.errors import TensorError, shown
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
@@ -36,6 +36,7 @@ class Place(NamedTuple):
     shape: tuple[int, ...]  # in torch's order
 
 
+@with_display
 class Tensor:
     """A tensor in an open file. The payload is read on request.
 
@@ -69,15 +70,16 @@ class Tensor:
         self.device = device
         self._source = source
 
-    def __repr__(self) -> str:
-        return f"Tensor({shown(self.name)}, {self.dtype} {list(self.dims)}, {self.nbytes} bytes at {self.position})"
-
-    @outside_graphs
-    def __str__(self) -> str:
-        return tensor_table(self).text()
-
-    def _repr_html_(self) -> str:
-        return tensor_table(self).html()
+    def _display(self) -> Iterator[Part]:
+        yield f"{shown(self.name)}, {self.dtype} {list(self.shape)}, {self.nbytes:,} bytes at {self.position:,}"
+        numbers = math.prod(self.shape)
+        rows = {
+            "dims": f"{list(self.dims)}, as stored",
+            "numbers": f"{numbers:,}{f', {8 * self.nbytes / numbers:g} bits per weight' if numbers else ''}",
+        }
+        for name, (start, nbytes) in self.dtype.field_spans(self.shape).items():
+            rows[name] = f"{nbytes:,} bytes at {self.position + start:,}"
+        yield Listing("values by dequantize(), tensor[rows] or numpy.asarray(tensor)", ("", ""), [*rows.items()])
 
     @property
     def identity(self) -> tuple[Source, int, int, TensorType, tuple[int, ...]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.display import ByName
 from glft_schema.errors import OptionError
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.converter import Converter
@@ -68,7 +69,7 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = (), *, as_stored: bo
         TensorError: if an entry is not a tensor.
         SchemeError: if a pattern matches nothing.
     """
-    return dict(open_with_metadata(path, exclude, as_stored=as_stored).tensors)
+    return ByName(open_with_metadata(path, exclude, as_stored=as_stored).tensors)
 
 
 def open_with_metadata(

@@ -17,12 +17,13 @@ from typing import Any
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import STRING, from_text, to_text
 from glft_schema.codec.typed_values import Typed
-from glft_schema.display import FILE_TYPE, Progress
+from glft_schema.display import Progress
 from glft_schema.errors import FormatError, MetadataWarning
 from glft_schema.families.converter import Converter
 from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
+from glft_schema.files.summary import FILE_TYPE
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs, torch

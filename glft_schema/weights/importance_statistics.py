@@ -11,13 +11,14 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from glft_schema.display import Results
+from glft_schema.display import Results, with_display
 from glft_schema.lazy import torch
 
 INACTIVE = 1e-5  # mean squares up to this do not count as active
 LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 
 
+@with_display
 class ColumnStatistics(NamedTuple):
     """Statistics of the mean squared activations of a matrix, over its n columns.
 
@@ -69,7 +70,7 @@ def column_statistics(columns: Mapping[str, Columns]) -> list[ColumnStatistics]:
     """Returns the statistics of all matrices with data, sorted by `tensor`, then by total, largest
     first."""
     rows = [_statistics(name, columns) for name in columns if bool((columns[name].counts > 0).any())]
-    return Results(sorted(rows, key=lambda row: (row.tensor, -row.total)))
+    return Results(sorted(rows, key=lambda row: (row.tensor, -row.total)), "tensor")
 
 
 def _statistics(name: str, columns: Mapping[str, Columns]) -> ColumnStatistics:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from glft_schema.codec.context import LITTLE, ByteOrder
-from glft_schema.display import Progress
+from glft_schema.display import Progress, with_display
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import torch
 from glft_schema.storage.tensor_bytes import tensor_bytes
@@ -26,6 +26,7 @@ VALUES = "values"
 Source = Mapping[str, "torch.Tensor"]  # what rows are encoded from: their `VALUES`, or the fields of a file's tensor
 
 
+@with_display
 @dataclass(frozen=True)
 class WrittenTensor:
     """The result of writing a tensor.

@@ -15,12 +15,13 @@ from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
-from glft_schema.display import FILE_TYPE, Progress, Results
+from glft_schema.display import Progress, Results
 from glft_schema.errors import FormatError, OptionError, TiedWarning, shown
 from glft_schema.families.loader import LLAMA_CPP, broken_model
 from glft_schema.files.container import Container
 from glft_schema.files.layout import Layout, laid_out, with_offsets
 from glft_schema.files.parsing import parse_source
+from glft_schema.files.summary import FILE_TYPE
 from glft_schema.formats.file_types import MAIN_TYPES
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_for
@@ -65,7 +66,7 @@ class FilePlan:
     def written(self) -> list[WrittenTensor]:
         """Returns the result for each tensor, after writing."""
         payloads, aliases = self.payloads, self.aliases
-        return Results(payload.written(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items())
+        return Results((payload.written(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items()), "tensor")
 
 
 Writer = Callable[[FilePlan, StrPath], None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.codec.context import LITTLE
+from glft_schema.display import with_display
 from glft_schema.errors import TensorError, shown
 from glft_schema.families.operations import LazyTensor, Slices, of_file, of_packed
 from glft_schema.lazy import torch
@@ -21,6 +22,7 @@ from glft_schema.tensors.tensor import Place, Tensor
 from glft_schema.weights.torch_pickle import Opaque
 
 
+@with_display
 @dataclass(frozen=True)
 class StoredTensor:
     """A tensor to be written.
@@ -46,6 +48,10 @@ class StoredTensor:
     importance: torch.Tensor | None = None
     read: Callable[[Slices], torch.Tensor] | None = None
     quantized: TensorType | None = None
+
+    def _display(self) -> Iterator[str]:
+        type_ = self.file_tensor.dtype if self.file_tensor else self.dtype
+        yield f"{str(type_).removeprefix('torch.')} {list(self.shape)}"
 
     @property
     def numel(self) -> int:

@@ -114,7 +114,7 @@ def test_rows_are_a_sequence(table: Rows) -> None:
     assert table == table[:]
     assert table != rows[1:]
     assert table != "rows"
-    assert repr(table) == repr(rows)
+    assert repr(table) == f"<Rows: {len(rows)} rows>"
     assert rows[1] in table
     for at in (len(rows), -len(rows) - 1):
         with pytest.raises(IndexError):

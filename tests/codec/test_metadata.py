@@ -79,4 +79,4 @@ def test_nan_equals_nothing_and_keeps_its_bits() -> None:
 def test_numbers_of_float32_are_shown_with_the_fewest_digits() -> None:
     metadata = parsed("01 0161 02 ACC52737")
     assert metadata["a"] == 9.999999747378752e-06
-    assert repr(metadata) == "{'a': 1e-05}"
+    assert repr(metadata) == "<Metadata: 1 entry, a 1e-05>"

@@ -23,7 +23,7 @@ def test_fields_and_counts_by_attribute_and_by_key() -> None:
     record = row()
     assert (record.name, record["rank"]) == ("w", 2)
     assert (list(record), dict(record), len(record)) == (["name", "rank"], {"name": "w", "rank": 2}, 2)
-    assert repr(record) == str(record) == "Record(name='w', rank=2)"
+    assert repr(record) == "<Record: name 'w', rank 2, n 5>"
     assert (record.n, record["n"], record.get("n"), dict(record.counts)) == (5, 5, 5, {"n": 5})
     assert "n" not in record
 

@@ -69,9 +69,9 @@ def test_tensors_in_a_plain_stream() -> None:
 def test_a_whole_format_over_a_plain_stream() -> None:
     record = GLFT.struct.parse(golden("four_types"))
     assert record.data["fc1"].dequantize().shape == (2, 3)
-    assert repr(record.data) == "TensorMap(4 tensors, 54 bytes at 0)"
-    assert repr(record.data["a"]) == "Tensor('a', F32 [], 4 bytes at 0)"
-    assert repr(record.metadata) == "{'arch': 'toy', 'note': 'a=b üß'}"
+    assert repr(record.data) == "<Tensors: 4 tensors>"
+    assert repr(record.data["a"]) == "<Tensor: 'a', F32 [], 4 bytes at 0>"
+    assert repr(record.metadata) == "<Metadata: 2 entries, arch 'toy', note 'a=b üß'>"
 
 
 def test_payloads_build_by_themselves() -> None:

@@ -69,7 +69,7 @@ def verdict(read: Callable[[], File]) -> Any:
             values = None if tensor.dtype.bytes_only else tensor.dequantize()
             numbers = None if values is None else (values.dtype, values.shape, bytes(tensor_bytes(values)))
             tensors.append((tensor.name, tensor.dims, str(tensor.dtype), tensor.position, bytes(tensor.raw), numbers))
-        return file.format.name, file.nbytes, Container.build(file), repr(file.metadata), tensors, file.tensors.gaps
+        return file.format.name, file.nbytes, Container.build(file), repr(dict(file.metadata)), tensors, file.tensors.gaps
 
 
 @pytest.fixture(scope="module")

@@ -20,9 +20,10 @@ from glft_schema.describe.page.quantization_errors import errors
 from glft_schema.describe.page.samples import describe, heat_map, sample, sample_size
 from glft_schema.describe.page.text import LONGEST, visible
 from glft_schema.describe.page.vocabulary import vocabulary
-from glft_schema.display import Progress, headline, largest_first, parameters_text, size_text, totals_by_type
+from glft_schema.display import Progress, parameters_text, size_text
 from glft_schema.errors import shown
 from glft_schema.files.file import File
+from glft_schema.files.summary import headline, largest_first, totals_by_type
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.stored_tensors import StoredTensor
 

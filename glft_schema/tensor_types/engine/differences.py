@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from glft_schema.display import with_display
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.chunks import index_of, row_chunks
 from glft_schema.tensor_types.small_floats import widened
@@ -26,6 +28,7 @@ def max_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(errors.abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf")).max())
 
 
+@with_display
 @dataclass
 class NumberErrors:
     """Sums over pairs of a number and its reference, and the error measures that follow from them.
@@ -55,6 +58,9 @@ class NumberErrors:
     largest: float = 0.0
     worst_row: tuple[int, ...] | None = None
     worst_row_error: float = 0.0
+
+    def _display(self) -> Iterator[str]:
+        yield f"SNR {self.snr:.1f} dB, relative error {self.relative:.3g}, largest {self.largest:.3g}"
 
     @property
     def rmse(self) -> float:

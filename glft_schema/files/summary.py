@@ -1,0 +1,180 @@
+"""The summary of a file: its headline, bytes by type, and tensors by numbered block."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from glft_schema.codec.metadata import metadata_table
+from glft_schema.display import (
+    ROWS,
+    SHORTEST,
+    Listing,
+    Part,
+    Row,
+    bytes_by_type,
+    counted,
+    parameters_text,
+    shortened,
+    size_text,
+)
+from glft_schema.errors import safe
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensors.tensor import Tensor
+
+FILE_TYPE = "general.file_type"
+LONGEST = 110  # letters of the values in a row
+NUMBERED = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<number>[0-9]+)\.(?P<rest>.+)", re.DOTALL)  # such as blk.0.attn_q.weight
+NUMBER = re.compile(r"\.[0-9]+(?=\.)")
+HasFile = Any  # a `File`, declared above this module
+
+
+class Totals(NamedTuple):
+    """Totals of the tensors of a type. Weights and bytes of a shared payload count once."""
+
+    tensors: int
+    weights: int
+    nbytes: int
+
+
+def totals_by_type(tensors: Iterable[Tensor]) -> dict[TensorType, Totals]:
+    """Returns the totals of each tensor type, in order of first tensors."""
+    totals, kept = dict[TensorType, Totals](), set[Hashable]()
+    for tensor in tensors:
+        count, weights, nbytes = totals.get(tensor.dtype, Totals(0, 0, 0))
+        if tensor.identity not in kept:
+            kept.add(tensor.identity)
+            weights, nbytes = weights + math.prod(tensor.shape), nbytes + tensor.nbytes
+        totals[tensor.dtype] = Totals(count + 1, weights, nbytes)
+    return totals
+
+
+def largest_first(totals: Mapping[TensorType, Totals]) -> list[tuple[TensorType, Totals]]:
+    """Returns types and their totals by bytes, the largest first."""
+    return sorted(totals.items(), key=lambda item: -item[1].nbytes)
+
+
+def headline(file: HasFile) -> str:
+    """Returns what a file holds: "llama, 134.5 M parameters, 30 layers, 8,192 context, 49,152
+    tokens, Q4_1 (mostly), 5.74 bits per weight, 98.36 MB"."""
+    kind, *counts = file.format.summary(file.metadata) or [file.format.name]
+    totals = totals_by_type(file.tensors.values())
+    total, nbytes = sum(one.weights for one in totals.values()), sum(one.nbytes for one in totals.values())
+    named = file.format.meaning(FILE_TYPE, file.metadata.get(FILE_TYPE))
+    most = max(totals, key=lambda type_: totals[type_].weights, default=None)
+    types = [f"{named or most}{' (mostly)' * (len(totals) > 1)}"] if totals else []
+    if total:
+        types += [f"{8 * nbytes / total:.2f} bits per weight"]
+    parts = [kind, f"{parameters_text(total)} parameters", *counts, *types, size_text(file.nbytes)]
+    return ", ".join(safe(part) for part in parts)
+
+
+def file_parts(file: HasFile) -> Iterator[Part]:
+    """Yields the parts of a file's display, without a row for each tensor and each metadata key."""
+    yield f"{safe(file.name)}: {headline(file)}"
+    header = {**file.header, **file.header.counts}
+    version = f" version {header['version']}" if "version" in header else ""
+    order = f", {header['byte_order']}-endian" if "byte_order" in header else ""
+    files = f" in {len(file.shards)} files" if len(file.shards) > 1 else ""
+    yield f"{file.format.name}{version}{order}, {file.nbytes:,} bytes{files}"
+    totals = totals_by_type(file.tensors.values())
+    yield bytes_by_type((type_, total.nbytes) for type_, total in totals.items())._replace(labels="")
+    yield metadata_table(file.metadata) if len(file.metadata) <= ROWS else _keys_by_prefix(file.metadata)
+    yield _types_table(totals, file.nbytes)
+    rows, right = without_empty_column(grouped(file.tensors.values(), "shape"), 2)
+    title = f"{counted(file.tensors, 'tensor')}: file.tensors lists each"
+    yield Listing.of(title, ("name", "type", *rows[0][2:]), rows[1:], lambda row: row, right)
+
+
+def _types_table(totals: Mapping[TensorType, Totals], nbytes: int) -> Listing:
+    """Returns a row per tensor type, largest first."""
+    head = "type", "tensors", "numbers", "bytes", "of the file"
+
+    def row(item: tuple[TensorType, Totals]) -> Row:
+        type_, total = item
+        return str(type_), *(f"{number:,}" for number in total), f"{100 * total.nbytes / nbytes:.1f} %"
+
+    return Listing.of("types", head, largest_first(totals), row, 4)
+
+
+def _keys_by_prefix(metadata: Mapping[str, Any]) -> Listing:
+    """Returns a row for the keys with the same first part."""
+    table, prefixes = metadata_table(metadata), dict[str, dict[str, str]]()
+    for key, *_, value in table.rows:
+        prefixes.setdefault(key.partition(".")[0], {})[key] = value
+    rows = list[Row]()
+    for prefix, values in prefixes.items():
+        text = ", ".join(f"{key.removeprefix(f'{prefix}.')} {shortened(value, SHORTEST)}" for key, value in values.items())
+        if len(values) == 1:
+            rows.append((*values, "", *values.values()))
+        else:
+            rows.append((f"{prefix}.*", f"{len(values)}", text if len(text) <= LONGEST else f"{text[:LONGEST]}..."))
+    return Listing(f"{table.title}: file.metadata lists each", ("keys", "entries", "values"), rows, table.hidden)
+
+
+def grouped(tensors: Iterable[Tensor], sizes: str) -> list[Row]:
+    """Returns a head, a row per tensor, and of numbered blocks a row per kind of tensor.
+
+    Args:
+        tensors: the tensors.
+        sizes: the attribute to show: ``dims`` or ``shape``.
+    """
+    blocks: dict[str, dict[str, list[Tensor]]] = {}  # prefix -> rest of the name -> tensors
+    numbers: dict[str, list[int]] = {}
+    for tensor in tensors:
+        found = NUMBERED.fullmatch(tensor.name)
+        prefix, rest = (found["prefix"], NUMBER.sub(".N", found["rest"])) if found else (tensor.name, "")
+        blocks.setdefault(prefix, {}).setdefault(rest, []).append(tensor)
+        if found:
+            numbers.setdefault(prefix, []).append(int(found["number"]))
+    rows: list[Row] = [("tensor", "dtype", sizes, "bytes", "missing")]
+    for prefix, kinds in blocks.items():
+        of_prefix = Counter(numbers.get(prefix, ()))  # blocks, with the tensors of each
+        if len(of_prefix) < 2:
+            rows += [(safe(tensor.name), *_common([tensor], sizes)) for tensors in kinds.values() for tensor in tensors]
+            continue
+        low, high, fewest, most = min(of_prefix), max(of_prefix), min(of_prefix.values()), max(of_prefix.values())
+        each = f"{fewest:,} to {most:,}" if most > fewest else f"{most:,}"
+        inside = [tensor for tensors in kinds.values() for tensor in tensors]
+        nbytes = f"{sum(tensor.nbytes for tensor in inside):,}"
+        title = f"{safe(prefix)}{low} ... {safe(prefix)}{high}: {each} tensors each"
+        rows.append((title, "", "", nbytes, missing_bytes(inside)))
+        if any(tensor.missing for tensor in inside):
+            cut = {int(found["number"]) for one in inside if one.missing and (found := NUMBERED.fullmatch(one.name))}
+            rows.append((f"  complete: {_ranges([number for number in of_prefix if number not in cut])}", "", "", "", ""))
+        rows += [(f"  {safe(rest)}", *_common(tensors, sizes)) for rest, tensors in kinds.items()]
+    return rows
+
+
+def _common(tensors: Sequence[Tensor], sizes: str) -> Row:
+    """Returns the types, sizes, bytes and missing bytes of tensors of one kind."""
+    types = Counter(tensor.dtype.name for tensor in tensors)
+    names = ", ".join(f"{name} ({count})" if len(types) > 1 else name for name, count in types.most_common())
+    found = list(dict.fromkeys(str(list(getattr(tensor, sizes))) for tensor in tensors))
+    nbytes = f"{sum(tensor.nbytes for tensor in tensors):,}"
+    return names, found[0] if len(found) == 1 else f"{found[0]} and others", nbytes, missing_bytes(tensors)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Returns numbers in words, such as ``0, 1, 10-15``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs) or "none"
+
+
+def missing_bytes(tensors: Iterable[Tensor]) -> str:
+    """Returns the bytes that a truncated file lacks of tensors, or an empty text."""
+    missing = sum(tensor.missing for tensor in tensors)
+    return f"{missing:,}" if missing else ""
+
+
+def without_empty_column(rows: list[Row], right: int) -> tuple[list[Row], int]:
+    """Returns rows and the number of columns with numbers, without the last one if it is empty."""
+    return (rows, right) if any(row[-1] for row in rows[1:]) else ([row[:-1] for row in rows], right - 1)
