@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from glft_schema.errors import OptionError
+from glft_schema.words import missing_attribute
 
 while_loading: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while torch is imported
 Arguments = ParamSpec("Arguments")
@@ -46,11 +47,14 @@ def on_first_use(module: dict[str, Any], modules: Mapping[str, str], parts: Iter
         if name in parts:
             return import_module(f"{package}.{name}")
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise missing_attribute(f"module {package!r} has no attribute {name!r}", name, directory())
         module[name] = value = getattr(import_module(f"{package}.{modules[name]}"), name)
         return value
 
-    return getter, lambda: sorted({*module, *modules, *parts})
+    def directory() -> list[str]:
+        return sorted({*module, *modules, *parts})
+
+    return getter, directory
 
 
 if TYPE_CHECKING:

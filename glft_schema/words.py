@@ -18,17 +18,29 @@ class MissingKeyError(KeyError):
     Args:
         key: the unknown key.
         names: the known keys; others than texts are ignored.
+        hint: follows the key instead of a suggestion.
     """
 
-    def __init__(self, key: object, names: Iterable[object]) -> None:
+    def __init__(self, key: object, names: Iterable[object], hint: str = "") -> None:
         super().__init__(key)
         self._names = names
+        self._hint = hint
 
     def __str__(self) -> str:
-        return f"{shown(self.args[0])}{suggestion(self.args[0], (name for name in self._names if isinstance(name, str)))}"
+        names = (name for name in self._names if isinstance(name, str))
+        return f"{shown(self.args[0])}{self._hint or suggestion(self.args[0], names)}"
 
     def __reduce__(self) -> tuple[type[KeyError], tuple[object, ...]]:
         return KeyError, self.args
+
+
+def missing_attribute(problem: str, name: str, names: Iterable[str]) -> AttributeError:
+    """Returns an AttributeError that suggests public names: those that begin with `name` and an
+    underscore, otherwise the closest one. No name is suggested for a private one."""
+    public = [known for known in names if not known.startswith("_")] if not name.startswith("_") else []
+    longer = [known for known in public if known.startswith(f"{name}_")]
+    hint = f"; did you mean {alternatives(map(shown, longer))}?" if longer else suggestion(name, public)
+    return AttributeError(f"{problem}{hint}")
 
 
 def suggestion(name: object, names: Iterable[str]) -> str:

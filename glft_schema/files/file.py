@@ -17,6 +17,7 @@ from glft_schema.limits import Limits
 from glft_schema.storage.source import Source
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
+from glft_schema.words import MissingKeyError, missing_attribute
 
 Parse = Callable[[Source, "str | torch.device"], "File"]
 
@@ -57,14 +58,19 @@ class File:
         self.limits = limits
 
     def __getitem__(self, region: str) -> Any:
-        return self.regions[region]
+        try:
+            return self.regions[region]
+        except KeyError:
+            of_tensor = f" is a tensor, not a region: use file.tensors[{shown(region)}]" if region in self.tensors else ""
+            raise MissingKeyError(region, self._record, of_tensor) from None
 
     __iter__ = None  # ambiguous: iterate over `regions` or `tensors`
     __contains__ = None
 
     def __getattr__(self, region: str) -> Any:
         if region.startswith("_") or not (region in self._record or region in self._record.counts):
-            raise AttributeError(f"no region {region!r}; the regions are {', '.join(self._record)}")
+            problem = f"no region {region!r}; the regions are {', '.join(self._record)}"
+            raise missing_attribute(problem, region, dir(self))
         return getattr(self.regions, region)
 
     def __dir__(self) -> list[str]:
@@ -124,7 +130,7 @@ class File:
         return self.tensors[name]
 
     @outside_graphs
-    def get_tensor(self, name: str, dtype: torch.dtype | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    def get_tensor(self, name: str, dtype: torch.dtype | str | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Returns a tensor's values, see `Tensor.dequantize`. Raises KeyError."""
         return self.tensors[name].dequantize(dtype, out=out)
 

@@ -10,6 +10,7 @@ from glft_schema.files.file import File
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.tensor import Tensor
+from glft_schema.tensors.upload import torch_dtype
 
 
 @outside_graphs
@@ -17,7 +18,7 @@ def load_file(
     path: StrPath,
     device: str | torch.device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     mmap: bool = True,
     out: Mapping[str, torch.Tensor] | Callable[[Tensor], torch.Tensor | None] | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -26,7 +27,7 @@ def load_file(
     Args:
         path: the file.
         device: device of new tensors.
-        dtype: a float dtype for all tensors; by default as `Tensor.dequantize`.
+        dtype: a float dtype, or its name, for all tensors; by default as `Tensor.dequantize`.
         mmap: map the file. Floats that keep their dtype are then copy-on-write views of it.
         out: where the values go: a tensor for each name, such as a model's state dict, or a
             function that returns a tensor for a `Tensor` of the file, or None for a new one. All
@@ -44,6 +45,7 @@ def load_file(
         TensorError: if a tensor of `out` is missing, left over, or of another shape, dtype or
             device.
     """
+    dtype = torch_dtype(dtype)
     with open(path, device, mmap=mmap) as file:
         given = _destinations(file, out, dtype, device)
         by_payload: dict[Hashable, torch.Tensor] = {}

@@ -20,7 +20,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.models.libraries import LOCAL, transformers_for
 from glft_schema.storage.source import StrPath
-from glft_schema.tensors.upload import usable_device
+from glft_schema.tensors.upload import torch_dtype, usable_device
 from glft_schema.weights.checkpoints import Checkpoint, open_entries
 from glft_schema.weights.stored_tensors import as_lazy, in_memory
 
@@ -28,7 +28,7 @@ EXPECTED = "a model that transformers loads"
 
 
 def load(
-    path: StrPath, *, packed: bool = True, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+    path: StrPath, *, packed: bool = True, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu"
 ) -> tuple[Any, Any]:
     """Loads a GGUF model and its tokenizer as those of transformers.
 
@@ -57,7 +57,7 @@ def load(
         if is_model_folder(path):
             raise OptionError(f"expected a {WITH_TYPES.name} file, found a folder, which from_pretrained loads")
         checkpoint = open_entries(path)
-        model = _of_gguf(transformers, path, checkpoint, packed=packed, dtype=dtype, device=device)
+        model = _of_gguf(transformers, path, checkpoint, packed=packed, dtype=torch_dtype(dtype), device=device)
         return model, tokenizer_of(checkpoint.metadata)
 
 

@@ -20,6 +20,7 @@ from glft_schema.formats.registry import registered_type
 from glft_schema.nn.operators import packed_linear, packed_weights
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensors.upload import torch_dtype
 from glft_schema.weights.stored_tensors import packed_tensors
 
 
@@ -61,11 +62,11 @@ class Packed(nn.Module):
         """The type of the weights."""
         return registered_type(self.type_name)
 
-    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def dequantize(self, dtype: torch.dtype | str | None = None) -> torch.Tensor:
         """Returns the weights in their shape, in a float dtype; by default in `dtype`."""
-        return packed_weights(self.weight, self.type_name, matrix(self.weight_shape)[1], dtype or self.dtype).view(
-            self.weight_shape
-        )
+        found = torch_dtype(dtype) if isinstance(dtype, str) else dtype
+        columns = matrix(self.weight_shape)[1]
+        return packed_weights(self.weight, self.type_name, columns, found or self.dtype).view(self.weight_shape)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Converts `dtype`, too. Raises TypeError for a function that converts bytes."""

@@ -40,9 +40,11 @@ class SavePretrained:
         model = self.__getstate__()
         is_adapter = getattr(model, "_hf_peft_config_loaded", False)
         if not is_adapter and any(isinstance(module, Packed) for module in model.modules()):
-            ours = "glft_schema.transformers.save(model, 'NAME.gguf', like=...)"
-            own = "glft_schema.save_file(model.state_dict(), 'NAME.gguf')"
-            raise OptionError(f"packed weights need {ours}, or {own}: save_pretrained loses their types")
+            route = "glft_schema.save_file(model.state_dict(), 'NAME.gguf')"
+            if type(model).__module__.startswith("transformers."):  # whose names are not those of GGUF
+                route = "glft_schema.transformers.save(model, 'NAME.gguf', like='ORIGINAL.gguf')"
+                route += "; glft_schema.convert('NAME.gguf', 'FOLDER/') then writes a folder of floats"
+            raise OptionError(f"save_pretrained loses the types of packed weights: use {route}")
         return type(model).save_pretrained(model, *args, **options)
 
     def __getstate__(self) -> Any:

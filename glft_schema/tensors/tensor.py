@@ -22,7 +22,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
 from glft_schema.tensor_types.plain import as_stored
 from glft_schema.tensor_types.small_floats import widened
-from glft_schema.tensors.upload import to_device, usable_device
+from glft_schema.tensors.upload import to_device, torch_dtype, usable_device
 
 Index = int | slice | EllipsisType
 
@@ -69,6 +69,10 @@ class Tensor:
         self.order = order
         self.device = device
         self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        problem = f"a tensor in a file has no attribute {name!r}: dequantize() returns a torch.Tensor, numpy.asarray() an array"
+        raise AttributeError(problem)
 
     def _display(self) -> Iterator[Part]:
         yield f"{shown(self.name)}, {self.dtype} {list(self.shape)}, {self.nbytes:,} bytes at {self.position:,}"
@@ -211,7 +215,7 @@ class Tensor:
     @outside_graphs
     def dequantize(
         self,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         device: str | torch.device | None = None,
         *,
         out: torch.Tensor | None = None,
@@ -219,8 +223,8 @@ class Tensor:
         """Returns the tensor's values.
 
         Args:
-            dtype: a float dtype; by default float32 for quantized tensors and the stored dtype for
-                others, or the dtype of `out`.
+            dtype: a float dtype, or its name; by default float32 for quantized tensors and the
+                stored dtype for others, or the dtype of `out`.
             device: by default the file's device, or the device of `out`.
             out: the destination, contiguous and of `shape`, which is returned. Memory that has been
                 used before is several times as fast as new memory.
@@ -237,6 +241,7 @@ class Tensor:
             ValueError: if `dtype` is not a float dtype.
             OptionError: if torch cannot use the device.
         """
+        dtype = torch_dtype(dtype)
         self._source.check_open()
         self._check_known()
         rows, columns = matrix(self.shape)
@@ -319,7 +324,7 @@ class Tensor:
 
     @outside_graphs
     def read(
-        self, index: Index | tuple[Index, ...], *, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+        self, index: Index | tuple[Index, ...], *, dtype: torch.dtype | str | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Returns a part of the tensor. Indices are integers, slices and ``...``, as in torch.
 
@@ -337,6 +342,7 @@ class Tensor:
         """
         self._source.check_open()
         self._check_known()
+        dtype = torch_dtype(dtype)
         ranges, dropped = self._ranges(index)
         shape = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
         if out is not None:
@@ -412,8 +418,6 @@ class Tensor:
         if out is not None:
             dtype, device = out.dtype, out.device
         dtype, device = dtype or self.dtype.dtype, device or self.device
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"expected a torch dtype, found {shown(dtype)}")
         if not dtype.is_floating_point and dtype != self.dtype.dtype:
             raise ValueError(f"expected a float dtype, found {dtype}")
         if "float4" in str(self.dtype.dtype) and dtype != self.dtype.dtype:

@@ -27,6 +27,14 @@ def usable_device(device: str | torch.device) -> torch.device:
         raise OptionError(f"{problem}: {one_line(str(error), 120)}") from None
 
 
+def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Returns a dtype, also by its name. Raises OptionError if torch has none of the name."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if dtype is None or isinstance(found, torch.dtype):
+        return found
+    raise OptionError(f"expected a dtype of torch, such as torch.float16 or 'float16', found {shown(dtype)}")
+
+
 @lru_cache
 def _try(device: str | torch.device) -> None:
     """Makes a tensor on a device, once. Raises as torch does."""

@@ -41,7 +41,7 @@ class WrittenTensor:
         asked: the type that a scheme asked for, or None.
         quantized_from: its quantized type before, if it got another one, whose error is added.
         copied: whether the payload equals the source's except for byte order.
-        error: max |stored - source|, if requested.
+        error: max |stored - source|, if it was measured, otherwise None for all tensors.
     """
 
     name: str
@@ -242,7 +242,7 @@ class PlannedPayload:
     def written(self, alias_of: PlannedPayload | None = None) -> WrittenTensor:
         """Returns the report after writing. `alias_of` is the tensor whose payload it shares."""
         nbytes, name = (0, alias_of.name) if alias_of else (self.nbytes, None)
-        error = alias_of.error if alias_of else self.error
+        error = (alias_of or self).error if self.measure else None
         copied = self.copy_of is not None or (self.is_unchanged and self.stored.file_tensor is None)
         note, asked, before = self.choice.note, self.choice.asked, type_before(self.stored, self.type)
         return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, note, copied, error, asked, before)

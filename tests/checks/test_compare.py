@@ -55,7 +55,7 @@ def test_metadata_is_compared_with_its_types(model: Path, tmp_path: Path) -> Non
     assert compare(model, model).is_same
     assert compare(model, model).summary == ["A and B hold the same weights", "tensors: 5 same", "metadata: 4 same"]
     for suffix in (".glft", ".safetensors"):  # typed values as marked text
-        assert compare(model, convert_to(model, tmp_path / f"m{suffix}", exclude=["n"])).metadata == ()
+        assert compare(model, convert_to(model, tmp_path / f"m{suffix}", exclude=["n"])).metadata == []
     changed = {"n": Typed(3, "uint8"), "tokens": ["a", "c"], "new": True}
     save_file(STATE, tmp_path / "m.gguf", {"scores": METADATA["scores"], **changed}, format="gguf", rules=())
     comparison = compare(model, tmp_path / "m.gguf")

@@ -53,6 +53,13 @@ def test_regions_by_attribute_and_by_key(four_types: Path) -> None:
             _ = file.header.magics
         with pytest.raises(AttributeError, match="no region 'headers'; the regions are header, metadata, descriptors, data"):
             _ = file.headers
+        with pytest.raises(AttributeError, match=r"^no region 'tensor'; the regions .*; did you mean 'tensors'\?$"):
+            _ = file.tensor
+        with pytest.raises(KeyError, match=r"^'fc1' is a tensor, not a region: use file.tensors\['fc1'\]$"):
+            file["fc1"]
+        hint = r"dequantize\(\) returns a torch.Tensor, numpy.asarray\(\) an array$"
+        with pytest.raises(AttributeError, match=f"^a tensor in a file has no attribute 'numpy': {hint}"):
+            file.tensors["fc1"].numpy()
         with pytest.raises(KeyError):
             file.get_tensor("fc3")
         with pytest.raises(TypeError, match="not iterable"):

@@ -188,8 +188,13 @@ def test_the_fields_of_blocks(tmp_path: Path) -> None:
         assert torch.equal(fields["m"].flatten(), weights.reshape(4, 32).amin(1).half())
         assert (tensor.get_shape(), tensor.get_dtype()) == ([2, 64], "Q4_1")
         assert file.tensors["f"].fields["weights"].tolist() == [1, 1]
-        with pytest.raises(ValueError, match="expected a torch dtype, found 'bfloat16'"):
-            tensor.dequantize("bfloat16")
+        found = (tensor.dequantize("bfloat16"), file.get_tensor("w", "torch.bfloat16"), tensor.read(..., dtype="bfloat16"))
+        assert all(torch.equal(values, tensor.dequantize(torch.bfloat16)) for values in found)
+        for dtype, text in (("bfloat17", "'bfloat17'"), ("Tensor", "'Tensor'"), (7, "7")):
+            problem = f"^expected a dtype of torch, such as torch.float16 or 'float16', found {text}$"
+            for read in (tensor.dequantize, lambda dtype: glft_schema.load_file(tmp_path / "model.gguf", dtype=dtype)):
+                with pytest.raises(glft_schema.OptionError, match=problem):
+                    read(dtype)
 
 
 def test_alignment_is_stated_and_kept_to(tmp_path: Path) -> None:
