@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from glft_schema.codec.context import LITTLE
-from glft_schema.display import with_display
 from glft_schema.errors import TensorError
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
@@ -29,7 +28,6 @@ VERDICTS = (COPIED, EXACT, UNKNOWN, DIFFERS, EXTRA, MISSING)
 WITHOUT_IMPORTANCE = "the encoder may have used an importance matrix"
 
 
-@with_display
 class Derivation(NamedTuple):
     """A tensor of a file, checked against the base that the file is said to be made from.
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.numbers import TensorField
-from glft_schema.display import with_display
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.lazy import torch
@@ -35,7 +34,6 @@ FAULTS = (NAN, INFINITE, RESERVED)
 EXTREME = 2.0**100  # larger scales may overflow when multiplied by a code
 
 
-@with_display
 @dataclass(frozen=True)
 class Oddity:
     """Unusual values in one field of a tensor.

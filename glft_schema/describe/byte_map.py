@@ -25,7 +25,6 @@ from glft_schema.codec.trace import Span
 from glft_schema.describe.json_parts import padding_of, parts_of_no_row
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
-from glft_schema.display import with_display
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
@@ -43,7 +42,6 @@ JSON_SYNTAX = "JSON syntax and known keys"
 PAYLOAD = "payload"  # the struct of a tensor type's payload
 
 
-@with_display
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """The bytes of a file from `start` to before `end`. Equal if offsets, path and kind are equal.

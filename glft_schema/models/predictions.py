@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glft_schema.display import Progress, with_display
+from glft_schema.display import Progress
 from glft_schema.errors import OptionError
 from glft_schema.lazy import torch
 from glft_schema.models.chunks import CONTEXT, check_fits, cut, each, run, running, vocabulary_size
@@ -15,7 +15,6 @@ from glft_schema.storage.source import StrPath
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
 
 
-@with_display
 class Perplexity(NamedTuple):
     """The perplexity of a model on a text.
 

@@ -68,6 +68,18 @@ class Packed(nn.Module):
         columns = matrix(self.weight_shape)[1]
         return packed_weights(self.weight, self.type_name, columns, found or self.dtype).view(self.weight_shape)
 
+    def pack(self, weights: torch.Tensor, *, importance: torch.Tensor | None = None) -> None:
+        """Encodes other weights of the same shape, in the memory of `weight`.
+
+        Raises:
+            OptionError: if they have another shape.
+            TensorError: as `TensorType.encode`, which takes `importance`, too.
+        """
+        if tuple(weights.shape) != self.weight_shape:
+            raise OptionError(f"expected weights of {list(self.weight_shape)}, found {list(weights.shape)}")
+        fields = self.weight_type.encode(weights.detach(), "weight", importance=importance)
+        self.weight.detach().copy_(self.weight_type.packed(fields).view_as(self.weight))
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Converts `dtype`, too. Raises TypeError for a function that converts bytes."""
         if fn(torch.empty(0, dtype=torch.uint8)).dtype != torch.uint8:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import Part, Progress, Results, bytes_by_type, counted, records_table, size_text, with_display
@@ -53,11 +53,7 @@ class Quantized(Sequence[WrittenTensor]):
     family: str | None = None
     converter: str | None = None
 
-    @overload
-    def __getitem__(self, index: int) -> WrittenTensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[WrittenTensor]: ...
-    def __getitem__(self, index: int | slice) -> WrittenTensor | list[WrittenTensor]:
+    def __getitem__(self, index: Any) -> Any:
         return self.tensors[index]
 
     def __len__(self) -> int:

@@ -232,7 +232,9 @@ def test_a_store_that_goes_away() -> None:
 
 def test_names_of_the_package() -> None:
     assert {name for name in glft.distributed.__all__ if getattr(glft.distributed, name)} == set(glft.distributed.__all__)
-    with pytest.raises(AttributeError, match=r"^module 'glft_schema\.distributed' has no attribute 'other'$"):
+    with pytest.raises(
+        AttributeError, match=r"^module 'glft_schema\.distributed' has no attribute 'other'; did you mean 'together'\?$"
+    ):
         glft.distributed.other  # noqa: B018
 
 

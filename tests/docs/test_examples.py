@@ -232,7 +232,7 @@ def integrity(session: Session) -> None:
 def comparing(session: Session) -> None:
     first, change, tensor = session.outputs[""].splitlines()
     assert first.startswith("False A and B hold the same weights, quantized differently: signal-to-noise ratio 4")
-    assert change == "toy.version changed Typed(value=1, type='uint32') Typed(value=2, type='uint32')"
+    assert change == "toy.version changed uint32 1 uint32 2"
     assert re.fullmatch(r"w retyped 4\d dB \(\d,\)", tensor)
 
 
@@ -344,7 +344,9 @@ def several_processes(session: Session) -> None:
 
 @checks("packed.md: Models in torch, packed")
 def packed_modules(session: Session) -> None:
-    assert session.outputs[""].endswith("torch.Size([1024, 288]) torch.uint8\n")
+    assert session.outputs[""].endswith("torch.Size([1024, 288]) torch.uint8\ntensor(0.)\n")
+    with glft_schema.open("mixed.gguf") as file:
+        assert [file.tensors[f"{i}.weight"].dtype.name for i in (0, 2)] == ["Q8_0", "Q4_K"]
     assert (session.names["result"].shape, session.names["weights"].shape) == ((2, 256), (1024, 512))
 
 

@@ -64,7 +64,9 @@ def test_save_pretrained_names_what_saves_packed_weights(tmp_path: Path) -> None
     """Also that of copies and of models inside, but not of models that are packed no longer."""
     path, out = quantized(tmp_path, "tiny-llama"), tmp_path / "out"
     model, _ = glft.transformers.load(path)
-    expected = r"^packed weights need glft_schema.transformers.save\(model, 'NAME.gguf', like=...\)"
+    route = r"glft_schema.transformers.save\(model, 'NAME.gguf', like='ORIGINAL.gguf'\)"
+    folder = r"glft_schema.convert\('NAME.gguf', 'FOLDER/'\) then writes a folder of floats"
+    expected = rf"^save_pretrained loses the types of packed weights: use {route}; {folder}$"
     for packed in (model, model.model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         with pytest.raises(glft.OptionError, match=expected):
             packed.save_pretrained(out)

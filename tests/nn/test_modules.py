@@ -394,3 +394,23 @@ def test_gradients_are_the_same_each_time() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(gradients[0], other) for other in gradients[1:])
+
+
+@pytest.mark.parametrize("type_", ["Q4_K", "Q8_0"])
+def test_changed_weights_are_packed_again(type_: str) -> None:
+    layer = Linear(256, 4, type_)
+    weights = torch.linspace(-1, 1, 1024).reshape(4, 256)
+    memory = layer.weight.data_ptr()
+    layer.pack(weights)
+    found = layer.weight_type
+    assert torch.equal(layer.weight, found.packed(found.encode(weights, "w")))
+    assert (layer.dequantize("float64") - weights).abs().max() < 0.07
+    assert (layer.dequantize("float64").dtype, layer.weight.data_ptr()) == (torch.float64, memory)
+    with pytest.raises(OptionError, match=r"^expected weights of \[4, 256\], found \[256, 4\]$"):
+        layer.pack(weights.T)
+
+
+def test_changed_experts_are_packed_again() -> None:
+    experts = Experts((2, 3, 32), "Q8_0")
+    experts.pack(torch.arange(192.0).reshape(2, 3, 32))
+    assert (experts[1] - torch.arange(96.0, 192).reshape(3, 32)).abs().max() < 1

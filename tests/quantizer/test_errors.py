@@ -134,6 +134,8 @@ def test_a_dry_run_foretells_the_file(tmp_path: Path) -> None:
     done = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
     planned, written = ([(t.name, t.type, t.nbytes, t.note) for t in result.tensors] for result in (plan, done))
     assert planned == written
+    assert [*done] == done.tensors == done[:] == [done[i] for i in range(len(done))]
+    assert repr(done[0]).startswith(f"<WrittenTensor: name {done[0].name}, source float32, type ")
     assert plan.bits_per_weight == 8 * done.nbytes / sum(tensor.numel() for tensor in weights.values())
     with glft.open(tmp_path / "out.gguf") as file:
         assert sum(tensor.nbytes for tensor in file.tensors.values()) == plan.nbytes
