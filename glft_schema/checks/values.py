@@ -29,7 +29,7 @@ from glft_schema.weights.patterns import leave_out
 PIECE = 1 << 22  # bytes of a payload read at a time
 FIRST_CHUNK = 1 << 10  # weights that usually show that a tensor is not all zero
 NAN, INFINITE, RESERVED = "NaN", "infinite", "reserved"
-SUBNORMAL, ALL_ZERO, UNKNOWN = "subnormal", "all zero", "unknown type"
+SUBNORMAL, ALL_ZERO, UNKNOWN, INCOMPLETE = "subnormal", "all zero", "unknown type", "incomplete"
 FAULTS = (NAN, INFINITE, RESERVED)
 EXTREME = 2.0**100  # larger scales may overflow when multiplied by a code
 
@@ -43,7 +43,8 @@ class Oddity:
         file: file that has the tensor.
         field: stored field, such as ``scales`` or ``d``, or ``weights`` for dequantized weights.
         kind: ``NaN``, ``infinite``, ``reserved`` for codes, ``subnormal`` for scales, ``all zero``
-            for a whole tensor, or ``unknown type`` for a tensor that cannot be checked.
+            for a whole tensor, or ``unknown type`` or ``incomplete``, in a truncated file, for a
+            tensor that cannot be checked.
         count: number of such values in the field.
         index: first affected weight, in torch's order; for a reserved code, the first of its block.
         byte: position in the file of the first such value, or of the first such weight's block.
@@ -94,8 +95,8 @@ def oddities(tensor: Tensor) -> Iterator[Oddity]:
     """Yields the unusual values of one tensor; see `check_values`."""
     count = math.prod(tensor.shape)
     all_zero = Oddity(tensor.name, tensor.file, "weights", ALL_ZERO, count, (0,) * len(tensor.shape), tensor.position)
-    if tensor.dtype.bytes_only:
-        yield replace(all_zero, field="", kind=UNKNOWN)
+    if tensor.dtype.bytes_only or tensor.missing:
+        yield replace(all_zero, field="", kind=INCOMPLETE if tensor.missing else UNKNOWN)
     elif count:
         scan = _Scan(tensor)
         for name, declared in tensor.dtype.fields():

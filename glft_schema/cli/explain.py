@@ -39,8 +39,8 @@ def explain(
     For each field, shows its path, type and value, its meaning, and its bytes in hex. Long arrays
     and payloads are abridged; a line in their place gives the --range that shows them in full.
 
-    In a broken file, bytes after the first error belong to no field. The error is printed last, and
-    the exit code is 2.
+    In a broken file, the fault is marked, and the bytes after it belong to no field; the payloads
+    of a truncated file still do. The error is printed last, too, and the exit code is 2.
 
     Examples:
         glft explain model.gguf
@@ -53,7 +53,7 @@ def explain(
             raise OptionError("expected --tensor or --range, found both")
         byte_map, error = byte_map_of(source)
         coloured = has_colours(sys.stdout) if color == "auto" else color == "always"
-        view = HexView(byte_map, max(int(columns(WIDTH)), 40), STYLES if coloured else PLAIN_STYLES)
+        view = HexView(byte_map, max(int(columns(WIDTH)), 40), STYLES if coloured else PLAIN_STYLES, error)
         if range is not None:
             lines = view.part(*bounds(range, byte_map.nbytes))
         elif tensor is not None:

@@ -18,9 +18,9 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_text import FIRST
 from glft_schema.codec.typed_values import ARRAY, Array, StoredValue
 from glft_schema.display import aligned, first_rows
-from glft_schema.errors import FormatError, OptionError, TruncatedError, safe, shown, without_controls
+from glft_schema.errors import FormatError, OptionError, safe, shown, without_controls
 from glft_schema.files.byte_counts import GAPS, byte_counts
-from glft_schema.files.container import open
+from glft_schema.files.container import open_damaged
 from glft_schema.files.file import File
 from glft_schema.files.shards import whole_set
 from glft_schema.files.summary import grouped, headline, largest_first, missing_bytes, totals_by_type, without_empty_column
@@ -76,7 +76,9 @@ def inspect(
             matrix = _importance_matrix().open(file)
             _print(_old_matrix_as_data(file, matrix) if as_json else _old_matrix_in_lines(file, matrix))
             return
-        parsed, fault = _opened(file)
+        parsed, fault = open_damaged(file)
+        if fault and not parsed.tensors:
+            raise fault
         with parsed:
             if key is not None:
                 _print_entries(parsed, key, as_json, everything, full)
@@ -91,14 +93,6 @@ def inspect(
                 _print(in_lines(parsed, everything, fault))
         if fault:
             raise fault
-
-
-def _opened(path: Path) -> tuple[File, TruncatedError | None]:
-    """Opens a file. A truncated one is opened as far as it goes, and its fault is returned."""
-    try:
-        return open(path), None
-    except TruncatedError as error:
-        return open(path, allow_truncated=True), error
 
 
 def _print(found: dict[str, Any] | list[str]) -> None:
@@ -193,7 +187,7 @@ def as_json_value(value: Any) -> Any:
     return value
 
 
-def in_lines(file: File, everything: bool = False, fault: TruncatedError | None = None) -> list[str]:
+def in_lines(file: File, everything: bool = False, fault: FormatError | None = None) -> list[str]:
     """Returns the output without ``--json``.
 
     Args:

@@ -21,7 +21,7 @@ from glft_schema.checks.derivation import VERDICTS, WITHOUT_IMPORTANCE, Derivati
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
 from glft_schema.checks.roles import check_fit
 from glft_schema.checks.rules import ALL_SETS, report
-from glft_schema.checks.values import UNKNOWN, Oddity, check_values
+from glft_schema.checks.values import INCOMPLETE, UNKNOWN, Oddity, check_values
 from glft_schema.cli.compare import errors_data
 from glft_schema.cli.inspect import as_json_value, gaps_text
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
@@ -30,7 +30,7 @@ from glft_schema.codec.rules import REQUIRED, RULE_SETS
 from glft_schema.display import aligned, counted, percent, wrapped
 from glft_schema.errors import Finding, OptionError, Repair, safe, shown
 from glft_schema.families.loader import BLOCK, LLAMA_CPP
-from glft_schema.files.container import Container
+from glft_schema.files.container import Container, open_damaged
 from glft_schema.files.file import File
 from glft_schema.formats.imatrix import is_old_matrix
 from glft_schema.lazy import torch
@@ -83,10 +83,11 @@ def verify(
     --sha256 compares the SHA-256 of the file with one that is given, --manifest also those of its
     tensors if the manifest lists them. Without a hash, a changed bit of a weight cannot be found.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
-    tensors. --against quantizes each tensor of SOURCE to its type in FILE, and compares the
-    dequantized values; glft compare shows the error of quantization itself. --fits checks that
-    llama.cpp would load FILE, a LoRA adapter for the architecture and tensors of BASE, or a control
-    vector for its size and layers.
+    tensors. Of a truncated file it checks the complete tensors, and the exit code is 2. --against
+    quantizes each tensor of SOURCE to its type in FILE, and compares the dequantized values; glft
+    compare shows the error of quantization itself. --fits checks that llama.cpp would load FILE, a
+    LoRA adapter for the architecture and tensors of BASE, or a control vector for its size and
+    layers.
 
     --derives-from quantizes each tensor of BASE to its type in FILE, and compares the bytes. It
     fails unless all tensors are copied or exact, their bytes equal. Others differ, are missing or
@@ -106,7 +107,12 @@ def verify(
             raise OptionError(f"expected 64 hexadecimal digits for --sha256, found {shown(sha256)}")
         if is_old_matrix(file):
             raise OptionError("an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
-    with file_errors(file), Container.parse_file(file, mmap=False) as parsed:
+        parsed, fault = open_damaged(file, mmap=False)
+    with file_errors(file), parsed:
+        if fault:
+            if values and parsed.tensors:
+                _print(parsed, {"values": values_outcome(parsed, exclude)}, as_json)
+            raise fault
         if exclude and against is None and derives_from is None and not values:
             raise OptionError("--exclude requires --against, --derives-from or --values")
         if imatrix and against is None and derives_from is None:
@@ -139,15 +145,19 @@ def verify(
             with file_errors(derives_from):
                 found = _derivations(parsed, derives_from, importance, exclude)
             outcomes["derives_from"] = base_outcome(parsed, found, derives_from, imatrix)
-        holds = all(outcome.holds for outcome in outcomes.values())
-        if as_json:
-            about = {"file": parsed.name, "format": parsed.format.name, "tensors": len(parsed.tensors), "bytes": parsed.nbytes}
-            data = {**about, "holds": holds, **{name: outcome.data for name, outcome in outcomes.items()}}
-            print(json.dumps(data, indent=2, allow_nan=False))
-        else:
-            echo(*(line for outcome in outcomes.values() for line in outcome.lines))
-    if not holds:
+        _print(parsed, outcomes, as_json)
+    if not all(outcome.holds for outcome in outcomes.values()):
         raise Exit(FAILED)
+
+
+def _print(file: File, outcomes: dict[str, Outcome], as_json: bool) -> None:
+    if as_json:
+        about = {"file": file.name, "format": file.format.name, "tensors": len(file.tensors), "bytes": file.nbytes}
+        holds = all(outcome.holds for outcome in outcomes.values())
+        data = {**about, "holds": holds, **{name: outcome.data for name, outcome in outcomes.items()}}
+        print(json.dumps(data, indent=2, allow_nan=False))
+    else:
+        echo(*(line for outcome in outcomes.values() for line in outcome.lines))
 
 
 def _read(manifest: Path) -> bytes:
@@ -250,14 +260,18 @@ def values_outcome(file: File, exclude: Sequence[str]) -> Outcome:
     with progress_bar("checking values") as bar:
         for number, (tensor, oddities) in enumerate(check_values(file, exclude), 1):
             odd += oddities
-            checked += not any(oddity.kind == UNKNOWN for oddity in oddities)
+            checked += not any(oddity.kind in (UNKNOWN, INCOMPLETE) for oddity in oddities)
             bar(tensor.name, number / len(file.tensors))
     odd.sort(key=lambda oddity: not oddity.is_fault)
     rows = [("tensor", "field", "found", "count", "first weight", "at byte")]
-    rows += [(safe(o.tensor), o.field, o.meaning or o.kind, f"{o.count:,}", str(list(o.index)), f"{o.byte:,}") for o in odd]
+    rows += [
+        (safe(o.tensor), o.field, o.meaning or o.kind, f"{o.count:,}", str(list(o.index)), f"{o.byte:,}")
+        for o in odd
+        if o.kind != INCOMPLETE
+    ]
     faulty = len({oddity.tensor for oddity in odd if oddity.is_fault})
     result = f"{faulty or 'none'} with NaN, infinities or reserved codes"
-    lines = [*(aligned(rows, 3) if odd else []), f"{checked} of {len(file.tensors)} tensors checked, {result}"]
+    lines = [*(aligned(rows, 3) if rows[1:] else []), f"{checked} of {len(file.tensors)} tensors checked, {result}"]
     data = {"looked_at": checked, "odd": [{**asdict(oddity), "fault": oddity.is_fault} for oddity in odd]}
     return Outcome(lines, data, not faulty)
 

@@ -9,7 +9,7 @@ from glft_schema.cli.options import Exclude, argument, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.describe.page.render import page
 from glft_schema.errors import OptionError
-from glft_schema.files.container import Container
+from glft_schema.files.container import open_damaged
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.checkpoints import open_checkpoint
 
@@ -23,13 +23,16 @@ def view(
     """Writes an HTML report about a file.
 
     The page is self-contained. It shows sizes, metadata, histograms of sampled tensor values, and
-    the fields with their bytes.
+    the fields with their bytes. The page of a broken file shows the fault and what can be read
+    before it, of a truncated file all complete tensors; the exit code is 2.
 
     Examples:
         glft view model.gguf -o page.html
         glft view q4_k_m.gguf -o page.html --against f16.gguf
     """
-    with file_errors(file), Container.parse_file(file) as parsed:
+    with file_errors(file):
+        parsed, fault = open_damaged(file)
+    with file_errors(file), parsed:
         if exclude and against is None:
             raise OptionError("--exclude requires --against")
         refuse_overwriting(out, file)
@@ -39,7 +42,9 @@ def view(
                 refuse_overwriting(out, against)
                 source = open_checkpoint(against, exclude)
         with atomic_write(out) as stream, progress_bar("reading") as bar:
-            html = page(parsed, source, against_name=against.name if against else "", progress=bar).encode()
+            html = page(parsed, source, against_name=against.name if against else "", progress=bar, fault=fault).encode()
             stream.write(html)
-    echo(f"{out}: {len(html):,} bytes")
+        echo(f"{out}: {len(html):,} bytes")
+        if fault:
+            raise fault
     echo_written([out], "explain", file)

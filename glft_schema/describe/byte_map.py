@@ -186,6 +186,9 @@ class ByteMap(Sequence[Stretch]):
             return
         for part in self._reader.parts(stretch.node, stretch.start, stretch.end, stretch.scope, low, high, stretch.doc):
             path, type_ = f"{stretch.path}{STEP}{part.name}", part.type or type_text(part.node, part.scope, self._reader)
+            if part.end > self.nbytes:
+                yield Stretch(part.start, self.nbytes, path, stretch.kind, type_, "truncated", None, stretch.tensors)
+                continue
             about = type_, part.doc, self._reader.part_value(part), stretch.tensors, stretch.key, part.node, part.scope
             yield Stretch(part.start, part.end, path, stretch.kind, *about)
 
@@ -224,7 +227,9 @@ def byte_map(file: File | StrPath) -> ByteMap:
 
 
 def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
-    """Attributes every byte of a possibly broken file. The bytes after the error are unclaimed.
+    """Attributes every byte of a possibly broken file.
+
+    The bytes after the error are unclaimed, except payloads of a truncated file.
 
     Args:
         source: the file's bytes, from `glft_schema.open_source`.
@@ -245,11 +250,13 @@ def _mapped(format: Format, source: Source, spans: Sequence[Span]) -> ByteMap:
     stretches: list[Stretch] = []
     end = 0
     for stretch in fields.stretches():
+        if stretch.start >= source.size:  # of a truncated file
+            break
         if stretch.start > end:
             stretches.append(fields.between(end, stretch.start))
         if stretch.end > end:
-            stretches.append(stretch)
-            end = stretch.end
+            end = min(stretch.end, source.size)
+            stretches.append(stretch if stretch.end == end else replace(stretch, end=end))
     if end < source.size:
         stretches.append(fields.between(end, source.size))
     return ByteMap(format, source, stretches, fields.reader)

@@ -15,7 +15,7 @@ from itertools import groupby, islice
 import glft_schema.describe.nodes as s
 from glft_schema.describe.byte_map import FIELD, STEP, UNCLAIMED, ByteMap, Stretch
 from glft_schema.display import displayed
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 
@@ -49,10 +49,14 @@ class HexView:
         map: the byte map.
         width: of lines, in columns. Paths may exceed it.
         styles: the terminal code of each style.
+        fault: the error of a broken file, which is marked above its bytes.
     """
 
-    def __init__(self, map: ByteMap, width: int = 80, styles: dict[str, str] = PLAIN_STYLES) -> None:
+    def __init__(
+        self, map: ByteMap, width: int = 80, styles: dict[str, str] = PLAIN_STYLES, fault: FormatError | None = None
+    ) -> None:
         self._map = map
+        self._fault = fault
         self._width = width
         self._styles = styles
         self._digits = max(8, len(f"{map.nbytes:x}"))
@@ -63,6 +67,7 @@ class HexView:
         for stretch in self._map:
             if len(stretch.tensors) > 1:
                 yield self._owner(stretch)
+            yield from self._mark(stretch)
             yield from self._folded(stretch)
         if unclaimed := self._map.unclaimed:
             nbytes = sum(stretch.nbytes for stretch in unclaimed)
@@ -75,6 +80,7 @@ class HexView:
             if self._owner(stretch) not in (owner, ""):
                 yield self._owner(stretch)
             owner = self._owner(stretch)
+            yield from self._mark(stretch)
             yield from self._opened(stretch, start, end)
 
     def _owner(self, stretch: Stretch) -> str:
@@ -90,6 +96,7 @@ class HexView:
         for stretch in self._map.of_tensor(name):
             if len(stretch.tensors) > 1:
                 yield self._owner(stretch)
+            yield from self._mark(stretch)
             if stretch.value is not None or not self._map.parts(stretch):
                 yield from self._folded(stretch)
                 continue
@@ -99,6 +106,11 @@ class HexView:
                 end = min(stretch.end, stretch.start + FIRST * PER_LINE)
             yield from self._opened(stretch, stretch.start, end)
             yield from self._fold(stretch, end)
+
+    def _mark(self, stretch: Stretch) -> Iterator[str]:
+        """Yields a line about the fault if it is in a stretch."""
+        if self._fault and stretch.start <= (self._fault.offset or 0) < stretch.end:
+            yield self._paint(f"fault: {self._fault.text}", UNCLAIMED)
 
     def _folded(self, stretch: Stretch) -> Iterator[str]:
         yield from self._heading(stretch)
@@ -121,7 +133,7 @@ class HexView:
             yield from self._hex(stretch, max(start, stretch.start), min(end, stretch.end))
         else:
             for part in self._map.inside(stretch, start, end):
-                if isinstance(stretch.node, s.BlockArray):
+                if isinstance(stretch.node, s.BlockArray) and part.node is not None:  # not cut
                     yield self._paint(self._block(stretch.node.weights, part), "path")
                 yield from self._opened(part, start, end)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ import construct
 from glft_schema.codec.construct_errors import inside, our_errors
 from glft_schema.codec.context import Context, new_context
 from glft_schema.codec.rules import rule_sets
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.errors import FormatError, OptionError, TruncatedError, shown
 from glft_schema.files.file import File
 from glft_schema.files.layout import with_offsets
-from glft_schema.files.parsing import parse_source
+from glft_schema.files.parsing import parse_partly, parse_source
 from glft_schema.files.shards import find_set, open_index, open_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import DEFAULT, format_for, format_named, format_of, indexed_format
@@ -166,6 +166,25 @@ def open(
     with _closed_on_error(open_source(path, mmap, offset=offset, size=size)) as source:
         file = parse_source(source, device, allow_truncated=allow_truncated)
         return open_set(file, open_shard) if whole else file
+
+
+def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError | None]:
+    """Opens a file, a broken one as far as it can be parsed, and returns it with its error or None.
+
+    A truncated file has all its tensors if their table is complete; other broken files have none.
+    Of a set, the file with the error is opened. Raises as `open` if nothing can be parsed.
+    """
+    try:
+        return open(path, mmap=mmap), None
+    except FormatError as error:
+        fault = error
+    if isinstance(fault, TruncatedError):
+        with suppress(FormatError):
+            return open(path, mmap=mmap, allow_truncated=True), fault
+    if fault.file is None or not os.path.isfile(fault.file):
+        raise fault
+    with _closed_on_error(open_source(fault.file, mmap)) as source:
+        return parse_partly(source), fault
 
 
 def as_file(file: File | StrPath) -> File:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from glft_schema.codec.construct_errors import our_errors
-from glft_schema.codec.context import new_context
+from glft_schema.codec.context import LITTLE, new_context
 from glft_schema.codec.expressions import field_path
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
@@ -23,6 +23,7 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
+from glft_schema.tensors.region import Payloads, TensorMap
 
 
 @outside_graphs
@@ -60,13 +61,36 @@ def region_starts(file: File) -> dict[str, int]:
 
 
 def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatError | None]:
-    """Returns the spans of all fields up to the first error, and the error or None."""
-    trace = FullTrace()
+    """Returns the spans of all fields up to the first error, and the error or None.
+
+    The spans of truncated payloads are those declared.
+    """
+    trace, fault = FullTrace(), None
     try:
         _run(format.struct, source, trace)
     except FormatError as error:
-        return trace.spans, _with_location(error, format, source)
-    return trace.spans, None
+        fault = _with_location(error, format, source)
+    if isinstance(fault, TruncatedError):
+        trace = FullTrace()
+        with suppress(FormatError):  # before the payloads
+            _run(format.struct, source, trace, allow_truncated=True)
+    return trace.spans, fault
+
+
+def parse_partly(source: Source) -> File:
+    """Parses a broken file up to its first error: the regions before it, and no tensors.
+
+    Raises:
+        FormatError: if the file starts with no format's magic.
+    """
+    format = format_of(source)
+    found = {span.path: span.value for span in trace_source(format, source)[0]}
+    regions = {name: found[name] for name in format.regions if name in found}
+    order = getattr(regions.get("header"), "byte_order", LITTLE)
+    none = TensorMap((), Payloads((), ()), source, source.size, 0, order)
+    return File(
+        format, Record({**regions, "data": none}), source, "cpu", current(), lambda source, device: parse_partly(source)
+    )
 
 
 def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:

@@ -68,7 +68,9 @@ def headline(file: HasFile) -> str:
     types = [f"{named or most}{' (mostly)' * (len(totals) > 1)}"] if totals else []
     if total:
         types += [f"{8 * nbytes / total:.2f} bits per weight"]
-    parts = [kind, f"{parameters_text(total)} parameters", *counts, *types, size_text(file.nbytes)]
+    size, here = size_text(file.nbytes), sum(shard.source.size for shard in file.shards)
+    size += f", of which {size_text(here)} are there" if here < file.nbytes else ""
+    parts = [kind, f"{parameters_text(total)} parameters", *counts, *types, size]
     return ", ".join(safe(part) for part in parts)
 
 

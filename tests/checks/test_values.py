@@ -402,3 +402,24 @@ def odd_in(path: Path) -> tuple[int, list[tuple[str, str]]]:
     with Container.parse_file(path, mmap=False) as file:
         found = [odd for _, odd in check_values(file)]
     return len(found), [(oddity.tensor, oddity.kind) for odd in found for oddity in odd]
+
+
+def test_of_a_truncated_file_the_complete_tensors_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    save_file({"a": torch.tensor([1.0, float("nan")]), "b": torch.ones(4), "c": torch.ones(99)}, path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(TruncatedError):
+        list(check_values(path))
+    with glft_schema.open(path, allow_truncated=True) as file:
+        kinds = {tensor.name: [oddity.kind for oddity in found] for tensor, found in check_values(file)}
+    assert kinds == {"a": ["NaN"], "b": [], "c": ["incomplete"]}
+    done = glft("verify", path, "--values")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 2
+    assert [line.split()[:3] for line in lines[1:-1]] == [["a", "weights", "NaN"]]
+    assert lines[-1] == "2 of 3 tensors checked, 1 with NaN, infinities or reserved codes"
+    assert done.stderr.startswith(f"glft: {path}: data -> 'c' -> weights: the file is truncated: ")
+    found = json.loads(glft("verify", path, "--values", "--json").stdout)["values"]["odd"]
+    assert [(oddity["tensor"], oddity["kind"]) for oddity in found] == [("a", "NaN"), ("c", "incomplete")]
+    refused = glft("verify", path)
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", done.stderr)

@@ -152,6 +152,9 @@ def test_inspect_shows_what_is_left_of_a_truncated_file(tmp_path: Path) -> None:
     done = glft("inspect", path)
     assert done.returncode == 2
     problem = f"the file is truncated: {end:,} of {size:,} bytes ({100 * end / size:.1f} %), 6 of 7 tensors complete"
+    assert done.stdout.splitlines()[0].endswith(
+        f" bits per weight, {size / 1000:.4g} kB, of which {end / 1000:.4g} kB are there"
+    )
     assert done.stdout.splitlines()[2] == f"{problem}; download the rest"
     assert done.stderr == (
         f"glft: {path}: data -> '{last.name}' -> weights: {problem}; download the rest "

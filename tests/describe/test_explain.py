@@ -228,6 +228,38 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_a_truncated_payload_is_explained_up_to_the_cut(four_types: Path) -> None:
+    with Container.parse_file(four_types) as file:
+        last = max(file.tensors.values(), key=lambda tensor: tensor.position)
+        payloads = min(tensor.position for tensor in file.tensors.values())
+    stored = golden("four_types")[:-5]
+    four_types.write_bytes(stored)
+    code, out, err = run(four_types)
+    lines = out.splitlines()
+    assert code == 2
+    assert dumped(lines) == dict(enumerate(stored))
+    assert "not covered" not in out
+    fault = err.removeprefix(f"glft: {four_types}: ").rstrip("\n")
+    assert lines[lines.index(f"fault: {fault}") + 1].startswith(f"data -> '{last.name}' -> ")
+    assert "fault: " not in run(four_types, "--range", f":{payloads}")[1]
+    assert (
+        lines.count(f"fault: {fault}") == run(four_types, "--tensor", last.name)[1].splitlines().count(f"fault: {fault}") == 1
+    )
+
+
+def test_a_cut_block_has_no_fields(tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    stored = Written([], [Info(b"w", [32, 50], 2, bytes(900))]).bytes()
+    end = len(stored) - stored[::-1].index(b"w") + 4 + 8 + 8 + 4 + 8
+    start = end + -end % 32
+    path.write_bytes(stored[: start + 18 + 7])
+    code, out, _ = run(path, "--range", f"{start + 17}:")
+    lines = out.splitlines()
+    assert code == 2
+    assert lines[-3:-1] == ["data -> 'w' -> blocks -> 1 -> 0: q4_0, 7 bytes", "  truncated"]
+    assert dumped(lines) == dict.fromkeys(range(start + 17, start + 25), 0)
+
+
 def test_a_broken_file_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "cut.glft"
     path.write_bytes(golden("four_types")[:100])
@@ -236,6 +268,9 @@ def test_a_broken_file_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
     assert out.splitlines()[0] == f"{path}: GLFT, little-endian, 100 bytes, broken"
     assert "header -> version: u32 = 1" in out
     assert "bytes are not covered by any declared field" in out
+    fault = err.removeprefix(f"glft: {path}: ").removesuffix("; the file may be truncated\n")
+    lines = out.splitlines()
+    assert lines[lines.index(f"fault: {fault}") + 1].startswith("unclaimed: bytes, ")
     assert err.startswith(f"glft: {path}: descriptors -> 3 -> ")
     assert err.count("\n") == 1
     path.write_bytes(b"what is this?")

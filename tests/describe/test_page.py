@@ -407,6 +407,45 @@ def test_findings_and_unclaimed_bytes() -> None:
     assert f"{gaps} bytes in gaps between payloads, or after the last one." in loose
 
 
+def test_a_truncated_file_is_a_page_of_its_complete_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "cut.gguf", tmp_path / "page.html"
+    infos = [Info(b"a", [8], 0, np.arange(8, dtype="<f4").tobytes()), Info(b"b", [8], 0, bytes(32))]
+    stored = Written([(b"k", 8, b"v")], infos).bytes()
+    path.write_bytes(stored[:-10])
+    code, text, problem = glft_view(path, "-o", out, capsys=capsys)
+    html = out.read_text()
+    assert (code, text) == (2, f"{out}: {out.stat().st_size:,} bytes\n")
+    assert problem.startswith(f"glft: {path}: data -> 'b' -> weights: the file is truncated: ")
+    assert "The file is broken: no reader can read all of it." in html
+    assert f"Show byte {len(stored) - 32:,}" in html
+    found = data_of(html)
+    assert found["tensors"]["names"] == ["a", "b"]
+    assert found["numbers"][0]["count"] == 8
+    assert found["numbers"][1] == {"problem": "10 bytes are missing"}
+    assert found["metadata"] == [["k", "string", "v"]]
+
+
+def test_a_broken_file_is_a_page_of_what_precedes_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, out = tmp_path / "broken.gguf", tmp_path / "page.html"
+    stored = Written([(b"k", 8, b"v")], [Info(b"w", [8], 0, bytes(32)), Info(b"w", [8], 0, bytes(32))]).bytes()
+    path.write_bytes(stored)
+    code, _, problem = glft_view(path, "-o", out, capsys=capsys)
+    html = out.read_text()
+    assert code == 2
+    assert problem.endswith("[gguf-names-once]\n")
+    assert "<code>gguf-names-once</code> <small>required</small>" in html
+    found = data_of(html)
+    assert found["tensors"]["names"] == []
+    assert found["metadata"] == [["k", "string", "v"]]
+    fields = found["files"][0]["fields"]
+    assert [fields["texts"][i] for i in fields["name"]].count("name") == 2  # the rule is broken after both are parsed
+    assert "w" in fields["value"]
+    out.unlink()
+    path.write_bytes(b"what is this?")
+    assert glft_view(path, "-o", out, capsys=capsys)[0] == 2
+    assert not out.exists()
+
+
 def test_an_unknown_type() -> None:
     found = data_of(page(Container.parse(READ["a type of a fork, 200"].stored)))
     assert "type 200" in [type_["name"] for type_ in found["types"]]

@@ -10,10 +10,11 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
-from glft_schema.checks.rules import report
+from glft_schema.checks.rules import Report, report
 from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.typed_values import Array, StoredValue
-from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map
+from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map, byte_map_of
 from glft_schema.describe.page.fields import FieldTree, is_payload, path_steps, segments
 from glft_schema.describe.page.module_tree import modules
 from glft_schema.describe.page.quantization_errors import errors
@@ -21,7 +22,7 @@ from glft_schema.describe.page.samples import describe, heat_map, sample, sample
 from glft_schema.describe.page.text import LONGEST, visible
 from glft_schema.describe.page.vocabulary import vocabulary
 from glft_schema.display import Progress, parameters_text, size_text
-from glft_schema.errors import shown
+from glft_schema.errors import Finding, FormatError, shown
 from glft_schema.files.file import File
 from glft_schema.files.summary import headline, largest_first, totals_by_type
 from glft_schema.tensors.tensor import Tensor
@@ -48,11 +49,13 @@ class Original:
 class Content:
     """The content of a file: `texts` for the template, `data` for the scripts."""
 
-    def __init__(self, file: File, against: Original | None, progress: Progress | None) -> None:
+    def __init__(
+        self, file: File, against: Original | None, progress: Progress | None, fault: FormatError | None = None
+    ) -> None:
         self._file = file
         self._metadata = file.regions.get("metadata", {})
         self._tensors = list(file.tensors.values())
-        self._maps = [byte_map(shard) for shard in file.shards]
+        self._maps = [byte_map_of(shard.source)[0] if fault else byte_map(shard) for shard in file.shards]
         self._totals = totals_by_type(self._tensors)
         self._types = {type_: i for i, (type_, _) in enumerate(largest_first(self._totals))}
         count = sample_size(len(self._tensors))
@@ -61,27 +64,28 @@ class Content:
         for i, tensor in enumerate(self._tensors):
             if progress:
                 progress(tensor.name, i / len(self._tensors))
-            reason = tensor.dtype.bytes_only
+            reason = tensor.dtype.bytes_only or (f"{tensor.missing:,} bytes are missing" if tensor.missing else "")
             self._numbers.append({"problem": reason} if reason else describe(sample(tensor, count)))
             if not reason and len(self._tensors) <= HISTOGRAMS and (found := heat_map(tensor)):
                 self._numbers[-1]["heat"] = found
             if against is not None and self._errors is not None:
-                self._errors.append(errors(tensor, against.tensors, count))
+                self._errors.append({"problem": reason} if tensor.missing else errors(tensor, against.tensors, count))
                 if len(self._tensors) > HISTOGRAMS:
                     self._errors[-1].pop("sample", None)
         self._vocabulary = vocabulary(file)
         self._outside = _outside_payloads(self._maps)
-        self.texts = self._texts(against)
+        self.texts = self._texts(against, fault)
         self.data = self._data()
 
-    def _texts(self, against: Original | None) -> dict[str, Any]:
+    def _texts(self, against: Original | None, fault: FormatError | None) -> dict[str, Any]:
         file = self._file
-        verdict = report(file)
+        verdict = _broken(file, fault) if fault else report(file)
         outside = sum(self._outside.values())
         return {
             "name": _name(file),
             "format": file.format.name,
-            "headline": visible(headline(file)),
+            "headline": visible(headline(file) if file.tensors or not fault else "broken"),
+            "fault": fault is not None,
             "vocabulary": self._vocabulary,
             "tiles": self._tiles(),
             "files": [{"name": _name(shard)} for shard in file.shards],
@@ -177,6 +181,13 @@ class Content:
                 for shard, map, tree in zip(self._file.shards, self._maps, trees, strict=True)
             ],
         }
+
+
+def _broken(file: File, fault: FormatError) -> Report:
+    """Returns a report with the error that ends the parse of a file."""
+    number = next((i for i, shard in enumerate(file.shards) if shard.name == fault.file), 0)
+    finding = Finding(fault.rule or type(fault).__name__, (REQUIRED,), fault.path, fault.problem, fault.offset)
+    return Report([REQUIRED], [REQUIRED], [(number, finding)], [finding], "", "")
 
 
 def _name(file: File) -> str:

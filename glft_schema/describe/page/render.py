@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from glft_schema.describe.page.content import Content, Original
 from glft_schema.describe.page.frame import rendered
 from glft_schema.display import Progress
+from glft_schema.errors import FormatError
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.storage.source import StrPath
@@ -26,6 +27,7 @@ def page(
     *,
     against_name: str = "the source",
     progress: Progress | None = None,
+    fault: FormatError | None = None,
 ) -> str:
     """Returns a page of HTML that shows a file's summary, tensors, metadata and bytes.
 
@@ -34,10 +36,11 @@ def page(
         against: the source checkpoint, from `open_checkpoint`, for quantization errors.
         against_name: the name of the checkpoint on the page.
         progress: called with a tensor's name and the fraction done, from 0 to 1.
+        fault: the error of a broken file, which is shown instead of broken rules.
 
     Raises:
         ClosedError: if the file is closed.
         FormatError, OSError: if the file at a path cannot be opened.
     """
-    content = Content(as_file(file), None if against is None else Original(against_name, against), progress)
+    content = Content(as_file(file), None if against is None else Original(against_name, against), progress, fault)
     return rendered("page.html.jinja", content.texts, content.data, SCRIPTS)
