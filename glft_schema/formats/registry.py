@@ -25,6 +25,7 @@ DEFAULT = GLFT  # for other endings
 WITH_TYPES = GGUF  # its value types are those of typed values that another format stores as text
 MAGIC = "header -> magic"  # the path of an error about an unknown format
 ZIP = b"PK\x03\x04"
+OWN = f"; formats of your own: register_format, or an entry point of {plugins.FORMATS}"
 OTHER_FILES = {
     ZIP: "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it",
     b"vers": "a Git LFS pointer: fetch the file with git lfs pull",
@@ -95,7 +96,7 @@ def format_of(source: Source) -> Format:
     expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
     other = f", the start of {OTHER_FILES[start[:4]]}" if start[:4] in OTHER_FILES else ""
     found = start[: max(len(magic) for format in FORMATS for magic in format.magics)]
-    raise FormatError(f"expected {alternatives(expected)}, found {found!r}{other}", MAGIC, 0, file=source.name)
+    raise FormatError(f"expected {alternatives(expected)}, found {found!r}{other or OWN}", MAGIC, 0, file=source.name)
 
 
 def format_named(name: object) -> Format:

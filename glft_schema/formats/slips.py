@@ -23,7 +23,7 @@ from glft_schema.codec.type_codes import TypeCode, TypeTable
 from glft_schema.errors import alternatives, shown
 from glft_schema.formats.format import Format, ShardIndex, ShardKeys
 from glft_schema.formats.trial import first_fault
-from glft_schema.tensors.region import TensorData
+from glft_schema.tensors.region import TensorData, TensorFits
 
 Fields = tuple[construct.Struct, ...]  # a Struct, after those around it
 
@@ -71,6 +71,8 @@ def _slips(format: Format) -> Iterator[str]:
     yield from _magic(format)
     yield from _references(format.struct, ())
     yield from _byte_order(format.struct)
+    if not any(isinstance(rule, TensorFits) for rule in format.row.subcons):
+        yield f'{format.table}: a row needs the rule TensorFits("{format.name}-dims", "dims")'
     yield from filter(None, [first_fault(format)])
 
 
@@ -185,7 +187,10 @@ def _without_default(row: Any, known: Mapping[str, str], path: str) -> Iterator[
     """Yields the fields of a row of which new files have no value."""
     for field in row.subcons:
         if field.name and field.name not in known and not follows(field) and not field.flagbuildnone:
-            example = f'"{field.name}" / Default({unwrapped(field) if isinstance(unwrapped(field), Number) else "u32"}, 0)'
+            number = unwrapped(field) if isinstance(unwrapped(field), Number) else "u32"
+            example = f'"{field.name}" / Default({number}, 0)'
+            if "dtype" in known and ("size" in field.name or "bytes" in field.name):
+                example += f', or for the bytes of the payload "{field.name}" / Count({number}, nbytes_of_payload(this))'
             yield f"{path} -> {field.name}: new files need a default of this field, such as {example}"
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import construct
 from construct.core import evaluate
+from construct.expr import FuncPath
 
 from glft_schema.codec.columns import column, kinds
 from glft_schema.codec.context import ByteOrder, Context, byte_order
@@ -49,6 +50,12 @@ class TensorFits(Check):
             self.broken(context, f"the size in bytes of {self.field} {found} overflows 64 bits", f"{path} -> {self.field}")
         if refusal := dtype.refusal(shape):
             self.broken(context, f"{dtype}: {refusal}", f"{path} -> {self.field}")
+
+
+@FuncPath  # type: ignore[untyped-decorator]
+def nbytes_of_payload(row: Any) -> int:
+    """In expressions, ``nbytes_of_payload(this)``: the size of a row's payload."""
+    return int(row["dtype"].nbytes(row["shape"]))
 
 
 @lru_cache(maxsize=1 << 12)  # models have many tensors of few shapes

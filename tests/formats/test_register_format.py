@@ -56,7 +56,7 @@ from glft_schema.codec import (
     u64,
 )
 from glft_schema.describe import schema_of, write
-from glft_schema.formats import FORMATS, Format, TensorData, TensorFits, register_format
+from glft_schema.formats import FORMATS, Format, TensorData, TensorFits, nbytes_of_payload, register_format
 from glft_schema.formats.format import ShardIndex, ShardKeys
 from glft_schema.formats.slips import first_slip
 from glft_schema.testing import containers, fuzz
@@ -239,6 +239,21 @@ def test_fuzzing(format: Format, path: Path) -> None:
         assert fuzzed.counts["corrupted"] > examples // 30
 
 
+def test_a_row_with_the_size_of_its_payload(tmp_path: Path) -> None:
+    nbytes, same = Count(u64, nbytes_of_payload(this)), Rule("own-nbytes", this.nbytes, equals(nbytes_of_payload(this)))
+    sized = Struct(*row(nbytes=nbytes).subcons, same)
+    with registered(declared(row=sized)):
+        save_file({"w": torch.ones(3), "v": torch.ones(5)}, tmp_path / "model", format="own", schemes={"v": "f16"})
+        stored = (tmp_path / "model").read_bytes()
+        file = Container.parse(stored)
+        assert [entry.nbytes for entry in file["rows"]] == [12, 10]
+        assert "nbytes" not in file["rows"][0]
+        assert Container.build(file) == stored
+        at = stored.index((12).to_bytes(8, "little"))
+        with pytest.raises(FormatError, match=r"^rows -> 0 -> nbytes: expected nbytes_of_payload.*, found 13 "):
+            Container.parse(stored[:at] + b"\x0d" + stored[at + 1 :])
+
+
 def test_shards_have_the_ending_of_their_format(tmp_path: Path) -> None:
     format, path = replace(TYPED, shards=ShardKeys("s.no", "s.count", "s.all")), tmp_path / "model.typed"
     FORMATS[FORMATS.index(TYPED)] = format
@@ -263,7 +278,7 @@ def test_sets_with_an_index(own: Format, tmp_path: Path) -> None:
 
 
 def test_bytes_of_no_format() -> None:
-    with pytest.raises(FormatError, match=r"or b'a magic of 22 bytes\.\.\.' \(long\), found b'a magic of 21 by' "):
+    with pytest.raises(FormatError, match=r"or b'a magic of 22 bytes\.\.\.' \(long\), found b'a magic of 21 by'; formats of "):
         Container.parse(LONG_MAGIC.replace(b"22", b"21") + bytes(30))
     with pytest.raises(FormatError, match=r", a bare file or "):
         Container.parse(b"\5\1")
@@ -305,7 +320,7 @@ def test_registered_twice() -> None:
 def row(**changes: Any) -> Struct:
     fields = {"name": Text(u16), "dims": Sizes(u8, u32, "dims"), "shape": Derived(this.dims)}
     fields |= {"dtype": TypeCode(u8, LINES_TYPES), "offset": u32, **changes}
-    return Struct(*(name / field for name, field in fields.items() if field is not None))
+    return Struct(*(name / field for name, field in fields.items() if field is not None), TensorFits("own-dims", "dims"))
 
 
 def declared(
@@ -469,6 +484,10 @@ SLIPS += [
     *(({"regions": regions(alignment=Derived(of))}, f"{ALIGNMENT}{of!r}") for of in (0, "64", True)),
     ({"regions": regions(alignment=u32)}, f"{ALIGNMENT}u32"),
     ({"row": row(flags=u16)}, 'rows -> flags: new files need a default of this field, such as "flags" / Default(u16, 0)'),
+    ({"row": row(nbytes=u64)},
+     'rows -> nbytes: new files need a default of this field, such as "nbytes" / Default(u64, 0), '
+     'or for the bytes of the payload "nbytes" / Count(u64, nbytes_of_payload(this))'),
+    ({"row": Struct(*(part for part in row().subcons if part.name))}, 'rows: a row needs the rule TensorFits("own-dims", "dims")'),
     ({"row": row(note=Text(u8))}, 'rows -> note: new files need a default of this field, such as "note" / Default(u32, 0)'),
     ({"row": row(dims=u32[4])}, 'rows -> dims: write "dims" / Sizes(u8, u64, "dims"), found u32[4]'),
     ({"regions": typed({1: F32}, value=i64)},
