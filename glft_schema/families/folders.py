@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Mapping
@@ -267,3 +268,19 @@ def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
                     return {f"{family.arch}.pooling_type": number}
             raise FormatError("expected pooling by the mean, the CLS token or the last token, found another", file=str(path))
     return {}
+
+
+def write_pooling(metadata: Mapping[str, Any], folder: Path) -> None:
+    """Writes the files of sentence-transformers to a folder if a GGUF model states its pooling."""
+    arch = metadata["general.architecture"]
+    flags = {flag: metadata.get(f"{arch}.pooling_type") == number for flag, _, number in POOLINGS}
+    if any(flags.values()):
+        parts = {"Transformer": "", "Pooling": "1_Pooling"}
+        modules = [
+            {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for i, (kind, path) in enumerate(parts.items())
+        ]
+        (folder / MODULES).write_text(json.dumps(modules, indent=2) + "\n")
+        (folder / parts["Pooling"]).mkdir()
+        pooling = {"word_embedding_dimension": metadata[f"{arch}.embedding_length"], **flags}
+        (folder / parts["Pooling"] / CONFIG).write_text(json.dumps(pooling, indent=2) + "\n")

@@ -395,7 +395,7 @@ def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case
 
     Args:
         source: a format, or a valid file as bytes, of which all corruptions are made.
-        examples: the most valid files and further corruptions, together.
+        examples: the most valid files and further corruptions, which all readers refuse, together.
         seed: as for `fuzz`.
     """
     distinct: dict[tuple[str | None, ...], Case] = {}
@@ -417,5 +417,7 @@ def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case
         collect(valid, 1)
     for rule in distinct_rules(format):
         collect(valid.flatmap(partial(corrupted, rule=rule)), 2)
-    collect(valid.flatmap(corrupted), max(examples // 2, 1))
+    collect(
+        valid.flatmap(corrupted).filter(lambda case: bool(case.corruption and case.corruption.error)), max(examples // 2, 1)
+    )
     return list(distinct.values())

@@ -15,6 +15,7 @@ from typing import Any
 from glft_schema.errors import FormatError, MetadataWarning, OptionError, one_line
 from glft_schema.families.config import CONFIG, refusing
 from glft_schema.families.export import hf_model
+from glft_schema.families.folders import write_pooling
 from glft_schema.families.kept import keep_metadata
 from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.formats.registry import WITH_TYPES
@@ -61,6 +62,7 @@ def write_folder(
         matrices = [tensor for tensor in written if len(stored[tensor.name].shape) > 1]
         config["dtype"] = matrices[0].type.exact if matrices else "float32"
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        write_pooling(source.metadata, folder)
         if problem := _write_tokenizer(source.metadata, folder):
             warnings.warn(f"no tokenizer is written: {problem}", MetadataWarning, stacklevel=4)
         keep_metadata(source.file.metadata, folder)

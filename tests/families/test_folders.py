@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
 from glft_schema import Typed
+from glft_schema.families.folders import pooling_keys
+from glft_schema.families.pages import BY_ARCH
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
 from tests.families.tiny_folders import CONFIGS, make_folder
@@ -226,6 +228,25 @@ def test_report_names_the_family(tmp_path: Path) -> None:
 def test_pooling(flags: dict[str, Any], number: int, tmp_path: Path) -> None:
     folder = with_pooling(make_folder(tmp_path, "tiny-bert"), flags)
     assert open_with_metadata(folder, target=format_named("gguf")).metadata["bert.pooling_type"] == number
+
+
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
+@pytest.mark.parametrize("flag", ["pooling_mode_mean_tokens", "pooling_mode_cls_token", "pooling_mode_lasttoken"])
+def test_pooling_there_and_back(flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # it takes seconds to import
+    folder = with_pooling(make_folder(tmp_path, "tiny-bert"), {flag: True})
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path / 'back'}/")
+    modules = json.loads((tmp_path / "back" / "modules.json").read_text())
+    assert [(module["type"].rpartition(".")[2], module["path"]) for module in modules] == [
+        ("Transformer", ""),
+        ("Pooling", "1_Pooling"),
+    ]
+    pooling = json.loads((tmp_path / "back" / "1_Pooling" / "config.json").read_text())
+    assert pooling.pop("word_embedding_dimension") == json.loads((folder / "config.json").read_text())["hidden_size"]
+    assert [name for name, value in pooling.items() if value] == [flag]
+    bert = BY_ARCH["bert"]
+    assert pooling_keys(tmp_path / "back", bert) == pooling_keys(folder, bert) != {}
 
 
 def with_pooling(folder: Path, flags: dict[str, Any]) -> Path:

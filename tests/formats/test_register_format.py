@@ -487,7 +487,8 @@ SLIPS += [
     ({"row": row(nbytes=u64)},
      'rows -> nbytes: new files need a default of this field, such as "nbytes" / Default(u64, 0), '
      'or for the bytes of the payload "nbytes" / Count(u64, nbytes_of_payload(this))'),
-    ({"row": Struct(*(part for part in row().subcons if part.name))}, 'rows: a row needs the rule TensorFits("own-dims", "dims")'),
+    ({"row": Struct(*(part for part in row().subcons if part.name))},
+     'rows: a row needs the rule TensorFits("own-dims", "dims")'),
     ({"row": row(note=Text(u8))}, 'rows -> note: new files need a default of this field, such as "note" / Default(u32, 0)'),
     ({"row": row(dims=u32[4])}, 'rows -> dims: write "dims" / Sizes(u8, u64, "dims"), found u32[4]'),
     ({"regions": typed({1: F32}, value=i64)},

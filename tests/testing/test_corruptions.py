@@ -58,7 +58,8 @@ def as_it_says(made: Corruption) -> None:
         return
     assert (caught.value.path, caught.value.rule) == (made.path, made.reported)
     if made.offset is not None:
-        assert caught.value.offset == made.offset
+        is_later = made.error is TruncatedError and (caught.value.offset or 0) > made.offset
+        assert caught.value.offset == made.offset or is_later
 
 
 @pytest.mark.parametrize(("format", "rule"), [(format, rule) for format in ("glft", "gguf") for rule in rule_ids(format)])

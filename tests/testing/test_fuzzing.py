@@ -202,7 +202,8 @@ def test_bad_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("a.glft").write_bytes(golden("four_types"))
     Path("half.glft").write_bytes(golden("four_types")[:30])
     write_corpus([FOUR_TYPES], "full", format=GLFT)
-    problem = "expected b'TFLG' (GLFT), b'GGUF' (GGUF) or a safetensors file, found b'hell' (at byte 0)"
+    problem = "expected b'TFLG' (GLFT), b'GGUF' (GGUF) or a safetensors file, found b'hell'; formats of your own: "
+    problem += "register_format, or an entry point of glft_schema.formats (at byte 0)"
     assert run("notes.txt") == (2, f"glft: notes.txt: header -> magic: {problem}\n")
     code, text = run("a.pt")
     assert (code, text.count("\n"), text.startswith("glft: a.pt: header -> magic: ")) == (2, 1, True)
@@ -360,12 +361,16 @@ def test_a_corpus_has_the_expected_reports(format: Format, tmp_path: Path) -> No
             with pytest.raises(FormatError) as caught:
                 Container.parse(stored)
             assert entry["within"] or (caught.value.path, caught.value.rule) == (entry["field"], entry["reported"])
+            assert entry["offset"] is not None or "the text ends within" in entry["sentence"]
         else:
             found = [[finding.rule, finding.path] for finding in check_rules(Container.parse(stored), entry["sets"])]
             assert sorted(found) == sorted(entry["findings"])
     assert kinds[VALID] >= 4
     broken = {entry["rule"] for entry in manifest["files"] if entry["kind"] == CORRUPTED}
     assert set(distinct_rules(format)) - broken <= {"gguf-length"}
+    refused = [entry["verdict"] for entry in manifest["files"] if entry["kind"] == CORRUPTED and entry["rule"] is None]
+    assert set(refused) <= {"refuse", "either"}
+    assert len(refused) >= 3
     code, text = run(tmp_path / "corpus" / MANIFEST)
     assert (code, f"{kinds[VALID]} valid" in text, f"{kinds[CORRUPTED]} corrupted" in text) == (0, True, True)
 

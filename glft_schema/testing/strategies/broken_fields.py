@@ -70,7 +70,7 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
         node = _node_at(file, path)
         return isinstance(node, s.Padding) and node.may_lack is not None and bool(value_in(regions, node.may_lack))
 
-    counts = list(_counts(file))
+    counts, starts = list(_counts(file)), _starts(file)
     fields = [(path, start, end) for path, start, end in fields if end > start and not may_lack(path)]
     if aspect is not None:
         fields = [field for field in fields if aspect_of_region(file.format, field[0].partition(" -> ")[0]) == aspect]
@@ -87,9 +87,15 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
         error: type[FormatError] = TruncatedError
         if find_format(BytesSource(stored)) is not file.format:
             reported, error = MAGIC, FormatError
-        return Corruption(stored, f"cut off at byte {at}, in {path}", reported, error=error)
+        return Corruption(stored, f"cut off at byte {at}, in {path}", reported, starts[reported], error=error)
 
     return cut()
+
+
+def _starts(file: File) -> dict[str, int]:
+    """Returns the first byte of each field, also of those with parts and those in payloads."""
+    spans = {path: start for path, start, _ in field_spans(file)}
+    return {MAGIC: 0, **spans, **{span.path: span.start for span in trace_fields(file)}}
 
 
 def _node_at(file: File, path: str) -> s.Node | None:
@@ -153,7 +159,8 @@ def too_many(draw: st.DrawFn, file: File) -> Corruption | None:
     drafts = (draft.counted(region, count).stored() for count in counts)
     stored = next(stored for stored in drafts if file.format.claims(stored[:START]))
     sentence = f"the count of {region} claims more than there is"
-    return Corruption(stored, sentence, _count_path(draft.field(region).node, region), error=FormatError, within=True)
+    path = _count_path(draft.field(region).node, region)
+    return Corruption(stored, sentence, path, _starts(file)[path], error=FormatError, within=True)
 
 
 @st.composite
@@ -169,29 +176,29 @@ def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     breaks = [(field.name, *found) for field in draft.row_struct(region).fields for found in _field_breaks(field.node, context)]
     if not breaks:
         reject()
-    name, stored, sentence, error, is_exact = draw(st.sampled_from(breaks))
+    name, stored, sentence, error = draw(st.sampled_from(breaks))
     field = Forged(construct.GreedyBytes, stored, row[name])
     built = draft.with_row(region, at, {**row, name: field}).stored()
     assert field.start is not None
     if error is TruncatedError and len(built) - field.start >= 1 << 8 * len(stored):
         reject()  # the file has as many bytes as are claimed
-    return Corruption(built, sentence, f"{region} -> {at} -> {name}", field.start if is_exact else None, error=error)
+    return Corruption(built, sentence, f"{region} -> {at} -> {name}", field.start, error=error)
 
 
-def _field_breaks(node: s.Node, context: Any) -> Iterator[tuple[bytes, str, type[FormatError], bool]]:
-    """Yields broken bytes of a field, the sentence, the error, and whether it is at their start."""
+def _field_breaks(node: s.Node, context: Any) -> Iterator[tuple[bytes, str, type[FormatError]]]:
+    """Yields broken bytes of a field, the sentence and the error."""
     match node:
         case s.Text():
             length = _number(node.length, context)
-            yield b"\xff" * length.size, "a text claims more bytes than there are", TruncatedError, not node.is_strict
+            yield b"\xff" * length.size, "a text claims more bytes than there are", TruncatedError
             if node.is_strict:
                 order = byte_order(context) if length.order == "file" else length.order
                 one = (1).to_bytes(length.size, "big" if order == BIG else "little")
-                yield one + b"\xff", f"a text is not {node.encoding.upper()}", FormatError, True
+                yield one + b"\xff", f"a text is not {node.encoding.upper()}", FormatError
         case s.Counted():
-            yield b"\xff" * _number(node.count, context).size, "there are too many sizes", FormatError, False
+            yield b"\xff" * _number(node.count, context).size, "there are too many sizes", FormatError
         case s.Code() if node.table.unknown is None:
-            yield b"\xff" * _number(node.number, context).size, "a type is not known", FormatError, True
+            yield b"\xff" * _number(node.number, context).size, "a type is not known", FormatError
 
 
 @st.composite
@@ -211,11 +218,11 @@ def _long_array(breaker: Breaker, region: str, type_: Any, struct: s.StructOf) -
     for field in struct.fields:
         array[field.name] = next(iter(field.node.table)) if isinstance(field.node, s.Code) else []
     greatest = 256 ** _number(count.node, breaker.context(breaker.draft.row_struct(region), row)).size - 1
-    array[count.name] = Forged(unwrapped(count.declared).subcon, greatest, greatest)
+    array[count.name] = number = Forged(unwrapped(count.declared).subcon, greatest, greatest)
     value = Forged(struct.declared, array, None)
     stored = breaker.draft.with_row(region, at, {**row, "type": type_, "value": value}).stored()
     path = f"{region} -> {at} -> value -> {count.name}"
-    return Corruption(stored, "an array claims more elements than there are", path, error=TruncatedError)
+    return Corruption(stored, "an array claims more elements than there are", path, number.start, error=TruncatedError)
 
 
 @st.composite

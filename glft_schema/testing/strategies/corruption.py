@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from glft_schema.errors import FormatError
+from glft_schema.errors import FormatError, TruncatedError
 from glft_schema.files.container import Container
 from glft_schema.files.parsing import check_rules
 
@@ -20,6 +20,7 @@ class Corruption:
         sentence: what is wrong with it.
         path: the field that must be reported.
         offset: the first byte of that field, from the start of the file; None if it is not known.
+            A TruncatedError may be at a later byte of the field.
         rule: the id of the broken rule; None for a field without one.
         error: what reading must raise; None if the file is read and has findings.
         reported: the rule id of the error; for a rule of a tensor type, the row's; None for no id.
@@ -78,6 +79,7 @@ class Corruption:
             return f"expected {self.expected}, {found}"
         if error.path != self.path and not (self.within and error.path.startswith(f"{self.path} -> ")):
             return f"expected {self.expected}, {found}"
-        if not self.within and self.offset is not None and error.offset != self.offset:
+        is_later = isinstance(error, TruncatedError) and (error.offset or 0) > (self.offset or 0)
+        if not self.within and self.offset is not None and error.offset != self.offset and not is_later:
             return f"expected {self.expected} at byte {self.offset}, {found}"
         return None
