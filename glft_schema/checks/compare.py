@@ -140,9 +140,12 @@ class Comparison:
 
     @property
     def differing(self) -> Results[TensorComparison]:
-        """The tensors that differ, the largest errors first. A missing tensor precedes all."""
-        differing = (tensor for tensor in self.tensors if tensor.state != SAME)
-        return Results(sorted(differing, key=lambda tensor: tensor.errors.snr if tensor.errors else -math.inf), "tensor")
+        """The tensors that differ: those missing or renamed, then the largest errors first."""
+
+        def order(one: TensorComparison) -> float:
+            return one.errors.snr if one.errors and one.state != RENAMED else -math.inf
+
+        return Results(sorted((tensor for tensor in self.tensors if tensor.state != SAME), key=order), "tensor")
 
     def _display(self) -> Iterator[Part]:
         yield "; ".join(self.summary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from itertools import chain
@@ -175,7 +176,7 @@ def _errors_texts(tensor: TensorComparison) -> tuple[str, ...]:
         return ("",) * 6
     if errors.is_none:
         return ("equal", *("",) * 5)
-    row = "" if errors.worst_row is None else str(list(errors.worst_row))
+    row = str(list(errors.worst_row)) if errors.worst_row else ""  # none of a vector
     worst = percent(errors.worst_row_error) if errors.worst_row is not None else ""
     return f"{errors.rmse:.3g}", percent(errors.relative), f"{errors.snr:.1f} dB", f"{errors.cosine:.6f}", row, worst
 
@@ -216,8 +217,8 @@ def _version_data(version: TensorVersion | None) -> dict[str, Any] | None:
 
 
 def errors_data(errors: NumberErrors) -> dict[str, Any]:
-    """Returns error measures as JSON data."""
-    measures = {name: as_json_value(getattr(errors, name)) for name in ("rmse", "relative", "snr", "cosine", "largest")}
-    row = errors.worst_row
-    worst = {} if row is None else {"worst_row": list(row), "worst_row_error": as_json_value(errors.worst_row_error)}
-    return {"count": errors.count, "unlike": errors.unlike, **measures, **worst}
+    """Returns error measures as JSON data; None for NaN and infinite measures."""
+    names = ("rmse", "relative", "snr", "cosine", "largest", *(["worst_row_error"] if errors.worst_row is not None else []))
+    measures = {name: value if math.isfinite(value := getattr(errors, name)) else None for name in names}
+    row = {} if errors.worst_row is None else {"worst_row": list(errors.worst_row)}
+    return {"count": errors.count, "unlike": errors.unlike, **measures, **row}

@@ -16,8 +16,13 @@ from glft_schema.files.splitting import split as split_file
 def split(
     file: Annotated[Path, argument("FILE", "GGUF or safetensors file.")],
     prefix: Annotated[str, argument("PREFIX", "Prefix of the output files: PREFIX-00001-of-00003.gguf.")],
-    max_tensors: Annotated[int | None, option("N", "Maximum tensors per file.", min=1)] = None,
-    max_bytes: Annotated[str | None, option("SIZE", "Maximum bytes of padded payloads per file, such as 2GB.")] = None,
+    max_tensors: Annotated[
+        int | None, option("N", "Maximum tensors per file.", "--max-tensors", "--split-max-tensors", min=1)
+    ] = None,
+    max_bytes: Annotated[
+        str | None,
+        option("SIZE", "Maximum bytes of padded payloads per file, such as 2GB.", "--max-bytes", "--split-max-size"),
+    ] = None,
 ) -> None:
     """Splits a GGUF or safetensors file into several files.
 

@@ -33,8 +33,11 @@ from glft_schema.families.loader import BLOCK, LLAMA_CPP
 from glft_schema.files.container import Container, open_damaged
 from glft_schema.files.file import File
 from glft_schema.formats.imatrix import is_old_matrix
+from glft_schema.formats.registry import find_format
 from glft_schema.lazy import torch
 from glft_schema.limits import current
+from glft_schema.storage.source import BytesSource
+from glft_schema.storage.streams import START
 from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.weights.checkpoints import mapped_beside, open_entries
 from glft_schema.weights.importance import read_importance
@@ -166,7 +169,10 @@ def _read(manifest: Path) -> bytes:
             raise OSError(errno.EBADF, "is closed", "standard input")
         return sys.stdin.buffer.read(current().manifest + 1)
     with manifest.open("rb") as stream:
-        return stream.read(current().manifest + 1)
+        stored = stream.read(current().manifest + 1)
+    if len(stored) > START and (format := find_format(BytesSource(stored))):
+        raise OptionError(f"expected the output of glft hash or sha256sum for --manifest, found a {format.name} file")
+    return stored
 
 
 def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:

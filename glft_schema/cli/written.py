@@ -59,11 +59,13 @@ def payloads(written: Sequence[WrittenTensor]) -> list[str]:
 
 
 def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:
-    """Returns a line for each type that some tensors have not got: ``Q4_K: asked for 9, got 8``."""
+    """Returns a line for each type that some tensors could not get: ``Q4_K: 8 of 9 tensors``."""
     asked = Counter(str(tensor.asked) for tensor in written if tensor.asked is not None)
     got = Counter(str(tensor.asked) for tensor in written if tensor.asked == tensor.type)
     missed = {name: count for name, count in asked.items() if got[name] < count}
-    return [f"{name}: asked for {counted(count, 'tensor')}, got {got[name]}" for name, count in missed.items()]
+    return [
+        f"{name}: {got[name]} of {counted(count, 'tensor')}, the others have fallback types" for name, count in missed.items()
+    ]
 
 
 def requantized(written: Sequence[WrittenTensor]) -> list[str]:

@@ -211,7 +211,9 @@ def new_files(paths: Sequence[StrPath]) -> Iterator[list[StrPath]]:
     Raises OptionError if one of the paths exists.
     """
     if taken := [path for path in paths if os.path.lexists(path)]:
-        raise OptionError(f"expected no file at the output paths, found {shown(os.path.basename(taken[0]))}")
+        raise OptionError(
+            f"expected no file at the output paths, found {shown(os.path.basename(taken[0]))}: remove it, or choose other paths"
+        )
     begun: list[StrPath] = []
     try:
         yield begun

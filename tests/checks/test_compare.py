@@ -98,6 +98,7 @@ def test_each_state_of_a_tensor() -> None:
     assert changed.errors is not None
     assert changed.errors.squares == pytest.approx(4)
     assert (retyped.before, retyped.after) == (("retyped", "F32", (4, 8)), ("retyped", "F16", (4, 8)))
+    assert {tensor.state for tensor in comparison.differing[:4]} == {"renamed", "added", "removed", "reshaped"}
     assert (renamed.before, renamed.after) == (("old", "F32", (4, 8)), ("renamed", "F32", (4, 8)))
     assert renamed.has_same_values
     assert by_name["reshaped"].problem == "values of different shapes are not compared"

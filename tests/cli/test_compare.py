@@ -75,7 +75,7 @@ def test_other_types_and_metadata(base: Path, tmp_path: Path) -> None:
 def test_as_json(base: Path, tmp_path: Path) -> None:
     same = json.loads(glft("compare", base, base, "--json").stdout)
     assert (same["same"], same["tensors"], same["same_tensors"], same["metadata"]) == (True, [], 3, [])
-    assert (same["a"], same["errors"]["snr"]) == ({"file": str(base), "format": "GGUF", "tensors": 3, "metadata": 4}, "inf")
+    assert (same["a"], same["errors"]["snr"]) == ({"file": str(base), "format": "GGUF", "tensors": 3, "metadata": 4}, None)
     state = {"a.weight": STATE["a.weight"] * 2, "b.weight": torch.full((4, 256), torch.nan), "norm": torch.ones(5).half()}
     save_file(state, tmp_path / "o.gguf", {**METADATA, "n": 4, "tokens": ["a"]}, format="gguf", rules=())
     done = glft("compare", base, tmp_path / "o.gguf", "--json")

@@ -22,6 +22,20 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
+def test_split_with_the_options_of_llama_gguf_split(model: Path, tmp_path: Path) -> None:
+    done = in_this_process("split", model, tmp_path / "one", "--split-max-size", "40M")
+    assert (done.returncode, done.stdout.splitlines()[0].split(":")[0]) == (0, f"{tmp_path}/one-00001-of-00001.gguf")
+    assert in_this_process("split", model, tmp_path / "each", "--split-max-tensors", 1).returncode == 0
+    refused = in_this_process("split", model, tmp_path / "one", "--split-max-size", "1G")
+    found = "expected no file at the output paths, found 'one-00001-of-00001.gguf': remove it, or choose other paths"
+    assert refused.stderr == f"glft: {found}\n"
+
+
+def test_a_model_is_no_manifest(model: Path) -> None:
+    found = "expected the output of glft hash or sha256sum for --manifest, found a GGUF file"
+    assert in_this_process("verify", model, "--manifest", model).stderr == f"glft: {found}\n"
+
+
 def test_split_into_a_missing_folder(model: Path, tmp_path: Path) -> None:
     done = in_this_process("split", model, tmp_path / "none" / "part", "--max-tensors", 1)
     assert_refused(done, f"expected PREFIX in an existing folder, found '{tmp_path / 'none'}': create it first")
