@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from glft_schema.errors import alternatives, shown
 
@@ -52,6 +53,15 @@ def suggestion(name: object, names: Iterable[str]) -> str:
     close = closest(text, [*by_lower])
     found = [close] if close is not None else [known for known in by_lower if text and known.startswith(text)][:SHOWN]
     return f"; did you mean {alternatives(shown(by_lower[known]) for known in found)}?" if found else ""
+
+
+def check_options(function: Callable[..., Any], options: Iterable[str], known: type) -> None:
+    """Raises TypeError for an option that is not a key of the TypedDict `known`."""
+    names = known.__annotations__
+    for name in options:
+        if name not in names:
+            problem = f"{function.__name__}() got an unexpected keyword argument {name!r}"
+            raise TypeError(f"{problem}{suggestion(name, names)}")
 
 
 def closest(text: str, names: Sequence[str]) -> str | None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
 from glft_schema.display import Progress, Results, with_display
 from glft_schema.errors import OptionError, TensorError, TiedWarning
 from glft_schema.families.export import OUTPUT
+from glft_schema.families.operations import Slices
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import Rows, row_chunks
+from glft_schema.tensor_types.engine.chunks import row_chunks
 from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_entries
@@ -111,12 +112,10 @@ def merge_lora(
 def _merged(tensor: Tensor, update: Update) -> StoredTensor:
     """Returns a tensor with its update, in float32, a few rows at a time."""
 
-    def read(first: int, shape: Sequence[int]) -> torch.Tensor:
-        start = first // shape[1]
-        return _sum(tensor, update, slice(start, start + shape[0]))
+    def read(index: Slices) -> torch.Tensor:
+        return _sum(tensor, update, index[0])[:, index[1]]
 
-    rows = Rows(tensor.shape, torch.float32, read)
-    return StoredTensor(tensor.shape, torch.float32, lambda: rows[slice(0, len(rows))], rows=rows)
+    return StoredTensor(tensor.shape, torch.float32, lambda: _sum(tensor, update, slice(0, tensor.shape[0])), read=read)
 
 
 def _sum(tensor: Tensor, update: Update, rows: slice) -> torch.Tensor:

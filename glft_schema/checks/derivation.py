@@ -114,7 +114,7 @@ def _derivation(tensor: Tensor, base: StoredTensor, has_importance: bool) -> Der
         return Derivation(tensor.name, type_, UNKNOWN, type_.bytes_only)
     is_unknown = type_.takes_importance and not has_importance and payload.copy_of is None
     try:
-        encoded = b"".join(payload.pieces(LITTLE))
+        encoded = payload.to_bytes()
         stored = b"".join(tensor.pieces(LITTLE))
     except TensorError as error:
         is_unknown = is_unknown or not type_.has_encoder or (type_.needs_importance and base.importance is None)

@@ -23,7 +23,16 @@ from glft_schema.cli.options import (
     flag,
     option,
 )
-from glft_schema.cli.terminal import MAX_LINE, echo, echo_written, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import (
+    MAX_LINE,
+    common_ranks,
+    echo,
+    echo_written,
+    file_errors,
+    progress_bar,
+    refuse_overwriting,
+    unique,
+)
 from glft_schema.cli.written import fallbacks, mapped, payloads, requantized, ties, totals, unlike_asked, warn_of_refusal
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
@@ -131,6 +140,7 @@ def convert(
                 alignment=alignment,
                 rules=rules or None,
                 progress=bar,
+                ranks=common_ranks(),
                 importance=importance,
                 allow_requantize=allow_requantize,
             )

@@ -19,7 +19,16 @@ from glft_schema.cli.options import (
     flag,
     option,
 )
-from glft_schema.cli.terminal import REFUSED, echo, echo_written, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import (
+    REFUSED,
+    common_ranks,
+    echo,
+    echo_written,
+    file_errors,
+    progress_bar,
+    refuse_overwriting,
+    unique,
+)
 from glft_schema.cli.written import fallbacks, mapped, requantized, totals, unlike_asked
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
@@ -106,6 +115,7 @@ def quantize(
                 override=unique("--override-kv", "key", [override_of(text) for text in override_kv]),
                 dry_run=dry_run,
                 progress=bar,
+                ranks=common_ranks(),
             )
     echo(*mapped(checkpoint, source), *report(quantized, out, dry_run=dry_run))
     if quantized.refused:

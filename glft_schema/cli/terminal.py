@@ -11,14 +11,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
-from typing import Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+import click
 from click.exceptions import Exit
 
 from glft_schema.display import Progress, size_text
 from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, UnsupportedError, printable, shown
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
+
+if TYPE_CHECKING:
+    from glft_schema.weights.save import Writer
 
 FAILED = 1  # exit code of a check that failed
 INTERRUPTED = 130  # a shell's exit code for SIGINT
@@ -134,6 +138,12 @@ def unique(option: str, what: str, uses: Iterable[tuple[str, str, Value]]) -> di
             raise OptionError(f"{option}: expected each {what} once, found {shown(key)} twice: {both}")
         texts[key], values[key] = text, value
     return values
+
+
+def common_ranks() -> Writer | None:
+    """Returns the processes that run the command together, or None for one process."""
+    context = click.get_current_context(silent=True)
+    return context.obj if context else None
 
 
 def refuse_set(path: Path) -> None:

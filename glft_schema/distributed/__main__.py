@@ -11,7 +11,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from contextvars import ContextVar
 from functools import wraps
 from typing import Any, TextIO, cast
 
@@ -31,7 +30,6 @@ from glft_schema.storage.source import StrPath
 from glft_schema.weights.folders import is_folder
 
 INPUTS = ("source", "like", "imatrix", "recipe", "tensor_type_file")  # arguments of the commands
-_TIMEOUT = ContextVar("timeout", default=TIMEOUT)
 
 
 @click.command(cls=Commands)
@@ -51,7 +49,6 @@ def app(timeout: float) -> None:
     All processes need one file system with IN and OUT. OUT has the bytes that glft writes. After a
     failure, the same command goes on with what is finished; torchrun --max-restarts repeats it.
     """
-    _TIMEOUT.set(timeout)
 
 
 class _RefusedError(ValueError):
@@ -87,8 +84,9 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**arguments: Any) -> None:
         try:
-            ranks = Ranks.of_environment(_TIMEOUT.get())
-            with _leaving(ranks), _speaking(ranks) as stderr, together(_inputs(arguments), ranks=ranks):
+            context = click.get_current_context()
+            ranks = Ranks.of_environment(context.find_root().params["timeout"])
+            with _leaving(ranks), _speaking(ranks) as stderr, together(_inputs(arguments), ranks=ranks) as context.obj:
                 try:
                     if arguments.get("format") is None and is_folder(arguments.get("output", "")):
                         raise OptionError("expected a file as the output of several processes, found a folder")

@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cache
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -66,17 +67,35 @@ class Piece(NamedTuple):
         return math.prod(part.stop - part.start for part in self.wanted)
 
 
+class _Cut:
+    """The chunks of tensors that are cut in the same way, in order."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = sorted(chunks)
+        self.starts = [chunk.offsets[:1] for chunk in self.chunks]
+        self.tallest = max((chunk.sizes[:1] or (1,))[0] for chunk in self.chunks)
+
+
+# Lists of chunks, which do not overlap; and of each tensor: name, shape, dtype, number of its list.
+Entries = list[Any]
+
+
 class Holdings:
     """The ranks that hold each part of a tensor.
 
     Args:
-        chunks: by name; those of a tensor do not overlap.
+        cuts: the chunks of each tensor, by name.
     """
 
-    def __init__(self, chunks: Mapping[str, Sequence[Chunk]]) -> None:
-        self._chunks = {name: sorted(found) for name, found in chunks.items()}
-        self._starts = {name: [chunk.offsets[:1] for chunk in found] for name, found in self._chunks.items()}
-        self._tallest = {name: max((chunk.sizes[:1] or (1,))[0] for chunk in found) for name, found in self._chunks.items()}
+    def __init__(self, cuts: Mapping[str, _Cut]) -> None:
+        self._cuts = cuts
+
+    @classmethod
+    def of(cls, entries: Entries) -> Holdings:
+        """Returns the holdings of tensors, also of `Entries` that were JSON."""
+        lists, tensors = entries
+        cuts = [_Cut([Chunk(tuple(offsets), tuple(sizes), rank) for offsets, sizes, rank in chunks]) for chunks in lists]
+        return cls({name: cuts[number] for name, _, _, number in tensors})
 
     def pieces(self, request: Request) -> list[Piece]:
         """Returns the pieces of a request, always in the same order.
@@ -85,11 +104,11 @@ class Holdings:
             TensorError: if no rank holds a part of it.
         """
         name, ranges = request
-        chunks, first = self._chunks[name], 0
+        cut, first = self._cuts[name], 0
         if ranges:
-            first = bisect_left(self._starts[name], (ranges[0].start - self._tallest[name] + 1,))
+            first = bisect_left(cut.starts, (ranges[0].start - cut.tallest + 1,))
         found, numbers = [], 0
-        for chunk in chunks[first:]:
+        for chunk in islice(cut.chunks, first, None):
             if ranges and chunk.offsets[0] >= ranges[0].stop:
                 break
             parts = [_common(*part) for part in zip(ranges, chunk.offsets, chunk.sizes, strict=True)]

@@ -23,7 +23,7 @@ class Journals:
 
     Args:
         path: the file that is written.
-        key: as for `resumable_write`.
+        key: as for `atomic_write`.
         rank: whose journal is written.
     """
 

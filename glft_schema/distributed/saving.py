@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import distributed
@@ -26,26 +26,26 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from glft_schema.codec.context import ByteOrder
-from glft_schema.distributed.exchange import Chunk, Exchange, Holdings, Piece, Remote, Request
+from glft_schema.distributed.exchange import Chunk, Entries, Exchange, Holdings, Piece, Remote, Request
 from glft_schema.distributed.ranks import TIMEOUT, Ranks, described
 from glft_schema.distributed.spans import Span, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
 from glft_schema.distributed.writing import KEY, opened_by_all, plan_digest, write_at
 from glft_schema.errors import OptionError, TensorError
-from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open
-from glft_schema.files.layout import Layout
-from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.formats.registry import WITH_TYPES, format_for
 from glft_schema.models.saving import by_example
-from glft_schema.quantizer.quantize import quantize
+from glft_schema.quantizer.quantize import QuantizeOptions, as_recipe, plan_quantization
 from glft_schema.quantizer.rules import Recipe
-from glft_schema.storage.atomic import partial_path, resumable_write
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.convert import convert
+from glft_schema.weights.convert import ConvertOptions, plan_conversion
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import FilePlan, only_planned, save_file
-from glft_schema.weights.schemes import Schemes
+from glft_schema.weights.save import FilePlan, WriteOptions, plan_file
 from glft_schema.weights.stored_tensors import of_lazy, packed_tensors
+from glft_schema.words import check_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class StorageWriter(Writer):
@@ -57,13 +57,15 @@ class StorageWriter(Writer):
 
     Args:
         path: the file to write.
-        metadata, schemes, format, header, alignment, rules, importance, strict: as `save_file`.
+        metadata: as `save_file`.
         like: a GGUF model of a declared family: the state dict has the names of transformers, and
             the file gets the names, metadata and, unless `schemes` or `recipe` say otherwise, the
             types of this one.
         recipe: a file type of llama-quantize such as ``Q4_K_M``, as `quantize`; needs `like`.
         process_group: the ranks; must be the group that `save` gets.
         timeout: seconds that a rank waits for the others while none of them makes progress.
+        options: see `WriteOptions`; ``measure``, ``exclude``, ``progress`` and ``ranks`` have no
+            effect.
 
     `save` raises CheckpointException on all ranks, with the error of each rank that failed:
         TensorError: if an entry is not a tensor, or cannot be stored as requested.
@@ -77,28 +79,22 @@ class StorageWriter(Writer):
         path: StrPath,
         metadata: Mapping[str, Any] | None = None,
         *,
-        schemes: Schemes | None = None,
         like: StrPath | None = None,
         recipe: StrPath | Recipe | None = None,
-        format: str | None = None,
-        header: Mapping[str, Any] | None = None,
-        alignment: int | None = None,
-        rules: Any = None,
-        importance: Mapping[str, torch.Tensor] | None = None,
-        strict: bool = False,
         process_group: distributed.ProcessGroup | None = None,
         timeout: float = TIMEOUT,
+        **options: Unpack[WriteOptions],
     ) -> None:
         super().__init__()
+        check_options(StorageWriter, options, WriteOptions)
         if recipe is not None and like is None:
             raise OptionError("expected like with recipe: recipes need a model's metadata")
-        self.path, self._like, self._recipe = path, like, recipe
-        self._metadata, self._importance, self._format = metadata, importance, format
-        given = {"schemes": schemes, "header": header, "alignment": alignment, "rules": rules, "strict": strict}
-        self._options = {name: value for name, value in given.items() if value not in (None, False)}
-        if recipe is not None and self._options:
-            raise OptionError(f"expected no {next(iter(self._options))} with recipe")
-        self._group, self._timeout = process_group, timeout
+        if recipe is not None and options.keys() - {"importance"}:
+            raise OptionError(f"expected no {next(iter(options.keys() - {'importance'}))} with recipe")
+        self.path, self._like, self._metadata = path, like, metadata
+        self._recipe = None if recipe is None else as_recipe(recipe)
+        self._options, self._group, self._timeout = options, process_group, timeout
+        self._entries: Entries = []  # on rank 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begins another save, to `checkpoint_id` if it is given."""
@@ -120,33 +116,24 @@ class StorageWriter(Writer):
         return replace(plan, storage_data=[item.index.fqn for item in plan.items])
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Plans the file, and tells all ranks which parts the others hold."""
-        entries: dict[str, _Entry] = {}
-        for rank, plan in enumerate(plans):
-            for item in plan.items:
-                data = item.tensor_data
-                assert data is not None
-                entry = entries.setdefault(item.index.fqn, _Entry(tuple(data.size), data.properties.dtype, []))
-                entry.chunks.append(Chunk(tuple(data.chunk.offsets), tuple(data.chunk.sizes), rank))
-        order = dict.fromkeys(name for plan in plans for name in plan.storage_data)  # of the state dicts
-        entries = {name: entries[name] for name in order}
+        """Plans the file on rank 0, which notes the parts that ranks hold."""
+        self._entries = entries_of(plans)
         with ExitStack() as opened:
-            self._planned(entries, Remote(), {}, opened).laid_out()  # raises what cannot be stored
-        return [replace(plan, storage_data=entries) for plan in plans]
+            self._planned(_tensors_of(self._entries), Remote(), {}, opened)  # raises what cannot be stored
+        return [replace(plan, storage_data=None) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's share of the file; rank 0 also begins it and puts it in its place."""
         ranks = Ranks.of_process_group(self._timeout, self._group)
         with ranks.failing_together(), ExitStack() as opened:
             held = {_place(item): _resolved(planner, item) for item in plan.items}
-            entries, remote = plan.storage_data, Remote()
-            ties = _common_ties(ranks.gather(_ties(getattr(planner, "state_dict", {}), entries)))
-            planned = self._planned(entries, remote, ties, opened)
-            layout = planned.laid_out()
-            ranks.agree(versions=version("glft_schema"), plans=plan_digest(planned, layout))
+            entries, remote = ranks.of_first(self._entries), Remote()
+            tensors = _tensors_of(entries)
+            ties = _common_ties(ranks.gather(_ties(getattr(planner, "state_dict", {}), tensors)))
+            planned = self._planned(tensors, remote, ties, opened)
+            ranks.agree(versions=version("glft_schema"), plans=plan_digest(planned))
             exchange = Exchange(self._group, self._timeout)
-            holdings = Holdings({name: entry.chunks for name, entry in entries.items()})
-            _write(planned, layout, self.path, _Shared(held, entries, holdings, remote, exchange, ranks))
+            _write(planned, self.path, _Shared(held, tensors, Holdings.of(entries), remote, exchange, ranks))
         done: Future[list[WriteResult]] = Future()
         done.set_result([WriteResult(item.index, item.tensor_storage_size() or 0, None) for item in plan.items])
         return done
@@ -154,33 +141,47 @@ class StorageWriter(Writer):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Does nothing: the file is in its place."""
 
-    def _planned(self, entries: Mapping[str, _Entry], remote: Remote, ties: Mapping[str, str], opened: ExitStack) -> FilePlan:
+    def _planned(self, tensors: Tensors, remote: Remote, ties: Mapping[str, str], opened: ExitStack) -> FilePlan:
         """Returns the plan of the file, with tensors that `remote` reads."""
-        tensors = {name: remote.tensor(name, entry.shape, entry.dtype) for name, entry in entries.items()}
-        with only_planned() as plans:
-            self._save(tensors, ties, opened)
-        return plans[0]
-
-    def _save(self, tensors: Mapping[str, LazyTensor], ties: Mapping[str, str], opened: ExitStack) -> None:
+        lazy = {name: remote.tensor(name, shape, dtype) for name, (shape, dtype) in tensors.items()}
         if self._like is None:
-            stored = {name: replace(of_lazy(name, tensor), identity=ties.get(name)) for name, tensor in tensors.items()}
-            options = {**self._options, "importance": self._importance, "format": self._format}
-            save_file(stored, self.path, self._metadata, **options)
-            return
-        checkpoint = by_example(tensors, opened.enter_context(open(self._like)))
-        if self._recipe is not None:
-            quantize(checkpoint, self.path, self._recipe, importance=self._importance, override=self._metadata)
-            return
-        options = {**self._options, "importance": self._importance, "metadata": self._metadata}
-        convert(checkpoint, self.path, format=WITH_TYPES.name, measure=False, **options)
+            stored = {name: replace(of_lazy(name, tensor), identity=ties.get(name)) for name, tensor in lazy.items()}
+            return plan_file(stored, format_for(self.path, self._options.get("format")), self._metadata, self._options)
+        checkpoint = by_example(lazy, opened.enter_context(open(self._like)))
+        if self._recipe is None:
+            own: ConvertOptions = {**self._options, "metadata": self._metadata, "measure": False}  # type: ignore[typeddict-item]
+            return plan_conversion(checkpoint, WITH_TYPES, own)
+        given: QuantizeOptions = {"importance": self._options.get("importance"), "override": self._metadata}
+        plans, _ = plan_quantization(checkpoint, self.path, self._recipe, given)
+        return plans[self.path]
 
 
-class _Entry(NamedTuple):
-    """A tensor of the state dicts."""
+Tensors = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype, by name
 
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    chunks: list[Chunk]
+
+def entries_of(plans: Sequence[SavePlan]) -> Entries:
+    """Returns the tensors of all state dicts, in their order, as a list that JSON can hold.
+
+    Tensors that are cut in the same way, among the same ranks, share one list of chunks.
+    """
+    found: dict[str, tuple[Any, list[Chunk]]] = {name: (None, []) for plan in plans for name in plan.storage_data}
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}  # most chunks have the offsets and sizes of others
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            data, name = item.tensor_data, item.index.fqn
+            assert data is not None
+            offsets, sizes = (known.setdefault(part, part) for part in (tuple(data.chunk.offsets), tuple(data.chunk.sizes)))
+            found[name][1].append(Chunk(offsets, sizes, rank))
+            if found[name][0] is None:
+                found[name] = (tuple(data.size), str(data.properties.dtype).removeprefix("torch.")), found[name][1]
+    numbers: dict[tuple[Chunk, ...], int] = {}
+    tensors = [(name, *kind, numbers.setdefault(tuple(chunks), len(numbers))) for name, (kind, chunks) in found.items()]
+    return [[*numbers], tensors]
+
+
+def _tensors_of(entries: Entries) -> Tensors:
+    """Returns shape and dtype of each tensor."""
+    return {name: (tuple(shape), getattr(torch, dtype)) for name, shape, dtype, _ in entries[1]}
 
 
 class _Shared(NamedTuple):
@@ -188,7 +189,7 @@ class _Shared(NamedTuple):
 
     Attributes:
         held: this rank's parts of tensors, by name and offsets.
-        entries: all tensors, by name.
+        tensors: all of them.
         holdings: the ranks that hold each part.
         remote: the tensors that the plan reads.
         exchange: sends and receives messages.
@@ -196,7 +197,7 @@ class _Shared(NamedTuple):
     """
 
     held: Mapping[tuple[str, tuple[int, ...]], torch.Tensor]
-    entries: Mapping[str, _Entry]
+    tensors: Tensors
     holdings: Holdings
     remote: Remote
     exchange: Exchange
@@ -234,12 +235,12 @@ def _resolved(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     return found.detach()
 
 
-def _ties(state: Mapping[str, Any], entries: Mapping[str, _Entry]) -> list[Sequence[str]]:
+def _ties(state: Mapping[str, Any], tensors: Iterable[str]) -> list[Sequence[str]]:
     """Returns the names of tensors that share their memory on this rank. Raises TensorError for
     packed weights.
     """
     names: dict[Any, list[str]] = {}
-    for name in entries:
+    for name in tensors:
         tensor = state.get(name)
         if isinstance(tensor, torch.Tensor):
             if tensor in packed_tensors():
@@ -270,12 +271,12 @@ def _tasks(units: Sequence[Unit], spans: Sequence[Span], order: ByteOrder) -> li
     return tasks
 
 
-def _write(plan: FilePlan, layout: Layout, path: StrPath, shared: _Shared) -> None:
+def _write(plan: FilePlan, path: StrPath, shared: _Shared) -> None:
     """Writes a planned file whose tensors all ranks hold."""
-    ranks, spans = shared.ranks, spans_of(layout, plan.payloads)
+    ranks, layout, spans = shared.ranks, plan.layout, spans_of(plan.layout)
     tasks = [_tasks(dealt, spans, layout.order) for dealt in shares(units_in(spans, layout.nbytes), ranks.count)]
     key = ranks.of_first(secrets.token_hex(KEY // 2))
-    with opened_by_all(ranks, _written_once(path, key), partial_path(path, key), layout.nbytes) as fd:
+    with opened_by_all(ranks, path, key, layout.nbytes, resume=False) as fd:
         problem: Exception | None = None
         for number in range(max(map(len, tasks))):
             answers = _exchanged([of_rank[number] if number < len(of_rank) else None for of_rank in tasks], shared)
@@ -289,18 +290,6 @@ def _write(plan: FilePlan, layout: Layout, path: StrPath, shared: _Shared) -> No
             raise problem
         os.fsync(fd)
         ranks.gather(None)
-
-
-@contextmanager
-def _written_once(path: StrPath, key: str) -> Iterator[int]:
-    """Does as `resumable_write`, but removes the temporary file after an error."""
-    try:
-        with resumable_write(path, key) as fd:
-            yield fd
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(partial_path(path, key))
-        raise
 
 
 def _needed(task: _Task | None, remote: Remote) -> list[Request]:
@@ -334,11 +323,11 @@ def _exchanged(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, 
     for request, pieces in own:
         for piece in pieces:
             if piece.chunk.rank != shared.ranks.rank:
-                incoming[piece.chunk.rank] += piece.numbers * shared.entries[request.name].dtype.itemsize
+                incoming[piece.chunk.rank] += piece.numbers * shared.tensors[request.name][1].itemsize
     received = shared.exchange.messages({rank: torch.cat(parts) for rank, parts in outgoing.items()}, incoming)
     answers = {}
     for request, pieces in own:
-        dtype = shared.entries[request.name].dtype
+        dtype = shared.tensors[request.name][1]
         answers[request] = torch.empty(request.shape, dtype=dtype)
         for piece in pieces:
             target = answers[request][piece.wanted]

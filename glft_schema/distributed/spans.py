@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice, takewhile
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.costs import cost
 from glft_schema.distributed.units import Part, Unit, units_of
 from glft_schema.files.layout import Layout
+from glft_schema.tensors.region import Payload
 from glft_schema.weights.payloads import PlannedPayload, Source
 
 Seen = Callable[[PlannedPayload, slice, Source], None]
@@ -53,11 +54,14 @@ class Span(NamedTuple):
         return None if isinstance(self.content, bytes) else self.content.name
 
 
-def spans_of(layout: Layout, payloads: Mapping[str, PlannedPayload]) -> list[Span]:
-    """Returns the spans of a file, in order."""
-    spans = [Span(start, len(piece), piece) for start, piece in layout.pieces]
-    spans += [Span(start, payloads[name].nbytes, payloads[name]) for name, start in layout.starts.items()]
-    return sorted((span for span in spans if span.nbytes), key=lambda span: span.start)
+def spans_of(layout: Layout) -> list[Span]:
+    """Returns the spans of a planned file, in order, without padding that a new file has anyway."""
+    found = []
+    for start, nbytes, content in layout.spans:
+        content = content.content if isinstance(content, Payload) else content
+        if nbytes and isinstance(content, (bytes, PlannedPayload)):
+            found.append(Span(start, nbytes, content))
+    return found
 
 
 def units_in(spans: Sequence[Span], nbytes: int) -> list[Unit]:

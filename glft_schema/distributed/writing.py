@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from typing import NamedTuple
 
 from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.fingerprints import Inputs, digest, sha256_of
@@ -16,24 +17,23 @@ from glft_schema.distributed.ranks import TIMEOUT, Ranks
 from glft_schema.distributed.spans import Span, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
 from glft_schema.errors import FormatError, shown
-from glft_schema.files.layout import Layout
-from glft_schema.storage.atomic import open_own, partial_path, resumable_write
+from glft_schema.storage.atomic import atomic_write, open_own, partial_path
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import FilePlan, written_by
+from glft_schema.weights.save import FilePlan
 
 KEY = 16  # hexadecimal digits
 
 
 @contextmanager
-def together(inputs: Iterable[StrPath] = (), *, ranks: Ranks | None = None, timeout: float = TIMEOUT) -> Iterator[None]:
-    """Lets all ranks write each file of the block together: of `save_file`, `convert` and
-    `quantize`.
+def together(inputs: Iterable[StrPath] = (), *, ranks: Ranks | None = None, timeout: float = TIMEOUT) -> Iterator[Together]:
+    """Lets all ranks write files together: those of `save_file`, `convert` and `quantize` with the
+    option ``ranks``, which is what this yields.
 
     All ranks run the block, with equal arguments, on one file system. Each encodes and writes its
     share of the bytes. The file has the bytes that one process writes. If a rank fails, all raise,
-    the old file stays, and the next run goes on with what is finished; see `resumable_write`.
+    the old file stays, and the next run goes on with what is finished; see `atomic_write`.
 
     Args:
         inputs: files that are read, which must be the same on all ranks and not change.
@@ -46,39 +46,51 @@ def together(inputs: Iterable[StrPath] = (), *, ranks: Ranks | None = None, time
     """
     ranks = Ranks.of_process_group(timeout) if ranks is None else ranks
     with ranks.failing_together():
-        read = Inputs(inputs)
-        with written_by(lambda plan, path: write(plan, path, ranks, read)):
-            yield
+        yield Together(ranks, Inputs(inputs))
 
 
-def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Inputs) -> None:
-    """Writes a planned file together with the other ranks; see `together`."""
-    layout, source = plan.laid_out(), inputs.fingerprint
-    key = digest([plan_digest(plan, layout), *source.entries])[:KEY]
-    ranks.agree(versions=version("glft_schema"), inputs=str(source), plans=key)
-    spans = spans_of(layout, plan.payloads)
-    units = units_in(spans, layout.nbytes)
-    with opened_by_all(ranks, resumable_write(path, key), partial_path(path, key), layout.nbytes) as fd:
-        with Journals(path, key, ranks.rank) as journals:
-            known = {(start, stop): found for start, stop, *found in ranks.of_first(journals.read() if ranks.is_first else [])}
-            done = _verified(fd, [unit for unit in units if unit[:2] in known], known, spans, layout.order, ranks)
-            left = [unit for unit in units if unit[:2] not in done]
-            before, begun = layout.nbytes - sum(unit.stop - unit.start for unit in left), ranks.move(0)
+class Together(NamedTuple):
+    """Ranks that write files together, see `together`.
 
-            def look(moved: int, name: str = "") -> None:
-                if plan.progress and ranks.is_first:
-                    plan.progress(name, min((before + moved - begun) / max(layout.nbytes, 1), 1.0))
+    Attributes:
+        ranks: all of them.
+        inputs: the files that are read.
+    """
 
-            for run in runs(shares(left, ranks.count)[ranks.rank]):
-                origins = Origins(spans, layout.order)
-                for unit, name in finished(run, spans, _writing(fd, path, layout.order, origins)):
-                    inputs.check_unchanged()
-                    journals.add(unit, _sha256(fd, unit), origins.of_unit(unit))
-                    look(ranks.move(unit.stop - unit.start), name)
-        os.fsync(fd)
-        inputs.check_unchanged()
-        _gather_errors(plan.payloads, ranks, look, known=not done)
-        inputs.check_unchanged()  # others may have taken longer
+    ranks: Ranks
+    inputs: Inputs
+
+    def write(self, plan: FilePlan, path: StrPath) -> None:
+        """Writes a planned file."""
+        ranks, inputs, layout, source = self.ranks, self.inputs, plan.layout, self.inputs.fingerprint
+        key = digest([plan_digest(plan), *source.entries])[:KEY]
+        ranks.agree(versions=version("glft_schema"), inputs=str(source), plans=key)
+        spans = spans_of(layout)
+        units = units_in(spans, layout.nbytes)
+        with opened_by_all(ranks, path, key, layout.nbytes) as fd:
+            with Journals(path, key, ranks.rank) as journals:
+                found = ranks.of_first(journals.read() if ranks.is_first else [])
+                known = {(start, stop): hashes for start, stop, *hashes in found}
+                done = _verified(fd, [unit for unit in units if unit[:2] in known], known, spans, layout.order, ranks)
+                left = [unit for unit in units if unit[:2] not in done]
+                before, begun = layout.nbytes - sum(unit.stop - unit.start for unit in left), ranks.move(0)
+
+                def look(moved: int, name: str = "") -> None:
+                    if plan.progress and ranks.is_first:
+                        plan.progress(name, min((before + moved - begun) / max(layout.nbytes, 1), 1.0))
+
+                for run in runs(shares(left, ranks.count)[ranks.rank]):
+                    origins = Origins(spans, layout.order)
+                    for unit, name in finished(run, spans, _writing(fd, path, layout.order, origins)):
+                        inputs.check_unchanged()
+                        journals.add(unit, _sha256(fd, unit), origins.of_unit(unit))
+                        look(ranks.move(unit.stop - unit.start), name)
+            os.fsync(fd)
+            inputs.check_unchanged()
+            _gather_errors(plan.payloads, ranks, look, known=not done)
+            inputs.check_unchanged()  # others may have taken longer
+        for payload in plan.payloads.values():
+            payload.warn()
 
 
 def _gather_errors(payloads: Mapping[str, PlannedPayload], ranks: Ranks, look: Callable[[int], object], *, known: bool) -> None:
@@ -91,37 +103,41 @@ def _gather_errors(payloads: Mapping[str, PlannedPayload], ranks: Ranks, look: C
 
 
 @contextmanager
-def opened_by_all(ranks: Ranks, begun: AbstractContextManager[int], partial: str, nbytes: int) -> Iterator[int]:
-    """Opens a temporary file on all ranks. When the block ends, the file is in place for all.
+def opened_by_all(ranks: Ranks, path: StrPath, key: str, nbytes: int, *, resume: bool = True) -> Iterator[int]:
+    """Opens the temporary file of a key on all ranks. When the block ends, `path` is the new file
+    for all.
 
     Args:
         ranks: all ranks.
-        begun: makes the file and puts it in its place, on rank 0.
-        partial: path of the temporary file.
+        path: the file, which rank 0 begins and puts in its place.
+        key, resume: as for `atomic_write`.
         nbytes: of the file.
 
     Yields:
         A descriptor for reading and writing.
     """
     with ExitStack() as opened:
-        fd = opened.enter_context(begun) if ranks.is_first else -1
         if ranks.is_first:
+            fd = opened.enter_context(atomic_write(path, key, resume=resume)).fd
             os.truncate(fd, nbytes)
         ranks.gather(None)
         if not ranks.is_first:
-            fd = open_own(partial, os.O_RDWR)
+            fd = open_own(partial_path(path, key), os.O_RDWR)
             opened.callback(os.close, fd)
         yield fd
     ranks.gather(None)
 
 
-def plan_digest(plan: FilePlan, layout: Layout) -> str:
+def plan_digest(plan: FilePlan) -> str:
     """Returns the SHA-256 of all that decides about a file's bytes, except the tensors' values."""
     payloads = [
         (name, str(payload.type), payload.stored.shape, payload.stored.dtype, payload.measure, _importance(payload))
         for name, payload in plan.payloads.items()
     ]
-    return digest([version("glft_schema"), layout.nbytes, layout.starts, *layout.pieces, *payloads])
+    spans = spans_of(plan.layout)
+    heads = [span.content for span in spans if isinstance(span.content, bytes)]
+    places = [(span.start, span.nbytes, span.name) for span in spans]
+    return digest([version("glft_schema"), plan.layout.nbytes, *places, *heads, *payloads])
 
 
 def _importance(payload: PlannedPayload) -> str:

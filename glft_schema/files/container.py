@@ -14,11 +14,10 @@ from typing import Any
 import construct
 
 from glft_schema.codec.construct_errors import inside, our_errors
-from glft_schema.codec.context import Context, new_context
-from glft_schema.codec.rules import rule_sets
+from glft_schema.codec.context import Context
 from glft_schema.errors import FormatError, OptionError, TruncatedError, shown
 from glft_schema.files.file import File
-from glft_schema.files.layout import with_offsets
+from glft_schema.files.layout import lay_out, with_offsets
 from glft_schema.files.parsing import parse_partly, parse_source
 from glft_schema.files.shards import find_set, open_index, open_set
 from glft_schema.formats.format import Format
@@ -113,10 +112,9 @@ class ContainerConstruct(construct.Construct):
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Context, path: str) -> Any:
         with inside(path), our_errors():
             format, regions = _regions(obj)
-            rules = rule_sets(context._params.get("rules", ()))
+            rules = context._params.get("rules", ())
             limits = obj.limits if isinstance(obj, File) else current()
-            context = new_context(False, rules=rules, limits=limits)
-            format.struct._build(with_offsets(format, regions), Sink(stream), context, "(building)")
+            lay_out(format, with_offsets(format, regions), rules, limits).write(Sink(stream))
         return obj
 
 

@@ -4,94 +4,116 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import construct
+from construct.core import evaluate
 
 from glft_schema.codec.construct_errors import our_errors
-from glft_schema.codec.context import LITTLE, ByteOrder, new_context
+from glft_schema.codec.context import ByteOrder, Context, byte_order, new_context
+from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
-from glft_schema.codec.structs import member
+from glft_schema.codec.structs import Padding, member, unwrapped
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.formats.format import Format
-from glft_schema.limits import current
-from glft_schema.storage.tensor_bytes import Sink
-from glft_schema.tensors.region import payload_size
+from glft_schema.limits import Limits, current
+from glft_schema.storage.tensor_bytes import write_all
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensors.region import GapBytes, Payload, Zeros, fits, payload_size
+
+
+class Span(NamedTuple):
+    """Consecutive bytes of a file.
+
+    Attributes:
+        start: first byte.
+        nbytes: its size.
+        content: the bytes themselves, or what writes them.
+    """
+
+    start: int
+    nbytes: int
+    content: bytes | Payload | GapBytes | Zeros
 
 
 class Layout(NamedTuple):
-    """The bytes of a file to be written.
+    """A file to be written: everything is decided, and no payload is read yet.
 
     Attributes:
-        pieces: (first byte, bytes) of all that belongs to no payload.
-        starts: first byte of each payload, by the name of the tensor; without shared ones.
+        spans: all of its bytes, in order.
         order: byte order of the payloads.
         nbytes: of the file.
     """
 
-    pieces: tuple[tuple[int, bytes], ...]
-    starts: Mapping[str, int]
+    spans: tuple[Span, ...]
     order: ByteOrder
     nbytes: int
 
+    @property
+    def head(self) -> bytes:
+        """The bytes before the first payload."""
+        first = self.spans[0].content if self.spans else b""
+        return first if isinstance(first, bytes) else b""
 
-ABSENT = bytes(1 << 20)  # stands for bytes of payloads
-
-
-class _Absent:
-    """Stands for a payload, and notes its first byte."""
-
-    def __init__(self, payload: Any, stream: Sink, starts: dict[str, int], orders: set[ByteOrder]) -> None:
-        self.nbytes = int(payload.nbytes)
-        self._name, self._stream, self._starts, self._orders = payload.name, stream, starts, orders
-
-    def pieces(self, order: ByteOrder) -> Iterator[memoryview]:
-        self._starts[self._name] = self._stream.tell()
-        self._orders.add(order)
-        for start in range(0, self.nbytes, len(ABSENT)):
-            yield memoryview(ABSENT)[: self.nbytes - start]
+    def write(self, stream: Any) -> None:
+        """Writes the file to a stream, one payload at a time. Raises as `TensorData` builds."""
+        for span in self.spans:
+            write_all(stream, span.content) if isinstance(span.content, bytes) else span.content.write(stream)
 
 
-class _Pieces:
-    """A stream that keeps what is written, except payloads that are not there."""
+class _Recorder:
+    """A stream that keeps bytes, and the spans of what is not written yet."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[int, bytearray]] = []
-        self._at = self._end = 0  # of what is written, and of what is kept
+        self.spans: list[Span] = []
+        self._bytes = bytearray()
+        self._at = 0
 
-    def write(self, data: memoryview) -> int:
-        if data.obj is not ABSENT:
-            if self._end < self._at or not self.found:
-                self.found.append((self._at, bytearray()))
-            self.found[-1][1].extend(data)
-            self._end = self._at + data.nbytes
-        self._at += data.nbytes
-        return data.nbytes
+    def write(self, data: bytes | memoryview) -> int:
+        self._bytes += data
+        self._at += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._at
+
+    def place(self, content: Payload | GapBytes | Zeros) -> None:
+        """Reserves bytes for a payload or padding."""
+        if isinstance(content, Zeros) and content.nbytes < len(NO_BYTES):
+            self.write(NO_BYTES[: content.nbytes])
+            return
+        self.end()
+        self.spans.append(Span(self._at, content.nbytes, content))
+        self._at += content.nbytes
+
+    def end(self) -> None:
+        """Ends the span of bytes."""
+        if self._bytes:
+            self.spans.append(Span(self._at - len(self._bytes), len(self._bytes), bytes(self._bytes)))
+            self._bytes.clear()
 
 
-def laid_out(format: Format, regions: Mapping[str, Any], rules: Any) -> Layout:
+NO_BYTES = bytes(1 << 12)  # padding that is kept as bytes
+
+
+def lay_out(format: Format, regions: Mapping[str, Any], rules: Any = (), limits: Limits | None = None) -> Layout:
     """Returns the layout of a file, without a byte of its payloads.
 
     Args:
         format: the format of the regions.
-        regions: by name, with offsets; see `with_offsets`. Payloads have a `name` and `nbytes`.
+        regions: by name, with offsets; see `with_offsets`.
         rules: rule sets that the file must satisfy.
+        limits: by default the caller's.
 
     Raises:
         FormatError: if the file cannot be built.
     """
-    kept = _Pieces()
-    stream, starts, orders = Sink(kept), dict[str, int](), set[ByteOrder]()
-    absent = {name: _Absent(payload, stream, starts, orders) for name, payload in regions["data"].items()}
-    shared = {payload.name: absent[payload.name] for payload in regions["data"].values()}
-    payloads = {name: shared[payload.name] for name, payload in regions["data"].items()}
-    context = new_context(False, rules=rule_sets(rules), limits=current())
+    stream, context = _Recorder(), new_context(False, rules=rule_sets(rules), limits=limits or current())
     with our_errors():
-        format.struct._build({**regions, "data": payloads}, stream, context, "(building)")
-    return Layout(
-        tuple((at, bytes(piece)) for at, piece in kept.found), starts, orders.pop() if orders else LITTLE, stream.tell()
-    )
+        format.struct._build(regions, stream, context, "(building)")
+    stream.end()
+    return Layout(tuple(stream.spans), byte_order(context), stream.tell())
 
 
 def with_offsets(
@@ -125,25 +147,55 @@ def with_offsets(
         raise FormatError(problem, format.table)
     before = {region: value for region, value in regions.items() if region != "data"}
     table = [{**row, "offset": 0} for row in rows]
-    start, context = measured(format, {**before, format.table: table})
-    alignment = math.lcm(alignment, context.get("alignment", 1))
-    sizes = {
-        row["name"]: payload_size((regions.get("data") or {}).get(row["name"]), built)
-        for row, built in zip(rows, context[format.table], strict=True)
-        if row["name"] not in (aliases or {})
-    }
+    start, step, sizes = 0, _known_step(format, regions, alignment), _known_sizes(format, rows)
+    known = step is not None and sizes is not None
+    if step is None or sizes is None:
+        start, context = measured(format, {**before, format.table: table})
+        step, payloads = math.lcm(alignment, context.get("alignment", 1)), regions.get("data") or {}
+        sizes = [payload_size(payloads.get(row["name"]), row) for row in context[format.table]]
     first = start
     while True:
-        positions = _positions(sizes, first, alignment)
-        table = [{**row, "offset": positions[(aliases or {}).get(row["name"], row["name"])] - start} for row in rows]
+        positions = _positions(rows, sizes, first, step, aliases or {})
+        table = [{**row, "offset": position - start} for row, position in zip(rows, positions, strict=True)]
         found = {"data": {}, **regions, format.table: table}
-        if alignment == 1 or _has_size(member(format.row, "offset")):
+        if known or step == 1 or _has_size(member(format.row, "offset")):
             return found
         before_payloads, _ = measured(format, {**before, format.table: table})  # offsets in text change its length
         if before_payloads == start:
             return found
-        first = max(first, before_payloads) + (alignment if before_payloads < start else 0)  # not to alternate
+        first = max(first, before_payloads) + (step if before_payloads < start else 0)  # not to alternate
         start = before_payloads
+
+
+def _known_step(format: Format, regions: Mapping[str, Any], alignment: int) -> int | None:
+    """Returns a number at whose multiples all payloads and their region begin, or None if building
+    the regions before them must tell."""
+    declared = format.field("alignment")
+    if declared is None:
+        return 1 if alignment == 1 else None
+    name, padding = next((part.name, unwrapped(part)) for part in reversed(format.head.subcons) if part.name)
+    if not isinstance(padding, Padding) or regions.get(name) is not None:
+        return None
+    metadata = regions.get("metadata") or {}
+    if metadata and not isinstance(metadata, TypedMetadata):
+        return None
+    try:
+        step = declared.value(Context(metadata=metadata))
+    except (KeyError, AttributeError):  # depends on other fields
+        return None
+    is_padded = isinstance(step, int) and step > 0 and evaluate(padding.to, Context(alignment=step)) == step
+    return step if is_padded and step % alignment == 0 else None
+
+
+def _known_sizes(format: Format, rows: Sequence[Any]) -> list[int] | None:
+    """Returns the bytes of each row's payload if each row has a type that can hold it, or None."""
+    sizes = []
+    for row in rows:
+        type_, shape = row.get("dtype"), tuple(format.dims_of(row.get("dims", [])))
+        if not isinstance(type_, TensorType) or not type_.is_known or not fits(type_, shape):
+            return None
+        sizes.append(type_.nbytes(shape))
+    return sizes
 
 
 def measured(format: Format, regions: Mapping[str, Any]) -> tuple[int, Any]:
@@ -154,13 +206,14 @@ def measured(format: Format, regions: Mapping[str, Any]) -> tuple[int, Any]:
     return stream.tell(), context
 
 
-def _positions(sizes: Mapping[str, int], end: int, alignment: int) -> dict[str, int]:
-    """Returns the position of each payload; the first one is not before `end`."""
-    positions = {}
-    for name, nbytes in sizes.items():
-        positions[name] = -(-end // alignment) * alignment
-        end = positions[name] + nbytes
-    return positions
+def _positions(rows: Sequence[Any], sizes: Sequence[int], end: int, step: int, aliases: Mapping[str, str]) -> list[int]:
+    """Returns the position of each row's payload; the first one is not before `end`."""
+    positions: dict[Any, int] = {}
+    for row, nbytes in zip(rows, sizes, strict=True):
+        if row["name"] not in aliases:
+            positions[row["name"]] = -(-end // step) * step
+            end = positions[row["name"]] + nbytes
+    return [positions[aliases.get(row["name"], row["name"])] for row in rows]
 
 
 def _has_size(field: construct.Construct) -> bool:

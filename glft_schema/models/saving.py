@@ -70,8 +70,14 @@ def save(
         tensors = as_lazy(stored_tensors(model))
         own = {name: replace(tensor, transposed=_transposed(model, name, tensor)) for name, tensor in tensors.items()}
         checkpoint = by_example(own, file, family)
-        options: dict[str, Any] = {"importance": importance, "allow_requantize": allow_requantize}
-        return convert(checkpoint, path, format=WITH_TYPES.name, measure=False, **options)
+        return convert(
+            checkpoint,
+            path,
+            format=WITH_TYPES.name,
+            measure=False,
+            importance=importance,
+            allow_requantize=allow_requantize,
+        )
 
 
 def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | None = None) -> Checkpoint:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import Part, Progress, Results, bytes_by_type, counted, records_table, size_text, with_display
@@ -22,12 +22,16 @@ from glft_schema.quantizer.rules import Model, Recipe
 from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, opened
-from glft_schema.weights.convert import convert
+from glft_schema.weights.convert import ConvertOptions, plan_conversion
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
+from glft_schema.weights.save import FilePlan, Writer
 from glft_schema.weights.schemes import Chosen
 from glft_schema.weights.similar_keys import warn_of_slips
-from glft_schema.words import suggestion
+from glft_schema.words import check_options, suggestion
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @with_display
@@ -77,41 +81,13 @@ class Quantized(Sequence[WrittenTensor]):
         yield records_table("tensors", self.tensors)
 
 
-def quantize(
-    source: StrPath | Checkpoint,
-    out: StrPath,
-    recipe: StrPath | int | Recipe,
-    *,
-    importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None = None,
-    imatrix_keys: bool = True,
-    include_weights: str | Iterable[str] = (),
-    exclude_weights: str | Iterable[str] = (),
-    tensor_types: Mapping[str, str] | Sequence[tuple[str, str]] = (),
-    output_tensor_type: str | None = None,
-    token_embedding_type: str | None = None,
-    leave_output_tensor: bool = False,
-    pure: bool = False,
-    allow_requantize: bool = False,
-    keep_split: bool = False,
-    like: StrPath | None = None,
-    override: Mapping[str, Any] | None = None,
-    dry_run: bool = False,
-    progress: Progress | None = None,
-    converter: StrPath | None = None,
-    trust_remote_code: bool = False,
-) -> Quantized:
-    """Quantizes a model to a GGUF file by one of llama-quantize's file types.
+class QuantizeOptions(TypedDict, total=False):
+    """Options of `quantize`, with the names of llama-quantize's.
 
-    The file has the bytes of the one that llama.cpp's ``llama_model_quantize`` writes, except that
-    it keeps an alignment other than 32. Options have the names of llama-quantize's.
-
-    Args:
-        source: the model, a GGUF file or a set, or a Hugging Face folder of a known family; or any
-            checkpoint with a GGUF file's metadata.
-        out: the file to write.
-        recipe: a file type such as ``Q4_K_M``, its code, the path of a recipe file, or a `Recipe`.
+    Attributes:
         importance: an importance matrix, its file, or float32 [columns] by tensor.
-        imatrix_keys: add the keys ``quantize.imatrix.*``, which tell where the matrix is from.
+        imatrix_keys: add the keys ``quantize.imatrix.*``, which tell where the matrix is from; on
+            by default.
         include_weights: use the importance of tensors only whose name contains one of these texts.
         exclude_weights: use no importance of tensors whose name contains one of these texts.
         tensor_types: regular expressions with types. The first that is found in a name wins over
@@ -129,6 +105,43 @@ def quantize(
         progress: called after each tensor with its name and the share written, from 0 to 1.
         converter: llama.cpp's converter, as for `convert`.
         trust_remote_code: as for `convert`.
+        ranks: processes that write the file together; see `glft_schema.distributed.together`.
+    """
+
+    importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None
+    imatrix_keys: bool
+    include_weights: str | Iterable[str]
+    exclude_weights: str | Iterable[str]
+    tensor_types: Mapping[str, str] | Sequence[tuple[str, str]]
+    output_tensor_type: str | None
+    token_embedding_type: str | None
+    leave_output_tensor: bool
+    pure: bool
+    allow_requantize: bool
+    keep_split: bool
+    like: StrPath | None
+    override: Mapping[str, Any] | None
+    dry_run: bool
+    progress: Progress | None
+    converter: StrPath | None
+    trust_remote_code: bool
+    ranks: Writer | None
+
+
+def quantize(
+    source: StrPath | Checkpoint, out: StrPath, recipe: StrPath | int | Recipe, **options: Unpack[QuantizeOptions]
+) -> Quantized:
+    """Quantizes a model to a GGUF file by one of llama-quantize's file types.
+
+    The file has the bytes of the one that llama.cpp's ``llama_model_quantize`` writes, except that
+    it keeps an alignment other than 32.
+
+    Args:
+        source: the model, a GGUF file or a set, or a Hugging Face folder of a known family; or any
+            checkpoint with a GGUF file's metadata.
+        out: the file to write.
+        recipe: a file type such as ``Q4_K_M``, its code, the path of a recipe file, or a `Recipe`.
+        options: see `QuantizeOptions`.
 
     Returns:
         Types and sizes.
@@ -140,61 +153,83 @@ def quantize(
             matrix, or the source is quantized already.
         FormatError, TensorError, OSError: as `convert`.
     """
-    recipe = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
-    mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
-    with opened(source, (), WITH_TYPES, like, mapping) as checkpoint:
-        model = prepared(checkpoint, importance, include_weights, exclude_weights)
-        stored = model.tensors
-        added = model.added(recipe, override, imatrix_keys=imatrix_keys)
-        entries = model.entries(added)
-        chooser = RecipeTypes(
-            recipe,
-            Model.of(entries, stored, model.has_importance),
-            patterns=patterns_of(tensor_types),
-            output_type=output_tensor_type,
-            embedding_type=token_embedding_type,
-            keep_output=leave_output_tensor,
-            pure=pure,
-            allow_requantize=allow_requantize,
-            in_order=keep_split,
-            keep_floats=model.keeps_floats,
-            dry_run=dry_run,
-        )
-        groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
-        choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
-        notes = [f"no tensor gets its type by the pattern {shown(pattern)}" for pattern in chooser.unused([*stored])]
-        weights = sum(tensor.numel for tensor in stored.values())
-        if dry_run:
-            payloads = (PlannedPayload(name, stored[name], choice) for name, choice in choices.items())
-            planned = Results((payload.written() for payload in payloads), "tensor")
-            refused = tuple(chooser.problems.values())
-            notes = [*(f"would be refused: {problem}" for problem in refused), *notes]
-            return Quantized(recipe, planned, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
-        warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
-        written = Results[WrittenTensor](noun="tensor")
-        paths, metadata = [out], [entries]
-        if keep_split:
-            paths, metadata = _parts(out, entries, groups)
-        with new_files(paths if keep_split else ()) as begun:
-            for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
-                part = {name: stored[name] for name in group}
-                chosen = Chosen({name: choice for name, choice in choices.items() if name in part})
-                share = _share_of(progress, number, len(paths)) if progress else None
-                if keep_split:
-                    begun.append(path)
-                written += convert(
-                    checkpoint._replace(tensors=part, metadata=metadata[number]),
-                    path,
-                    schemes=chosen,
-                    format=WITH_TYPES.name,
-                    progress=share,
-                    measure=False,
-                )
-        return Quantized(recipe, written, weights, tuple(notes), (), checkpoint.family, checkpoint.converter)
+    check_options(quantize, options, QuantizeOptions)
+    recipe = as_recipe(recipe)
+    converter, trusted = options.get("converter"), options.get("trust_remote_code", False)
+    mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trusted)
+    with opened(source, (), WITH_TYPES, options.get("like"), mapping) as checkpoint:
+        plans, result = plan_quantization(checkpoint, out, recipe, options)
+        if options.get("dry_run"):
+            return result
+        with new_files([*plans] if options.get("keep_split") else ()) as begun:
+            written: list[WrittenTensor] = []
+            for path, plan in plans.items():
+                begun.append(path)
+                written += plan.write(path)
+        return replace(result, tensors=Results(written, "tensor"))
 
 
-def _recipe(recipe: StrPath | int) -> Recipe:
-    """Returns the recipe of a name, a code or a file. Raises OptionError if there is none."""
+def plan_quantization(
+    checkpoint: Checkpoint, out: StrPath, recipe: Recipe, options: QuantizeOptions
+) -> tuple[dict[StrPath, FilePlan], Quantized]:
+    """Plans the files that `quantize` writes from an open checkpoint, and its result but for what
+    writing tells. Errors and warnings are those of `quantize`.
+
+    Args:
+        checkpoint: the source.
+        out: the file to write, or the prefix of a set.
+        recipe: for the types.
+        options: those about opening the source are ignored.
+
+    Returns:
+        The plans, by path; none for a dry run.
+    """
+    include, exclude = options.get("include_weights", ()), options.get("exclude_weights", ())
+    model = prepared(checkpoint, options.get("importance"), include, exclude)
+    stored, dry_run, keep_split = model.tensors, options.get("dry_run", False), options.get("keep_split", False)
+    added = model.added(recipe, options.get("override"), imatrix_keys=options.get("imatrix_keys", True))
+    entries = model.entries(added)
+    chooser = RecipeTypes(
+        recipe,
+        Model.of(entries, stored, model.has_importance),
+        patterns=patterns_of(options.get("tensor_types", ())),
+        output_type=options.get("output_tensor_type"),
+        embedding_type=options.get("token_embedding_type"),
+        keep_output=options.get("leave_output_tensor", False),
+        pure=options.get("pure", False),
+        allow_requantize=options.get("allow_requantize", False),
+        in_order=keep_split,
+        keep_floats=model.keeps_floats,
+        dry_run=dry_run,
+    )
+    groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
+    choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
+    notes = [f"no tensor gets its type by the pattern {shown(pattern)}" for pattern in chooser.unused([*stored])]
+    refused = tuple(chooser.problems.values())
+    notes = [*(f"would be refused: {problem}" for problem in refused), *notes]
+    planned = (PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items())
+    weights = sum(tensor.numel for tensor in stored.values())
+    results = Results(planned, "tensor")
+    result = Quantized(recipe, results, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
+    if dry_run:
+        return {}, result
+    warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=4)
+    paths, metadata = _parts(out, entries, groups) if keep_split else ([out], [entries])
+    plans, progress = dict[StrPath, FilePlan](), options.get("progress")
+    for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
+        part: dict[str, Any] = {name: stored[name] for name in group}
+        chosen = Chosen({name: choice for name, choice in choices.items() if name in part})
+        of_part = checkpoint._replace(tensors=part, metadata=metadata[number])
+        own: ConvertOptions = {"schemes": chosen, "measure": False, "ranks": options.get("ranks")}
+        own["progress"] = _share_of(progress, number, len(paths)) if progress else None
+        plans[path] = plan_conversion(of_part, WITH_TYPES, own)
+    return plans, result
+
+
+def as_recipe(recipe: StrPath | int | Recipe) -> Recipe:
+    """Returns a recipe, or that of a name, code or file. Raises OptionError if there is none."""
+    if isinstance(recipe, Recipe):
+        return recipe
     with suppress(OptionError):
         return recipe_named(recipe)
     if isinstance(recipe, os.PathLike) or (isinstance(recipe, str) and os.path.isfile(recipe)):

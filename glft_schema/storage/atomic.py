@@ -10,7 +10,8 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, BinaryIO, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.storage.source import Source, StrPath, path_text
@@ -18,6 +19,7 @@ from glft_schema.storage.source import Source, StrPath, path_text
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
 BLOCK = 1 << 21  # bytes per write: the size of a huge page on common processors
+OPEN_BLOCKS = 8  # unfinished blocks of a file: payloads have at most 8 fields
 CREATED = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW  # never a file or link that is there
 OTHERS = stat.S_IWGRP | stat.S_IWOTH  # permissions to write of others
 TEMPORARY = r"[0-9a-f]{8}\.tmp"  # ends of the names of temporary files
@@ -25,7 +27,7 @@ RESUMABLE = r"[0-9a-f]{16}\.([0-9]+\.)?part"
 
 
 @contextmanager
-def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
+def atomic_write(path: StrPath, key: str = "", *, resume: bool = True) -> Iterator[OutputFile]:
     """Opens a temporary file for writing and renames it to `path` when the block ends.
 
     The order is write, fsync, close, rename, fsync of the folder. If a step before the last fails,
@@ -36,78 +38,67 @@ def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
     The next write to `path` removes it. Locks tell files in use from abandoned ones. If locks are
     local to a machine, one of two machines that write to `path` at once may get an error.
 
-    It also removes the temporary files of `resumable_write`.
-
     The new file gets mode, owner and group of the old one if the system permits, otherwise the
     umask applies. A symbolic link is followed and stays a link. Other hard links keep the old file.
 
-    Raises:
-        OSError: from the system, with errno and `path`. Raised before the block begins if the
-            folder is missing or not writable, or `path` is not a regular file.
-    """
-    folder = None
-    with ExitStack() as opened:
-        with _naming(path):
-            target, old = _find(path)
-            with suppress(PermissionError):  # a folder may be writable but not readable
-                folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)
-                opened.callback(_attempt, os.close, folder)
-            temporary, file = _create_beside(target)
-            opened.callback(_attempt, os.unlink, temporary)  # fails after the rename
-            opened.callback(_attempt, file.close)
-            lock = os.dup(file.fileno())  # holds the lock until after the rename
-            opened.callback(_attempt, os.close, lock)
-            if old:
-                _copy_owner_and_mode(lock, old)
-        stream = _Stream(file, path)
-        yield stream
-        stream.flush()
-        with _naming(path):
-            os.fsync(lock)
-            file.close()
-            os.replace(temporary, target)
-            if folder is not None:
-                _sync_folder(folder)
-
-
-@contextmanager
-def resumable_write(path: StrPath, key: str) -> Iterator[int]:
-    """Opens the temporary file ``.NAME.KEY.part`` and renames it to `path` when the block ends.
-
-    If the block raises, or the process is killed, the temporary file and others that begin with
-    ``.NAME.KEY.`` remain, and the next call with `key` goes on with them. A call with another key
-    removes them unless they are in use, and so does `atomic_write`. Until it is renamed, only this
-    user can read and write the file. A file that others could have written is refused.
+    With a key, the temporary file is ``.NAME.KEY.part``, which other processes can find. Until it
+    is renamed, only this user can read and write it, and a file that others could have written is
+    refused. If the block raises, or the process is killed, it and others that begin with
+    ``.NAME.KEY.`` remain, and the next call with `key` goes on with them. A call with another key,
+    or with none, removes them unless they are in use.
 
     Args:
         path: the file to write.
-        key: 16 hexadecimal digits that stand for the new file's content.
-
-    Yields:
-        A descriptor of the temporary file, for reading and writing.
+        key: 16 hexadecimal digits that stand for the new file's content, or empty.
+        resume: whether a temporary file with a key remains after an error.
 
     Raises:
-        OptionError: if another process is writing this file; as `open_own`.
-        OSError: as `atomic_write`.
+        OptionError: if another process is writing a file with this key; as `open_own`.
+        OSError: from the system, with errno and `path`. Raised before the block begins if the
+            folder is missing or not writable, or `path` is not a regular file.
     """
-    with _naming(path):
-        target, old = _find(path)
-        fd = _open_locked(partial_path(path, key))
-    try:
-        if fd is None:
-            raise OptionError(f"expected no other process that writes {os.path.basename(target)!r}, found one")
-        folder, name = os.path.split(target)
-        _remove_abandoned(folder, _start(name), key)
-        yield fd
+    handle = None
+    with ExitStack() as opened:
         with _naming(path):
-            _copy_owner_and_mode(fd, old or _created_in(folder, _start(name)).status)
-            os.fsync(fd)
-            os.replace(partial_path(path, key), target)
-            _attempt(_sync_path, folder)
-        _remove_abandoned(folder, _start(name))
-    finally:
-        if fd is not None:
-            os.close(fd)
+            target, old = _find(path)
+            folder, name = os.path.split(target)
+            with suppress(PermissionError):  # a folder may be writable but not readable
+                handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                opened.callback(_attempt, os.close, handle)
+            temporary, fd = _open_partial(target, key) if key else _create_beside(target)
+            if not (key and resume):
+                opened.callback(_attempt, os.unlink, temporary)  # fails after the rename
+            file = io.FileIO(fd, "r+")
+            opened.callback(_attempt, file.close)
+            lock = os.dup(fd)  # holds the lock until after the rename
+            opened.callback(_attempt, os.close, lock)
+            if old and not key:
+                _copy_owner_and_mode(lock, old)
+        stream = OutputFile(fd, path)
+        yield stream
+        stream.flush()
+        with _naming(path):
+            if key:
+                _copy_owner_and_mode(lock, old or _created_in(folder, _start(name)).status)
+            os.fsync(lock)
+            file.close()
+            os.replace(temporary, target)
+            if handle is not None:
+                _sync_folder(handle)
+        if key:
+            _remove_abandoned(folder, _start(name))
+
+
+def _open_partial(target: str, key: str) -> tuple[str, int]:
+    """Opens and locks the temporary file of a key, new or of an earlier run, and removes those of
+    other keys. Returns its path and descriptor."""
+    folder, name = os.path.split(target)
+    temporary = partial_path(target, key)
+    fd = _open_locked(temporary)
+    if fd is None:
+        raise OptionError(f"expected no other process that writes {name!r}, found one")
+    _remove_abandoned(folder, _start(name), key)
+    return temporary, fd
 
 
 def _open_locked(path: str) -> int | None:
@@ -198,8 +189,8 @@ def _created_in(folder: str, start: str) -> _Created:
 
 
 def partial_path(path: StrPath, key: str, part: str = "") -> str:
-    """Returns the path of the temporary file of `resumable_write`, or of another one with `part` in
-    its name."""
+    """Returns the path of the temporary file with a key, see `atomic_write`, or of another one with
+    `part` in its name."""
     folder, name = os.path.split(os.path.realpath(path))
     return os.path.join(folder, f"{_start(name)}{key}.{part + '.' if part else ''}part")
 
@@ -233,33 +224,52 @@ def _naming(path: StrPath) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 
-class _Stream(io.BufferedWriter):
-    """The temporary file as a stream; its errors name the final path.
+class OutputFile:
+    """A file that is written at any positions; errors name the final path.
 
     The system gets whole aligned blocks from resident memory, so it can cache the file in large
     pages, and page faults of a later map take a tenth of the time. The data passed to `write` may
     itself be a map whose pages are not loaded yet.
+
+    Attributes:
+        fd: its descriptor.
+
+    Args:
+        fd: as above; stays open.
+        path: the path that errors name.
     """
 
-    def __init__(self, raw: io.FileIO, path: StrPath) -> None:
-        super().__init__(raw, BLOCK + 1)  # larger than a block, so that blocks are copied, not passed through
-        self._path = path
-        self._fd = raw.fileno()
-        self._filled = 0  # bytes in the current block
+    def __init__(self, fd: int, path: StrPath) -> None:
+        self.fd, self._path, self._at = fd, path, 0
+        self._blocks: dict[int, _Block] = {}  # unfinished ones, by number
+        self._spare: list[bytearray] = []
 
     def write(self, data: Any) -> int:
+        """Writes all of `data` at the position, and returns the number of bytes."""
+        nbytes = self.write_at(self._at, data)
+        self._at += nbytes
+        return nbytes
+
+    def write_at(self, start: int, data: Any) -> int:
+        """Writes all of `data` from byte `start` on, and returns the number of bytes."""
         left = memoryview(data).cast("B")
-        with _naming(self._path):
-            while left:
-                n = super().write(left[: BLOCK - self._filled])
-                self._filled, left = self._filled + n, left[n:]
-                if self._filled == BLOCK:
-                    self._filled = 0
-                    super().flush()
-        return memoryview(data).nbytes
+        nbytes = len(left)
+        while left:
+            number, first = divmod(start, BLOCK)
+            part = left[: BLOCK - first]
+            block = self._blocks.get(number)
+            if block is None or block.stop != first:
+                self._end_block(number if block else None)
+                block = self._blocks[number] = _Block(self._spare.pop() if self._spare else bytearray(BLOCK), first, first)
+            block.stop = first + len(part)
+            block.data[first : block.stop] = part
+            if block.stop == BLOCK:
+                self._end_block(number)
+            start, left = start + len(part), left[len(part) :]
+        return nbytes
 
     def copy_from(self, source: Source, start: int, nbytes: int) -> int:
-        """Lets the system copy bytes of a source, unless they are few.
+        """Lets the system copy bytes of a source to the position, unless they are few.
 
         Returns:
             The number of bytes copied, see `Source.copy_to`.
@@ -267,17 +277,47 @@ class _Stream(io.BufferedWriter):
         if nbytes < BLOCK:
             return 0
         self.flush()
-        copied = source.copy_to(self._fd, start, nbytes)
-        self._filled = (self._filled + copied) % BLOCK
+        with _naming(self._path):
+            os.lseek(self.fd, self._at, os.SEEK_SET)
+        copied = source.copy_to(self.fd, start, nbytes)
+        self._at += copied
         return copied
 
-    def flush(self) -> None:
-        with _naming(self._path):
-            super().flush()
+    def tell(self) -> int:
+        """Returns the position."""
+        return self._at
 
-    def fileno(self) -> int:
-        """Refuses: numpy would write through C streams, which lose errors on close."""
-        raise io.UnsupportedOperation("an atomic write exposes no file descriptor")
+    def seek(self, position: int) -> None:
+        """Moves the position, counted from the start."""
+        self._at = position
+
+    def flush(self) -> None:
+        """Gives all bytes to the system."""
+        for number in [*self._blocks]:
+            self._end_block(number)
+
+    def _end_block(self, number: int | None) -> None:
+        """Writes an unfinished block; for None the oldest one, if there are too many."""
+        if number is None:
+            if len(self._blocks) < OPEN_BLOCKS:
+                return
+            number = next(iter(self._blocks))
+        block = self._blocks.pop(number)
+        left, position = memoryview(block.data)[block.start : block.stop], number * BLOCK + block.start
+        with _naming(self._path):
+            while left:
+                written = os.pwrite(self.fd, left, position)
+                left, position = left[written:], position + written
+        self._spare.append(block.data)
+
+
+@dataclass
+class _Block:
+    """An unfinished block: `data` has its bytes from `start` to `stop`."""
+
+    data: bytearray
+    start: int
+    stop: int
 
 
 def _find(path: StrPath) -> tuple[str, os.stat_result | None]:
@@ -295,8 +335,9 @@ def _find(path: StrPath) -> tuple[str, os.stat_result | None]:
     return os.path.realpath(name, strict=old is not None), old
 
 
-def _create_beside(target: str) -> tuple[str, io.FileIO]:
-    """Creates and locks a temporary file in the folder of `target`. Returns its path and file."""
+def _create_beside(target: str) -> tuple[str, int]:
+    """Creates and locks a temporary file in the folder of `target`. Returns its path and
+    descriptor."""
     folder, name = os.path.split(target)
     start = _start(name)
     _remove_abandoned(folder, start)
@@ -304,7 +345,7 @@ def _create_beside(target: str) -> tuple[str, io.FileIO]:
         path, fd = _create(folder, start)
         try:
             if lock(fd) and os.path.lexists(path):
-                return path, io.FileIO(fd, "w")
+                return path, fd
         except BaseException:
             _attempt(os.close, fd)
             _attempt(os.unlink, path)
@@ -342,7 +383,7 @@ def _remove_abandoned(folder: str, start: str, kept: str = "") -> None:
     Args:
         folder: their folder.
         start: of their names.
-        kept: the key of those that are kept; see `resumable_write`.
+        kept: the key of those that are kept; see `atomic_write`.
     """
     others = rf"(?!{kept}\.)" if kept else ""
     temporary = re.compile(rf"{re.escape(start)}({TEMPORARY}|{others}{RESUMABLE})")

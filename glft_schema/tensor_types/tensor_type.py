@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
@@ -24,7 +25,7 @@ from glft_schema.scalar.layout import Field, Layout
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
-from glft_schema.tensor_types.engine.chunks import Fault, Rows, matrix, quantize_chunks, spread_importance
+from glft_schema.tensor_types.engine.chunks import Fault, matrix, quantize_chunks, spread_importance
 from glft_schema.tensor_types.engine.functions import Encoder, Formula, is_scalar
 from glft_schema.tensor_types.engine.memory import new_memory
 
@@ -255,23 +256,26 @@ class TensorType:
     @outside_graphs
     def encode(
         self,
-        tensor: torch.Tensor | Rows,
+        tensor: torch.Tensor,
         name: str,
         *,
         importance: torch.Tensor | None = None,
         watch: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None] | None = None,
+        lost: Counter[str] | None = None,
     ) -> dict[str, torch.Tensor]:
         """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its
         device.
 
         Args:
-            tensor: the numbers, or a reader of their rows.
+            tensor: the numbers.
             name: the tensor's name in errors and warnings.
             importance: the weight of an error in each column: one number per index of the last dim,
                 or for a stack of matrices as many for each matrix; see
                 `glft_schema.read_importance`. Ignored by types that do not use it.
             watch: called with each chunk of rows [rows, in], as given, and the fields that encode
                 them.
+            lost: gets the count of weights for each kind of loss, such as scales that round to
+                zero; by default they are a QuantizationWarning.
 
         Raises:
             FormatError: if the type cannot store a tensor of these dims.
@@ -280,9 +284,7 @@ class TensorType:
         """
         if not self.takes(tensor.dtype):
             raise TensorError(self.dtype_refusal(tensor.dtype), name)
-        dims, device, rows = tensor.dims if isinstance(tensor, Rows) else tuple(tensor.shape), torch.device("cpu"), tensor
-        if isinstance(tensor, torch.Tensor):
-            device, rows = tensor.device, tensor if tensor.dim() > 1 else tensor.reshape(1, -1)
+        dims, device, rows = tuple(tensor.shape), tensor.device, tensor if tensor.dim() > 1 else tensor.reshape(1, -1)
         self.nbytes(dims)
         if self.quantize is None:
             raise TensorError(f"{self} can only be read: it has no encoder", name)
@@ -294,7 +296,7 @@ class TensorType:
             for key, part, _, pitch in _layout(self, dims)
         }
         used = spread if self.takes_importance else None
-        for chunk, encoded in quantize_chunks(self.quantize, rows, fields, not self.exact, self.faults, name, dims, used):
+        for chunk, encoded in quantize_chunks(self.quantize, rows, fields, not self.exact, self.faults, name, dims, used, lost):
             if watch:
                 watch(chunk, encoded)
         return fields

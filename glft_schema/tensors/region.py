@@ -315,18 +315,69 @@ class TensorData(construct.Construct):
                 continue
             written[place] = payload
             while gaps and gaps[0].offset < place.offset:
-                end += sum(write_all(stream, piece) for piece in obj.gap_pieces(gaps.pop(0)))
-            end += write_zeros(stream, place.offset - end)
-            nbytes = write_payload(payload, row, stream, where, order)
-            end += nbytes
-            if nbytes != place.nbytes:
-                raise FormatError(f"expected {place.nbytes} bytes, found {nbytes}", where, tensor=row.name)
+                end += _put(stream, GapBytes(gaps[0].nbytes, obj, gaps.pop(0)))
+            end += _put(stream, Zeros(place.offset - end))
+            end += _put(stream, Payload(place.nbytes, payload, row, where, order))
         if gaps is None:
-            write_zeros(stream, -end % evaluate(self.padded_to, context))
+            _put(stream, Zeros(-end % evaluate(self.padded_to, context)))
         for gap in gaps or ():
-            for piece in obj.gap_pieces(gap):
-                write_all(stream, piece)
+            _put(stream, GapBytes(gap.nbytes, obj, gap))
         return obj
+
+
+class Zeros(NamedTuple):
+    """Padding."""
+
+    nbytes: int
+
+    def write(self, stream: Any) -> None:
+        """Writes the bytes."""
+        for start in range(0, self.nbytes, GAP_CHUNK):
+            write_all(stream, bytes(min(self.nbytes - start, GAP_CHUNK)))
+
+
+class GapBytes(NamedTuple):
+    """The bytes of a gap in a parsed file."""
+
+    nbytes: int
+    tensors: TensorMap
+    gap: Gap
+
+    def write(self, stream: Any) -> None:
+        """Writes the bytes."""
+        for piece in self.tensors.gap_pieces(self.gap):
+            write_all(stream, piece)
+
+
+class Payload(NamedTuple):
+    """A payload to be written.
+
+    Attributes:
+        nbytes: its size.
+        content: anything that `TensorData` builds from.
+        row: of the table.
+        path: of the payload, for errors.
+        order: byte order of the file.
+    """
+
+    nbytes: int
+    content: Any
+    row: Any
+    path: str
+    order: ByteOrder
+
+    def write(self, stream: Any) -> None:
+        """Writes the bytes. Raises FormatError if the content does not fit the row."""
+        written = write_payload(self.content, self.row, stream, self.path, self.order)
+        if written != self.nbytes:
+            raise FormatError(f"expected {self.nbytes} bytes, found {written}", self.path, tensor=self.row.name)
+
+
+def _put(stream: Any, span: Zeros | GapBytes | Payload) -> int:
+    """Writes a span, or gives it to a stream that only plans the file. Returns its bytes."""
+    if span.nbytes > 0 or isinstance(span, Payload):
+        stream.place(span) if hasattr(stream, "place") else span.write(stream)
+    return max(span.nbytes, 0)
 
 
 def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, alignment: int) -> str:
@@ -363,6 +414,8 @@ def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrd
         raise FormatError(f"expected {row.dtype} {list(row.shape)}, found {found}", path, tensor=row.name)
     if isinstance(payload, Tensor) and payload.order == order:
         return payload.copy_to(stream)
+    if hasattr(payload, "write_to"):
+        return int(payload.write_to(stream, order))
     if hasattr(payload, "pieces"):
         return sum(write_all(stream, piece) for piece in payload.pieces(order))
     if isinstance(payload, (bytes, bytearray, memoryview)):
@@ -385,10 +438,3 @@ def same_payload(one: Any, other: Any, row: Any, order: ByteOrder) -> bool:
         write_payload(payload, row, stream, "", order)
         written.append(stream.getvalue())
     return written[0] == written[1]
-
-
-def write_zeros(stream: Any, nbytes: int) -> int:
-    """Writes `nbytes` of padding and returns the count."""
-    for start in range(0, nbytes, GAP_CHUNK):
-        write_all(stream, bytes(min(nbytes - start, GAP_CHUNK)))
-    return max(nbytes, 0)

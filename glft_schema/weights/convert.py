@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import STRING, from_text, to_text
 from glft_schema.codec.typed_values import Typed
-from glft_schema.display import Progress
 from glft_schema.errors import FormatError, MetadataWarning
 from glft_schema.families.converter import Converter
 from glft_schema.families.loader import LLAMA_CPP
@@ -26,68 +25,64 @@ from glft_schema.files.parsing import check_rules
 from glft_schema.files.summary import FILE_TYPE
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES, target_format
-from glft_schema.lazy import outside_graphs, torch
+from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata, opened
+from glft_schema.weights.checkpoints import Checkpoint, opened
 from glft_schema.weights.folders import is_folder, write_folder
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.save import save_file
-from glft_schema.weights.schemes import Chosen, Schemes, TypeChooser, as_pairs, choose_types, file_type_of
+from glft_schema.weights.save import FilePlan, WriteOptions, plan_file
+from glft_schema.weights.schemes import Chosen, TypeChooser, as_pairs, choose_types, file_type_of
 from glft_schema.weights.similar_keys import warn_of_slips
 from glft_schema.weights.stored_tensors import StoredTensor
+from glft_schema.words import check_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 ARCHITECTURE = "general.architecture"
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the entry that marks typed metadata
 
 
+class ConvertOptions(WriteOptions, total=False):
+    """Options of `convert`, besides those of all functions that write weights files.
+
+    Attributes:
+        metadata: entries to add or replace.
+        like: a GGUF model whose names, metadata and types the new GGUF file gets; see
+            `open_with_metadata`. `schemes` take precedence over its types.
+        converter: llama.cpp's ``convert_hf_to_gguf.py`` or its folder, or ``installed`` for the
+            package convert-hf-to-gguf: maps a Hugging Face folder to GGUF, in a process of its own.
+            By default the package, if it is installed, maps folders of unknown families.
+        trust_remote_code: let the converter read folders with code of their own.
+        as_stored: copy the codes and scales of schemes such as GPTQ as tensors beside each other.
+    """
+
+    metadata: Mapping[str, Any] | None
+    like: StrPath | None
+    converter: StrPath | None
+    trust_remote_code: bool
+    as_stored: bool
+
+
 @outside_graphs
-def convert(
-    source: StrPath | Checkpoint,
-    out: StrPath,
-    *,
-    schemes: Schemes | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    format: str | None = None,
-    header: Mapping[str, Any] | None = None,
-    alignment: int | None = None,
-    rules: str | Iterable[str] | None = None,
-    exclude: Iterable[str] = (),
-    progress: Progress | None = None,
-    importance: Mapping[str, torch.Tensor] | None = None,
-    measure: bool = True,
-    strict: bool = False,
-    like: StrPath | None = None,
-    converter: StrPath | None = None,
-    trust_remote_code: bool = False,
-    as_stored: bool = False,
-    allow_requantize: bool = False,
-) -> list[WrittenTensor]:
+def convert(source: StrPath | Checkpoint, out: StrPath, **options: Unpack[ConvertOptions]) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file or folder.
 
     From or to GGUF, a Hugging Face folder of a known family is mapped: names, values, config and
     vocabulary. Folders of other families are mapped to GGUF by llama.cpp's converter. `out` is a
     folder if it exists as one or ends in a slash.
 
-    Other options are those of `save_file`. If `schemes` choose the types of a model in GGUF, the
-    key ``general.file_type`` is set to that of most weights, unless `metadata` has it.
+    If `schemes` choose the types of a model in GGUF, the key ``general.file_type`` is set to that
+    of most weights, unless `metadata` has it. By default `measure` is on. By default no `rules`
+    apply if typed metadata is read from text, or if the source is a GGUF file that breaks the rules
+    itself. A whole folder of a known family must also be a model that llama.cpp loads.
 
     Args:
         source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`.
         out: the file to write, or a new or empty folder.
-        metadata: entries to add or replace.
-        like: a GGUF model whose names, metadata and types the new GGUF file gets; see
-            `open_with_metadata`. `schemes` take precedence over its types.
-        format: the name of a format, such as ``gguf``; by default from the suffix of `out`.
-        converter: llama.cpp's ``convert_hf_to_gguf.py`` or its folder, or ``installed`` for the
-            package convert-hf-to-gguf: maps a Hugging Face folder to GGUF, in a process of its own.
-            By default the package, if it is installed, maps folders of unknown families.
-        trust_remote_code: let the converter read folders with code of their own.
-        as_stored: copy the codes and scales of schemes such as GPTQ as tensors beside each other.
-        rules: as `save_file`. By default none if typed metadata is read from text, or if the source
-            is a GGUF file that breaks the rules itself. A whole folder of a known family must also
-            be a model that llama.cpp loads.
+        options: see `ConvertOptions`.
 
     Returns:
         The result for each tensor: `copied` if the payload was copied, otherwise its `error`.
@@ -99,52 +94,61 @@ def convert(
         MetadataWarning: if the format has no metadata, and `source` has some.
         SimilarKeyWarning: if a new key resembles a well-known one.
     """
-    mapping = Converter(converter, trust_remote_code)
-    if format is None and is_folder(out):
-        source = open_with_metadata(source, exclude, None, like, mapping, as_stored)
-        given = {"header": header, "alignment": alignment, "rules": rules, "progress": progress, "measure": measure}
-        given |= {"strict": strict, "allow_requantize": allow_requantize}
-        return _to_folder(source, out, metadata or {}, schemes=schemes, **given)
-    target = target_format(out, format)
-    with opened(source, exclude, target, like, mapping, as_stored) as checkpoint:
-        entries, added = checkpoint.own_metadata, metadata or {}
-        stored = with_importance(checkpoint.tensors, {} if importance is None else importance)
-        if target.has_typed_metadata:
-            if (schemes or checkpoint.donor) and not isinstance(schemes, TypeChooser):
-                asked = as_pairs(schemes or ())
-                types = [*_types_of(checkpoint.donor, stored, asked), *asked]
-                choices = choose_types(stored, types, target.types, target.keep_vectors, strict, allow_requantize)
-                is_given, schemes = bool(asked), Chosen(choices)
-                if is_given and FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
-                    code = file_type_of(choices, stored)
-                    added = added if code is None else {**added, FILE_TYPE: code}
-            model = checkpoint.file or checkpoint.donor
-            if rules is None and not checkpoint.family and has_types(entries) and not keeps_to_rules(model, target):
-                rules = ()
-            if rules is None and checkpoint.family and target is WITH_TYPES and not exclude:
-                rules = (*target.keeps_to, LLAMA_CPP)
-            converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
-            warn_of_slips((key for key in added if key not in entries), converted, stacklevel=3)
-        elif target.metadata is None:
-            if entries:
-                problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"
-                warnings.warn(problem, MetadataWarning, stacklevel=3)
-            converted = added  # refused unless empty
-        else:
-            converted = {**target.entries, **as_texts(entries, added)}
-        options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "strict": strict}
-        options["allow_requantize"] = allow_requantize
-        return save_file(
-            stored, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=measure, **options
-        )
+    check_options(convert, options, ConvertOptions)
+    to_folder = options.get("format") is None and is_folder(out)
+    target = None if to_folder else target_format(out, options.get("format"))
+    mapping = Converter(options.get("converter"), options.get("trust_remote_code", False))
+    given = options.get("exclude", ()), target, options.get("like"), mapping, options.get("as_stored", False)
+    with opened(source, *given) as checkpoint:
+        return plan_conversion(checkpoint, target, options).write(out) if target else _to_folder(checkpoint, out, options)
 
 
-def _to_folder(checkpoint: Checkpoint, out: StrPath, metadata: Mapping[str, Any], **options: Any) -> list[WrittenTensor]:
+def plan_conversion(checkpoint: Checkpoint, target: Format, options: ConvertOptions) -> FilePlan:
+    """Plans the file that `convert` writes from an open checkpoint. Errors and warnings are those
+    of `convert`.
+
+    Args:
+        checkpoint: the source.
+        target: the format of the file.
+        options: those about opening the source are ignored.
+    """
+    entries, added, rules = checkpoint.own_metadata, options.get("metadata") or {}, options.get("rules")
+    schemes, importance = options.get("schemes"), options.get("importance")
+    stored = with_importance(checkpoint.tensors, {} if importance is None else importance)
+    if target.has_typed_metadata:
+        if (schemes or checkpoint.donor) and not isinstance(schemes, TypeChooser):
+            asked = as_pairs(schemes or ())
+            types = [*_types_of(checkpoint.donor, stored, asked), *asked]
+            strict, again = options.get("strict", False), options.get("allow_requantize", False)
+            schemes = Chosen(choose_types(stored, types, target.types, target.keep_vectors, strict, again))
+            if asked and FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
+                code = file_type_of(schemes.choices, stored)
+                added = added if code is None else {**added, FILE_TYPE: code}
+        model = checkpoint.file or checkpoint.donor
+        if rules is None and not checkpoint.family and has_types(entries) and not keeps_to_rules(model, target):
+            rules = ()
+        if rules is None and checkpoint.family and target is WITH_TYPES and not options.get("exclude"):
+            rules = (*target.keeps_to, LLAMA_CPP)
+        converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
+        warn_of_slips((key for key in added if key not in entries), converted, stacklevel=4)
+    elif target.metadata is None:
+        if entries:
+            problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"
+            warnings.warn(problem, MetadataWarning, stacklevel=4)
+        converted = added  # refused unless empty
+    else:
+        converted = {**target.entries, **as_texts(entries, added)}
+    own: WriteOptions = {"measure": True, **options, "schemes": schemes, "rules": rules, "importance": None}  # type: ignore[typeddict-unknown-key]
+    return plan_file(stored, target, converted, own)
+
+
+def _to_folder(checkpoint: Checkpoint, out: StrPath, options: ConvertOptions) -> list[WrittenTensor]:
     """Writes a GGUF model as a Hugging Face folder."""
 
     def save(tensors: Mapping[str, StoredTensor], path: Path) -> list[WrittenTensor]:
         target = target_format(path, None)
-        return save_file(tensors, path, {**target.entries, **metadata}, format=target.name, **options)
+        own: WriteOptions = {"measure": True, **options, "importance": None}  # type: ignore[typeddict-unknown-key]
+        return plan_file(tensors, target, {**target.entries, **(options.get("metadata") or {})}, own).write(path)
 
     return write_folder(checkpoint, out, save)
 

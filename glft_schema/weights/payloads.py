@@ -3,8 +3,10 @@ report."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.display import Progress, with_display
@@ -12,7 +14,7 @@ from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import torch
 from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import CHUNK, Rows, matrix, row_chunks, slices
+from glft_schema.tensor_types.engine.chunks import CHUNK, matrix, slices, warn_of_lost
 from glft_schema.tensor_types.engine.differences import max_error
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.requantizing import type_before
@@ -66,6 +68,7 @@ class PlannedPayload:
     done: Callable[[str], None] | None = None  # called with the name after writing
     measure: bool = False  # whether to compare the payload with its source
     error: float | None = None  # max |stored - source|, set by writing
+    lost: Counter[str] = field(default_factory=Counter)  # numbers that encoding has lost, by kind
 
     @property
     def type(self) -> TensorType:
@@ -86,19 +89,45 @@ class PlannedPayload:
     def nbytes(self) -> int:
         return self.copy_of.nbytes if self.copy_of else self.type.nbytes(self.stored.shape)
 
-    def pieces(self, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
-        """Yields the payload's bytes. Raises TensorError if the tensor does not match the plan."""
+    def write_to(self, stream: Any, order: ByteOrder = LITTLE) -> int:
+        """Reads, encodes and writes the payload, a few rows at a time. Returns its bytes.
+
+        Args:
+            stream: an `OutputFile`, at the first byte of the payload.
+            order: byte order of the file.
+
+        Raises:
+            TensorError: if the tensor does not match the plan.
+            FormatError, OSError: from the source and the file.
+        """
+        copied, start = self.copy_of, stream.tell()
         try:
-            if self.copy_of:
-                yield from self.copy_of.pieces(order)
+            if copied is not None and copied.order == order:
                 self.error = 0.0
+                copied.copy_to(stream)
             else:
-                yield from self._encoded(order)
+                for at, piece in self.span(0, self.nbytes, order):
+                    stream.write_at(start + at, piece)
+                stream.seek(start + self.nbytes)
         except FormatError as error:  # the source was truncated after opening
             error.tensor = self.name
             raise
+        self.warn()
         if self.done:
             self.done(self.name)
+        return self.nbytes
+
+    def to_bytes(self, order: ByteOrder = LITTLE) -> bytes:
+        """Returns the payload's bytes. Raises as `write_to`."""
+        stored = bytearray(self.nbytes)
+        for at, piece in self.span(0, self.nbytes, order):
+            stored[at : at + len(piece)] = piece
+        return bytes(stored)
+
+    def warn(self) -> None:
+        """Warns of what encoding has lost since the last call."""
+        warn_of_lost(self.name, self.lost)
+        self.lost.clear()
 
     def span(
         self, first: int, last: int, order: ByteOrder = LITTLE, seen: Callable[[slice, Source], None] | None = None
@@ -195,31 +224,16 @@ class PlannedPayload:
         importance = self.stored.importance
         if importance is not None and len(dims) > 2 and importance.numel() == dims[0] * dims[-1]:
             importance = importance.reshape(dims[0], dims[-1])[rows]
-        watch = self._compare if self.measure and not self.is_unchanged else None
         self.error = 0.0 if self.is_unchanged else (self.error or 0.0) if self.measure else None
+        if self.is_unchanged:
+            return {"weights": source}
+        watch = self._compare if self.measure else None
         try:
-            return self.type.encode(source, self.name, importance=importance, watch=watch)
+            return self.type.encode(source, self.name, importance=importance, watch=watch, lost=self.lost)
         except TensorError as error:
             if error.index is not None and len(dims) > 1:
                 raise TensorError(error.problem, error.tensor, (error.index[0] + rows.start, *error.index[1:])) from None
             raise
-
-    def _encoded(self, order: ByteOrder) -> Iterator[memoryview]:
-        source = self.stored.rows or self.loaded()
-        if self.is_unchanged:
-            self.error = 0.0
-            chunks = (
-                (source[rows] for rows in row_chunks(*matrix(self.stored.shape))) if isinstance(source, Rows) else (source,)
-            )
-            for part in chunks:
-                yield from self.type.pieces({"weights": part}, order)
-        else:
-            self.error = 0.0 if self.measure else None
-            fields = self.type.encode(
-                source, self.name, importance=self.stored.importance, watch=self._compare if self.measure else None
-            )
-            del source
-            yield from self.type.pieces(fields, order)
 
     def loaded(self) -> torch.Tensor:
         """Returns the source tensor. Raises TensorError if it does not match the plan."""

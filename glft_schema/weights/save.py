@@ -1,31 +1,25 @@
-"""Saves tensors: plans all sizes and offsets, then writes one payload at a time.
-
-A `FilePlan` is written by `FilePlan.write`, or within `written_by` by another function, such as one
-that shares the work with other processes.
-"""
+"""Saves tensors: a plan decides everything about a file, then one payload at a time is written."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.display import Progress, Results
 from glft_schema.errors import FormatError, OptionError, TiedWarning, shown
 from glft_schema.families.loader import LLAMA_CPP, broken_model
-from glft_schema.files.container import Container
-from glft_schema.files.layout import Layout, laid_out, with_offsets
+from glft_schema.files.layout import Layout, lay_out, with_offsets
 from glft_schema.files.parsing import parse_source
 from glft_schema.files.summary import FILE_TYPE
 from glft_schema.formats.file_types import MAIN_TYPES
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_for
 from glft_schema.lazy import outside_graphs, torch
+from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import BytesSource, StrPath
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.importance import with_importance
@@ -33,95 +27,16 @@ from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
 from glft_schema.weights.schemes import Choice, Schemes, TypeChooser, choose_types, file_type_of
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+from glft_schema.words import check_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-@dataclass(frozen=True)
-class FilePlan:
-    """A file to be written: all of it except the bytes of payloads.
+class WriteOptions(TypedDict, total=False):
+    """Options of all functions that write weights files.
 
     Attributes:
-        format: its format.
-        regions: by name, with the offset of each payload.
-        rules: rule sets that it must satisfy.
-        payloads: in file order, including those of tensors that share the payload of another.
-        aliases: names of tensors -> the tensor whose payload they share.
-        progress: called as writing goes on, with a tensor's name and the share written.
-    """
-
-    format: Format
-    regions: Mapping[str, Any]
-    rules: Any
-    payloads: Mapping[str, PlannedPayload]
-    aliases: Mapping[str, str]
-    progress: Progress | None = None
-
-    def write(self, path: StrPath) -> None:
-        """Writes the file, one payload at a time. It is replaced only on success."""
-        Container.build_file({"format": self.format.name, **self.regions}, path, rules=self.rules)
-
-    def laid_out(self) -> Layout:
-        """Returns the bytes that belong to no payload, and where each payload begins."""
-        return laid_out(self.format, self.regions, self.rules)
-
-    def written(self) -> list[WrittenTensor]:
-        """Returns the result for each tensor, after writing."""
-        payloads, aliases = self.payloads, self.aliases
-        return Results((payload.written(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items()), "tensor")
-
-
-Writer = Callable[[FilePlan, StrPath], None]
-_WRITER: ContextVar[Writer] = ContextVar("writer", default=FilePlan.write)
-
-
-@contextmanager
-def written_by(writer: Writer) -> Iterator[None]:
-    """Lets a function write the files that `save_file`, `convert` and `quantize` plan in the
-    block."""
-    token = _WRITER.set(writer)
-    try:
-        yield
-    finally:
-        _WRITER.reset(token)
-
-
-@contextmanager
-def only_planned() -> Iterator[list[FilePlan]]:
-    """Yields a list for the plans of files in the block, which are not written."""
-    plans: list[FilePlan] = []
-    with written_by(lambda plan, path: plans.append(plan)):
-        yield plans
-
-
-@outside_graphs
-def save_file(
-    tensors: Mapping[str, torch.Tensor | Tensor | StoredTensor],
-    path: StrPath,
-    metadata: Mapping[str, Any] | None = None,
-    *,
-    schemes: Schemes | None = None,
-    alignment: int | None = None,
-    format: str | None = None,
-    header: Mapping[str, Any] | None = None,
-    rules: str | Iterable[str] | None = None,
-    exclude: Iterable[str] = (),
-    progress: Progress | None = None,
-    measure: bool = False,
-    importance: Mapping[str, torch.Tensor] | None = None,
-    strict: bool = False,
-    allow_requantize: bool = False,
-) -> list[WrittenTensor]:
-    """Writes tensors to a weights file.
-
-    The file at `path` is replaced at the end, and unchanged after an error. Tied tensors are stored
-    once. Peak memory is a constant and 2 float32 copies of the largest tensor, 3 if it is one row.
-
-    Args:
-        tensors: torch tensors by name; tensors of an open `File`, whose payloads are copied; or
-            `StoredTensor`s to be loaded one at a time.
-        path: the file to write.
-        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. A
-            ``general.file_type`` whose type no matrix has is replaced by that of most weights,
-            unless most of them are copied.
         schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
             ``q4_0``; or pairs of them, in which a pattern may be repeated. Names override patterns.
             The last pattern whose type can hold the tensor wins. If none can, because the rows are
@@ -130,7 +45,7 @@ def save_file(
         alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
             64, every float tensor can be read in place at full speed.
         format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default from the
-            suffix of `path`, or GLFT for other suffixes.
+            suffix of the path, or GLFT for other suffixes.
         header: header fields with values other than the default, such as ``{"version": 2,
             "byte_order": "big"}`` in GGUF.
         rules: rule sets that the file must satisfy, such as ``["spec"]``, or ``[]`` for none; by
@@ -144,6 +59,87 @@ def save_file(
             that a pattern matches.
         allow_requantize: also let schemes give another quantized type to tensors that are quantized
             already, whose error adds to that of the new type.
+        ranks: processes that write the file together; see `glft_schema.distributed.together`.
+    """
+
+    schemes: Schemes | None
+    alignment: int | None
+    format: str | None
+    header: Mapping[str, Any] | None
+    rules: str | Iterable[str] | None
+    exclude: Iterable[str]
+    progress: Progress | None
+    measure: bool
+    importance: Mapping[str, torch.Tensor] | None
+    strict: bool
+    allow_requantize: bool
+    ranks: Writer | None
+
+
+class Writer(Protocol):
+    """Writes planned files."""
+
+    def write(self, plan: FilePlan, path: StrPath) -> None:
+        """Writes a file. It is replaced only on success."""
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """A file to be written: types, offsets and all bytes except those of payloads.
+
+    Attributes:
+        layout: its spans.
+        payloads: in file order, including those of tensors that share the payload of another.
+        aliases: names of tensors -> the tensor whose payload they share.
+        progress: called as writing goes on, with a tensor's name and the share written.
+        ranks: processes that write it together, or None.
+    """
+
+    layout: Layout
+    payloads: Mapping[str, PlannedPayload]
+    aliases: Mapping[str, str]
+    progress: Progress | None = None
+    ranks: Writer | None = None
+
+    def write(self, path: StrPath) -> list[WrittenTensor]:
+        """Writes the file, one payload at a time. It is replaced only on success.
+
+        Returns:
+            The result for each tensor, in file order.
+        """
+        if self.ranks is None:
+            with atomic_write(path) as stream:
+                self.layout.write(stream)
+        else:
+            self.ranks.write(self, path)
+        return self.written()
+
+    def written(self) -> list[WrittenTensor]:
+        """Returns the result for each tensor; before writing, without errors."""
+        payloads, aliases = self.payloads, self.aliases
+        return Results((payload.written(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items()), "tensor")
+
+
+@outside_graphs
+def save_file(
+    tensors: Mapping[str, torch.Tensor | Tensor | StoredTensor],
+    path: StrPath,
+    metadata: Mapping[str, Any] | None = None,
+    **options: Unpack[WriteOptions],
+) -> list[WrittenTensor]:
+    """Writes tensors to a weights file.
+
+    The file at `path` is replaced at the end, and unchanged after an error. Tied tensors are stored
+    once. Weights are read and encoded a few rows at a time.
+
+    Args:
+        tensors: torch tensors by name; tensors of an open `File`, whose payloads are copied; or
+            `StoredTensor`s to be loaded one at a time.
+        path: the file to write.
+        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. A
+            ``general.file_type`` whose type no matrix has is replaced by that of most weights,
+            unless most of them are copied.
+        options: see `WriteOptions`.
 
     Returns:
         The result for each tensor, in file order.
@@ -161,65 +157,52 @@ def save_file(
         QuantizationWarning: if weights are so small that their scale rounds to zero.
         TiedWarning: if tied tensors get different types and are stored separately.
     """
+    check_options(save_file, options, WriteOptions)
     if not isinstance(tensors, Mapping):
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
-    planned = plan_file(
-        with_importance(in_memory(leave_out(tensors, exclude)), {} if importance is None else importance),
-        format_for(path, format),
-        metadata,
-        schemes=schemes,
-        alignment=alignment,
-        header=header,
-        rules=rules,
-        progress=progress,
-        measure=measure,
-        strict=strict,
-        allow_requantize=allow_requantize,
-    )
-    _WRITER.get()(planned, path)
-    return planned.written()
+    stored = in_memory(leave_out(tensors, options.get("exclude", ())))
+    return plan_file(stored, format_for(path, options.get("format")), metadata, options).write(path)
 
 
 def plan_file(
-    stored: Mapping[str, StoredTensor],
-    target: Format,
-    metadata: Mapping[str, Any] | None = None,
-    *,
-    schemes: Schemes | None = None,
-    alignment: int | None = None,
-    header: Mapping[str, Any] | None = None,
-    rules: str | Iterable[str] | None = None,
-    progress: Progress | None = None,
-    measure: bool = False,
-    strict: bool = False,
-    allow_requantize: bool = False,
+    stored: Mapping[str, StoredTensor], target: Format, metadata: Mapping[str, Any] | None, options: WriteOptions
 ) -> FilePlan:
-    """Plans a file of tensors. Arguments and errors are those of `save_file`."""
-    choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors, strict, allow_requantize)
-    asked = target.keeps_to if rules is None else (rules,) if isinstance(rules, str) else tuple(rules)
+    """Plans a file of tensors. Errors are those of `save_file`.
+
+    Args:
+        stored: its tensors.
+        target: its format.
+        metadata: of the file.
+        options: `format` and `exclude` are ignored.
+    """
+    importance = options.get("importance")
+    stored = with_importance(stored, {} if importance is None else importance)
+    strict, again = options.get("strict", False), options.get("allow_requantize", False)
+    choices = choose_types(stored, options.get("schemes") or {}, target.types, target.keep_vectors, strict, again)
+    given, alignment = options.get("rules"), options.get("alignment")
+    asked = target.keeps_to if given is None else (given,) if isinstance(given, str) else tuple(given)
     rules = rule_sets(name for name in asked if name != LLAMA_CPP)
     aliases = {} if set(rules).intersection(target.unshared_by) else _alias_tied(stored, choices)
-    payloads = payloads_of(choices, stored, progress, measure)
+    payloads = payloads_of(choices, stored, options.get("progress"), options.get("measure", False))
     if target.alignment_key and alignment is not None:
         metadata = target.metadata.stating(metadata or {}, target.alignment_key, alignment)
-    if metadata and target.has_typed_metadata and not isinstance(schemes, TypeChooser):
+    if metadata and target.has_typed_metadata and not isinstance(options.get("schemes"), TypeChooser):
         metadata = _with_file_type(target.metadata.metadata(metadata), choices, stored)
     types = {name: choice.type for name, choice in choices.items()}
     rows = [{"name": name, "dims": target.dims_of(stored[name].shape), "dtype": types[name]} for name in types]
     rows = sorted(rows, key=target.order) if target.order else rows
     payload_of = {name: payloads[aliases.get(name, name)] for name in payloads}
     regions: dict[str, Any] = {target.table: rows, "data": payload_of}
-    for region, value in (("header", header), ("metadata", metadata)):
+    for region, value in (("header", options.get("header")), ("metadata", metadata)):
         if target.field(region) is not None:
             regions[region] = value or {}
         elif value:
             raise OptionError(f"{target.name} files have no {region}, found {shown(value)}")
-    regions = with_offsets(target, regions, 1 if alignment is None else alignment, aliases)
-    in_order = {str(row["name"]): payloads[str(row["name"])] for row in rows}
-    planned = FilePlan(target, regions, rules, in_order, aliases, progress)
+    layout = lay_out(target, with_offsets(target, regions, 1 if alignment is None else alignment, aliases), rules)
     if LLAMA_CPP in asked:
-        _refuse_unloadable(planned)
-    return planned
+        _refuse_unloadable(layout)
+    in_order = {str(row["name"]): payloads[str(row["name"])] for row in rows}
+    return FilePlan(layout, in_order, aliases, options.get("progress"), options.get("ranks"))
 
 
 def _with_file_type(
@@ -235,10 +218,9 @@ def _with_file_type(
     return metadata.without(FILE_TYPE) if code is None else metadata | {FILE_TYPE: code}
 
 
-def _refuse_unloadable(planned: FilePlan) -> None:
+def _refuse_unloadable(layout: Layout) -> None:
     """Raises FormatError if llama.cpp's loader would refuse a planned model."""
-    (_, head), *_ = planned.laid_out().pieces
-    findings = list(broken_model(parse_source(BytesSource(head, "the planned file"), allow_truncated=True)))
+    findings = list(broken_model(parse_source(BytesSource(layout.head, "the planned file"), allow_truncated=True)))
     if findings:
         others = f" ({len(findings) - 1} more)" if findings[1:] else ""
         raise FormatError(f"llama.cpp would refuse the file: {findings[0].problem}{others}", findings[0].path)

@@ -17,7 +17,7 @@ from glft_schema.families.operations import LazyTensor, Slices, of_file, of_pack
 from glft_schema.lazy import torch
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import Rows, matrix
+from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.tensor import Place, Tensor
 from glft_schema.weights.torch_pickle import Opaque
 
@@ -33,7 +33,6 @@ class StoredTensor:
         load: returns its values; called on writing, and the result is not kept.
         identity: equal for tensors with the same storage; None if unknown.
         file_tensor: the tensor of a weights file it comes from, or None.
-        rows: loads parts of the matrix [out, in]; None if only `load` is available.
         importance: see `TensorType.encode`; None if unknown.
         read: loads a part, at a slice for each dim; None if only `load` is available.
         quantized: the quantized type that its values have been rounded to, or None.
@@ -44,7 +43,6 @@ class StoredTensor:
     load: Callable[[], torch.Tensor]
     identity: Hashable = None
     file_tensor: Tensor | None = None
-    rows: Rows | None = None
     importance: torch.Tensor | None = None
     read: Callable[[Slices], torch.Tensor] | None = None
     quantized: TensorType | None = None
@@ -61,13 +59,11 @@ class StoredTensor:
     @property
     def has_parts(self) -> bool:
         """Whether `part` reads no more than it returns."""
-        return self.rows is not None or self.read is not None or self.file_tensor is not None
+        return self.read is not None or self.file_tensor is not None
 
     def part(self, rows: slice) -> torch.Tensor:
         """Returns some rows of the first dim; all of a tensor without dims."""
         index = (rows, *(slice(0, size) for size in self.shape[1:]))[: len(self.shape)]
-        if self.rows is not None:
-            return self.rows[rows].view(-1, *self.shape[1:])
         if self.read is not None:
             return self.read(index)
         return self.load()[index] if self.file_tensor is None else self.file_tensor[index]
@@ -137,7 +133,8 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
     if tensor in packed_tensors():
         type_, shape = packed_tensors()[tensor]
         return replace(in_file(packed_tensor(name, type_, shape, tensor)), identity=shared)
-    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, shared, read=tensor.__getitem__)
+    read = tensor.__getitem__ if tensor.device.type == "cpu" else None  # a GPU encodes whole tensors
+    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, shared, read=read)
 
 
 def as_lazy(tensors: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from glft_schema.errors import QuantizationWarning, TensorError, shown
@@ -32,27 +32,6 @@ _BY_KERNELS: set[int] = set()  # ids of the formulas whose last chunk kernels ra
 def matrix(dims: Sequence[int]) -> tuple[int, int]:
     """Returns `dims` as [out, in]: the first dim and the product of the rest, or one row."""
     return (dims[0], math.prod(dims[1:])) if len(dims) > 1 else (1, math.prod(dims))
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A matrix of numbers stored elsewhere, read a few rows at a time by slicing."""
-
-    dims: tuple[int, ...]  # of the tensor
-    dtype: torch.dtype
-    read: Callable[[int, Sequence[int]], torch.Tensor]  # (the index of the first number, a shape) -> the numbers from there on
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        return matrix(self.dims)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> torch.Tensor:
-        columns = self.shape[1]
-        return self.read(rows.start * columns, [rows.stop - rows.start, columns])
 
 
 def slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
@@ -119,7 +98,7 @@ def as_matrix(weights: torch.Tensor) -> torch.Tensor:
 
 
 def in_chunks(
-    step: Step, formula: Any, given: Mapping[str, torch.Tensor | Rows], out: Fields, rows: int, columns: int, compiled: bool
+    step: Step, formula: Any, given: Mapping[str, torch.Tensor], out: Fields, rows: int, columns: int, compiled: bool
 ) -> Iterator[tuple[int, Fields, Fields]]:
     """Runs a step over rows of `columns` numbers in chunks: of the cache's size, or of fixed sizes
     if it is compiled.
@@ -148,7 +127,7 @@ def in_chunks(
 
 
 def _on_cpu(
-    step: Step, formula: Any, given: Mapping[str, torch.Tensor | Rows], out: Fields, rows: int, columns: int
+    step: Step, formula: Any, given: Mapping[str, torch.Tensor], out: Fields, rows: int, columns: int
 ) -> Iterator[tuple[int, Fields, Fields]]:
     """Runs a step over rows in chunks of the cache's size: in several threads if kernels ran in the
     chunk before.
@@ -184,31 +163,33 @@ def _on_cpu(
             yield chunk
 
 
-def _taken(fields: Mapping[str, torch.Tensor | Rows], rows: slice) -> Fields:
+def _taken(fields: Mapping[str, torch.Tensor], rows: slice) -> Fields:
     return {name: field[rows] for name, field in fields.items()}
 
 
 def quantize_chunks(
     formula: Encoder,
-    weights: torch.Tensor | Rows,
+    weights: torch.Tensor,
     out: Fields,
     as_float32: bool,
     faults: Callable[[torch.Tensor, Fields], Iterable[Fault]],
     name: str,
     shape: Sequence[int] | None = None,
     importance: torch.Tensor | None = None,
+    lost: Counter[str] | None = None,
 ) -> Iterator[tuple[torch.Tensor, Fields]]:
     """Writes ``formula(weights)`` into the fields `out`, for `weights` seen as a matrix [out, in].
 
     Args:
         formula: numbers [rows, in] -> fields [rows, numbers per row].
-        weights: a tensor of at least one dim and any strides, or a reader of its rows.
+        weights: a tensor of at least one dim and any strides.
         out: the fields, by name.
         as_float32: whether chunks are converted to float32 for the formula.
         faults: finds what the formula loses of a chunk.
         name: of the tensor, for errors and warnings.
         shape: of the tensor, for errors, if `weights` has another one.
         importance: [rows, ..., in], if the formula uses one.
+        lost: gets the count of weights for each kind of loss; by default they are a warning.
 
     Yields:
         Some rows of the matrix and their fields, while they are in the CPU's cache.
@@ -216,8 +197,8 @@ def quantize_chunks(
     Raises:
         TensorError: at the first fatal fault, with the index of its first element.
     """
-    lost: dict[str, int] = {}
-    weights = weights.detach() if isinstance(weights, torch.Tensor) else weights
+    counts = Counter[str]() if lost is None else lost
+    weights = weights.detach()
     columns = math.prod(weights.shape[1:])
     step = encode_float32 if as_float32 else encode
     given = {"weights": weights} if importance is None else {"weights": weights, "importance": importance}
@@ -230,10 +211,16 @@ def quantize_chunks(
                 first = start * columns + int(mask.flatten().to(torch.uint8).argmax())
                 raise TensorError(problem, name, index_of(first, weights.shape if shape is None else shape))
             if count:
-                lost[problem] = lost.get(problem, 0) + count
+                counts[problem] += count
         yield chunk, encoded
+    if lost is None:
+        warn_of_lost(name, counts)
+
+
+def warn_of_lost(name: str, lost: Mapping[str, int]) -> None:
+    """Warns of the weights of a tensor that encoding has lost, by kind."""
     for problem, count in lost.items():
-        warnings.warn(f"tensor {shown(name)}: {count} {problem}", QuantizationWarning, stacklevel=3)
+        warnings.warn(f"tensor {shown(name)}: {count} {problem}", QuantizationWarning, stacklevel=4)
 
 
 def index_of(number: int, shape: Sequence[int]) -> tuple[int, ...]:
