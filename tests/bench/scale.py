@@ -20,10 +20,13 @@ import glft_schema as glft
 from glft_schema.distributed.spans import Span, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
 from glft_schema.files.layout import Layout
+from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.weights.checkpoints import open_with_metadata
+from glft_schema.weights.convert import plan_conversion
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import FilePlan, only_planned, save_file
+from glft_schema.weights.save import FilePlan, plan_file
 from glft_schema.weights.stored_tensors import StoredTensor
 from tests.bench.measure import Row
 from tests.tools import launch
@@ -80,9 +83,7 @@ def large_model() -> FilePlan:
         name: StoredTensor(tuple(t.shape), torch.bfloat16, lambda: torch.empty(0), read=lambda index: torch.empty(0))
         for name, t in state.items()
     }
-    with only_planned() as plans:
-        save_file(stored, "model.gguf", schemes={"*": TYPE})
-    return plans[0]
+    return plan_file(stored, WITH_TYPES, None, {"schemes": {"*": TYPE}})
 
 
 def simulated(layout: Layout, spans: Sequence[Span], workers: int, rates: Rates) -> Simulated:
@@ -160,17 +161,15 @@ def rows() -> Iterator[Row]:
         rates, source, cores = measured_rates(folder), folder / "source.safetensors", os.cpu_count() or 1
         yield Row("encoding Q4_K, one core", rates.weight * 1e9, "the table of costs", 74.0, "ns per weight")
         glft.save_file({f"w{i}": torch.randn(2048, 4096, dtype=torch.bfloat16) for i in range(16)}, source)
-        with only_planned() as plans:
-            glft.convert(source, folder / "m.gguf", schemes={"*": TYPE})
-        layout = plans[0].laid_out()
+        layout = plan_conversion(open_with_metadata(source), WITH_TYPES, {"schemes": {"*": TYPE}}).layout
         for processes in REAL:
-            expected = simulated(layout, spans_of(layout, plans[0].payloads), processes, rates)
+            expected = simulated(layout, spans_of(layout), processes, rates)
             busy = max(processes / cores, 1.0)  # more processes than cores take turns
             seconds = run(source, folder / "m.gguf", processes)
             yield Row(f"134 M weights to Q4_K, {processes} processes", seconds, "simulated", expected.seconds * busy, "s")
     plan = large_model()
-    layout = plan.laid_out()
-    spans = spans_of(layout, plan.payloads)
+    layout = plan.layout
+    spans = spans_of(layout)
     for workers in WORKERS:
         found = simulated(layout, spans, workers, rates)
         what = f"1.3 TB to {layout.nbytes / 1e9:.0f} GB, {workers} workers"

@@ -30,7 +30,7 @@ from tests.tools import forked
 from tests.tools.launch import left_in
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-Write = Callable[[Path, Progress | None], object]  # writes a file from a source
+Write = Callable[..., object]  # writes a file from a source: path, progress, ranks
 
 
 class StoppedError(Exception):
@@ -52,11 +52,11 @@ def tensors(changed: bool = False) -> dict[str, torch.Tensor]:
 
 
 def convert(source: Path, **options: object) -> Write:
-    return lambda out, progress: glft.convert(source, out, progress=progress, **options)  # type: ignore[arg-type]
+    return lambda out, progress, ranks=None: glft.convert(source, out, progress=progress, ranks=ranks, **options)  # type: ignore[arg-type]
 
 
 def of_memory(state: dict[str, torch.Tensor]) -> Write:
-    return lambda out, progress: glft.save_file(state, out, schemes={"*": "q8_0"}, progress=progress)
+    return lambda out, progress, ranks=None: glft.save_file(state, out, schemes={"*": "q8_0"}, progress=progress, ranks=ranks)
 
 
 def writer(carrier: str, folder: Path, changed: bool) -> Write:
@@ -90,12 +90,12 @@ def test_a_unit_is_kept_only_for_the_values_it_was_made_from(carrier: str, tmp_p
     out, alone, kept = tmp_path / "out.gguf", tmp_path / "alone.gguf", list[float]()
     for changed in (False, True):
         write, shares = writer(carrier, tmp_path / f"first{changed}", False), list[float]()
-        with pytest.raises(StoppedError), together():
-            write(out, stop)
+        with pytest.raises(StoppedError), together() as ranks:
+            write(out, stop, ranks)
         assert len(left_in(tmp_path)) == 2
         write = writer(carrier, tmp_path / f"second{changed}", changed)
-        with together():
-            write(out, lambda name, share, shares=shares: shares.append(share))  # type: ignore[misc]
+        with together() as ranks:
+            write(out, lambda name, share, shares=shares: shares.append(share), ranks)  # type: ignore[misc]
         write(alone, None)
         assert out.read_bytes() == alone.read_bytes()
         assert left_in(tmp_path) == set()
@@ -116,12 +116,12 @@ def test_models_of_equal_names_sizes_and_times(tmp_path: Path) -> None:
         paths.append(path)
     assert len({Inputs([path]).fingerprint for path in paths}) == 2
     out = tmp_path / "out.gguf"
-    with pytest.raises(StoppedError), together(paths[:1]):
-        glft.convert(paths[0], out, schemes={"*": "q8_0"}, progress=stop)
+    with pytest.raises(StoppedError), together(paths[:1]) as ranks:
+        glft.convert(paths[0], out, schemes={"*": "q8_0"}, progress=stop, ranks=ranks)
     (partial,) = (name for name in left_in(tmp_path) if name.count(".") == 4)
     shares: list[float] = []
-    with together(paths[1:]):
-        glft.convert(paths[1], out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share))
+    with together(paths[1:]) as ranks:
+        glft.convert(paths[1], out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share), ranks=ranks)
         assert partial not in left_in(tmp_path)
     assert shares[0] < 0.5
     glft.convert(paths[1], tmp_path / "alone.gguf", schemes={"*": "q8_0"})
@@ -192,31 +192,31 @@ def test_an_input_that_changes(how: str, tmp_path: Path) -> None:
 
     with (
         pytest.raises(glft.OptionError, match=r"^expected inputs that do not change, m\.safetensors of .* found .*inode \d+$"),
-        together([path]),
+        together([path]) as ranks,
     ):
-        glft.convert(path, out, schemes={"*": "q8_0"}, progress=change)
+        glft.convert(path, out, schemes={"*": "q8_0"}, progress=change, ranks=ranks)
     assert not out.exists()
 
 
 def test_an_input_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), together([tmp_path / "none.json"]):
-        glft.save_file(tensors(), tmp_path / "out.gguf")
+    with pytest.raises(FileNotFoundError), together([tmp_path / "none.json"]) as ranks:
+        glft.save_file(tensors(), tmp_path / "out.gguf", ranks=ranks)
 
 
 def test_a_line_that_was_not_finished(tmp_path: Path) -> None:
     """The next line of the same rank does not continue it."""
     out = tmp_path / "out.gguf"
     for _ in range(2):
-        with pytest.raises(StoppedError), together():
-            glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=stop)
+        with pytest.raises(StoppedError), together() as ranks:
+            glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=stop, ranks=ranks)
         (journal,) = tmp_path.glob(".out.gguf.*.0.part")
         first, *others = journal.read_text().splitlines()
         journal.write_text("\n".join([*others, first[:20]]))
     lines = journal.read_text().splitlines()
     assert lines[-2].startswith("0 ")  # of the unit whose line had been cut
     shares: list[float] = []
-    with together():
-        glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share))
+    with together() as ranks:
+        glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share), ranks=ranks)
     glft.save_file(tensors(), tmp_path / "alone.gguf", schemes={"*": "q8_0"})
     assert out.read_bytes() == (tmp_path / "alone.gguf").read_bytes()
 
@@ -269,20 +269,20 @@ def test_files_that_others_have_put_there(plant: Callable[[Path], None], problem
     out.write_bytes(b"old")
     victim.write_bytes(b"of the user")
     state = {"w": torch.zeros(3)}
-    with pytest.raises(StoppedError), together():
-        glft.save_file(state, out, progress=lambda name, share: stop(name, 1))
+    with pytest.raises(StoppedError), together() as ranks:
+        glft.save_file(state, out, progress=lambda name, share: stop(name, 1), ranks=ranks)
     (partial,) = (name for name in left_in(tmp_path) if name.count(".") == 4)
     planted = Path(partial_path(out, partial.split(".")[3], part))
     planted.unlink(missing_ok=True)
     plant(planted)
     text = f"expected a temporary file that only this user can write to, found {problem}: remove {planted}"
-    with pytest.raises(glft.OptionError) as raised, together():
-        glft.save_file(state, out)
+    with pytest.raises(glft.OptionError) as raised, together() as ranks:
+        glft.save_file(state, out, ranks=ranks)
     assert str(raised.value) == text
     assert (out.read_bytes(), victim.read_bytes()) == (b"old", b"of the user")
     planted.unlink()
-    with together():
-        glft.save_file(state, out)
+    with together() as ranks:
+        glft.save_file(state, out, ranks=ranks)
     assert left_in(tmp_path) == set()
 
 
@@ -296,8 +296,8 @@ def test_a_journal_in_use_is_not_removed(tmp_path: Path) -> None:
                 stream.write(b"other")
             seen.append(left_in(tmp_path))
 
-    with together():
-        glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=other)
+    with together() as ranks:
+        glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=other, ranks=ranks)
     assert seen
     assert all(len(names) == 2 for names in seen)
     assert left_in(tmp_path) == set()
@@ -308,14 +308,14 @@ def test_other_ranks_keep_the_units(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     are threads."""
     out, store, found, shares, state = tmp_path / "out.gguf", HashStore(), dict[int, str](), list[float](), tensors()
     monkeypatch.setattr("glft_schema.weights.payloads.PART", 1 << 17)
-    with pytest.raises(StoppedError), together():
-        glft.save_file(state, out, schemes={"*": "q8_0"}, progress=stop)
+    with pytest.raises(StoppedError), together() as ranks:
+        glft.save_file(state, out, schemes={"*": "q8_0"}, progress=stop, ranks=ranks)
     monkeypatch.undo()
 
     def run(rank: int) -> None:
         try:
-            with together(ranks=Ranks(store, rank, 2, 20)):
-                glft.save_file(state, out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share))
+            with together(ranks=Ranks(store, rank, 2, 20)) as ranks:
+                glft.save_file(state, out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share), ranks=ranks)
         except ValueError as error:
             found[rank] = str(error)
 

@@ -19,7 +19,7 @@ from glft_schema.codec.context import BIG
 from glft_schema.distributed import StorageReader, StorageWriter, together
 from glft_schema.distributed.exchange import Chunk, Holdings, Request
 from glft_schema.distributed.ranks import Ranks, RanksError, check_equal
-from glft_schema.storage.atomic import resumable_write
+from glft_schema.storage.atomic import atomic_write
 from tests.tools.launch import left_in
 
 KEY = "0123456789abcdef"
@@ -107,8 +107,8 @@ def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     def cut(name: str, share: float) -> None:
         os.truncate(path, 3 << 20)
 
-    with pytest.raises(glft.TruncatedError, match=r"tensor 'w[0-9]'"), together():  # whose inputs are not known
-        glft.convert(path, out, progress=cut)
+    with pytest.raises(glft.TruncatedError, match=r"tensor 'w[0-9]'"), together() as ranks:  # whose inputs are not known
+        glft.convert(path, out, progress=cut, ranks=ranks)
     assert not out.exists()
 
 
@@ -117,7 +117,7 @@ def test_a_lock_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError(5, "no lock")
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(OSError, match="no lock"), resumable_write(tmp_path / "out", KEY):
+    with pytest.raises(OSError, match="no lock"), atomic_write(tmp_path / "out", KEY):
         pass
 
 
@@ -133,8 +133,8 @@ def test_a_file_that_another_writer_takes_for_abandoned(tmp_path: Path, monkeypa
         real(fd, operation)
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with resumable_write(tmp_path / "out", KEY) as fd:
-        os.write(fd, b"new")
+    with atomic_write(tmp_path / "out", KEY) as file:
+        file.write(b"new")
     assert (tmp_path / "out").read_bytes() == b"new"
 
 
@@ -142,8 +142,8 @@ def test_the_new_file_has_the_mode_of_the_old_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_bytes(b"old")
     out.chmod(0o640)
-    with resumable_write(out, KEY) as fd:
-        os.write(fd, b"new")
+    with atomic_write(out, KEY) as file:
+        file.write(b"new")
     assert (out.read_bytes(), out.stat().st_mode & 0o777) == (b"new", 0o640)
 
 

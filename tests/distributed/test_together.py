@@ -165,8 +165,8 @@ def test_finished_units_are_used_and_damaged_ones_are_not(source: Path, tmp_path
     out = tmp_path / "out.gguf"
 
     def convert(share: Callable[[str, float], None]) -> None:
-        with together([source]):
-            glft.convert(source, out, schemes={"*": "q4_k"}, progress=share)
+        with together([source]) as ranks:
+            glft.convert(source, out, schemes={"*": "q4_k"}, progress=share, ranks=ranks)
 
     def stop(name: str, share: float) -> None:
         if share > 0.6:
@@ -194,8 +194,8 @@ def test_what_is_left_is_removed_by_other_writers(source: Path, tmp_path: Path) 
     out = tmp_path / "out.gguf"
     for name in ("0123456789abcdef.part", "0123456789abcdef.0.part", "fedcba9876543210.12.part"):
         (tmp_path / f".out.gguf.{name}").write_bytes(b"left")
-    with together([source]):
-        glft.convert(source, out)
+    with together([source]) as ranks:
+        glft.convert(source, out, ranks=ranks)
     assert left_in(tmp_path) == set()
     (tmp_path / ".out.gguf.0123456789abcdef.part").write_bytes(b"left")
     (tmp_path / ".out.gguf.0123456789abcdef.3.part").write_bytes(b"left")
@@ -210,12 +210,12 @@ def test_a_second_run_for_the_same_file(source: Path, tmp_path: Path) -> None:
     def again(name: str, share: float) -> None:
         with (
             pytest.raises(glft.OptionError, match=r"expected no other process that writes 'out\.gguf'"),
-            together([source]),
+            together([source]) as ranks,
         ):
-            glft.convert(source, out)
+            glft.convert(source, out, ranks=ranks)
 
-    with together([source]):
-        glft.convert(source, out, progress=again)
+    with together([source]) as ranks:
+        glft.convert(source, out, progress=again, ranks=ranks)
     assert left_in(tmp_path) == set()
 
 
@@ -284,9 +284,9 @@ def test_a_source_that_changes_while_it_is_read(source: Path, tmp_path: Path) ->
         pytest.raises(
             glft.OptionError, match=r"expected inputs that do not change, in\.safetensors of .* found .*changed at 1 ns"
         ),
-        together([path]),
+        together([path]) as ranks,
     ):
-        glft.convert(path, out, schemes={"*": "q8_0"}, progress=lambda name, share: os.utime(path, ns=(1, 1)))
+        glft.convert(path, out, schemes={"*": "q8_0"}, progress=lambda name, share: os.utime(path, ns=(1, 1)), ranks=ranks)
     assert out.read_bytes() == OLD
 
 

@@ -83,8 +83,8 @@ def check_promises(stored: bytes) -> None:
 
 
 def _write(out: Path, progress: Progress | None = None) -> None:
-    with together():
-        glft.save_file(STATE, out, {"general.architecture": "toy"}, schemes={"w": "q8_0"}, progress=progress)
+    with together() as ranks:
+        glft.save_file(STATE, out, {"general.architecture": "toy"}, schemes={"w": "q8_0"}, progress=progress, ranks=ranks)
 
 
 @cache

@@ -324,8 +324,7 @@ def test_a_lock_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch, code: in
 def test_nothing_writes_behind_the_streams_back(path: Path) -> None:
     """numpy writes to descriptors through C streams, which lose a full disk's error on close."""
     with atomic_write(path) as stream:
-        with pytest.raises(io.UnsupportedOperation, match="exposes no file descriptor"):
-            stream.fileno()
+        assert not hasattr(stream, "fileno")
         np.save(stream, np.arange(10.0))
     assert np.load(path).tolist() == list(range(10))
     with small_files(200), pytest.raises(OSError, match="File too large"), atomic_write(path) as stream:

@@ -1,4 +1,4 @@
-"""The temporary file of `resumable_write`: this user's alone, whatever is at its path."""
+"""The temporary file of `atomic_write` with a key: this user's alone, whatever is at its path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import glft_schema as glft
-from glft_schema.storage.atomic import partial_path, resumable_write
+from glft_schema.storage.atomic import atomic_write, partial_path
 
 KEY = "0123456789abcdef"
 
@@ -21,9 +21,9 @@ class StoppedError(Exception):
 def test_only_the_user_can_write_until_the_file_is_there(mask: int, tmp_path: Path) -> None:
     out, before = tmp_path / "out", os.umask(mask)
     try:
-        with pytest.raises(StoppedError), resumable_write(out, KEY):
+        with pytest.raises(StoppedError), atomic_write(out, KEY):
             raise StoppedError
-        with resumable_write(out, KEY):
+        with atomic_write(out, KEY):
             assert os.stat(partial_path(out, KEY)).st_mode & 0o777 == 0o600
     finally:
         os.umask(before)
@@ -42,8 +42,8 @@ def test_a_file_system_with_one_mode_for_all_files(tmp_path: Path, monkeypatch: 
     partial.write_bytes(b"new")
     partial.chmod(0o777)
     monkeypatch.setattr("os.fstat", fstat)
-    with resumable_write(tmp_path / "out", KEY) as fd:
-        assert os.read(fd, 3) == b"new"
+    with atomic_write(tmp_path / "out", KEY) as file:
+        assert os.read(file.fd, 3) == b"new"
 
 
 def test_a_file_that_is_removed_before_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +57,8 @@ def test_a_file_that_is_removed_before_it_is_opened(tmp_path: Path, monkeypatch:
         return real(path)
 
     monkeypatch.setattr("os.lstat", lstat)
-    with resumable_write(tmp_path / "out", KEY) as fd:
-        assert os.read(fd, 4) == b""
+    with atomic_write(tmp_path / "out", KEY) as file:
+        assert os.read(file.fd, 4) == b""
 
 
 def test_a_file_that_is_exchanged_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,5 +73,5 @@ def test_a_file_that_is_exchanged_while_it_is_opened(tmp_path: Path, monkeypatch
         return found
 
     monkeypatch.setattr("os.lstat", lstat)
-    with pytest.raises(glft.OptionError, match="found mode 0666: remove "), resumable_write(tmp_path / "out", KEY):
+    with pytest.raises(glft.OptionError, match="found mode 0666: remove "), atomic_write(tmp_path / "out", KEY):
         pass
