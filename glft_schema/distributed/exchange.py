@@ -67,7 +67,7 @@ class Piece(NamedTuple):
         return math.prod(part.stop - part.start for part in self.wanted)
 
 
-class _Cut:
+class Cut:
     """The chunks of tensors that are cut in the same way, in order."""
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
@@ -87,14 +87,14 @@ class Holdings:
         cuts: the chunks of each tensor, by name.
     """
 
-    def __init__(self, cuts: Mapping[str, _Cut]) -> None:
+    def __init__(self, cuts: Mapping[str, Cut]) -> None:
         self._cuts = cuts
 
     @classmethod
     def of(cls, entries: Entries) -> Holdings:
         """Returns the holdings of tensors, also of `Entries` that were JSON."""
         lists, tensors = entries
-        cuts = [_Cut([Chunk(tuple(offsets), tuple(sizes), rank) for offsets, sizes, rank in chunks]) for chunks in lists]
+        cuts = [Cut([Chunk(tuple(offsets), tuple(sizes), rank) for offsets, sizes, rank in chunks]) for chunks in lists]
         return cls({name: cuts[number] for name, _, _, number in tensors})
 
     def pieces(self, request: Request) -> list[Piece]:

@@ -101,9 +101,9 @@ class PlannedPayload:
             FormatError, OSError: from the source and the file.
         """
         copied, start = self.copy_of, stream.tell()
+        self.error = 0.0 if copied is not None or self.is_unchanged or self.measure else None
         try:
             if copied is not None and copied.order == order:
-                self.error = 0.0
                 copied.copy_to(stream)
             else:
                 for at, piece in self.span(0, self.nbytes, order):

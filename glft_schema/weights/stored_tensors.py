@@ -133,8 +133,13 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
     if tensor in packed_tensors():
         type_, shape = packed_tensors()[tensor]
         return replace(in_file(packed_tensor(name, type_, shape, tensor)), identity=shared)
-    read = tensor.__getitem__ if tensor.device.type == "cpu" else None  # a GPU encodes whole tensors
-    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, shared, read=read)
+    shape = tuple(tensor.shape)
+
+    def read(index: Slices) -> torch.Tensor:
+        return tensor[index] if tuple(tensor.shape) == shape else tensor  # which is refused
+
+    parts = read if tensor.device.type == "cpu" else None  # a GPU encodes whole tensors
+    return StoredTensor(shape, tensor.dtype, lambda: tensor, shared, read=parts)
 
 
 def as_lazy(tensors: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:

@@ -121,7 +121,7 @@ def save_and_fail(path: Path, how: str) -> None:
         if how == "disk":
             import resource
 
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, 1 << 12))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # more than the store of the ranks
         elif how == "killed":
             os.kill(os.getpid(), 9)
     state = distributed(example(), (torch.distributed.get_world_size(),), (Shard(0),))

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import glft_schema as glft
-from glft_schema.display import Progress
 from glft_schema.distributed import together
 from glft_schema.distributed.fingerprints import Fingerprint, Inputs
 from glft_schema.distributed.ranks import Ranks
@@ -315,7 +314,9 @@ def test_other_ranks_keep_the_units(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def run(rank: int) -> None:
         try:
             with together(ranks=Ranks(store, rank, 2, 20)) as ranks:
-                glft.save_file(state, out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share), ranks=ranks)
+                glft.save_file(
+                    state, out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share), ranks=ranks
+                )
         except ValueError as error:
             found[rank] = str(error)
 

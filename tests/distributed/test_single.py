@@ -17,7 +17,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore, checkpoint
 import glft_schema as glft
 from glft_schema.codec.context import BIG
 from glft_schema.distributed import StorageReader, StorageWriter, together
-from glft_schema.distributed.exchange import Chunk, Holdings, Request
+from glft_schema.distributed.exchange import Chunk, Cut, Holdings, Request
 from glft_schema.distributed.ranks import Ranks, RanksError, check_equal
 from glft_schema.storage.atomic import atomic_write
 from tests.tools.launch import left_in
@@ -148,7 +148,7 @@ def test_the_new_file_has_the_mode_of_the_old_one(tmp_path: Path) -> None:
 
 
 def test_tensors_that_no_rank_has_all_of() -> None:
-    holdings = Holdings({"w": [Chunk((0, 0), (2, 4), 0), Chunk((3, 0), (2, 4), 1)]})
+    holdings = Holdings({"w": Cut([Chunk((0, 0), (2, 4), 0), Chunk((3, 0), (2, 4), 1)])})
     assert len(holdings.pieces(Request("w", (range(2), range(4))))) == 1
     with pytest.raises(glft.TensorError, match="tensor 'w': expected 16 numbers in the shards of all ranks, found 12"):
         holdings.pieces(Request("w", (range(4), range(4))))

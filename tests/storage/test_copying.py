@@ -200,7 +200,7 @@ def test_a_system_that_cannot_copy(log: Path, fault: str) -> None:
     payloads = 4 * (2 * (1 << 21) + 13)
     in_system = amount(calls, "copy_file_range")
     assert in_system == (payloads if "EINTR" in fault else 0)
-    assert payloads <= in_system + amount(calls, "write") < payloads + 200
+    assert payloads <= in_system + amount(calls, "pwrite64") < payloads + 200
 
 
 ON_A_SMALL_DISK = """

@@ -112,8 +112,8 @@ def kind(call: str) -> str:
 def test_what_is_written_is_safe_before_it_has_its_name(writers: Writers, path: Path, tmp_path: Path, strace: None) -> None:
     calls = calls_of_a_write(writers, path, tmp_path.parent / f"{tmp_path.name}.log")
     shown = [re.sub(rf"{re.escape(str(tmp_path))}|\.[0-9a-f]{{8}}\.tmp| \(.*", "", call) for call in calls]
-    order = [call for call in shown if kind(call) in ("write", "fsync", "close", "rename")]
-    written = [i for i, call in enumerate(order) if call.startswith("write") and "/.model.glft>" in call]
+    order = [call for call in shown if kind(call) in ("pwrite64", "fsync", "close", "rename")]
+    written = [i for i, call in enumerate(order) if call.startswith("pwrite64") and "/.model.glft>" in call]
     steps = [order[written[-1] + 1 :][i].split(" = ")[0].rstrip() for i in range(4)]
     assert len(written) == 5  # blocks of 2 MiB, the last one smaller
     assert [re.sub(r"\d+<", "<", step) for step in steps] == [

@@ -31,7 +31,7 @@ WITHOUT_EFFECT: dict[str, Callable[[], object]] = {
     "flock": lambda: fcntl.flock(NOWHERE, fcntl.LOCK_UN),
     "fcntl": lambda: fcntl.fcntl(NOWHERE, fcntl.F_GETFD),
     "fchmod": lambda: os.fchmod(NOWHERE, 0),
-    "write": lambda: os.write(NOWHERE, b""),
+    "pwrite64": lambda: os.pwrite(NOWHERE, b"", 0),
     "fsync": lambda: os.fsync(NOWHERE),
     "close": lambda: os.close(NOWHERE),
     "rename": lambda: os.rename("", ""),
