@@ -76,6 +76,7 @@ def u64(number: int) -> bytes:
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07\r\n\u202e\u2066\x7f\x85\x9b31m<b>\nFORGED: all is well"  # steers a terminal, or forges a line
 )
+OWN_FORMATS = "; formats of your own: register_format, or an entry point of glft_schema.formats"
 PDF, ZIP = b"%PDF-1.7\n", b"PK\x03\x04"
 
 
@@ -107,9 +108,9 @@ DEEPEST = "metadata -> 0 -> value" + " -> elements -> 0" * 16
 # fmt: off
 REFUSED = {
     # the header
-    "another magic": Refused(HEADER, File(magic=b"FUGG").bytes(), "header -> magic", 0, "b'GGUF' (GGUF) or a safetensors file, found b'FUGG'",
+    "another magic": Refused(HEADER, File(magic=b"FUGG").bytes(), "header -> magic", 0, "b'GGUF' (GGUF) or a safetensors file, found b'FUGG'" + OWN_FORMATS,
         shows="HEADER_BAD_MAGIC"),
-    "a PDF before it": Refused(HEADER, PDF + File().bytes(), "header -> magic", 0, "found b'%PDF'"),
+    "a PDF before it": Refused(HEADER, PDF + File().bytes(), "header -> magic", 0, "found b'%PDF'" + OWN_FORMATS),
     "a ZIP before it": Refused(HEADER, ZIP + File().bytes(), "header -> magic", 0,
         r"found b'PK\x03\x04', the start of a zip archive, such as torch.save makes: open_checkpoint and glft convert read it"),
     "the magic alone": Refused(HEADER, b"GGUF", "header -> byte_order", 4, "expected 4 bytes, found 0", error=TruncatedError,

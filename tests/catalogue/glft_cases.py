@@ -7,7 +7,7 @@ import struct
 from glft_schema import FormatError, LimitError, TruncatedError
 from glft_schema.limits import DEFAULTS
 from tests.catalogue.cases import CONSISTENCY, DATA, HEADER, METADATA, TENSOR, Large, Read, Refused, cut
-from tests.catalogue.gguf_cases import HOSTILE, PDF, ZIP
+from tests.catalogue.gguf_cases import HOSTILE, OWN_FORMATS, PDF, ZIP
 from tests.oracles.glft_reference import F16, F32, MAGIC, Q4, Q8, Row, back_to_back, write
 
 ONE = Row("w", [1], F32, bytes(4))
@@ -43,11 +43,11 @@ REFUSED = {
         shows="CVE-2024-39720"),
     "a header without its last byte": Refused(HEADER, lines(b"")[:15], "header -> metadata_len", 12, "expected 4 bytes, found 3",
         error=TruncatedError),
-    "another magic": Refused(HEADER, b"GGML" + bytes(12), "header -> magic", 0, "found b'GGML'", shows="HEADER_BAD_MAGIC"),
-    "another magic by one bit": Refused(HEADER, b"TFLF" + bytes(12), "header -> magic", 0, "found b'TFLF'", shows="HEADER_BAD_MAGIC"),
+    "another magic": Refused(HEADER, b"GGML" + bytes(12), "header -> magic", 0, "found b'GGML'" + OWN_FORMATS, shows="HEADER_BAD_MAGIC"),
+    "another magic by one bit": Refused(HEADER, b"TFLF" + bytes(12), "header -> magic", 0, "found b'TFLF'" + OWN_FORMATS, shows="HEADER_BAD_MAGIC"),
     "byte-swapped": Refused(HEADER, b"GLFT" + bytes(12), "header -> magic", 0, "expected a little-endian magic, not byte-swapped, found 0x54464C47",
         rule="byte-order"),
-    "a PDF before it": Refused(HEADER, PDF + lines(b""), "header -> magic", 0, "found b'%PDF'"),
+    "a PDF before it": Refused(HEADER, PDF + lines(b""), "header -> magic", 0, "found b'%PDF'" + OWN_FORMATS),
     "a ZIP before it": Refused(HEADER, ZIP + lines(b""), "header -> magic", 0,
         r"found b'PK\x03\x04', the start of a zip archive, such as torch.save makes: open_checkpoint and glft convert read it"),
     "version 0": Refused(HEADER, write(b"", [], b"", version=0), "header -> version", 4, "expected 1, found 0", rule="version",

@@ -258,7 +258,7 @@ assert seen
 
 @pytest.mark.parametrize(("format", "table"), [pytest.param(*item, marks=in_full(item[0])) for item in FORMATS.items()])
 def test_random_files_have_them(copy: Copy, format: str, table: str) -> None:
-    copy.run(STRATEGIES, format, TYPES[format], table, 250 if FULL else 30)
+    copy.run(STRATEGIES, format, TYPES[format], table, 250 if FULL else 60)
 
 
 BYTES = """
