@@ -19,19 +19,8 @@ Function = Callable[..., None]
 Texts = tuple[str, ...]
 HELP = {"help_option_names": ["--help", "-h"]}
 RANGES: dict[type, Any] = {int: click.IntRange, float: click.FloatRange}
-UNITS = {
-    "": 1,
-    "B": 1,
-    "K": 10**3,
-    "KB": 10**3,
-    "M": 10**6,
-    "MB": 10**6,
-    "G": 10**9,
-    "GB": 10**9,
-    "KIB": 1 << 10,
-    "MIB": 1 << 20,
-    "GIB": 1 << 30,
-}
+DECIMAL = {f"{letter}{unit}": 1000**i for i, letter in enumerate("KMG", 1) for unit in ("", "B")}  # K, KB, ...
+UNITS = {"": 1, "B": 1, **DECIMAL, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 TYPES: dict[type, Any] = {Path: click.Path(path_type=Path)}
 
 
