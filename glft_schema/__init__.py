@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from glft_schema.quantizer.quantize import Quantized, quantize
     from glft_schema.quantizer.rules import Recipe
     from glft_schema.tensor_types.engine.differences import NumberErrors
+    from glft_schema.tensors.stored_tensor import StoredTensor
     from glft_schema.weights.checkpoints import open_checkpoint
     from glft_schema.weights.convert import convert
     from glft_schema.weights.edit import Change, Edited, edit
@@ -77,7 +78,6 @@ if TYPE_CHECKING:
     from glft_schema.weights.importance_statistics import ColumnStatistics
     from glft_schema.weights.payloads import WrittenTensor
     from glft_schema.weights.save import save_file
-    from glft_schema.weights.stored_tensors import StoredTensor
 
 __version__ = "0.1.0"
 
@@ -123,7 +123,7 @@ LATER = {  # names by the module that is imported when one is used, so that open
     "weights.importance_statistics": "ColumnStatistics",
     "weights.payloads": "WrittenTensor",
     "weights.save": "save_file",
-    "weights.stored_tensors": "StoredTensor",
+    "tensors.stored_tensor": "StoredTensor",
 }
 MODULES = {name: module for module, names in LATER.items() for name in names.split()}
 __getattr__, __dir__ = on_first_use(globals(), MODULES, PARTS)

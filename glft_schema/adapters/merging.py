@@ -11,7 +11,6 @@ from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
 from glft_schema.display import Progress, Results, with_display
 from glft_schema.errors import OptionError, TensorError, TiedWarning
 from glft_schema.families.export import OUTPUT
-from glft_schema.families.operations import Slices
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
@@ -19,12 +18,13 @@ from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import row_chunks
 from glft_schema.tensor_types.engine.differences import NumberErrors
+from glft_schema.tensors.stored_tensor import Slices, StoredTensor
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_entries
 from glft_schema.weights.convert import convert
 from glft_schema.weights.importance import read_importance
+from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.schemes import Choice, Chosen
-from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 
 @with_display

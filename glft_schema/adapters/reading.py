@@ -17,13 +17,13 @@ from glft_schema.errors import FormatError, OptionError, TensorError, shown
 from glft_schema.families.config import LARGEST, Config, config_of, read_json, refusing
 from glft_schema.families.export import family_in_gguf
 from glft_schema.families.names import Names
-from glft_schema.families.operations import KEEP, LazyTensor, PermuteRows, Transpose, of_file, of_values
+from glft_schema.families.operations import KEEP, PermuteRows, Transpose
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
+from glft_schema.tensors.stored_tensor import StoredTensor, of_file, of_values
 from glft_schema.weights.checkpoints import open_checkpoint
-from glft_schema.weights.stored_tensors import as_lazy
 
 CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."  # of names in peft's files
@@ -102,7 +102,7 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
     config = config_of(base.metadata, family.keys, family.arch)
     names, updates = Names(family, config, len(base.tensors)), dict[str, Update]()
     alphas = Patterns.of(settings, "alpha_pattern", str(folder / CONFIG))
-    for stored, (a, b) in _pairs(as_lazy(open_checkpoint(weights)), IN_PEFT):
+    for stored, (a, b) in _pairs(open_checkpoint(weights), IN_PEFT):
         layer = stored.removeprefix(PREFIX)
         place = names.place_of(layer.removeprefix(family.prefix) + ".weight")
         operation = place.row.operation
@@ -154,7 +154,7 @@ def _finite(value: object, path: str, file: str) -> float:
 
 
 def _pairs(
-    tensors: Mapping[str, LazyTensor], pattern: re.Pattern[str]
+    tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]
 ) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
     """Yields A and B by the name of what they change; those of an embedding as of a linear layer.
 

@@ -22,10 +22,11 @@ from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types.engine.chunks import CHUNK, slices
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
 from glft_schema.tensor_types.small_floats import widened
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint, Weights, mapped_beside, open_entries
 from glft_schema.weights.convert import as_typed, has_types
+from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
-from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 SAME, CHANGED, RETYPED, RESHAPED, RENAMED = "same", "changed", "retyped", "reshaped", "renamed"
 ADDED, REMOVED = "added", "removed"

@@ -15,13 +15,14 @@ from glft_schema.lazy import torch
 from glft_schema.storage.source import BytesSource, StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Place, Tensor
 from glft_schema.weights.checkpoints import Weights, mapped_beside, open_entries
 from glft_schema.weights.importance import with_importance
+from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.schemes import Choice
-from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 COPIED, EXACT, UNKNOWN, DIFFERS, EXTRA, MISSING = "copied", "exact", "unknown", "differs", "extra", "missing"
 VERDICTS = (COPIED, EXACT, UNKNOWN, DIFFERS, EXTRA, MISSING)

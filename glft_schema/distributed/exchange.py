@@ -18,7 +18,7 @@ import torch
 from torch import distributed
 
 from glft_schema.errors import TensorError
-from glft_schema.families.operations import LazyTensor, Slices
+from glft_schema.tensors.stored_tensor import Slices, StoredTensor
 
 TAG = 0x676C  # of messages, so that those of other code in the group are not mistaken for them
 
@@ -139,7 +139,7 @@ class Remote:
         self._noted: list[Request] | None = None
         self._answers: dict[Request, torch.Tensor] = {}
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> LazyTensor:
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> StoredTensor:
         """Returns a tensor that ranks hold."""
 
         def read(index: Slices) -> torch.Tensor:
@@ -149,7 +149,7 @@ class Remote:
             self._noted.append(request)
             return torch.empty(request.shape, dtype=dtype, device="meta")
 
-        return LazyTensor(shape, dtype, lambda: read(tuple(slice(0, size) for size in shape)), read=read)
+        return StoredTensor(shape, dtype, lambda: read(tuple(slice(0, size) for size in shape)), read=read)
 
     def noting(self) -> list[Request]:
         """Begins to note reads. Returns the list that they are added to."""

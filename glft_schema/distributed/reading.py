@@ -20,13 +20,13 @@ from glft_schema.errors import FormatError, TensorError
 from glft_schema.families.export import OUTPUT, family_in_gguf, hf_model
 from glft_schema.families.folders import EMBEDDING
 from glft_schema.families.names import Names
-from glft_schema.families.operations import LazyTensor, Slices, of_file
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.nn.loading import Renaming, renamed
 from glft_schema.nn.modules import Packed
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types.engine.chunks import CHUNK, slices
+from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
 
 
 class StorageReader(Reader):
@@ -65,7 +65,7 @@ class StorageReader(Reader):
         self._packed = _packed_names(packed) if isinstance(packed, nn.Module) else frozenset(packed)
         self._mmap = mmap
         self._file: File | None = None
-        self._tensors: dict[str, LazyTensor] = {}
+        self._tensors: dict[str, StoredTensor] = {}
         self._problem: Exception | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -120,14 +120,14 @@ class StorageReader(Reader):
         done.set_result(None)
         return done
 
-    def _size(self, name: str, tensor: LazyTensor) -> tuple[int, ...]:
+    def _size(self, name: str, tensor: StoredTensor) -> tuple[int, ...]:
         """Returns the shape of a tensor, or of its bytes."""
         if name not in self._packed:
             return tensor.shape
         if tensor.packed is None:
             raise TensorError("expected a quantized tensor to be read as bytes, found another", name)
         rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-        return rows, tensor.packed.type.nbytes(tensor.shape) // max(rows, 1)
+        return rows, tensor.packed.dtype.nbytes(tensor.shape) // max(rows, 1)
 
     def _check(self, item: ReadItem, target: torch.Tensor) -> None:
         """Raises TensorError if a target would be filled with truncated values."""
@@ -144,14 +144,14 @@ class StorageReader(Reader):
         for index, out in _chunks(item.storage_offsets, target):
             if name in self._packed:
                 assert tensor.packed is not None
-                out.copy_(tensor.packed.read(index))
+                out.copy_(tensor.packed.packed_part(index))
             elif tensor.file_tensor is not None and out.is_contiguous():
                 tensor.file_tensor.read(index, out=out)
             else:
                 out.copy_(tensor.part(index))
 
 
-def named(file: File, names: Renaming | None = None) -> dict[str, LazyTensor]:
+def named(file: File, names: Renaming | None = None) -> dict[str, StoredTensor]:
     """Returns the tensors of a file by the names that a state dict may have; see `StorageReader`.
 
     Raises:

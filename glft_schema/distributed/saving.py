@@ -39,9 +39,9 @@ from glft_schema.quantizer.quantize import QuantizeOptions, as_recipe, plan_quan
 from glft_schema.quantizer.rules import Recipe
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.convert import ConvertOptions, plan_conversion
+from glft_schema.weights.in_memory import packed_tensors
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan, WriteOptions, plan_file
-from glft_schema.weights.stored_tensors import of_lazy, packed_tensors
 from glft_schema.words import check_options
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class StorageWriter(Writer):
         """Returns the plan of the file, with tensors that `remote` reads."""
         lazy = {name: remote.tensor(name, shape, dtype) for name, (shape, dtype) in tensors.items()}
         if self._like is None:
-            stored = {name: replace(of_lazy(name, tensor), identity=ties.get(name)) for name, tensor in lazy.items()}
+            stored = {name: replace(tensor, identity=ties.get(name)) for name, tensor in lazy.items()}
             return plan_file(stored, format_for(self.path, self._options.get("format")), self._metadata, self._options)
         checkpoint = by_example(lazy, opened.enter_context(open(self._like)))
         if self._recipe is None:
@@ -297,7 +297,7 @@ def _needed(task: _Task | None, remote: Remote) -> list[Request]:
     if task is None or task.rows is None or isinstance(task.span.content, bytes) or task.span.content.copy_of is not None:
         return []
     payload, noted = task.span.content, remote.noting()
-    payload.stored.part(task.rows) if payload.has_parts else payload.stored.load()
+    payload.stored.rows(task.rows) if payload.has_parts else payload.stored.load()
     return noted
 
 

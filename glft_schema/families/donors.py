@@ -26,18 +26,7 @@ from glft_schema.families.config import Config, metadata_of, read_config, refusi
 from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
 from glft_schema.families.libraries import library
 from glft_schema.families.names import SUFFIXES, is_float32, name_map
-from glft_schema.families.operations import (
-    KEEP,
-    Function,
-    LazyTensor,
-    PermuteRows,
-    PlusOne,
-    Stack,
-    Transpose,
-    applied,
-    of_file,
-    quantized_type,
-)
+from glft_schema.families.operations import KEEP, Function, PermuteRows, PlusOne, Stack, Transpose, applied, quantized_type
 from glft_schema.families.page import BLOCK_COUNT, Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
@@ -46,6 +35,7 @@ from glft_schema.files.shards import check_whole
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.differences import errors_of
+from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.tensor import Tensor
 
 DROPPED = {pattern for family in FAMILIES for pattern in family.dropped}  # tensors that GGUF does not have
@@ -94,7 +84,9 @@ class Donor:
         keys = WITH_TYPES.shard_keys or ()
         return metadata.without(*(key for key in metadata if key in keys or key.startswith(OF_ITS_MATRIX)))
 
-    def tensors_of(self, tensors: Mapping[str, LazyTensor], folder: Path | None) -> tuple[dict[str, LazyTensor], Family | None]:
+    def tensors_of(
+        self, tensors: Mapping[str, StoredTensor], folder: Path | None
+    ) -> tuple[dict[str, StoredTensor], Family | None]:
         """Returns the tensors of a checkpoint by the donor's names, in its order.
 
         Args:
@@ -119,7 +111,7 @@ class Donor:
                 return self.completed(self._by_table(tensors, family, read_config(folder))), family
         return self.completed(self._by_names(tensors)), None
 
-    def _by_table(self, tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
+    def _by_table(self, tensors: Mapping[str, StoredTensor], family: Family, config: Config) -> dict[str, StoredTensor]:
         """Returns tensors mapped by the table of a family."""
         values = metadata_of(config, family.keys, family.arch)
         found = gguf_tensors(tensors, family, config)
@@ -143,7 +135,7 @@ class Donor:
     def _name(self) -> str:
         return safe(Path(self.file.name).name)
 
-    def _of_shape(self, name: str, tensor: LazyTensor) -> LazyTensor:
+    def _of_shape(self, name: str, tensor: StoredTensor) -> StoredTensor:
         """Returns a tensor if the donor has it with that shape. Raises TensorError otherwise."""
         if name not in self.file.tensors:
             raise TensorError(f"{self._name} has no such tensor", name)
@@ -151,14 +143,14 @@ class Donor:
             raise self._other_shape(name, tensor)
         return tensor
 
-    def _other_shape(self, name: str, tensor: LazyTensor) -> TensorError:
+    def _other_shape(self, name: str, tensor: StoredTensor) -> TensorError:
         shape = list(self.file.tensors[name].shape)
         return TensorError(f"expected the shape {shape}, as in {self._name}, found {list(tensor.shape)}", name)
 
-    def _by_names(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    def _by_names(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Returns tensors by the donor's names. Operations are found when values are loaded."""
         names = name_map(self.arch, self._count(BLOCK_COUNT) or 0, len(self.file.tensors))
-        parts: dict[str, dict[int, LazyTensor]] = {}
+        parts: dict[str, dict[int, StoredTensor]] = {}
         for stored, tensor in tensors.items():
             name = stored.removeprefix(PREFIXES.get(self.arch, ""))
             expert, of_all = EXPERT.search(name), EXPERT.sub("", name)
@@ -176,7 +168,7 @@ class Donor:
             for name, found in parts.items()
         }
 
-    def _by_values(self, name: str, parts: Sequence[LazyTensor]) -> LazyTensor:
+    def _by_values(self, name: str, parts: Sequence[StoredTensor]) -> StoredTensor:
         """Returns a tensor by the operation that gives values like the donor's.
 
         Raises TensorError if none gives its shape.
@@ -197,7 +189,7 @@ class Donor:
         def load() -> torch.Tensor:
             return closest()([part.load() for part in parts])[0].to(dtype).contiguous()
 
-        return LazyTensor(own.shape, dtype, load, quantized=quantized_type(parts))
+        return StoredTensor(own.shape, dtype, load, quantized=quantized_type(parts))
 
     def _functions(self, name: str) -> Iterator[Function]:
         """Yields the operations that a tensor may need."""
@@ -206,7 +198,7 @@ class Donor:
         for operation in [*operations, *([PermuteRows(HEAD_COUNT)] if heads else [])]:
             yield partial(operation.to_gguf, config={HEAD_COUNT: heads})
 
-    def _closest(self, own: Tensor, parts: Sequence[LazyTensor], functions: Sequence[Function]) -> Function:
+    def _closest(self, own: Tensor, parts: Sequence[StoredTensor], functions: Sequence[Function]) -> Function:
         """Returns the function whose values are the closest to the donor's.
 
         Raises TensorError if none are similar, or two are about as close.
@@ -225,7 +217,7 @@ class Donor:
                 raise TensorError(f"{problem} with about the same error: RMSE {rmses[0]:.3g} and {rmses[1]:.3g}", own.name)
         return functions[best]
 
-    def completed(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    def completed(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Returns all tensors of the donor, in its order. Raises TensorError if one is missing."""
         found = {}
         for name, own in self.file.tensors.items():

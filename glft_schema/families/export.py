@@ -8,10 +8,11 @@ from typing import Any
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import Config, config_of
 from glft_schema.families.names import Names, Place, is_float32
-from glft_schema.families.operations import LazyTensor, Operation, of_values
+from glft_schema.families.operations import Operation
 from glft_schema.families.page import Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.lazy import torch
+from glft_schema.tensors.stored_tensor import StoredTensor, of_values
 
 ROWS_OF = {
     "vocab_size": "token_embd.weight",
@@ -22,8 +23,8 @@ OUTPUT = "output.weight"
 
 
 def hf_model(
-    tensors: Mapping[str, LazyTensor], metadata: Mapping[str, Any], fused: bool = False
-) -> tuple[dict[str, LazyTensor], Config]:
+    tensors: Mapping[str, StoredTensor], metadata: Mapping[str, Any], fused: bool = False
+) -> tuple[dict[str, StoredTensor], Config]:
     """Returns the tensors of a GGUF model by their names in Hugging Face, and the config.
 
     Tensors that GGUF holds in float32 get the dtype of the model's matrices if that is exact.
@@ -42,7 +43,7 @@ def hf_model(
     config = config_of(metadata, family.keys, family.arch)
     left = dict(tensors)
     config |= family.restored(left, config)
-    found: dict[str, LazyTensor] = {}
+    found: dict[str, StoredTensor] = {}
     places = Names(family, config, len(left)).places(left, fused)
     sources: dict[Place, list[str]] = {}
     for name, place in places.items():
@@ -84,8 +85,8 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
 
 
 def _narrowed(
-    result: LazyTensor, tensors: list[LazyTensor], operation: Operation, config: Config, dtype: torch.dtype
-) -> LazyTensor:
+    result: StoredTensor, tensors: list[StoredTensor], operation: Operation, config: Config, dtype: torch.dtype
+) -> StoredTensor:
     """Returns values in a narrower dtype if `tensors` can be made of them again, bit for bit."""
     if result.dtype == dtype:
         return result

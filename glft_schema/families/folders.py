@@ -29,7 +29,7 @@ from glft_schema.families.converter import ADVICE
 from glft_schema.families.guarded import guarded
 from glft_schema.families.kept import KEPT, kept_metadata
 from glft_schema.families.names import Names, is_float32
-from glft_schema.families.operations import LazyTensor, as_float32, of_file, of_values, quantized_type
+from glft_schema.families.operations import as_float32, quantized_type
 from glft_schema.families.page import OF_ANY, Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.untrusted import check_links
@@ -41,6 +41,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.storage.file_source import check_size
 from glft_schema.storage.source import StrPath, path_text
+from glft_schema.tensors.stored_tensor import StoredTensor, of_file, of_values
 
 FOLDER_KEYS = "glft_schema.families.folder_keys"  # a module for a process of its own
 CARD, MODULES = "README.md", "modules.json"
@@ -67,7 +68,7 @@ class Model:
     """
 
     family: Family
-    tensors: Mapping[str, LazyTensor]
+    tensors: Mapping[str, StoredTensor]
     metadata: TypedMetadata
     dropped: tuple[str, ...]
 
@@ -193,7 +194,7 @@ def unknown_fields(family: Family, config: Config, folder: Path) -> list[str]:
     return [f"{safe(file, 1000)}: unknown field {shown(name)}: llama.cpp computes without it" for name in unknown]
 
 
-def check_vocabulary_size(tensors: Mapping[str, LazyTensor], config: Config, folder: Path) -> None:
+def check_vocabulary_size(tensors: Mapping[str, StoredTensor], config: Config, folder: Path) -> None:
     """Sets the size of the vocabulary to the rows of the token embedding.
 
     Raises:
@@ -210,7 +211,7 @@ def check_vocabulary_size(tensors: Mapping[str, LazyTensor], config: Config, fol
     check_token_count(rows, folder)
 
 
-def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
+def gguf_tensors(tensors: Mapping[str, StoredTensor], family: Family, config: Config) -> dict[str, StoredTensor]:
     """Returns the tensors of a folder by their names in GGUF.
 
     Raises:
@@ -238,7 +239,7 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
     return found
 
 
-def file_type(tensors: Mapping[str, LazyTensor]) -> int:
+def file_type(tensors: Mapping[str, StoredTensor]) -> int:
     """Returns llama.cpp's number of a quantized type, or of the first matrix that is not always
     F32."""
     matrices = [tensor for name, tensor in tensors.items() if not is_float32(name, tensor.shape)]

@@ -10,9 +10,9 @@ from glft_schema.errors import FormatError, TensorError
 from glft_schema.families.config import Config
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import library
-from glft_schema.families.operations import LazyTensor
 from glft_schema.families.page import BLOCK_COUNT, FLOAT32, Family, T
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensors.stored_tensor import StoredTensor
 
 SUFFIXES = (".weight", ".bias")
 
@@ -92,7 +92,7 @@ class Names:
         """Returns the error for a name that the family does not have."""
         return TensorError(f"the {self._family.arch} family has no such tensor: use {ADVICE}", name)
 
-    def places(self, tensors: Mapping[str, LazyTensor], fused: bool = False) -> dict[str, Place]:
+    def places(self, tensors: Mapping[str, StoredTensor], fused: bool = False) -> dict[str, Place]:
         """Returns the places of all tensors, by their names in GGUF.
 
         Args:
@@ -101,7 +101,7 @@ class Names:
         """
         return {name: place for place in self._places(tensors, fused) for name in place.in_gguf}
 
-    def _places(self, tensors: Mapping[str, LazyTensor], fused: bool) -> Iterator[Place]:
+    def _places(self, tensors: Mapping[str, StoredTensor], fused: bool) -> Iterator[Place]:
         for row in self._rows:
             for block in range(self._block_count if "{i}" in row.name else 1):
                 for suffix in suffixes(row) if row.written or fused else ():
@@ -110,9 +110,9 @@ class Names:
                         yield place
 
 
-def is_of(type_: TensorType, tensor: LazyTensor | None) -> bool:
+def is_of(type_: TensorType, tensor: StoredTensor | None) -> bool:
     """Returns whether a tensor has the bytes of a quantized type."""
-    return tensor is not None and tensor.packed is not None and tensor.packed.type == type_
+    return tensor is not None and tensor.packed is not None and tensor.packed.dtype == type_
 
 
 def suffixes(row: T) -> tuple[str, ...]:

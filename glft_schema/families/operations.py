@@ -1,10 +1,10 @@
 """Tensors computed on use, and the invertible operations between the layouts of Hugging Face and
 GGUF.
 
-An operation is a pair of functions on torch tensors. Applied to `LazyTensor`s, the functions run on
-meta tensors for the shapes, and on values when a result is loaded. A function that only moves rows
-also runs on the rows' numbers, which tells the rows that a part of its result consists of. It moves
-the rows of a quantized tensor without decoding them.
+An operation is a pair of functions on torch tensors. Applied to `StoredTensor`s, the functions run
+on meta tensors for the shapes, and on values when a result is loaded. A function that only moves
+rows also runs on the rows' numbers, which tells the rows that a part of its result consists of. It
+moves the rows of a quantized tensor without decoding them.
 """
 
 from __future__ import annotations
@@ -15,128 +15,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from glft_schema.errors import TensorError
 from glft_schema.lazy import torch
-from glft_schema.storage.source import Source
-from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.fp4 import MXFP4
-from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed, transposed
 
 Config = Mapping[str, Any]
 Function = Callable[[Sequence["torch.Tensor"]], Sequence["torch.Tensor"]]
-Slices = tuple[slice, ...]  # one for each dim, with a start and a stop
 Scope = Literal["rows", "elements", "tensors"]
 LOW_HALVES = 0x0F0F0F0F0F0F0F0F  # of eight bytes
 
 
-@dataclass(frozen=True)
-class LazyTensor:
-    """A tensor whose values are computed when loaded.
-
-    Attributes:
-        shape: its sizes.
-        dtype: its torch dtype.
-        load: returns its values; called for each use, and the result is not kept.
-        file_tensor: the tensor of a weights file with these values, or None.
-        packed: the bytes of a quantized tensor, or None.
-        transposed: the tensor of which this one has the matrices transposed, or None.
-        read: returns a part of the values, or None if that takes all of them.
-        quantized: the quantized type that the values have been rounded to, or None.
-    """
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    load: Callable[[], torch.Tensor]
-    file_tensor: Tensor | None = None
-    packed: Packed | None = None
-    transposed: LazyTensor | None = None
-    read: Callable[[Slices], torch.Tensor] | None = None
-    quantized: TensorType | None = None
-
-    def part(self, index: Slices) -> torch.Tensor:
-        """Returns the values at one slice for each dim. Reads no others if it can."""
-        if self.file_tensor is not None:
-            return self.file_tensor[index]
-        if self.transposed is not None:
-            return self.transposed.part((*index[:-2], index[-1], index[-2])).mT
-        return self.load()[index] if self.read is None else self.read(index)
-
-
-class Packed(NamedTuple):
-    """A quantized tensor's bytes.
-
-    Attributes:
-        type: the tensor's type.
-        load: returns the payload, u8 [rows, bytes of a row], as `Tensor.packed`.
-        read: returns a part of the payload, at one slice for each of its dims.
-    """
-
-    type: TensorType
-    load: Callable[[], torch.Tensor]
-    read: Callable[[Slices], torch.Tensor]
-
-
-def of_file(tensor: Tensor) -> LazyTensor:
-    """Returns a tensor of an open file."""
-    type_ = tensor.dtype
-    packed = Packed(type_, tensor.packed, tensor.packed_part) if type_.is_quantized else None
-    quantized = packed.type if packed else None
-    return LazyTensor(tensor.shape, type_.dtype, tensor.dequantize, tensor, packed, quantized=quantized)
-
-
-def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable[[Slices], torch.Tensor]) -> LazyTensor:
-    """Returns a quantized tensor whose bytes are computed; see `Packed.read`."""
-    nbytes = type_.nbytes(shape)
-    source = _PackedSource(name, shape[0], nbytes // (shape[0] or 1), read)
-    return of_file(Tensor(name, shape, Place(0, nbytes, type_, tuple(shape)), source, 0))
-
-
-class _PackedSource(Source):
-    """The bytes of a quantized tensor, computed by whole rows.
-
-    Args:
-        name: of the tensor.
-        rows: of the payload as u8 [rows, bytes of a row].
-        pitch: bytes of a row.
-        read: returns a part of the payload; see `Packed.read`.
-    """
-
-    def __init__(self, name: str, rows: int, pitch: int, read: Callable[[Slices], torch.Tensor]) -> None:
-        super().__init__(name, rows * pitch)
-        self._pitch, self._read = pitch, read
-
-    def _view(self, start: int, nbytes: int) -> memoryview:
-        if not nbytes:
-            return memoryview(b"")
-        first = start // self._pitch
-        rows = self._read((slice(first, -(-(start + nbytes) // self._pitch)), slice(0, self._pitch)))
-        skipped = start - first * self._pitch
-        return tensor_bytes(rows)[skipped : skipped + nbytes]
-
-
-def transposed(source: LazyTensor) -> LazyTensor:
-    """Returns a tensor with its matrices transposed."""
-    if source.transposed is not None:
-        return source.transposed
-    *outer, rows, columns = source.shape
-    return LazyTensor(
-        (*outer, columns, rows),
-        source.dtype,
-        lambda: source.load().mT.contiguous(),
-        transposed=source,
-        quantized=source.quantized,
-    )
-
-
-def of_values(values: torch.Tensor) -> LazyTensor:
-    """Returns a tensor with its values in memory."""
-    return LazyTensor(tuple(values.shape), values.dtype, lambda: values)
-
-
-def applied(function: Function, sources: Sequence[LazyTensor], name: str, scope: Scope = "tensors") -> list[LazyTensor]:
+def applied(function: Function, sources: Sequence[StoredTensor], name: str, scope: Scope = "tensors") -> list[StoredTensor]:
     """Returns the results of a function.
 
     Args:
@@ -157,34 +50,36 @@ def applied(function: Function, sources: Sequence[LazyTensor], name: str, scope:
     def loading(number: int) -> Callable[[], torch.Tensor]:
         return lambda: function([source.load() for source in sources])[number].contiguous()
 
-    def packing(number: int) -> Callable[[], torch.Tensor]:
-        rows = len(planned[number])
-        return lambda: function([_rows_of_bytes(source) for source in sources])[number].reshape(rows, -1)
+    def packed(number: int, type_: TensorType) -> StoredTensor:
+        planned_rows, moved = len(planned[number]), _MovedRows(function, sources, number)
 
-    types = {source.packed.type if source.packed else None for source in sources} if scope == "rows" else {None}
+        def read(index: Slices) -> torch.Tensor:
+            if len(range(planned_rows)[index[0]]) < planned_rows:
+                return moved.packed(index)
+            return function([_rows_of_bytes(source) for source in sources])[number].reshape(planned_rows, -1)[:, index[1]]
+
+        return of_packed(name, tuple(planned[number].shape), type_, read)
+
+    types = {source.packed.dtype if source.packed else None for source in sources} if scope == "rows" else {None}
     type_ = types.pop() if len(types) == 1 else None
-    moved = [
-        _MovedRows(function, sources, i) if scope == "rows" and result.dim() > 1 else None for i, result in enumerate(planned)
-    ]
-    return [
-        LazyTensor(
-            tuple(result.shape),
-            result.dtype,
-            loading(i),
-            packed=Packed(type_, packing(i), rows.packed) if type_ and (rows := moved[i]) else None,
-            read=rows.values if (rows := moved[i]) else _by_element(function, sources, i) if scope == "elements" else None,
-            quantized=quantized_type(sources),
-        )
-        for i, result in enumerate(planned)
-    ]
+    results = []
+    for number, result in enumerate(planned):
+        if type_ is not None and result.dim() > 1:
+            results.append(packed(number, type_))
+            continue
+        read = _by_element(function, sources, number) if scope == "elements" else None
+        read = _MovedRows(function, sources, number).values if scope == "rows" and result.dim() > 1 else read
+        kind = tuple(result.shape), result.dtype
+        results.append(StoredTensor(*kind, loading(number), read=read, quantized=quantized_type(sources)))
+    return results
 
 
-def quantized_type(sources: Iterable[LazyTensor]) -> TensorType | None:
+def quantized_type(sources: Iterable[StoredTensor]) -> TensorType | None:
     """Returns the quantized type of the first source that has one, or None."""
     return next((source.quantized for source in sources if source.quantized), None)
 
 
-def _by_element(function: Function, sources: Sequence[LazyTensor], number: int) -> Callable[[Slices], torch.Tensor]:
+def _by_element(function: Function, sources: Sequence[StoredTensor], number: int) -> Callable[[Slices], torch.Tensor]:
     return lambda index: function([source.part(index) for source in sources])[number]
 
 
@@ -197,7 +92,7 @@ class _MovedRows:
         number: of the result.
     """
 
-    def __init__(self, function: Function, sources: Sequence[LazyTensor], number: int) -> None:
+    def __init__(self, function: Function, sources: Sequence[StoredTensor], number: int) -> None:
         self._sources = sources
         self._starts = [0, *accumulate(math.prod(source.shape[:-1]) for source in sources)]
         self._origins = cache(lambda: function(self._numbers())[number].squeeze(-1))  # i64, of each row
@@ -219,18 +114,18 @@ class _MovedRows:
         """Returns a part of the bytes, u8 [rows, bytes of a row], by rows of the first dim."""
         origins, across = self._origins()[index[0]], index[1]
 
-        def read(source: LazyTensor, at: Slices) -> torch.Tensor:
+        def read(source: StoredTensor, at: Slices) -> torch.Tensor:
             assert source.packed is not None
             if len(at) == 1:
-                return source.packed.read((at[0], across if origins.dim() == 1 else _all_bytes(source, 1)))
+                return source.packed.packed_part((at[0], across if origins.dim() == 1 else _all_bytes(source, 1)))
             size = _all_bytes(source, source.shape[-2]).stop // source.shape[-2]
             rows, columns = at[-1], slice(at[-1].start * size, at[-1].stop * size)
-            return source.packed.read((at[0], columns)).view(-1, size)[:: rows.step or 1]
+            return source.packed.packed_part((at[0], columns)).view(-1, size)[:: rows.step or 1]
 
         found = self._gathered(origins.flatten(), read)
         return found if origins.dim() == 1 else found.reshape(len(origins), -1)[:, across]
 
-    def _gathered(self, origins: torch.Tensor, read: Callable[[LazyTensor, Slices], torch.Tensor]) -> torch.Tensor:
+    def _gathered(self, origins: torch.Tensor, read: Callable[[StoredTensor, Slices], torch.Tensor]) -> torch.Tensor:
         """Returns rows by their numbers. `read` returns rows of one matrix at slices."""
         ordered, order = origins.sort()
         pieces = [read(source, at) for source, at in self._spans(ordered.tolist())]
@@ -238,7 +133,7 @@ class _MovedRows:
         found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         return found if torch.equal(origins, ordered) else torch.empty_like(found).index_copy_(0, order.to(found.device), found)
 
-    def _spans(self, numbers: Sequence[int]) -> Iterator[tuple[LazyTensor, Slices]]:
+    def _spans(self, numbers: Sequence[int]) -> Iterator[tuple[StoredTensor, Slices]]:
         """Yields rows at equal distances in one matrix of a source, by slices of all dims but the
         last."""
 
@@ -275,19 +170,19 @@ def _progressions(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         start = end
 
 
-def _all_bytes(source: LazyTensor, rows: int) -> slice:
+def _all_bytes(source: StoredTensor, rows: int) -> slice:
     """Returns the slice of all bytes of some rows of the last dim."""
     assert source.packed is not None
-    return slice(0, rows * source.packed.type.nbytes((1, source.shape[-1])))
+    return slice(0, rows * source.packed.dtype.nbytes((1, source.shape[-1])))
 
 
-def _rows_of_bytes(source: LazyTensor) -> torch.Tensor:
+def _rows_of_bytes(source: StoredTensor) -> torch.Tensor:
     """Returns a tensor's bytes, u8 [..., bytes of a row of the last dim]."""
     assert source.packed is not None
-    return source.packed.load().view(*source.shape[:-1], -1)
+    return source.packed.packed().view(*source.shape[:-1], -1)
 
 
-def as_float32(source: LazyTensor) -> LazyTensor:
+def as_float32(source: StoredTensor) -> StoredTensor:
     """Returns a tensor as float32."""
     return source if source.dtype == torch.float32 else applied(_to_float32, [source], "", "elements")[0]
 
@@ -322,15 +217,15 @@ class Operation:
         """Returns the tensors of Hugging Face. The inverse of `to_gguf`."""
         return tensors
 
-    def mapped(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+    def mapped(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         """Returns the tensors of GGUF; `name` is for errors. Raises as `applied`."""
         return self._applied(self.to_gguf, sources, config, name)
 
-    def restored(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+    def restored(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         """Returns the tensors of Hugging Face. The inverse of `mapped`."""
         return self._applied(self.to_hf, sources, config, name)
 
-    def _applied(self, function: Any, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+    def _applied(self, function: Any, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         if type(self) is Operation:
             return list(sources)
         scope = self.scope if len(sources[0].shape) >= self.dims else "tensors"
@@ -396,13 +291,13 @@ class Transpose(Operation):
     def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         return [values.mT if values.dim() == self.dims else values for values in self.then.to_hf(tensors, config)]
 
-    def mapped(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+    def mapped(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         return self.then.mapped(self._transposed(sources), config, name)
 
-    def restored(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+    def restored(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         return self._transposed(self.then.restored(sources, config, name))
 
-    def _transposed(self, sources: Sequence[LazyTensor]) -> list[LazyTensor]:
+    def _transposed(self, sources: Sequence[StoredTensor]) -> list[StoredTensor]:
         return [transposed(source) if len(source.shape) == self.dims else source for source in sources]
 
 
@@ -468,7 +363,7 @@ class PackMXFP4(Operation):
     def parts(self, config: Config) -> Iterable[object]:
         return ("blocks", "scales")
 
-    def mapped(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+    def mapped(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         codes, scales = sources
         if codes.shape != (*scales.shape, 16) or {codes.dtype, scales.dtype} != {torch.uint8}:
             found = " and ".join(f"{source.dtype} {list(source.shape)}" for source in sources)
@@ -482,7 +377,7 @@ class PackMXFP4(Operation):
         shape = (*scales.shape[:-1], 32 * scales.shape[-1])
         return self.then.mapped([of_packed(name, shape, MXFP4, read)], config, name)
 
-    def restored(self, sources: Sequence[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+    def restored(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         (tensor,) = self.then.restored(sources, config, name)
         shape = (*tensor.shape[:-1], tensor.shape[-1] // 32)
 
@@ -490,8 +385,8 @@ class PackMXFP4(Operation):
             return _rows_of_bytes(tensor).view(*shape, 17)
 
         return [
-            LazyTensor((*shape, 16), torch.uint8, lambda: _to_neighbours(blocks()[..., 1:])),
-            LazyTensor(shape, torch.uint8, lambda: blocks()[..., 0].contiguous()),
+            StoredTensor((*shape, 16), torch.uint8, lambda: _to_neighbours(blocks()[..., 1:])),
+            StoredTensor(shape, torch.uint8, lambda: blocks()[..., 0].contiguous()),
         ]
 
 

@@ -25,9 +25,10 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from glft_schema.families.config import ALIASES, ROPE, Config, Key
-from glft_schema.families.operations import KEEP, LazyTensor, Operation
+from glft_schema.families.operations import KEEP, Operation
 from glft_schema.families.requirements import Requirement
 from glft_schema.lazy import torch
+from glft_schema.tensors.stored_tensor import StoredTensor
 
 BLOCK_COUNT = "block_count"  # the key
 FLOAT32 = (  # matrices that GGUF holds in float32
@@ -198,7 +199,7 @@ class Family:
     dropped: tuple[str, ...] = ()
     prefix: str = ""
     generated: Callable[[Config], dict[str, torch.Tensor]] = lambda config: {}
-    restored: Callable[[dict[str, LazyTensor], Config], Config] = lambda tensors, config: {}
+    restored: Callable[[dict[str, StoredTensor], Config], Config] = lambda tensors, config: {}
     ropes: tuple[str, ...] = SCALED
 
     def drops(self, name: str) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 from glft_schema.display import shortest
 from glft_schema.errors import TensorError
 from glft_schema.families.config import Config
-from glft_schema.families.operations import LazyTensor
 from glft_schema.lazy import torch
+from glft_schema.tensors.stored_tensor import StoredTensor
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_TENSOR = "rope_freqs.weight"
@@ -53,7 +53,7 @@ def longrope_factors(config: Config) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(factors, dtype=torch.float32) for name, factors in lists.items()}
 
 
-def llama3_config(tensors: dict[str, LazyTensor], config: Config) -> Config:
+def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns the config of llama3's rope scaling, and removes its tensor.
 
     The tensor has the largest factor only. Other parameters are those of Llama 3, with any power of
@@ -75,7 +75,7 @@ def llama3_config(tensors: dict[str, LazyTensor], config: Config) -> Config:
     raise TensorError("expected factors of Llama 3's rope scaling, found others, which config.json cannot state", LLAMA3_TENSOR)
 
 
-def longrope_config(tensors: dict[str, LazyTensor], config: Config) -> Config:
+def longrope_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns the config of phi3's rope and sliding window, and removes the tensors of factors."""
     found: Config = {"sliding_window": config["sliding_window"] or None}
     rotated = config.pop(DIMENSIONS) * config["num_attention_heads"] / config["hidden_size"]

@@ -10,7 +10,6 @@ from glft_schema.families.config import BLOCKS, CONFIG, check_sizes, read_json
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
 from glft_schema.families.libraries import library
-from glft_schema.families.operations import LazyTensor
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.tokenizers import tokenizer_of
@@ -20,9 +19,10 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.models.libraries import LOCAL, transformers_for
 from glft_schema.storage.source import StrPath
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.upload import torch_dtype, usable_device
 from glft_schema.weights.checkpoints import Checkpoint, open_entries
-from glft_schema.weights.stored_tensors import as_lazy, in_memory
+from glft_schema.weights.in_memory import in_memory
 
 EXPECTED = "a model that transformers loads"
 
@@ -129,7 +129,7 @@ def _of_gguf(
 
     if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
         raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder to run, found another source")
-    tensors, fields = hf_model(as_lazy(in_memory(checkpoint.tensors)), checkpoint.metadata, fused=True)
+    tensors, fields = hf_model(in_memory(checkpoint.tensors), checkpoint.metadata, fused=True)
     config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
     config._experts_implementation = "eager"  # it takes one expert at a time
     module = _without_values(getattr(transformers, fields["architectures"][0]), config, dtype or _dtype_of(tensors))
@@ -153,7 +153,7 @@ def _of_gguf(
     return module.eval()
 
 
-def _of_linear(module: Any, name: str, tensor: LazyTensor) -> LazyTensor:
+def _of_linear(module: Any, name: str, tensor: StoredTensor) -> StoredTensor:
     """Replaces gpt2's Conv1D, whose weight is [in, out], by a Linear layer, which can be packed.
 
     Returns the layer's weight as the file has it, [out, in], or the tensor itself.
@@ -167,7 +167,7 @@ def _of_linear(module: Any, name: str, tensor: LazyTensor) -> LazyTensor:
     return tensor.transposed
 
 
-def _dtype_of(tensors: dict[str, LazyTensor]) -> torch.dtype:
+def _dtype_of(tensors: dict[str, StoredTensor]) -> torch.dtype:
     """Returns the dtype of all matrices if it is a half one, otherwise float32."""
     dtypes = {tensor.dtype for tensor in tensors.values() if len(tensor.shape) > 1}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32

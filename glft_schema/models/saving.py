@@ -11,7 +11,7 @@ from glft_schema.errors import OptionError, TensorError, alternatives
 from glft_schema.families.config import config_of
 from glft_schema.families.donors import OUTPUT, Donor
 from glft_schema.families.folders import EMBEDDING, gguf_tensors
-from glft_schema.families.operations import LazyTensor, applied
+from glft_schema.families.operations import applied
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.files.container import open
@@ -21,10 +21,10 @@ from glft_schema.lazy import torch
 from glft_schema.models.loading import family_of
 from glft_schema.nn.saving import stored_tensors
 from glft_schema.storage.source import StrPath, path_text
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.convert import convert
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, of_lazy
 from glft_schema.words import suggestion
 
 
@@ -67,7 +67,7 @@ def save(
     if family is None:
         raise OptionError(f"expected a model of a declared family, found {type(model).__name__}")
     with open(like) as file:
-        tensors = as_lazy(stored_tensors(model))
+        tensors = stored_tensors(model)
         own = {name: replace(tensor, transposed=_transposed(model, name, tensor)) for name, tensor in tensors.items()}
         checkpoint = by_example(own, file, family)
         return convert(
@@ -80,7 +80,7 @@ def save(
         )
 
 
-def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | None = None) -> Checkpoint:
+def by_example(tensors: Mapping[str, StoredTensor], file: File, family: Family | None = None) -> Checkpoint:
     """Returns the tensors of a model of transformers with the names, types and metadata of a GGUF
     model.
 
@@ -109,18 +109,18 @@ def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | N
         own = file.tensors[name]
         if tensor.shape == (1, *own.shape):  # llama-quantize drops leading dims of one
             (tensor,) = applied(lambda values: [values[0][0]], [tensor], name)
-        stored[name] = of_lazy(name, tensor)
+        stored[name] = tensor
     return Checkpoint(stored, donor.metadata, None, family.arch, file)
 
 
-def _are_equal(one: LazyTensor, other: LazyTensor) -> bool:
+def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
     """Returns whether two tensors have the same values, or the same bytes of one type."""
-    if one.packed and other.packed and one.packed.type == other.packed.type:
-        return torch.equal(one.packed.load(), other.packed.load())
+    if one.packed and other.packed and one.packed.dtype == other.packed.dtype:
+        return torch.equal(one.packed.packed(), other.packed.packed())
     return torch.equal(one.load(), other.load())
 
 
-def _transposed(model: Any, name: str, tensor: LazyTensor) -> LazyTensor | None:
+def _transposed(model: Any, name: str, tensor: StoredTensor) -> StoredTensor | None:
     """Returns a packed weight [out, in] in place of one that is [in, out] in the model."""
     if not tensor.packed:
         return None

@@ -15,13 +15,13 @@ from torch import nn
 
 from glft_schema.display import with_display
 from glft_schema.errors import OptionError, safe, shown
-from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.nn.saving import refuse_save_pretrained
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.upload import usable_device
 from glft_schema.words import suggestion
 
@@ -94,7 +94,7 @@ def load_into(
         return fill(module, found, path, packed=packed, strict=strict, device=device)
 
 
-def renamed(file: File, names: Renaming, source: StrPath, *, strict: bool = False) -> dict[str, LazyTensor]:
+def renamed(file: File, names: Renaming, source: StrPath, *, strict: bool = False) -> dict[str, StoredTensor]:
     """Returns the tensors of a file by other names; see `load_into`.
 
     Raises OptionError, which names `source`, if two of them get one name, or if `strict` and a
@@ -117,7 +117,7 @@ def renamed(file: File, names: Renaming, source: StrPath, *, strict: bool = Fals
 
 def fill(
     module: nn.Module,
-    found: Mapping[str, LazyTensor],
+    found: Mapping[str, StoredTensor],
     source: StrPath,
     *,
     packed: bool,
@@ -162,7 +162,7 @@ def fill(
         with _naming(source, name, target):
             if keeps or (own.is_meta and _is_packed(module, place)):
                 assert stack.packed is not None
-                values = stack.packed.load().to(target)
+                values = stack.packed.packed().to(target)
             elif own.is_meta:
                 values = _values(tensor, own.dtype).to(target)
         changes.append((place, tensor, values, keeps))
@@ -211,12 +211,12 @@ def _is_packed(module: nn.Module, place: _Place) -> bool:
     return isinstance(owner, Packed) and attribute == "weight"
 
 
-def _misfits(module: nn.Module, place: _Place, found: Mapping[str, LazyTensor]) -> Iterator[str]:
+def _misfits(module: nn.Module, place: _Place, found: Mapping[str, StoredTensor]) -> Iterator[str]:
     """Yields why tensors of the file do not fit."""
     own, given = place.tensor, [name for name in place.names if name in found]
     for name in given:
         tensor, first, owner = found[name], found[given[0]], _owner(module, name)[0]
-        type_ = tensor.packed.type if tensor.packed else tensor.file_tensor.dtype if tensor.file_tensor else tensor.dtype
+        type_ = tensor.packed.dtype if tensor.packed else tensor.file_tensor.dtype if tensor.file_tensor else tensor.dtype
         if tensor.file_tensor and tensor.file_tensor.dtype.bytes_only:
             yield f"{name}: {tensor.file_tensor.dtype.bytes_only}"
         elif _is_packed(module, place):
@@ -232,12 +232,12 @@ def _misfits(module: nn.Module, place: _Place, found: Mapping[str, LazyTensor]) 
             yield f"{name}: expected the values of {given[0]}, with which it is tied"
 
 
-def _are_equal(tensor: LazyTensor, other: LazyTensor) -> bool:
+def _are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Tells whether two tensors have the same type and bytes."""
     one, two = tensor.file_tensor, other.file_tensor
     if one is not None and two is not None:
         return (one.dtype, one.raw) == (two.dtype, two.raw)
-    if tensor.packed and other.packed and tensor.packed.type != other.packed.type:
+    if tensor.packed and other.packed and tensor.packed.dtype != other.packed.dtype:
         return False
     return torch.equal(tensor.load(), other.load())
 
@@ -259,12 +259,12 @@ def _scale(owner: nn.Module) -> float | None:
     return owner.scalar_embed_scale if type(owner).__name__.endswith("TextScaledWordEmbedding") else None  # type: ignore[return-value]
 
 
-def _pack(module: nn.Module, place: _Place, tensor: LazyTensor, packed: torch.Tensor) -> None:
+def _pack(module: nn.Module, place: _Place, tensor: StoredTensor, packed: torch.Tensor) -> None:
     """Replaces layers by packed ones, which share the weight, or a parameter by `Experts`."""
     source = tensor if tensor.packed else tensor.transposed
     assert source is not None
     assert source.packed is not None
-    weight, layers, type_ = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module](), source.packed.type
+    weight, layers, type_ = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module](), source.packed.dtype
     for name in place.names:
         parent, attribute = _owner(module, name.removesuffix(".weight"))
         owner = getattr(parent, attribute)
@@ -308,19 +308,19 @@ def _replace(module: nn.Module, place: _Place, values: torch.Tensor) -> None:
         setattr(owner, attribute, values)
 
 
-def _write(module: nn.Module, place: _Place, tensor: LazyTensor) -> None:
+def _write(module: nn.Module, place: _Place, tensor: StoredTensor) -> None:
     """Writes values into a tensor's memory."""
     own = place.tensor.detach()
     if _is_packed(module, place):
         assert tensor.packed is not None
-        own.copy_(tensor.packed.load())
+        own.copy_(tensor.packed.packed())
     elif tensor.file_tensor is not None and own.is_contiguous():
         tensor.file_tensor.dequantize(out=own)
     else:
         own.copy_(tensor.load())
 
 
-def _values(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
+def _values(tensor: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns values in a dtype if it is a float dtype, without a copy if they have it."""
     if not dtype.is_floating_point:
         return tensor.load()

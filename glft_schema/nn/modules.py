@@ -21,7 +21,7 @@ from glft_schema.nn.operators import packed_linear, packed_weights
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.upload import torch_dtype
-from glft_schema.weights.stored_tensors import packed_tensors
+from glft_schema.weights.in_memory import packed_tensors
 
 
 class Packed(nn.Module):

@@ -11,7 +11,8 @@ from torch import nn
 
 from glft_schema.errors import OptionError
 from glft_schema.nn.modules import Experts, Packed
-from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+from glft_schema.tensors.stored_tensor import StoredTensor
+from glft_schema.weights.in_memory import in_memory
 
 
 def stored_tensors(module: nn.Module) -> dict[str, StoredTensor]:

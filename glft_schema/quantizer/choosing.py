@@ -12,11 +12,11 @@ from glft_schema.errors import OptionError, SchemeError, shown
 from glft_schema.quantizer.recipes import is_kept
 from glft_schema.quantizer.rules import BLOCK, Model, Recipe, Role, TensorFacts
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.requantizing import refusal
 from glft_schema.weights.schemes import MEASURE, Choice, as_pairs, choose_type, type_named
-from glft_schema.weights.stored_tensors import StoredTensor
 
 FLOATS = ("f32", "f16", "bf16")
 SECOND_EMBEDDING = "per_layer_token_embd.weight"  # which a pattern may name although the first one's type is given

@@ -36,13 +36,13 @@ from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import spread_importance
 from glft_schema.tensor_types.engine.workers import in_one_thread
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.requantizing import counted_types
 from glft_schema.weights.schemes import type_named
-from glft_schema.weights.stored_tensors import StoredTensor
 
 TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "f16")
 BY_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")  # only for tensors that have one

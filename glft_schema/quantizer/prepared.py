@@ -16,10 +16,10 @@ from glft_schema.lazy import torch
 from glft_schema.quantizer.rules import Recipe
 from glft_schema.quantizer.used_importance import UsedImportance
 from glft_schema.storage.source import StrPath
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.convert import as_typed
 from glft_schema.weights.importance import ImportanceMatrix
-from glft_schema.weights.stored_tensors import StoredTensor
 
 IN_FLOAT32 = Converter(outtype="f32")
 

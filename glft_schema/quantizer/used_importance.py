@@ -10,8 +10,8 @@ from glft_schema.errors import OptionError, TensorError, shown
 from glft_schema.lazy import torch
 from glft_schema.quantizer.rules import Role
 from glft_schema.storage.source import StrPath
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.importance import ImportanceMatrix, with_importance
-from glft_schema.weights.stored_tensors import StoredTensor
 
 KEYS = "quantize.imatrix."
 MAX_BYTES = 127  # of a text under these keys

@@ -22,8 +22,9 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import open_regular
 from glft_schema.storage.source import StrPath, path_text
+from glft_schema.tensors.stored_tensor import StoredTensor, of_file
+from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
-from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, in_memory, of_lazy
 from glft_schema.weights.torch_files import TORCH_MAGICS, load_torch
 
 
@@ -126,17 +127,15 @@ def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
     if converter.path is not None or (declared_family(path) is None and converter.script()):
         return _of_file(converter.open(path))._replace(converter=converter.name)
     model = open_folder(path)
-    tensors = {name: of_lazy(name, tensor) for name, tensor in model.tensors.items()}
-    return Checkpoint(tensors, model.metadata, family=model.family.arch, dropped=model.dropped)
+    return Checkpoint(model.tensors, model.metadata, family=model.family.arch, dropped=model.dropped)
 
 
 def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder: Path | None) -> Checkpoint:
     """Returns a checkpoint with names and metadata of a donor."""
     if target is not WITH_TYPES:
         raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
-    tensors, family = donor.tensors_of(as_lazy(source.tensors), folder)
-    mapped = {name: of_lazy(name, tensor) for name, tensor in tensors.items()}
-    return Checkpoint(mapped, donor.metadata, None, family.arch if family else None, donor.file)
+    tensors, family = donor.tensors_of(source.tensors, folder)
+    return Checkpoint(tensors, donor.metadata, None, family.arch if family else None, donor.file)
 
 
 def _open_whole(source: StrPath | Checkpoint) -> Checkpoint:
@@ -191,4 +190,4 @@ def _of_file(file: File) -> Checkpoint:
     metadata = file.metadata
     if keys := file.format.shard_keys:
         metadata = metadata.without(*(key for key in keys if key in metadata))
-    return Checkpoint({name: in_file(tensor) for name, tensor in file.tensors.items()}, metadata, file)
+    return Checkpoint({name: of_file(tensor) for name, tensor in file.tensors.items()}, metadata, file)

@@ -27,6 +27,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import StrPath
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint, opened
 from glft_schema.weights.folders import is_folder, write_folder
 from glft_schema.weights.importance import with_importance
@@ -35,7 +36,6 @@ from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import FilePlan, WriteOptions, plan_file
 from glft_schema.weights.schemes import Chosen, TypeChooser, as_pairs, choose_types, file_type_of
 from glft_schema.weights.similar_keys import warn_of_slips
-from glft_schema.weights.stored_tensors import StoredTensor
 from glft_schema.words import check_options
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from glft_schema.families.kept import keep_metadata
 from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.source import StrPath, path_text
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.stored_tensors import StoredTensor, as_lazy
 
 WEIGHTS = "model.safetensors"
 
@@ -55,7 +55,7 @@ def write_folder(
     if source.file is None or source.file.format is not WITH_TYPES:
         raise OptionError(f"expected a {WITH_TYPES.name} file to write a Hugging Face folder of, found another source")
     with refusing(source.file.name, "valid metadata"):
-        tensors, config = hf_model(as_lazy(source.tensors), source.metadata)
+        tensors, config = hf_model(source.tensors, source.metadata)
     stored = {name: StoredTensor(t.shape, t.dtype, t.load, None, t.file_tensor) for name, t in tensors.items()}
     with _new_folder(Path(out)) as folder:
         written = save(stored, folder / WEIGHTS)

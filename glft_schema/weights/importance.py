@@ -35,8 +35,8 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.tensor_types.engine.chunks import spread_importance
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.importance_statistics import ColumnStatistics, column_statistics
-from glft_schema.weights.stored_tensors import StoredTensor
 
 SUMS, COUNTS = ".in_sum2", ".counts"  # suffixes of the two tensors of a matrix
 DATASETS, CHUNK_COUNT, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"

@@ -16,10 +16,11 @@ from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix, slices, warn_of_lost
 from glft_schema.tensor_types.engine.differences import max_error
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
+from glft_schema.weights.in_memory import check_dense
 from glft_schema.weights.requantizing import type_before
 from glft_schema.weights.schemes import Choice
-from glft_schema.weights.stored_tensors import StoredTensor, check_dense
 
 PART = 4 * CHUNK  # numbers that are encoded at once
 GROUP = CHUNK // 16  # numbers of a group of rows
@@ -214,7 +215,7 @@ class PlannedPayload:
         dims = self.stored.shape
         if not self.has_parts:
             return {VALUES: self.loaded()[rows] if len(dims) > 1 else self.loaded()}
-        values = self.stored.part(rows)
+        values = self.stored.rows(rows)
         self._check(values, (rows.stop - rows.start, *dims[1:]))
         return {VALUES: values}
 

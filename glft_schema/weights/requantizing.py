@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from glft_schema.display import counted
 from glft_schema.errors import shown
 from glft_schema.tensor_types import TensorType
-from glft_schema.weights.stored_tensors import StoredTensor
+from glft_schema.tensors.stored_tensor import StoredTensor
 
 
 def type_before(tensor: StoredTensor, type_: TensorType) -> TensorType | None:

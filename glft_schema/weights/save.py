@@ -21,12 +21,13 @@ from glft_schema.formats.registry import format_for
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import BytesSource, StrPath
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.importance import with_importance
+from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
 from glft_schema.weights.schemes import Choice, Schemes, TypeChooser, choose_types, file_type_of
-from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 from glft_schema.words import check_options
 
 if TYPE_CHECKING:

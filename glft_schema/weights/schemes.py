@@ -13,10 +13,10 @@ from glft_schema.formats.file_types import MOSTLY
 from glft_schema.lazy import torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.tensor_type import is_float
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.requantizing import refusal, type_before
-from glft_schema.weights.stored_tensors import StoredTensor
 from glft_schema.words import suggestion
 
 

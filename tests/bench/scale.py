@@ -23,11 +23,11 @@ from glft_schema.files.layout import Layout
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import plan_conversion
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan, plan_file
-from glft_schema.weights.stored_tensors import StoredTensor
 from tests.bench.measure import Row
 from tests.tools import launch
 

@@ -15,7 +15,8 @@ import glft_schema as glft
 from glft_schema.distributed import StorageReader
 from glft_schema.tensor_types.engine.chunks import CHUNK
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.weights.stored_tensors import in_file, packed_tensor
+from glft_schema.tensors.stored_tensor import of_file
+from glft_schema.weights.in_memory import packed_tensor
 from tests.distributed import models, tensors
 from tests.families.tiny_folders import make_folder
 from tests.tools.depth import FULL
@@ -85,7 +86,7 @@ def test_a_rank_reads_its_share_and_a_block_for_each_row_that_is_cut(tmp_path: P
 def test_memory_is_the_share_and_two_chunks(tmp_path: Path, packed: bool) -> None:
     path, type_ = tmp_path / "m.gguf", GGML_TYPES["Q4_K"]
     rows = type_.packed(type_.encode(torch.randn(64, 8192), "w")).repeat(128, 1)  # 256 MiB as float32
-    glft.save_file({"w": in_file(packed_tensor("w", type_, (8192, 8192), rows))}, path)
+    glft.save_file({"w": of_file(packed_tensor("w", type_, (8192, 8192), rows))}, path)
     shape = (8192, rows.shape[1] if packed else 8192)
     for peak in run(4, tensors.memory_for, path, "w", shape, 4, packed):
         assert peak <= 2 * 4 * CHUNK

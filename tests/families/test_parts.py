@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 import glft_schema as glft
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import open_folder
-from glft_schema.families.operations import LazyTensor, of_file
+from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.tools.guarded_here import know_tokenizers
 
-Mapped = dict[str, dict[str, LazyTensor]]  # by family and direction, by name
+Mapped = dict[str, dict[str, StoredTensor]]  # by family and direction, by name
 
 
 def slices(data: st.DataObject, shape: tuple[int, ...]) -> tuple[slice, ...]:
@@ -51,10 +51,10 @@ def test_a_part_has_the_values_and_the_bytes_of_the_whole(mapped: Mapped, data: 
     index = slices(data, tensor.shape)
     assert torch.equal(tensor.part(index), tensor.load()[index])
     if tensor.packed is not None:
-        whole = tensor.packed.load()
+        whole = tensor.packed.packed()
         rows, columns = slices(data, (len(whole), whole.shape[1] // 34))
         across = slice(columns.start * 34, columns.stop * 34)
-        assert torch.equal(tensor.packed.read((rows, across)), whole[rows, across])
+        assert torch.equal(tensor.packed.packed_part((rows, across)), whole[rows, across])
 
 
 def test_rows_of_a_head_are_read_and_no_others(mapped: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,11 +30,12 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.lab import run
 from glft_schema.lab.minigpt import MiniGPTConfig
 from glft_schema.storage.atomic import atomic_write
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.testing.corpora import write_corpus
 from glft_schema.testing.fuzzing import CORRUPTED, Case
 from glft_schema.weights.checkpoints import Checkpoint
-from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+from glft_schema.weights.in_memory import in_memory
 from tests.tools.command_line import in_this_process as glft
 
 

@@ -412,7 +412,7 @@ def test_saving_over_the_file_that_the_tensors_are_mapped_from(path: Path) -> No
 MEMORY = """
 import resource, sys, warnings, torch
 from glft_schema import save_file
-from glft_schema.weights.stored_tensors import StoredTensor
+from glft_schema.tensors.stored_tensor import StoredTensor
 warnings.simplefilter("ignore")
 source, scheme = getattr(torch, sys.argv[2]), sys.argv[3]
 def make(shape):

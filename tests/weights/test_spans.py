@@ -15,11 +15,12 @@ import glft_schema as glft
 from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.formats.registry import FORMATS, format_for
 from glft_schema.tensors.region import Payload
+from glft_schema.tensors.stored_tensor import of_file
 from glft_schema.weights import payloads
+from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import plan_file, save_file
 from glft_schema.weights.schemes import Choice
-from glft_schema.weights.stored_tensors import in_file, in_memory
 from tests.tools.depth import some_by_default
 
 TYPES = {f"{format.name} {type_}": type_ for format in FORMATS for type_ in format.types if type_.has_encoder}
@@ -75,7 +76,7 @@ def test_spans_of_copied_and_converted_tensors(file: glft.File, data: st.DataObj
     type_ = tensor.dtype if scheme == "same" else next(t for t in file.format.types if t.scheme == scheme)
     if type_.refusal(tensor.shape):
         return
-    payload = PlannedPayload(name, in_file(tensor), Choice(type_, "", None))
+    payload = PlannedPayload(name, of_file(tensor), Choice(type_, "", None))
     whole = payload.to_bytes(order)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
     assert joined(payload.span(first, last, order), first, last) == whole[first:last]

@@ -22,8 +22,8 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import TYPES as SAFETENSORS_TYPES
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
+from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.stored_tensors import in_memory
 from tests.oracles.peers import gguf
 from tests.tools.gguf_strategies import same
 from tests.tools.in_memory import IN_MEMORY

@@ -25,8 +25,8 @@ from glft_schema.display import Progress, parameters_text, size_text
 from glft_schema.errors import Finding, FormatError, shown
 from glft_schema.files.file import File
 from glft_schema.files.summary import headline, largest_first, totals_by_type
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
-from glft_schema.weights.stored_tensors import StoredTensor
 
 FINDINGS = 50  # listed at most
 STATIC_ROWS = 1000  # of the table of tensors without scripts

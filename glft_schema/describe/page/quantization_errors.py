@@ -13,8 +13,8 @@ from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.tensor_types.small_floats import widened
+from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
-from glft_schema.weights.stored_tensors import StoredTensor
 
 AT_ONCE = 1 << 22  # numbers compared in one step
 

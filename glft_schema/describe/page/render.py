@@ -14,7 +14,7 @@ from glft_schema.errors import FormatError
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.stored_tensors import StoredTensor
+from glft_schema.tensors.stored_tensor import StoredTensor
 
 SCRIPTS = (
     "treemap.js", "tensors.js", "details.js", "metadata.js", "tokenizer.js", "fields.js", "bytes.js", "start.js",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 from glft_schema.families.config import Config
-from glft_schema.families.operations import LazyTensor, PackMXFP4, SplitAlternately, Transpose
+from glft_schema.families.operations import PackMXFP4, SplitAlternately, Transpose
 from glft_schema.families.page import ANY, F, Family, K, T
 from glft_schema.families.pages import rows
 from glft_schema.families.requirements import limit
+from glft_schema.tensors.stored_tensor import StoredTensor
 
 
-def untruncated(tensors: dict[str, LazyTensor], config: Config) -> Config:
+def untruncated(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns yarn's scaling with the field that all published models have, and GGUF lacks."""
     scaling = config.get("rope_scaling", {})
     return {"rope_scaling": scaling | {"truncate": False}} if scaling.get("rope_type") == "yarn" else {}

@@ -1,0 +1,141 @@
+"""`StoredTensor`: a tensor that is read when needed: from a file, from memory, or computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from glft_schema.display import with_display
+from glft_schema.lazy import torch
+from glft_schema.storage.source import Source
+from glft_schema.storage.tensor_bytes import tensor_bytes
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensors.tensor import Place, Tensor
+
+Slices = tuple[slice, ...]  # one for each dim, with a start and a stop
+
+
+@with_display
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor whose values are read when needed.
+
+    Attributes:
+        shape: its sizes.
+        dtype: its torch dtype.
+        load: returns its values; called for each use, and the result is not kept.
+        identity: equal for tensors with the same storage; None if unknown.
+        file_tensor: the tensor with its bytes, or None.
+        importance: see `TensorType.encode`; None if unknown.
+        read: returns a part, at a slice for each dim; None if that takes all values.
+        quantized: the quantized type that its values have been rounded to, or None.
+        transposed: the tensor of which this one has the matrices transposed, or None.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    load: Callable[[], torch.Tensor]
+    identity: Hashable = None
+    file_tensor: Tensor | None = None
+    importance: torch.Tensor | None = None
+    read: Callable[[Slices], torch.Tensor] | None = None
+    quantized: TensorType | None = None
+    transposed: StoredTensor | None = None
+
+    def _display(self) -> Iterator[str]:
+        type_ = self.file_tensor.dtype if self.file_tensor else self.dtype
+        yield f"{str(type_).removeprefix('torch.')} {list(self.shape)}"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def packed(self) -> Tensor | None:
+        """The tensor with its bytes, if they are of a quantized type."""
+        return self.file_tensor if self.file_tensor is not None and self.file_tensor.dtype.is_quantized else None
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether `part` reads no more than it returns."""
+        return self.read is not None or self.file_tensor is not None or self.transposed is not None
+
+    def part(self, index: Slices) -> torch.Tensor:
+        """Returns the values at one slice for each dim. Reads no others if it can."""
+        if self.read is not None:
+            return self.read(index)
+        if self.file_tensor is not None:
+            return self.file_tensor[index]
+        if self.transposed is not None:
+            return self.transposed.part((*index[:-2], index[-1], index[-2])).mT
+        return self.load()[index]
+
+    def rows(self, rows: slice) -> torch.Tensor:
+        """Returns some rows of the first dim; all of a tensor without dims."""
+        return self.part((rows, *(slice(0, size) for size in self.shape[1:]))[: len(self.shape)])
+
+
+def of_file(tensor: Tensor) -> StoredTensor:
+    """Returns a tensor of an open file."""
+    type_, identity = tensor.dtype, tensor.identity if tensor.nbytes else None
+    quantized = type_ if type_.is_quantized else None
+    return StoredTensor(tensor.shape, type_.dtype, tensor.dequantize, identity, tensor, quantized=quantized)
+
+
+def of_values(values: torch.Tensor) -> StoredTensor:
+    """Returns a tensor with its values in memory."""
+    return StoredTensor(tuple(values.shape), values.dtype, lambda: values)
+
+
+def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable[[Slices], torch.Tensor]) -> StoredTensor:
+    """Returns a quantized tensor whose bytes are computed.
+
+    Args:
+        name: of the tensor.
+        shape: its sizes.
+        type_: its type.
+        read: returns a part of `Tensor.packed`, at a slice of rows and one of bytes.
+    """
+    place = Place(0, type_.nbytes(shape), type_, tuple(shape))
+    return of_file(Tensor(name, shape, place, _PackedSource(place, read), 0))
+
+
+def transposed(source: StoredTensor) -> StoredTensor:
+    """Returns a tensor with its matrices transposed."""
+    if source.transposed is not None:
+        return source.transposed
+    *outer, rows, columns = source.shape
+    load, shape = lambda: source.load().mT.contiguous(), (*outer, columns, rows)
+    return StoredTensor(shape, source.dtype, load, transposed=source, quantized=source.quantized)
+
+
+class _PackedSource(Source):
+    """The payload of a quantized tensor, computed by whole rows.
+
+    Args:
+        place: of the tensor.
+        read: as for `of_packed`.
+    """
+
+    def __init__(self, place: Place, read: Callable[[Slices], torch.Tensor]) -> None:
+        super().__init__("<computed>", place.nbytes)
+        self._rows, self._read = max(matrix(place.shape)[0], 1), read
+        self._fields = place.dtype.field_spans(place.shape).values()
+
+    def _view(self, start: int, nbytes: int) -> memoryview:
+        found, column = bytearray(nbytes), 0
+        for at, size in self._fields:
+            pitch, first, last = size // self._rows, max(start, at), min(start + nbytes, at + size)
+            if first < last:
+                row = (first - at) // pitch
+                rows = self._read((slice(row, -((at - last) // pitch)), slice(column, column + pitch)))
+                skipped = first - at - row * pitch
+                found[first - start : last - start] = tensor_bytes(rows)[skipped : skipped + last - first]
+            column += pitch
+        return memoryview(found)
+
+    def _private(self, start: int, nbytes: int) -> memoryview:
+        return self._view(start, nbytes)

@@ -1,0 +1,100 @@
+"""State dicts as `StoredTensor`s: dense tensors, packed weights, and tensors of open files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from glft_schema.codec.context import LITTLE
+from glft_schema.errors import TensorError, shown
+from glft_schema.lazy import torch
+from glft_schema.storage.source import BytesSource
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
+from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.weights.torch_pickle import Opaque
+
+
+def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: torch.Tensor) -> Tensor:
+    """Returns a tensor with bytes in memory, which are not copied if the type has one field.
+
+    Args:
+        name: of the tensor.
+        type_: its type.
+        shape: its sizes in torch's order.
+        packed: as `Tensor.packed` returns them.
+
+    Raises:
+        TensorError: if the bytes are not in memory.
+    """
+    check_dense(name, packed)
+    fields = type_.unpacked(packed.detach().cpu().contiguous(), matrix(shape)[1])
+    pieces = list(type_.pieces(fields, LITTLE))
+    payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return Tensor(name, shape, Place(0, len(payload), type_, tuple(shape)), BytesSource(payload), 0)
+
+
+@cache
+def packed_tensors() -> Any:
+    """Returns what is known of tensors with packed weights, such as those of a module's state dict:
+    tensor -> (type, shape)."""
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
+
+
+def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Returns a state dict as `StoredTensor`s: packed weights, and tensors of open files, in their
+    type. Raises TensorError unless tensors are dense."""
+    return {name: _in_memory(name, tensor) for name, tensor in tensors.items()}
+
+
+def _in_memory(name: str, tensor: Any) -> StoredTensor:
+    if not isinstance(name, str):
+        raise TensorError("expected a string as the name of a tensor", shown(name))
+    if isinstance(tensor, StoredTensor):
+        return tensor
+    if isinstance(tensor, Tensor):
+        return of_file(tensor)
+    check_dense(name, tensor)
+    identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
+    shared = repr(identity) if tensor.numel() else None  # numbers of a file can be chosen for equal hashes, texts cannot
+    if tensor in packed_tensors():
+        type_, shape = packed_tensors()[tensor]
+        return replace(of_file(packed_tensor(name, type_, shape, tensor)), identity=shared)
+    values: torch.Tensor = tensor
+    shape = tuple(values.shape)
+
+    def read(index: Slices) -> torch.Tensor:
+        return values[index] if tuple(values.shape) == shape else values  # which is refused
+
+    parts = read if values.device.type == "cpu" else None  # a GPU encodes whole tensors
+    return StoredTensor(shape, values.dtype, lambda: values, shared, read=parts)
+
+
+def check_dense(name: str, tensor: Any) -> None:
+    """Raises TensorError unless `tensor` is a torch tensor with its values in memory."""
+    if not isinstance(tensor, torch.Tensor):
+        is_tensor = isinstance(tensor, Opaque) and "._rebuild_" in tensor.text
+        expected = "a dense tensor with values in memory" if is_tensor else "a torch.Tensor"
+        hint = ": torch.from_numpy makes one of an array" if isinstance(tensor, np.ndarray) else ""
+        raise TensorError(f"expected {expected}, found {shown(tensor)}{hint}", name)
+    if not is_dense(tensor):
+        kind = "meta" if tensor.is_meta else str(tensor.layout)
+        raise TensorError(f"expected a dense tensor with values in memory, found a {type(tensor).__name__} ({kind})", name)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has strided values in memory."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+        return False
+    try:
+        tensor.data_ptr()
+    except (RuntimeError, ValueError):  # wrapper tensors have no storage
+        return False
+    return True
