@@ -189,6 +189,7 @@ class Tensor:
             ClosedError, TruncatedError: as `dequantize`.
         """
         if order not in (None, self.order):
+            self._check_known()
             raise TensorError(f"expected the byte order of the file, {self.order}, found {order}", self.name)
         for start in range(first, last, PIECE):
             yield start, self._source.read(self.position + start, min(PIECE, last - start))

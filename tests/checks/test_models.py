@@ -306,6 +306,7 @@ VARIANTS: dict[str, Variant] = {
 # fmt: on
 
 
+@pytest.mark.long
 def test_variants(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with Loader() as loader:
