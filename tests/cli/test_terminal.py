@@ -65,7 +65,7 @@ def test_errors_are_red_on_a_terminal(environment: dict[str, str], is_red: bool,
 def test_changes_are_coloured_on_a_terminal(model: Path) -> None:
     done = on_a_terminal("edit", model, "--remove", "general.name", "--set", "general.type=x", "--dry-run")
     assert f"{RED}remove 'general.name': string 'a'" in done.stdout
-    assert "\x1b[32madd 'general.type': 'x'" in done.stdout
+    assert "\x1b[32madd 'general.type': string 'x'" in done.stdout
 
 
 def test_states_are_coloured_on_a_terminal(model: Path) -> None:
