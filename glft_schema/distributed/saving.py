@@ -165,13 +165,13 @@ def entries_of(plans: Sequence[SavePlan]) -> Entries:
     Tensors that are cut in the same way, among the same ranks, share one list of chunks.
     """
     found: dict[str, tuple[Any, list[Chunk]]] = {name: (None, []) for plan in plans for name in plan.storage_data}
-    known: dict[tuple[int, ...], tuple[int, ...]] = {}  # most chunks have the offsets and sizes of others
+    known: dict[Chunk, Chunk] = {}  # most tensors are cut like others
     for rank, plan in enumerate(plans):
         for item in plan.items:
             data, name = item.tensor_data, item.index.fqn
             assert data is not None
-            offsets, sizes = (known.setdefault(part, part) for part in (tuple(data.chunk.offsets), tuple(data.chunk.sizes)))
-            found[name][1].append(Chunk(offsets, sizes, rank))
+            chunk = Chunk(data.chunk.offsets, data.chunk.sizes, rank)
+            found[name][1].append(known.setdefault(chunk, chunk))
             if found[name][0] is None:
                 found[name] = (tuple(data.size), str(data.properties.dtype).removeprefix("torch.")), found[name][1]
     numbers: dict[tuple[Chunk, ...], int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import threading
@@ -13,13 +14,17 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore, TCPStore, checkpoint
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 import glft_schema as glft
 from glft_schema.codec.context import BIG
 from glft_schema.distributed import StorageReader, StorageWriter, together
 from glft_schema.distributed.exchange import Chunk, Cut, Holdings, Request
 from glft_schema.distributed.ranks import Ranks, RanksError, check_equal
+from glft_schema.distributed.saving import entries_of
 from glft_schema.storage.atomic import atomic_write
+from tests.quantizer import models
 from tests.tools.launch import left_in
 
 KEY = "0123456789abcdef"
@@ -166,6 +171,42 @@ def in_threads(count: int, work: Callable[[Ranks], object], timeout: float = 30.
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(run, range(count)))
+
+
+def test_ranks_write_a_set(tmp_path: Path) -> None:
+    weights = models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
+    with glft.open(tmp_path / "in.gguf") as file:
+        first, *_ = glft.split(file, tmp_path / "part", max_tensors=8)
+    glft.quantize(first, tmp_path / "alone", "Q8_0", keep_split=True)
+
+    def work(ranks: Ranks) -> object:
+        with together(ranks=ranks) as writers:
+            return len(glft.quantize(first, tmp_path / "out", "Q8_0", keep_split=True, ranks=writers))
+
+    assert in_threads(3, work) == [len(weights)] * 3
+    alone, written = sorted(tmp_path.glob("alone-*")), sorted(tmp_path.glob("out-*"))
+    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in alone]
+    assert len(written) > 2
+
+
+def test_tensors_that_are_cut_alike_share_their_chunks() -> None:
+    """Rank 0 tells the others one list, whatever the number of tensors."""
+    properties = TensorProperties(dtype=torch.bfloat16)
+    plans = []
+    for rank in range(4):
+        chunk = ChunkStorageMetadata(torch.Size([rank * 2, 0]), torch.Size([2, 3]))
+        data = TensorWriteData(chunk, properties, torch.Size([8, 3]))
+        items = [WriteItem(MetadataIndex(f"w{i}"), WriteItemType.SHARD, tensor_data=data) for i in range(50)]
+        plans.append(SavePlan(items, storage_data=[f"w{i}" for i in range(50)]))
+    chunks, tensors = entries = json.loads(json.dumps(entries_of(plans)))
+    assert chunks == [[[[2 * rank, 0], [2, 3], rank] for rank in range(4)]]
+    assert tensors == [[f"w{i}", [8, 3], "bfloat16", 0] for i in range(50)]
+    found = Holdings.of(entries).pieces(Request("w49", (range(3, 6), range(3))))
+    assert [(piece.chunk.rank, piece.held[0], piece.wanted[0]) for piece in found] == [
+        (1, slice(1, 2, 1), slice(0, 1)),
+        (2, slice(0, 2, 1), slice(1, 3)),
+    ]
 
 
 def test_ranks_tell_each_other() -> None:

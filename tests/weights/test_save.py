@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,18 @@ import pytest
 import safetensors.torch
 import torch
 
-from glft_schema import Container, FormatError, LimitError, SchemeError, TensorError, TiedWarning, load_file, save_file
+from glft_schema import (
+    Container,
+    FormatError,
+    LimitError,
+    SchemeError,
+    TensorError,
+    TiedWarning,
+    convert,
+    load_file,
+    quantize,
+    save_file,
+)
 from glft_schema.errors import OptionError
 from glft_schema.lab import fake_quantize, read_gguf_lite, write_gguf_lite
 from glft_schema.tensor_types.tensor_type import FLOATS
@@ -439,3 +451,17 @@ def test_peak_memory_is_two_tensors_and_a_constant(path: Path, dtype: str, schem
     done = forked.run("-c", MEMORY, path, dtype, scheme)
     largest = 32 << 10 if dtype != "float64" else 64 << 10
     assert int(done.stdout) < 2 * largest + (24 << 10)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda path: save_file({}, path, scheme={}), "save_file() {} 'scheme'; did you mean 'schemes'?"),
+        (lambda path: convert(path, path, out_type="f16"), "convert() {} 'out_type'"),
+        (lambda path: quantize(path, path, "Q8_0", splits=1), "quantize() {} 'splits'; did you mean 'keep_split'?"),
+    ],
+)
+def test_an_unknown_option_names_the_closest(call: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as raised:
+        call(tmp_path / "x.gguf")
+    assert str(raised.value) == problem.format("got an unexpected keyword argument")
