@@ -424,14 +424,6 @@ def _attempt(function: Callable[..., object], *args: object) -> None:
         function(*args)
 
 
-def _sync_path(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        _sync_folder(fd)
-    finally:
-        os.close(fd)
-
-
 def _sync_folder(fd: int) -> None:
     try:
         os.fsync(fd)
