@@ -62,13 +62,14 @@ def applied(function: Function, sources: Sequence[StoredTensor], name: str, scop
 
     types = {source.packed.dtype if source.packed else None for source in sources} if scope == "rows" else {None}
     type_ = types.pop() if len(types) == 1 else None
+    has_parts = all(source.has_parts for source in sources)
     results = []
     for number, result in enumerate(planned):
         if type_ is not None and result.dim() > 1:
             results.append(packed(number, type_))
             continue
-        read = _by_element(function, sources, number) if scope == "elements" else None
-        read = _MovedRows(function, sources, number).values if scope == "rows" and result.dim() > 1 else read
+        read = _by_element(function, sources, number) if scope == "elements" and has_parts else None
+        read = _MovedRows(function, sources, number).values if scope == "rows" and result.dim() > 1 and has_parts else read
         kind = tuple(result.shape), result.dtype
         results.append(StoredTensor(*kind, loading(number), read=read, quantized=quantized_type(sources)))
     return results

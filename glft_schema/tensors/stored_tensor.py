@@ -61,7 +61,8 @@ class StoredTensor:
     @property
     def has_parts(self) -> bool:
         """Whether `part` reads no more than it returns."""
-        return self.read is not None or self.file_tensor is not None or self.transposed is not None
+        is_source = self.read is not None or self.file_tensor is not None
+        return is_source or (self.transposed is not None and self.transposed.has_parts)
 
     def part(self, index: Slices) -> torch.Tensor:
         """Returns the values at one slice for each dim. Reads no others if it can."""
@@ -87,7 +88,7 @@ def of_file(tensor: Tensor) -> StoredTensor:
 
 def of_values(values: torch.Tensor) -> StoredTensor:
     """Returns a tensor with its values in memory."""
-    return StoredTensor(tuple(values.shape), values.dtype, lambda: values)
+    return StoredTensor(tuple(values.shape), values.dtype, lambda: values, read=values.__getitem__)
 
 
 def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable[[Slices], torch.Tensor]) -> StoredTensor:

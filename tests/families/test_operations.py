@@ -20,7 +20,8 @@ from glft_schema.families.operations import (
     Stack,
     Transpose,
 )
-from glft_schema.tensors.stored_tensor import of_file, of_values
+from glft_schema.tensors.stored_tensor import StoredTensor, of_file, of_values
+from glft_schema.weights import payloads
 
 CONFIG = {"heads": 3, "experts": 2}
 
@@ -117,3 +118,19 @@ def test_moved_rows_of_quantized_tensors_are_stored(type_: str, tmp_path: Path) 
     for name, field in source.fields.items():
         rows = field.view(12, -1)
         assert torch.equal(moved.fields[name].view(12, -1), operation.to_gguf([rows], CONFIG)[0])
+
+
+@pytest.mark.parametrize("operation", [PlusOne(), PermuteRows("heads"), Transpose()])
+def test_a_source_without_parts_is_loaded_once(operation: Operation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "PART", 64)  # a row at once
+    values, loads = torch.randn(12, 64), list[int]()
+
+    def load() -> torch.Tensor:
+        loads.append(1)
+        return values
+
+    mapped = operation.mapped([StoredTensor((12, 64), torch.float32, load)], CONFIG, "w")[0]
+    glft.save_file({"w": mapped}, tmp_path / "x.gguf", schemes={"w": "bf16"}, rules=[])
+    assert len(loads) == 1
+    expected = operation.to_gguf([values], CONFIG)[0].bfloat16()
+    assert torch.equal(glft.open(tmp_path / "x.gguf").get_tensor("w"), expected)
