@@ -64,8 +64,7 @@ class StorageWriter(Writer):
         recipe: a file type of llama-quantize such as ``Q4_K_M``, as `quantize`; needs `like`.
         process_group: the ranks; must be the group that `save` gets.
         timeout: seconds that a rank waits for the others while none of them makes progress.
-        options: see `WriteOptions`; ``measure``, ``exclude``, ``progress`` and ``ranks`` have no
-            effect.
+        options: see `WriteOptions`, without ``exclude``, ``measure``, ``progress`` and ``ranks``.
 
     `save` raises CheckpointException on all ranks, with the error of each rank that failed:
         TensorError: if an entry is not a tensor, or cannot be stored as requested.
@@ -87,10 +86,13 @@ class StorageWriter(Writer):
     ) -> None:
         super().__init__()
         check_options(StorageWriter, options, WriteOptions)
+        if unused := [name for name in ("exclude", "measure", "progress", "ranks") if name in options]:
+            raise OptionError(f"expected no {unused[0]}, which StorageWriter does not take")
         if recipe is not None and like is None:
             raise OptionError("expected like with recipe: recipes need a model's metadata")
-        if recipe is not None and options.keys() - {"importance"}:
-            raise OptionError(f"expected no {next(iter(options.keys() - {'importance'}))} with recipe")
+        given = [name for name, value in options.items() if name != "importance" and value not in (None, False)]
+        if recipe is not None and given:
+            raise OptionError(f"expected no {given[0]} with recipe")
         self.path, self._like, self._metadata = path, like, metadata
         self._recipe = None if recipe is None else as_recipe(recipe)
         self._options, self._group, self._timeout = options, process_group, timeout

@@ -28,8 +28,8 @@ KEY = 16  # hexadecimal digits
 
 @contextmanager
 def together(inputs: Iterable[StrPath] = (), *, ranks: Ranks | None = None, timeout: float = TIMEOUT) -> Iterator[Together]:
-    """Lets all ranks write files together: those of `save_file`, `convert` and `quantize` with the
-    option ``ranks``, which is what this yields.
+    """Lets all ranks write a file together. Pass the yielded object as ``ranks`` to `save_file`,
+    `convert` or `quantize`.
 
     All ranks run the block, with equal arguments, on one file system. Each encodes and writes its
     share of the bytes. The file has the bytes that one process writes. If a rank fails, all raise,
@@ -61,7 +61,11 @@ class Together(NamedTuple):
     inputs: Inputs
 
     def write(self, plan: FilePlan, path: StrPath) -> None:
-        """Writes a planned file."""
+        """Writes a planned file. After an error all ranks raise."""
+        with self.ranks.failing_together():
+            self._write(plan, path)
+
+    def _write(self, plan: FilePlan, path: StrPath) -> None:
         ranks, inputs, layout, source = self.ranks, self.inputs, plan.layout, self.inputs.fingerprint
         key = digest([plan_digest(plan), *source.entries])[:KEY]
         ranks.agree(versions=version("glft_schema"), inputs=str(source), plans=key)

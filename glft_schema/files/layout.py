@@ -168,8 +168,7 @@ def with_offsets(
 
 
 def _known_step(format: Format, regions: Mapping[str, Any], alignment: int) -> int | None:
-    """Returns a number at whose multiples all payloads and their region begin, or None if building
-    the regions before them must tell."""
+    """Returns the alignment of payloads, or None if it is known only after the head is built."""
     declared = format.field("alignment")
     if declared is None:
         return 1 if alignment == 1 else None
@@ -188,11 +187,12 @@ def _known_step(format: Format, regions: Mapping[str, Any], alignment: int) -> i
 
 
 def _known_sizes(format: Format, rows: Sequence[Any]) -> list[int] | None:
-    """Returns the bytes of each row's payload if each row has a type that can hold it, or None."""
+    """Returns the bytes of each row's payload, or None if a row needs the checks of building it."""
     sizes = []
     for row in rows:
         type_, shape = row.get("dtype"), tuple(format.dims_of(row.get("dims", [])))
-        if not isinstance(type_, TensorType) or not type_.is_known or not fits(type_, shape):
+        is_row = isinstance(row.get("name"), str) and isinstance(type_, TensorType)
+        if not is_row or not type_.is_known or not fits(type_, shape):
             return None
         sizes.append(type_.nbytes(shape))
     return sizes

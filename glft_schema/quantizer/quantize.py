@@ -172,8 +172,8 @@ def quantize(
 def plan_quantization(
     checkpoint: Checkpoint, out: StrPath, recipe: Recipe, options: QuantizeOptions
 ) -> tuple[dict[StrPath, FilePlan], Quantized]:
-    """Plans the files that `quantize` writes from an open checkpoint, and its result but for what
-    writing tells. Errors and warnings are those of `quantize`.
+    """Plans the files that `quantize` writes from an open checkpoint, and its result, without
+    measured errors. Errors and warnings are those of `quantize`.
 
     Args:
         checkpoint: the source.

@@ -269,7 +269,7 @@ class OutputFile:
         return nbytes
 
     def copy_from(self, source: Source, start: int, nbytes: int) -> int:
-        """Lets the system copy bytes of a source to the position, unless they are few.
+        """Copies bytes of a source in the kernel. Copies none if there are fewer than `BLOCK`.
 
         Returns:
             The number of bytes copied, see `Source.copy_to`.

@@ -125,16 +125,23 @@ class _PackedSource(Source):
         super().__init__("<computed>", place.nbytes)
         self._rows, self._read = max(matrix(place.shape)[0], 1), read
         self._fields = place.dtype.field_spans(place.shape).values()
+        self._kept: tuple[tuple[int, int], memoryview] | None = None  # a row that was not read to its end
 
     def _view(self, start: int, nbytes: int) -> memoryview:
         found, column = bytearray(nbytes), 0
         for at, size in self._fields:
             pitch, first, last = size // self._rows, max(start, at), min(start + nbytes, at + size)
             if first < last:
-                row = (first - at) // pitch
-                rows = self._read((slice(row, -((at - last) // pitch)), slice(column, column + pitch)))
+                row, stop = (first - at) // pitch, -((at - last) // pitch)
+                kept, self._kept = self._kept, None
+                parts = [kept[1]] if kept is not None and kept[0] == (row, column) else []
+                if row + len(parts) < stop:
+                    parts.append(tensor_bytes(self._read((slice(row + len(parts), stop), slice(column, column + pitch)))))
+                stored = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
                 skipped = first - at - row * pitch
-                found[first - start : last - start] = tensor_bytes(rows)[skipped : skipped + last - first]
+                found[first - start : last - start] = stored[skipped : skipped + last - first]
+                if (last - at) % pitch:
+                    self._kept = (stop - 1, column), stored[(stop - 1 - row) * pitch :]
             column += pitch
         return memoryview(found)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import STRING, from_text, to_text
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import FormatError, MetadataWarning
+from glft_schema.errors import FormatError, MetadataWarning, OptionError
 from glft_schema.families.converter import Converter
 from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.file import File
@@ -98,7 +98,11 @@ def convert(source: StrPath | Checkpoint, out: StrPath, **options: Unpack[Conver
     to_folder = options.get("format") is None and is_folder(out)
     target = None if to_folder else target_format(out, options.get("format"))
     mapping = Converter(options.get("converter"), options.get("trust_remote_code", False))
-    given = options.get("exclude", ()), target, options.get("like"), mapping, options.get("as_stored", False)
+    if to_folder and options.get("ranks"):
+        raise OptionError("expected a file as the output of several processes, found a folder")
+    if to_folder and options.get("importance"):
+        raise OptionError("expected no importance for a Hugging Face folder, whose types do not use it")
+    given = options.get("exclude") or (), target, options.get("like"), mapping, options.get("as_stored", False)
     with opened(source, *given) as checkpoint:
         return plan_conversion(checkpoint, target, options).write(out) if target else _to_folder(checkpoint, out, options)
 

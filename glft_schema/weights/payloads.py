@@ -184,7 +184,7 @@ class PlannedPayload:
     def encoded(
         self, rows: slice, source: Source, first: int, last: int, order: ByteOrder = LITTLE
     ) -> Iterator[tuple[int, memoryview]]:
-        """Yields those of the bytes `first` to `last` that are of some rows, as `span`.
+        """Encodes rows and yields their bytes between `first` and `last`, in pieces as `span` does.
 
         Args:
             rows: of the matrix.

@@ -161,7 +161,7 @@ def save_file(
     check_options(save_file, options, WriteOptions)
     if not isinstance(tensors, Mapping):
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
-    stored = in_memory(leave_out(tensors, options.get("exclude", ())))
+    stored = in_memory(leave_out(tensors, options.get("exclude") or ()))
     return plan_file(stored, format_for(path, options.get("format")), metadata, options).write(path)
 
 

@@ -146,6 +146,9 @@ def test_options_that_exclude_each_other() -> None:
         StorageWriter("out.gguf", recipe="Q4_K_M")
     with pytest.raises(glft.OptionError, match="expected no schemes with recipe"):
         StorageWriter("out.gguf", like="model.gguf", recipe="Q4_K_M", schemes={"*": "q8_0"})
+    with pytest.raises(glft.OptionError, match="expected no exclude, which StorageWriter does not take"):
+        StorageWriter("out.gguf", exclude=["x"])
+    StorageWriter("out.gguf", like="model.gguf", recipe="Q4_K_M", strict=False, alignment=None)
     assert not StorageWriter.validate_checkpoint_id("/")
     writer = StorageWriter("out.gguf")
     writer.reset("other.gguf")

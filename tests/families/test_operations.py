@@ -20,7 +20,9 @@ from glft_schema.families.operations import (
     Stack,
     Transpose,
 )
-from glft_schema.tensors.stored_tensor import StoredTensor, of_file, of_values
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensors import tensor
+from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file, of_packed, of_values
 from glft_schema.weights import payloads
 
 CONFIG = {"heads": 3, "experts": 2}
@@ -134,3 +136,20 @@ def test_a_source_without_parts_is_loaded_once(operation: Operation, tmp_path: P
     assert len(loads) == 1
     expected = operation.to_gguf([values], CONFIG)[0].bfloat16()
     assert torch.equal(glft.open(tmp_path / "x.gguf").get_tensor("w"), expected)
+
+
+def test_rows_of_a_stack_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of the payload is a whole expert, which is larger than a piece."""
+    monkeypatch.setattr(tensor, "PIECE", 1000)
+    read, payload = list[tuple[int, int]](), torch.randint(0, 256, (3, 8 * 34 * 2), dtype=torch.uint8)
+
+    def part(index: Slices) -> torch.Tensor:
+        read.append((index[0].start, index[0].stop))
+        return payload[index]
+
+    stack = of_packed("w", (3, 8, 64), GGML_TYPES["Q8_0"], part).file_tensor
+    assert stack is not None
+    pieces = [bytes(piece) for piece in stack.pieces()]
+    assert b"".join(pieces) == payload.numpy().tobytes()
+    assert len(pieces) == 2
+    assert read == [(0, 2), (2, 3)]

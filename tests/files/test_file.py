@@ -18,6 +18,7 @@ import torch
 import glft_schema
 from glft_schema import Container, FormatError, load_file, save_file
 from glft_schema.files.parsing import parse_source
+from glft_schema.formats.registry import format_named
 from glft_schema.storage.source import BytesSource, Source
 from tests.golden import golden
 
@@ -302,3 +303,12 @@ def test_a_count_that_is_too_large_is_named(name: str, number: slice, length: in
     with pytest.raises(FormatError, match=" -> 1 -> ") as caught:
         Container.parse(stored)
     assert "n_tensors" not in str(caught.value)
+
+
+@pytest.mark.parametrize("format", ["gguf", "glft", "safetensors"])
+@pytest.mark.parametrize("name", [None, ["a"]])
+def test_rows_without_a_name_are_refused(format: str, name: object) -> None:
+    declared = format_named(format)
+    row = {"dims": [2], "dtype": declared.types["F32"], **({} if name is None else {"name": name})}
+    with pytest.raises(FormatError, match=rf"^{declared.table} -> 0"):
+        Container.build({"format": format, declared.table: [row], "data": {}})
