@@ -49,7 +49,8 @@ def test_a_missing_or_extra_output(model: Path) -> None:
     assert extra.endswith("unexpected extra argument (out.gguf); the output is an option: -o OUT\n")
     for command, name in (("get-tensor", "OUT.npy"), ("convert", "OUT")):
         wrong = in_this_process(command, model, "x", "-o", "out").stderr
-        assert wrong.endswith(f"Error: No such option '-o'; the output is an argument: {name}\n")
+        assert "No such option" in wrong  # whose quotes differ between versions of click
+        assert wrong.endswith(f"; the output is an argument: {name}\n")
     assert "argument:" not in in_this_process("convert", model, "-q", "out").stderr
 
 
