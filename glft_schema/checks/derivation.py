@@ -90,7 +90,7 @@ def check_derivation(
     entries = mapped_beside(open_entries(base), base, file).tensors
     kept = leave_out({**entries, **file.tensors}, exclude)
     tensors = in_memory({name: tensor for name, tensor in entries.items() if name in kept})
-    weighted = with_importance(tensors, {} if importance is None else importance)
+    weighted = with_importance(tensors, importance)
     return _derivations({name: file.tensors[name] for name in file.tensors if name in kept}, weighted, importance is not None)
 
 

@@ -94,7 +94,7 @@ class ContainerConstruct(construct.Construct):
     def build_file(self, obj: File | Mapping[str, Any], filename: StrPath, **contextkw: Any) -> None:
         """Builds a file, one payload at a time. An existing file is replaced only on success.
 
-        The format of regions without a ``format`` is that of the ending of `filename`, or GLFT.
+        Without a ``format`` in `obj`, the ending of `filename` selects it; by default GLFT.
 
         Raises:
             OSError: from the system; the old file is unchanged.

@@ -38,7 +38,7 @@ def environment() -> SandboxedEnvironment:
 
 
 def syntax_problem(key: str, text: Any) -> str:
-    """Returns why the value of a key is no chat template, or an empty string. Renders nothing."""
+    """Returns the problem of a key's chat template, or an empty string, without rendering it."""
     if not (key.startswith(TEMPLATE) and isinstance(text, str) and len(text) <= LONGEST):
         return ""
     if not text.strip():

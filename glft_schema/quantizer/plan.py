@@ -147,7 +147,7 @@ class Plan:
         weights: number of weights of all tensors.
         other_bytes: bytes of the file that are in no payload, at most.
         recipes: by name, those of llama-quantize whose types were all measured.
-        left_out: why there is no mix for the other file types, by name.
+        left_out: the reason for each file type that `recipes` lacks, by name.
         quantized_before: the types of tensors of the source that are quantized already, by name.
     """
 

@@ -172,8 +172,8 @@ def quantize(
 def plan_quantization(
     checkpoint: Checkpoint, out: StrPath, recipe: Recipe, options: QuantizeOptions
 ) -> tuple[dict[StrPath, FilePlan], Quantized]:
-    """Plans the files that `quantize` writes from an open checkpoint, and its result, without
-    measured errors. Errors and warnings are those of `quantize`.
+    """Plans the files that `quantize` writes from an open checkpoint, and its result, with tensors
+    only for a dry run. Errors and warnings are those of `quantize`.
 
     Args:
         checkpoint: the source.
@@ -207,7 +207,7 @@ def plan_quantization(
     notes = [f"no tensor gets its type by the pattern {shown(pattern)}" for pattern in chooser.unused([*stored])]
     refused = tuple(chooser.problems.values())
     notes = [*(f"would be refused: {problem}" for problem in refused), *notes]
-    planned = (PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items())
+    planned = (PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items() if dry_run)
     weights = sum(tensor.numel for tensor in stored.values())
     results = Results(planned, "tensor")
     result = Quantized(recipe, results, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
@@ -227,7 +227,7 @@ def plan_quantization(
 
 
 def as_recipe(recipe: StrPath | int | Recipe) -> Recipe:
-    """Returns a recipe, or that of a name, code or file. Raises OptionError if there is none."""
+    """Returns the recipe with a name or code, or in a file. Raises OptionError if unknown."""
     if isinstance(recipe, Recipe):
         return recipe
     with suppress(OptionError):

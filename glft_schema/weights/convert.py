@@ -117,8 +117,8 @@ def plan_conversion(checkpoint: Checkpoint, target: Format, options: ConvertOpti
         options: those about opening the source are ignored.
     """
     entries, added, rules = checkpoint.own_metadata, options.get("metadata") or {}, options.get("rules")
-    schemes, importance = options.get("schemes"), options.get("importance")
-    stored = with_importance(checkpoint.tensors, {} if importance is None else importance)
+    schemes = options.get("schemes")
+    stored = with_importance(checkpoint.tensors, options.get("importance"))
     if target.has_typed_metadata:
         if (schemes or checkpoint.donor) and not isinstance(schemes, TypeChooser):
             asked = as_pairs(schemes or ())

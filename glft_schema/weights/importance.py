@@ -272,13 +272,17 @@ def _added(one: ColumnSums, other: ColumnSums, name: str) -> ColumnSums:
     return ColumnSums(one.sums.reshape(rows, -1) + other.sums.reshape(rows, -1), one.counts + other.counts)
 
 
-def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str, torch.Tensor]) -> dict[str, StoredTensor]:
+def with_importance(
+    tensors: Mapping[str, StoredTensor], importance: Mapping[str, torch.Tensor] | None
+) -> dict[str, StoredTensor]:
     """Returns the tensors with their importance, if they have one.
 
     Raises:
         OptionError: if none of the tensors has one.
         TensorError: if an importance does not fit its tensor.
     """
+    if importance is None:
+        return dict(tensors)
     if not isinstance(importance, Mapping):
         raise OptionError(f"expected a mapping of tensor names to importance tensors, found {shown(importance)}")
     if importance and not importance.keys() & tensors.keys():

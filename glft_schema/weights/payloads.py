@@ -137,7 +137,7 @@ class PlannedPayload:
 
         Only rows with bytes there are read and encoded. The pieces of a type with several fields
         are not in order. `seen` is called with rows and what they are encoded from. Raises as
-        `pieces`.
+        `write_to`.
         """
         for rows in self.chunks_between(first, last, order):
             if rows is None:
@@ -208,7 +208,7 @@ class PlannedPayload:
         return len(self.stored.shape) > 1 and self.stored.has_parts
 
     def source_of(self, rows: slice) -> Source:
-        """Returns what some rows of the matrix are encoded from. Raises as `pieces`."""
+        """Returns what some rows of the matrix are encoded from. Raises as `write_to`."""
         if (copied := self.copy_of) is not None:
             self.error = 0.0
             return copied.fields_of(range(rows.start, rows.stop))

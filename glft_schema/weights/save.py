@@ -59,7 +59,7 @@ class WriteOptions(TypedDict, total=False):
         strict: raise an error instead of using a fallback type, or keeping the type of a tensor
             that a pattern matches.
         allow_requantize: also let schemes give another quantized type to tensors that are quantized
-            already, whose error adds to that of the new type.
+            already; the errors of both types add up.
         ranks: processes that write the file together; see `glft_schema.distributed.together`.
     """
 
@@ -137,9 +137,9 @@ def save_file(
         tensors: torch tensors by name; tensors of an open `File`, whose payloads are copied; or
             `StoredTensor`s to be loaded one at a time.
         path: the file to write.
-        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. A
-            ``general.file_type`` whose type no matrix has is replaced by that of most weights,
-            unless most of them are copied.
+        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. If
+            no matrix has the type that ``general.file_type`` states, and most weights are not
+            copied, the key gets the type of most weights.
         options: see `WriteOptions`.
 
     Returns:
@@ -176,8 +176,7 @@ def plan_file(
         metadata: of the file.
         options: `format` and `exclude` are ignored.
     """
-    importance = options.get("importance")
-    stored = with_importance(stored, {} if importance is None else importance)
+    stored = with_importance(stored, options.get("importance"))
     strict, again = options.get("strict", False), options.get("allow_requantize", False)
     choices = choose_types(stored, options.get("schemes") or {}, target.types, target.keep_vectors, strict, again)
     given, alignment = options.get("rules"), options.get("alignment")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from glft_schema.families import rows
 from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
-from glft_schema.families.pages import rows
 
 # fmt: off
 GEMMA3 = Family(

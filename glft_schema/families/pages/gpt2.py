@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from glft_schema.families import rows
 from glft_schema.families.operations import Transpose
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
-from glft_schema.families.pages import rows
 
 # fmt: off
 FLIP = Transpose()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import PackMXFP4, SplitAlternately, Transpose
 from glft_schema.families.page import ANY, F, Family, K, T
-from glft_schema.families.pages import rows
 from glft_schema.families.requirements import limit
 from glft_schema.tensors.stored_tensor import StoredTensor
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from glft_schema.families import rows
 from glft_schema.families.operations import PermuteRows
 from glft_schema.families.page import Bias, F, Family, K, T
-from glft_schema.families.pages import rows
 from glft_schema.families.requirements import limit
 from glft_schema.families.rope_factors import llama3_config, llama3_factors
 

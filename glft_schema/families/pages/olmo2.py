@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from glft_schema.families import rows
 from glft_schema.families.page import F, Family, K, T
-from glft_schema.families.pages import rows
 
 # fmt: off
 OLMO2 = Family(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
-from glft_schema.families.pages import rows
 from glft_schema.families.rope_factors import DIMENSIONS, longrope_config, longrope_factors
 
 
