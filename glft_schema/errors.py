@@ -287,6 +287,8 @@ class Finding:
         repair: the change that repairs it, if one is known: ``("set", key, value)``, or
             ``("rename", tensor, new name)``.
         explained: whether the number that explains most findings of the file explains this one.
+        tensor: name of the tensor whose row has the field, or None.
+        key: the metadata key whose entry has the field, or None.
     """
 
     rule: str
@@ -299,3 +301,14 @@ class Finding:
     name: str = ""
     repair: Repair | None = None
     explained: bool = False
+    tensor: str | None = None
+    key: str | None = None
+
+    @property
+    def text(self) -> str:
+        """A sentence with the location, as of an error. It states no name twice."""
+        stated = {
+            name for name in (self.tensor, self.key) if name and (shown(name) in self.problem or f" {name}" in self.problem)
+        }
+        tensor, key = (None if name in stated else name for name in (self.tensor, self.key))
+        return FormatError(self.problem, self.path, self.offset, tensor, key=key).text

@@ -14,6 +14,7 @@ from glft_schema.errors import Finding
 from glft_schema.families.loader import (
     BLOCK,
     Numbers,
+    architecture_of_keys,
     broken_limits,
     broken_tensors,
     dims_of,
@@ -64,7 +65,7 @@ def explain(file: File, findings: list[Finding]) -> str:
         The number that explains most of all findings, or an empty string.
     """
     arch, first = file.metadata.get(ARCHITECTURE), file.shards[0]
-    if not findings or not isinstance(arch, str) or arch not in BY_ARCH:
+    if not findings or not isinstance(arch, str) or arch not in BY_ARCH or architecture_of_keys(file.metadata):
         return ""
     numbers, family = Trial(file, arch), BY_ARCH[arch]
     list(read_keys(first, numbers, family))

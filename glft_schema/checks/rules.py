@@ -27,7 +27,9 @@ def with_implied(names: Iterable[str]) -> list[str]:
 
 
 def check_rules(file: File | StrPath, rules: str | Iterable[str], *, render: bool = True) -> list[Finding]:
-    """Returns the rules of some sets that a file breaks, in file order. Parses the file again.
+    """Returns the rules of some sets that a file breaks. Parses the file again.
+
+    Rules of the format come before those of a role and of llama.cpp; each in file order.
 
     Args:
         file: an open file or a path. It satisfies ``required``, or it could not be opened. In a set
@@ -57,7 +59,11 @@ def check_rules(file: File | StrPath, rules: str | Iterable[str], *, render: boo
     added = located(first, broken)
     added += check_model(file) if LLAMA_CPP in own else []
     order = {shard.name: i for i, shard in enumerate(file.shards)}
-    return sorted([*findings, *added], key=lambda finding: (order.get(finding.file or "", 0), finding.offset or 0))
+
+    def position(finding: Finding) -> tuple[int, bool, int]:
+        return order.get(finding.file or "", 0), set(RULE_SETS).isdisjoint(finding.sets), finding.offset or 0
+
+    return sorted([*findings, *added], key=position)
 
 
 @dataclass
@@ -89,7 +95,7 @@ def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report
         sets, role = list(file.format.rule_sets), role_of(file)
         if GGML in sets:
             not_checked = "" if role else unchecked(file)
-            enforced = [] if not_checked else [GGML, role.name if role else LLAMA_CPP]
+            enforced = [GGML, *([] if not_checked else [role.name if role else LLAMA_CPP])]
             sets = list(dict.fromkeys([*sets, *enforced]))
     names = {shard.name: i for i, shard in enumerate(file.shards)}
     findings = [(names.get(finding.file or "", 0), finding) for finding in check_rules(file, sets, render=render)]

@@ -37,6 +37,7 @@ from glft_schema.cli.written import fallbacks, mapped, payloads, requantized, ti
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
+from glft_schema.display import counted
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.families.converter import Converter
 from glft_schema.files.container import Container
@@ -215,5 +216,5 @@ def report(written: list[WrittenTensor], out: Path, verbose: bool) -> list[str]:
     """Returns the lines of the report, which begins with what was not done as asked."""
     parts = [totals(written), payloads(written) if verbose else [], fallbacks(written), ties(written)]
     size = (out / WEIGHTS if out.is_dir() else out).stat().st_size
-    lines = [*requantized(written), *unlike_asked(written), f"{out}: {len(written)} tensors, {size:,} bytes"]
+    lines = [*requantized(written), *unlike_asked(written), f"{out}: {counted(written, 'tensor')}, {size:,} bytes"]
     return lines + [line for number, part in enumerate(parts) if part for line in ([""] * (number > 0) + part)]

@@ -242,8 +242,11 @@ def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:
 
 def gaps_text(file: File) -> str:
     """Returns a line about the bytes of a file's payloads that belong to no tensor."""
-    gaps = sum(gap.nbytes for gap in file.tensors.gaps)
-    return f"{gaps:,} bytes in gaps between payloads, {file.tensors.trailing:,} of them after the last one"
+    gaps, alignment = file.tensors.gaps, file.regions.counts.get("alignment", 1)
+    is_padding = all(gap.nbytes < alignment and sum(gap) % alignment == 0 for gap in gaps)
+    padding = f" (padding to multiples of {alignment})" if is_padding else ""
+    nbytes = sum(gap.nbytes for gap in gaps)
+    return f"{nbytes:,} bytes in gaps between payloads{padding}, {file.tensors.trailing:,} of them after the last one"
 
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:

@@ -9,7 +9,7 @@ from glft_schema.adapters.merging import MergedTensor
 from glft_schema.adapters.merging import merge_lora as merge
 from glft_schema.cli.options import Verbose, argument, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
-from glft_schema.display import aligned
+from glft_schema.display import aligned, counted
 from glft_schema.errors import safe
 
 LOST = 0.99  # error relative to the update; about 1 if the update changes no code
@@ -51,6 +51,6 @@ def report(merged: list[MergedTensor], out: Path, verbose: bool) -> list[str]:
     for tensor in merged:
         relative = f"{tensor.update:.3%}", f"{tensor.errors.relative:.3%}"
         rows.append((safe(tensor.name), tensor.type.name, *relative, f"{tensor.errors.largest:g}"))
-    lines = [f"{out}: {len(merged)} tensors changed, all others copied"]
+    lines = [f"{out}: {counted(merged, 'tensor')} changed, all others copied"]
     table = aligned([("tensor", "dtype", "update", "error", "max error"), *rows], right=3)
     return [*lines, "", *table] if verbose else lines

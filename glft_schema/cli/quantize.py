@@ -30,7 +30,7 @@ from glft_schema.cli.terminal import (
     unique,
 )
 from glft_schema.cli.written import fallbacks, mapped, requantized, totals, unlike_asked
-from glft_schema.display import aligned
+from glft_schema.display import aligned, counted
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.prepared import IN_FLOAT32
@@ -152,7 +152,7 @@ def report(quantized: Quantized, out: Path, *, dry_run: bool) -> list[str]:
     recipe, tensors = quantized.recipe, quantized.tensors
     size = f"{quantized.nbytes:,} bytes of tensors, {quantized.bits_per_weight:.2f} bits per weight"
     lines = [*quantized.notes, *requantized(tensors), *unlike_asked(tensors), *fallbacks(tensors)]
-    lines += [f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {len(tensors)} tensors, {size}", *totals(tensors)]
+    lines += [f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {counted(tensors, 'tensor')}, {size}", *totals(tensors)]
     if dry_run:
         rows = [(safe(tensor.name), tensor.type.name, f"{tensor.nbytes:,}") for tensor in tensors]
         lines += ["", *aligned([("tensor", "dtype", "bytes"), *rows], right=1)]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from glft_schema.cli.options import Out, argument, bytes_of, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, refuse_overwriting
+from glft_schema.display import counted
 from glft_schema.errors import OptionError, shown
 from glft_schema.files.container import open
 from glft_schema.files.splitting import merge as merge_files
@@ -58,5 +59,5 @@ def merge(
     with file_errors(first), open(first) as opened:
         refuse_overwriting(out, first)
         merge_files(opened, out)
-        echo(f"{out}: {len(opened.tensors)} tensors, {out.stat().st_size:,} bytes")
+        echo(f"{out}: {counted(opened.tensors, 'tensor')}, {out.stat().st_size:,} bytes")
     echo_written([out], "verify", out)

@@ -180,7 +180,7 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     verdict = report(file, list(rules))
     found = [(Path(file.shards[i].name).name, finding) for i, finding in verdict.findings]
     state = counted(found, "rule violation") if found else "all rules hold"
-    size = f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
+    size = f"{counted(file.tensors, 'tensor')}, {file.nbytes:,} bytes"
     lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(verdict.sets)})"]
     if verdict.not_checked:
         lines[0] += f"; {LLAMA_CPP}: not checked, {verdict.not_checked}"
@@ -211,11 +211,8 @@ def _findings(found: list[tuple[str, Finding]], is_set: bool, most: int) -> list
         alike.setdefault((name, path, problem, finding.rule), []).append(finding)
     lines = list[str]()
     for (name, path, problem, rule), (first, *others) in islice(alike.items(), most):
-        at = f"at byte {first.offset}"
-        text = f"{first.path}: {first.problem} ({at}) [{rule}]"
-        if others:
-            text = f"{path}: {problem} ({1 + len(others)} tensors, the first {at}) [{rule}]"
-        lines += wrapped(f"{safe(name)}: {text}" if is_set else text)
+        text = f"{path}: {problem} ({1 + len(others)} tensors, the first at byte {first.offset})" if others else first.text
+        lines += wrapped(f"{safe(name)}: {text} [{rule}]" if is_set else f"{text} [{rule}]")
     hidden = len(alike) - most
     return [*lines, *([f"  ... and {hidden:,} more: --json"] if hidden > 0 else [])]
 
@@ -230,7 +227,18 @@ def _repair(file: File, repairs: Iterable[Repair | None]) -> list[str]:
 
 
 def _findings_data(found: list[tuple[str, Finding]]) -> list[dict[str, Any]]:
-    return [{"file": name, "rule": f.rule, "field": f.path, "problem": f.problem, "byte": f.offset} for name, f in found]
+    return [
+        {
+            "file": name,
+            "rule": f.rule,
+            "field": f.path,
+            "tensor": f.tensor,
+            "key": f.key,
+            "problem": f.problem,
+            "byte": f.offset,
+        }
+        for name, f in found
+    ]
 
 
 def fits_outcome(adapter: File, base: File) -> Outcome:
@@ -251,9 +259,9 @@ def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], name: str
         lines += aligned([("tensor", "problem"), *((safe(name), problem) for name, problem in verdict.tensors)], 0)
         lines.append(f"{len(verdict.tensors)} of {verdict.compared} tensors differ from {origin}")
     elif verdict.compared is not None:
-        lines.append(f"{verdict.compared} tensors match {origin}")
+        lines.append(f"{counted(verdict.compared, 'tensor matches', 'tensors match')} {origin}")
     if not verdict.files:
-        lines.append(f"{len(hashes)} {'files match' if len(hashes) > 1 else 'file matches'} {origin}")
+        lines.append(f"{counted(hashes, 'file matches', 'files match')} {origin}")
     elif verdict.compared is not None and not verdict.tensors:
         lines.append("all tensors match: the header, metadata, offsets or padding differ")
     differing = {kind: dict(part) for kind, part in vars(verdict).items() if kind != "compared"}
@@ -304,7 +312,7 @@ def source_outcome(found: list[Derivation], path: Path, tolerance: float) -> Out
         lines = [*aligned(rows, right=1), f"{len(failed)} of {len(found)} tensors do not match {path} in their types"]
     else:
         exact = "equal it" if not worst else f"differ by at most {worst:g}"
-        lines = [f"{len(found)} tensors match {path}: quantized to their types, its weights {exact}"]
+        lines = [f"{counted(found, 'tensor matches', 'tensors match')} {path}: quantized to their types, its weights {exact}"]
     differing = {d.name: {"problem": _problem(d), "max_difference": as_json_value(distances[d.name])} for d in failed}
     data = {"compared": len(found), "max_difference": as_json_value(worst), "differing": differing}
     return Outcome(lines, data, not failed)

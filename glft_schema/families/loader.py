@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from types import NoneType
 from typing import Any
 
 from glft_schema.errors import Finding, shown
 from glft_schema.families.config import KEY_TYPES
-from glft_schema.families.page import Family, Loaded
+from glft_schema.families.page import BLOCK_COUNT, Family, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
 from glft_schema.families.requirements import ARCHITECTURE, Requirement, Rows, broken_keys, located
 from glft_schema.files.file import File
@@ -146,11 +147,23 @@ def unchecked(file: File) -> str:
         return f"the file is one of {file.metadata[COUNT]} of a set"
     if not file.tensors:
         return "the file has no tensors"
+    if architecture_of_keys(file.metadata):
+        return ""
     if ARCHITECTURE not in file.metadata:
         return f"the file has no {ARCHITECTURE}"
     if isinstance(arch, str) and arch not in BY_ARCH:
-        return f"no rules for the architecture {shown(arch)}"
+        has_keys = any(key.startswith(f"{arch}.") for key in file.metadata)
+        return f"no rules for the architecture {shown(arch)}{'' if has_keys else suggestion(arch, BY_ARCH)}"
     return f"no rules for the vocabulary {shown(vocabulary)}" if vocabulary in every_model.OTHER_VOCABULARIES else ""
+
+
+def architecture_of_keys(metadata: Mapping[str, Any]) -> str | None:
+    """Returns the architecture whose keys a model has in place of those of the architecture that it
+    states, or None."""
+    stated = metadata.get(ARCHITECTURE)
+    if any(key.startswith(f"{stated}.") for key in metadata):
+        return None
+    return next((arch for arch in BY_ARCH if f"{arch}.{BLOCK_COUNT}" in metadata), None)
 
 
 def _is_part(file: File) -> bool:
@@ -171,8 +184,18 @@ def broken_model(file: File) -> Iterator[Finding]:
         problem = f"expected the first of {metadata[COUNT]} files, and the others beside it, found one file"
         yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
         return
+    arch, named = metadata.get(ARCHITECTURE), architecture_of_keys(metadata)
+    if named and isinstance(arch, (str, NoneType)):
+        expected, found = (
+            f"{named!r} for {ARCHITECTURE}, because the keys are {named}.*",
+            "none" if arch is None else shown(arch),
+        )
+        path = Rows(first).key(ARCHITECTURE, "value") if ARCHITECTURE in metadata else "metadata"
+        finding = _finding("architecture", first, path, f"expected {expected}, found {found}", ARCHITECTURE)
+        finding.repair = "set", ARCHITECTURE, named
+        yield finding
+        return
     yield from _broken_keys(first, [Requirement(ARCHITECTURE, "string"), *_keys(every_model.GENERAL, "", False)])
-    arch = metadata.get(ARCHITECTURE)
     if not isinstance(arch, str):
         return
     if is_array(first, EXTRA_NAMES):

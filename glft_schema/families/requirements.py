@@ -45,10 +45,12 @@ def limit(key: str, expected: str, holds: Callable[[Any], bool]) -> Requirement:
 
 
 def located(file: File, findings: list[Finding]) -> list[Finding]:
-    """Returns findings with the offset of their fields. Parses the file again if there are any."""
+    """Returns findings with the offset of their fields, and the name of their rows. Parses the file
+    again if there are any."""
     starts = {span.path: span.start for span in parsing.trace_fields(file)} if findings else {}
     for finding in findings:
         finding.offset = starts.get(finding.path)
+    parsing.name_rows(file, findings)
     return findings
 
 

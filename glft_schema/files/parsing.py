@@ -114,7 +114,19 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
             _run(file.format.struct, file.source, Trace(starts=starts))
     for finding in findings:
         finding.offset = starts.get(finding.path) if finding.offset is None else finding.offset
+    name_rows(file, findings)
     return [finding for finding in findings if sets.intersection(finding.sets)]
+
+
+def name_rows(file: File, findings: Iterable[Finding]) -> None:
+    """Sets the tensor or metadata key in whose row each finding of a file is."""
+    names = {"metadata": ("key", file.metadata), file.format.table: ("tensor", file.tensors)}
+    rows = {table: (kind, list(entries)) for table, (kind, entries) in names.items()} if findings else {}
+    for finding in findings:
+        table, row, *_ = (*finding.path.split(" -> "), "")
+        if table in rows and row.isdecimal():
+            kind, known = rows[table]
+            setattr(finding, kind, known[int(row)])
 
 
 def _run(struct: Struct, source: Source | Cursor, trace: Trace | None = None, **params: Any) -> Record:

@@ -268,7 +268,7 @@ def _parsed(file: File, edited: SplicedSource) -> File:
     result = parse_source(edited)
     sets = {*file.format.rule_sets} - {set_ for finding in check_rules(file, file.format.rule_sets) for set_ in finding.sets}
     for finding in check_rules(result, [REQUIRED, *sets]):
-        error = FormatError(finding.problem, finding.path)
+        error = FormatError(finding.problem, finding.path, tensor=finding.tensor, key=finding.key)
         error.rule = finding.rule
         raise error
     return result

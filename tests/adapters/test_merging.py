@@ -342,7 +342,7 @@ def test_report_of_the_command_line(tmp_path: Path) -> None:
     done = in_this_process("merge-lora", path, adapter, tmp_path / "out.gguf", "--scale", "2", "--verbose")
     assert (done.returncode, done.stderr) == (0, "")
     first, empty, header, row = done.stdout.splitlines()
-    assert (first, empty) == (f"{tmp_path / 'out.gguf'}: 1 tensors changed, all others copied", "")
+    assert (first, empty) == (f"{tmp_path / 'out.gguf'}: 1 tensor changed, all others copied", "")
     assert header.split() == ["tensor", "dtype", "update", "error", "max", "error"]
     assert row.split()[:2] == ["blk.0.attn_q.weight", "Q8_0"]
     assert row.split()[2].endswith("%")

@@ -146,7 +146,9 @@ def test_a_page_names_the_cause(tmp_path: Path) -> None:
     text = page.read_text()
     assert "2 rule violations (spec, ggml, llama.cpp); llama.cpp refuses the file." in text
     assert "llama.vocab_size = 9 explains 2 of 2 violations: the tensors fit 8" in text
-    write(path, KEYS | {"general.architecture": "flux"}, DENSE)
+    write(
+        path, {key.replace("llama.", "flux."): value for key, value in KEYS.items()} | {"general.architecture": "flux"}, DENSE
+    )
     assert in_this_process("view", path, "-o", page).returncode == 0
     assert "not checked, <bdi>no rules for the architecture &#39;flux&#39;</bdi>" in page.read_text()
 

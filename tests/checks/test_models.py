@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hypothesis import settings
 
 import glft_schema as glft
@@ -367,7 +368,8 @@ def test_what_cannot_be_checked(tiny: Callable[[str], Path], tmp_path: Path) -> 
             "not checked: expected an architecture of llama, granite, olmo2, qwen2, qwen2moe, ",
         ),
         (b"general.architecture", u32(1), "expected string for general.architecture, found uint32"),
-        (b"x", u32(1), f"expected the key general.architecture, found {len(entries)} other keys"),
+        (b"general.architecture", text("lamma"), "expected 'llama' for general.architecture, because the keys are llama.*"),
+        (b"x", u32(1), "expected 'llama' for general.architecture, because the keys are llama.*, found none"),
         (
             b"tokenizer.ggml.model",
             text("t5"),
@@ -376,6 +378,8 @@ def test_what_cannot_be_checked(tiny: Callable[[str], Path], tmp_path: Path) -> 
     ):
         old = b"tokenizer.ggml.model" if key.startswith(b"token") else b"general.architecture"
         rows = [(key, *value) if row[0] == old else row for row in entries]
+        if value == text("mamba"):
+            rows = [(row[0].replace(b"llama.", b"mamba."), *row[1:]) for row in rows]
         path.write_bytes(gguf_reference.File(entries=rows, infos=infos).bytes())
         with glft.open(path) as file:
             (found,) = [finding for finding in glft.check_rules(file, "llama.cpp") if finding.rule.startswith("llama.cpp")]
@@ -407,7 +411,9 @@ def test_what_is_not_checked_by_default(
     change: dict[str, tuple[int, Any] | None], reason: str, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
     path, (entries, infos) = tmp_path / "model.gguf", contents_of(tiny("tiny-llama"))
-    rows = {key: (code, value) for key, code, value in entries}
+    rows = {key.replace(b"llama.", b"flux."): (code, value) for key, code, value in entries}
+    if "tokenizer.ggml.model" in change:
+        rows = {key: (code, value) for key, code, value in entries}
     rows |= {key.encode(): value for key, value in change.items() if value}
     stored = [(key, *value) for key, value in rows.items() if change.get(key.decode(), value)]
     path.write_bytes(gguf_reference.File(entries=stored, infos=[] if "tensors" in change else infos).bytes())
@@ -416,6 +422,88 @@ def test_what_is_not_checked_by_default(
     assert done.stdout.splitlines()[0].endswith(f"; llama.cpp: not checked, {reason}")
     data = json.loads(in_this_process("verify", path, "--json").stdout)
     assert (data["holds"], data["rules"]["not_checked"]) == (True, {"llama.cpp": reason})
+
+
+@pytest.mark.parametrize(("stated", "found"), [("lamma", "'lamma'"), ("qwen2", "'qwen2'"), (None, "none")])
+def test_an_architecture_that_is_not_that_of_the_keys(
+    stated: str | None, found: str, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """One finding names the cause, not the missing keys. llama.cpp loads the repaired file."""
+    model, path = tiny("tiny-llama"), tmp_path / "model.gguf"
+    entries, infos = contents_of(model)
+    rows = [
+        (key, *text(stated)) if key == b"general.architecture" else (key, *value)
+        for key, *value in entries
+        if stated or key != b"general.architecture"
+    ]
+    path.write_bytes(gguf_reference.File(entries=rows, infos=infos).bytes())
+    problem = f"expected 'llama' for general.architecture, because the keys are llama.*, found {found}"
+    done = in_this_process("verify", path)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[0].endswith("; llama.cpp refuses the file")
+    assert done.stdout.count("[llama.cpp-") == done.stdout.count(problem) == 1
+    assert done.stdout.endswith(f"  glft edit {path} -o NEW.gguf \\\n      --set general.architecture=llama\n")
+    assert in_this_process("edit", path, "--set", "general.architecture=llama", "-o", tmp_path / "new.gguf").returncode == 0
+    with Loader() as loader:
+        assert loader.refusal(path)
+        assert not loader.refusal(tmp_path / "new.gguf")
+    if stated:
+        done = in_this_process("edit", model, "--set", f"general.architecture={stated}", "--dry-run")
+        assert done.stderr == f"glft: warning: llama.cpp will refuse the new file (see glft verify): {problem}\n"
+
+
+def test_a_close_architecture_is_suggested(tmp_path: Path) -> None:
+    """Unless the keys are of the architecture: then llama.cpp may know it."""
+    path = tmp_path / "model.gguf"
+    for keys, hint in (({}, "; did you mean 'llama'?"), ({"llama4.block_count": 1}, "")):
+        glft.save_file({"w": torch.zeros(4)}, path, {"general.architecture": "llama4", **keys})
+        done = in_this_process("verify", path)
+        assert done.returncode == 0
+        assert done.stdout.splitlines()[0].endswith(f"; llama.cpp: not checked, no rules for the architecture 'llama4'{hint}")
+
+
+@pytest.mark.parametrize("architecture", [None, "flux"])
+def test_what_ggml_refuses_is_a_failure_of_any_architecture(architecture: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    keys = {"general.architecture": architecture} if architecture else {}
+    glft.save_file({"w": torch.zeros(4), "v": torch.zeros(4)}, path, keys, alignment=64, rules=[])
+    assert in_this_process("verify", path).returncode == 0
+    path.write_bytes(path.read_bytes()[:-1])  # ggml reads the padding
+    with Loader() as loader:
+        assert loader.refusal(path)
+    done = in_this_process("verify", path)
+    assert (done.returncode, "[gguf-data-padded]" in done.stdout) == (1, True)
+    assert "; llama.cpp: not checked, " in done.stdout.splitlines()[0]
+
+
+def test_format_faults_come_first(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """Findings name the key or tensor of their row, unless the sentence does."""
+    path, (entries, infos) = tmp_path / "model.gguf", contents_of(tiny("tiny-llama"))
+    rows = [row for row in entries if row[0] != b"llama.block_count"]
+    at = next(i for i, row in enumerate(rows) if row[0] == b"tokenizer.ggml.tokens")
+    rows[at:at] = [(b"other.Key", *u32(1)), (b"other.flags", ARRAY, (KINDS["bool"], [b"\x02"]))]
+    infos[3] = replace(infos[3], name=b"blk.0." + b"x" * 60)
+    path.write_bytes(gguf_reference.File(entries=rows, infos=infos).bytes())
+    lines = in_this_process("verify", path).stdout.splitlines()
+    found = [re.sub(r"at byte \d+", "at byte N", line.strip()) for line in lines if line.startswith("  ")]
+    at = next(i for i, row in enumerate(rows) if row[0] == b"other.Key")
+    assert found[:5] == [
+        f"metadata -> {at} -> key: expected lower_snake_case segments joined by dots, found 'other.Key' (at byte N) [gguf-key]",
+        f"metadata -> {at + 1} -> value: expected bool values that are 0 or 1, found [2] "
+        "(key 'other.flags', at byte N) [gguf-bool]",
+        f"tensor_infos -> 3 -> name: expected at most 64 bytes, found '{infos[3].name.decode()}' (at byte N) [gguf-name-64]",
+        f"tensor_infos -> 3 -> name: expected at most 63 bytes, found '{infos[3].name.decode()}' (at byte N) [gguf-name-63]",
+        f"metadata: expected the key llama.block_count, found {len(rows)} other keys (at byte N) [llama.cpp-keys]",
+    ]
+    (bools,) = [
+        one
+        for one in json.loads(in_this_process("verify", path, "--json").stdout)["rules"]["broken"]
+        if one["rule"] == "gguf-bool"
+    ]
+    assert (bools["key"], bools["tensor"]) == ("other.flags", None)
+    page = path.with_suffix(".html")
+    assert in_this_process("view", path, "-o", page).returncode == 0
+    assert "0 or 1, found [2] (key &#39;other.flags&#39;)" in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,8 @@ def test_a_file_that_llama_cpp_no_longer_loads(tmp_path: Path) -> None:
 
 
 def test_no_warning_of_a_file_that_cannot_be_checked(tmp_path: Path) -> None:
-    path, out = write(tmp_path / "model.gguf", KEYS, DENSE), tmp_path / "out.gguf"
+    keys, out = {key.replace("llama.", "flux."): value for key, value in KEYS.items()}, tmp_path / "out.gguf"
+    path = write(tmp_path / "model.gguf", keys, DENSE)
     done = in_this_process("edit", path, "--set", "general.architecture=flux", "-o", out)
     assert (done.returncode, done.stderr) == (0, "")
     assert "llama.cpp: not checked, no rules for the architecture 'flux'" in in_this_process("verify", out).stdout

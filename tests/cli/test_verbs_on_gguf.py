@@ -205,7 +205,7 @@ def test_verify_as_json(gguf: Path, tmp_path: Path) -> None:
     done = glft("verify", gguf, "--rules", "spec", "--json")
     found = json.loads(done.stdout)
     problem = "expected the key general.quantization_version, found 3 other keys"
-    broken = {"file": gguf.name, "rule": rule, "field": field, "problem": problem, "byte": 24}
+    broken = {"file": gguf.name, "rule": rule, "field": field, "tensor": None, "key": None, "problem": problem, "byte": 24}
     enforced = {"checked": ["spec"], "enforced": ["spec"], "not_checked": {}, "failures": 1, "cause": None, "repair": None}
     assert (done.returncode, found["rules"]) == (1, {**enforced, "broken": [broken]})
 
@@ -230,8 +230,8 @@ def test_verify_lists_findings(gguf: Path, tmp_path: Path) -> None:
     path.write_bytes(READ["an offset that is not aligned"].stored)
     done = glft("verify", path, "--rules", "ggml")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "1 tensors, 100 bytes, 1 rule violation (ggml)" in done.stdout
-    text = "  tensor_infos -> 0 -> offset: expected 0, found 4 (at byte 49) [gguf-contiguous]"
+    assert "1 tensor, 100 bytes, 1 rule violation (ggml)" in done.stdout
+    text = "  tensor_infos -> 0 -> offset: expected 0, found 4 (tensor 'w', at byte 49) [gguf-contiguous]"
     assert done.stdout.splitlines()[1] == text
     assert "gguf-offset" in glft("verify", path, "--rules", "spec").stdout
     for options, code in (((), 0), (("--rules", "spec", "--rules", "ggml"), 1)):

@@ -96,7 +96,7 @@ class Content:
             "cause": visible(verdict.cause, 2 * LONGEST),
             "broken": len(verdict.findings),
             "findings": [
-                (i, replace(finding, path=visible(finding.path), problem=visible(finding.problem, 2 * LONGEST)))
+                (i, finding, visible(replace(finding, offset=None).text, 3 * LONGEST))
                 for i, finding in verdict.findings[:FINDINGS]
             ],
             "unclaimed": _unclaimed(self._maps),
@@ -187,6 +187,7 @@ def _broken(file: File, fault: FormatError) -> Report:
     """Returns a report with the error that ends the parse of a file."""
     number = next((i for i, shard in enumerate(file.shards) if shard.name == fault.file), 0)
     finding = Finding(fault.rule or type(fault).__name__, (REQUIRED,), fault.path, fault.problem, fault.offset)
+    finding.tensor, finding.key = fault.tensor, fault.key
     return Report([REQUIRED], [REQUIRED], [(number, finding)], [finding], "", "")
 
 
