@@ -18,7 +18,7 @@ class MissingKeyError(KeyError):
 
     Args:
         key: the unknown key.
-        names: the known keys; others than texts are ignored.
+        names: the known keys; only texts are suggested.
         hint: follows the key instead of a suggestion.
     """
 
@@ -28,8 +28,10 @@ class MissingKeyError(KeyError):
         self._hint = hint
 
     def __str__(self) -> str:
-        names = (name for name in self._names if isinstance(name, str))
-        return f"{shown(self.args[0])}{self._hint or suggestion(self.args[0], names)}"
+        key, known = self.args[0], list(self._names)
+        names = [name for name in known if isinstance(name, str)]
+        are_names = f"; keys are names, such as {shown(names[0])}" if names and len(names) == len(known) else ""
+        return f"{shown(key)}{self._hint or (suggestion(key, names) if isinstance(key, str) else are_names)}"
 
     def __reduce__(self) -> tuple[type[KeyError], tuple[object, ...]]:
         return KeyError, self.args

@@ -56,7 +56,9 @@ def test_errors_suggest_the_closest_word(arguments: list[str], suggested: str, m
         (lambda file: file.metadata.type_of("general.nam"), "'general.nam'; did you mean 'general.name'?"),
         (lambda file: file.format.types["q4k"], "'q4k'; did you mean 'q4_k'?"),
         (lambda file: file.tensors["nothing like it"], "'nothing like it'"),
-        (lambda file: file.metadata[3], "3"),
+        (lambda file: file.metadata[3], "3; keys are names, such as 'general.architecture'"),
+        (lambda file: file.tensors[0], "0; keys are names, such as 'blk.0.attn_q.weight'"),
+        (lambda file: file.format.types[3.5], "3.5"),
     ],
 )
 def test_key_errors_suggest_the_closest_key(look_up: Callable[[Any], object], text: str, model: Path) -> None:

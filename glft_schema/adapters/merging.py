@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
 from glft_schema.display import Progress, Results, with_display
-from glft_schema.errors import OptionError, TensorError, TiedWarning
+from glft_schema.errors import OptionError, TiedWarning, shown
 from glft_schema.families.export import OUTPUT
 from glft_schema.files.container import open
-from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.formats.registry import WITH_TYPES, refuse_ending
 from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
@@ -73,25 +73,21 @@ def merge_lora(
 
     Raises:
         OptionError: if a file is not what it should be, or a library is missing.
-        FormatError: if the adapter is not plain LoRA, or for another architecture.
-        TensorError: if the adapter changes a tensor that the model does not have in this shape, or
-            the merged weights are not finite.
+        FormatError: if the adapter is not plain LoRA, or fits another model.
+        TensorError: if the merged weights are not finite.
         OSError: from the system.
 
     Warns:
         TiedWarning: if the token embedding changes, and is also the output matrix.
     """
+    refuse_ending(out, WITH_TYPES, "merge_lora writes")
     checkpoint = open_entries(model)
     if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
-        raise OptionError(f"expected a {WITH_TYPES.name} file as the model, found another source")
+        found = f"found {shown(os.fspath(model))}: convert it first (glft convert)"
+        raise OptionError(f"expected a {WITH_TYPES.name} file as the model, {found}")
     importance = read_importance(importance) if isinstance(importance, (str, os.PathLike)) else importance or {}
     file, stored = checkpoint.file, in_memory(checkpoint.tensors)
     updates = {name: update._replace(scale=scale * update.scale) for name, update in read_updates(adapter, file).items()}
-    for name, update in updates.items():
-        if name not in stored:
-            raise TensorError(f"{file.name} lacks this tensor, which the adapter changes", name)
-        if stored[name].shape != update.shape:
-            raise TensorError(f"expected an update of {list(stored[name].shape)}, found {list(update.shape)}", name)
     if EMBEDDING in updates and OUTPUT not in stored:
         warnings.warn(f"{EMBEDDING} is also the output matrix, which changes, too", TiedWarning, stacklevel=2)
     merged = {name: _merged(file.tensors[name], updates[name]) if name in updates else stored[name] for name in stored}

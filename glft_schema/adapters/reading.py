@@ -18,6 +18,7 @@ from glft_schema.families.config import LARGEST, Config, config_of, read_json, r
 from glft_schema.families.export import family_in_gguf
 from glft_schema.families.names import Names
 from glft_schema.families.operations import KEEP, PermuteRows, Transpose
+from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.lazy import torch
@@ -75,16 +76,18 @@ def read_updates(adapter: StrPath, base: File) -> dict[str, Update]:
     Raises:
         OptionError: if it is neither.
         FormatError: if it is not plain LoRA, or does not belong to the model.
-        TensorError: if a tensor has no counterpart in the adapter, the model or its family.
         OSError: if a file cannot be read.
     """
-    if Path(adapter).is_dir():
-        with refusing(Path(adapter) / CONFIG, "valid settings of an adapter"):
-            return _of_peft(Path(adapter), base)
-    with open(adapter) as file:
-        for finding in check_fit(file, base):
-            raise FormatError(finding.problem, finding.path, offset=finding.offset, file=str(adapter))
-        return dict(_of_gguf(file))
+    try:
+        if Path(adapter).is_dir():
+            with refusing(Path(adapter) / CONFIG, "valid settings of an adapter"):
+                return _of_peft(Path(adapter), base)
+        with open(adapter) as file:
+            for finding in check_fit(file, base):
+                raise FormatError(finding.problem, finding.path, offset=finding.offset, file=str(adapter))
+            return dict(_of_gguf(file))
+    except TensorError as error:  # of the adapter, not of the model
+        raise FormatError(error.problem, shown(error.tensor, 200), file=str(adapter)) from None
 
 
 def _of_gguf(file: File) -> Iterator[tuple[str, Update]]:
@@ -102,9 +105,17 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
     config = config_of(base.metadata, family.keys, family.arch)
     names, updates = Names(family, config, len(base.tensors)), dict[str, Update]()
     alphas = Patterns.of(settings, "alpha_pattern", str(folder / CONFIG))
-    for stored, (a, b) in _pairs(open_checkpoint(weights), IN_PEFT):
+    pairs = dict(_pairs(open_checkpoint(weights), IN_PEFT))
+    for stored, (a, b) in pairs.items():
         layer = stored.removeprefix(PREFIX)
-        place = names.place_of(layer.removeprefix(family.prefix) + ".weight")
+        try:
+            place = names.place_of(layer.removeprefix(family.prefix) + ".weight")
+        except TensorError:
+            modules = sorted({name.rpartition(".")[2] for name in pairs})
+            its = dict.fromkeys(row.name.rpartition(".")[2] for row in family.tensors if row.name and " " in row.dims)
+            has = f"{config[family.field_of(BLOCK_COUNT)]} blocks with {', '.join(its)}"
+            problem = f"the adapter fits another model: it changes {shown(modules)}, the {family.arch} model has {has}"
+            raise TensorError(problem, stored) from None
         operation = place.row.operation
         if not isinstance(operation, (PermuteRows, Transpose)) and operation is not KEEP:
             raise TensorError("expected an adapter of a single matrix, found one of several", stored)
@@ -113,7 +124,12 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
             b = operation.mapped([of_values(b)], config, stored)[0].load()
         if name in updates:
             raise TensorError(f"expected one adapter of {name}, found two", stored)
+        if name not in base.tensors:
+            raise TensorError(f"expected a matrix of the model, found one for {name}, which the model lacks", stored)
         updates[name] = Update(b, a, _scale(settings, alphas.find(layer, settings.get("lora_alpha")), len(a), folder))
+        if (shape := base.tensors[name].shape) != updates[name].shape:
+            problem = f"the adapter fits another model: expected an update of {list(shape)} for {name}"
+            raise TensorError(f"{problem}, found {list(updates[name].shape)}", stored)
     return updates
 
 

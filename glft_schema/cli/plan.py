@@ -87,8 +87,10 @@ def plan(
     else:
         echo(*mapped(checkpoint, source), *report(planned, mix))
         if out is not None:
-            matrix = [] if imatrix is None else ["--imatrix", imatrix]
-            echo_written([out], "quantize", source, f"{source.stem}-{out.stem}.gguf", out, *matrix)
+            given = {"--imatrix": imatrix, "--like": like, "--converter": converter}
+            options = [part for name, value in given.items() if value is not None for part in (name, value)]
+            options += ["--allow-requantize"] * allow_requantize + ["--trust-remote-code"] * trust_remote_code
+            echo_written([out], "quantize", source, f"{source.stem}-{out.stem}.gguf", out, *options)
 
 
 def report(planned: Plan, mix: Mix | None) -> list[str]:

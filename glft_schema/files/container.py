@@ -21,7 +21,7 @@ from glft_schema.files.layout import lay_out, with_offsets
 from glft_schema.files.parsing import parse_partly, parse_source
 from glft_schema.files.shards import find_set, open_index, open_set
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import DEFAULT, format_for, format_named, format_of, indexed_format
+from glft_schema.formats.registry import DEFAULT, format_named, format_of, format_with, indexed_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
@@ -101,7 +101,7 @@ class ContainerConstruct(construct.Construct):
             FormatError: if `obj` cannot be built, or breaks a rule of the sets in ``rules``.
         """
         if isinstance(obj, Mapping):
-            obj = {"format": format_for(filename, None).name, **obj}
+            obj = {"format": (format_with(filename) or DEFAULT).name, **obj}
         with atomic_write(filename) as stream:
             self.build_stream(obj, stream, **contextkw)
 

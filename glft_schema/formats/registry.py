@@ -21,7 +21,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.words import suggestion
 
 FORMATS = [GLFT, GGUF, SAFETENSORS]
-DEFAULT = GLFT  # for other endings
+DEFAULT = GLFT  # of `Container`, without a format or with another ending
 WITH_TYPES = GGUF  # its value types are those of typed values that another format stores as text
 MAGIC = "header -> magic"  # the path of an error about an unknown format
 ZIP = b"PK\x03\x04"
@@ -124,15 +124,6 @@ def registered_type(name: str) -> TensorType:
     raise OptionError(f"expected a tensor type, found {shown(name)}{suggestion(name, schemes)}")
 
 
-def format_for(path: StrPath, name: str | None) -> Format:
-    """Returns the format to write at `path`: the named one, or the one of the ending, or `DEFAULT`.
-
-    Raises:
-        OptionError: for an unknown name.
-    """
-    return format_named(name) if name is not None else format_with(path) or DEFAULT
-
-
 def target_format(path: StrPath, name: str | None) -> Format:
     """Returns the named format, or the one of the ending of `path`.
 
@@ -142,8 +133,22 @@ def target_format(path: StrPath, name: str | None) -> Format:
     format = format_named(name) if name is not None else format_with(path)
     if format is None:
         known = ", ".join(endings())
-        raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}")
+        hint = suggestion(Path(path_text(path)).suffix, endings())
+        raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}{hint}")
     return format
+
+
+def refuse_ending(path: StrPath, format: Format, writes: str) -> None:
+    """Raises OptionError if `path` ends like another format than `format`, the one that is written.
+
+    Args:
+        path: of the file to write.
+        format: its format.
+        writes: what writes it, such as ``quantize writes``.
+    """
+    if (format_with(path) or format) is not format:
+        name = shown(Path(path_text(path)).name)
+        raise OptionError(f"{writes} {format.name}, found {name} to write: use glft convert")
 
 
 def indexed_format(path: StrPath) -> Format | None:

@@ -12,7 +12,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import Part, Progress, Results, bytes_by_type, counted, records_table, size_text, with_display
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.files.shards import shard_path
-from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.formats.registry import WITH_TYPES, refuse_ending
 from glft_schema.lazy import torch
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
 from glft_schema.quantizer.prepared import IN_FLOAT32, prepared
@@ -148,12 +148,14 @@ def quantize(
 
     Raises:
         OptionError: if a file type, type or pattern is unknown or invalid, or a line of a file; if
-            the importance matrix is not of this model, or a file of a set exists.
+            `out` has another format's ending, the importance matrix is not of this model, or a file
+            of a set exists.
         SchemeError: if the source lacks a key that recipes need, a type requires an importance
             matrix, or the source is quantized already.
         FormatError, TensorError, OSError: as `convert`.
     """
     check_options(quantize, options, QuantizeOptions)
+    refuse_ending(out, WITH_TYPES, "quantize writes")
     recipe = as_recipe(recipe)
     converter, trusted = options.get("converter"), options.get("trust_remote_code", False)
     mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trusted)

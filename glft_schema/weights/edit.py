@@ -29,7 +29,7 @@ from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules, parse_source
 from glft_schema.files.shards import find_set, index_of, shard_info
-from glft_schema.formats.registry import format_with, indexed_format
+from glft_schema.formats.registry import indexed_format, refuse_ending
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import SplicedSource, StrPath, path_text
@@ -129,9 +129,8 @@ def edit(
     if indexed_format(source):
         raise OptionError("expected a single file, found the index of a set: merge the set first")
     with open(source, mmap=False, whole_set=False) as file, file.limits:
-        if out is not None and (format_with(out) or file.format) is not file.format:
-            name = shown(os.path.basename(path_text(out)))
-            raise OptionError(f"edit keeps the format, {file.format.name}, found {name} to write: use glft convert")
+        if out is not None:
+            refuse_ending(out, file.format, "edit keeps the format,")
         shard, index = shard_info(file), index_of(file)
         if shard or index:
             found = shard or f"a file that {shown(index.name if index else None)} lists"

@@ -17,7 +17,7 @@ from glft_schema.files.parsing import parse_source
 from glft_schema.files.summary import FILE_TYPE
 from glft_schema.formats.file_types import MAIN_TYPES
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import format_for
+from glft_schema.formats.registry import target_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import BytesSource, StrPath
@@ -46,7 +46,7 @@ class WriteOptions(TypedDict, total=False):
         alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
             64, every float tensor can be read in place at full speed.
         format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default from the
-            suffix of the path, or GLFT for other suffixes.
+            ending of the path.
         header: header fields with values other than the default, such as ``{"version": 2,
             "byte_order": "big"}`` in GGUF.
         rules: rule sets that the file must satisfy, such as ``["spec"]``, or ``[]`` for none; by
@@ -162,7 +162,7 @@ def save_file(
     if not isinstance(tensors, Mapping):
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
     stored = in_memory(leave_out(tensors, options.get("exclude") or ()))
-    return plan_file(stored, format_for(path, options.get("format")), metadata, options).write(path)
+    return plan_file(stored, target_format(path, options.get("format")), metadata, options).write(path)
 
 
 def plan_file(

@@ -241,15 +241,16 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "extra": (lambda f: tensors(f, {"x.weight": torch.ones(2)}), "'x.weight': expected a matrix A or B of LoRA, found [2]"),
     "layer": (
         lambda f: tensors(f, {f"{OTHER}.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}),
-        "the llama family has no such tensor",
+        f"adapter: '{OTHER}': the adapter fits another model: it changes ['other', 'q_proj'], "
+        "the llama model has 2 blocks with embed_tokens, lm_head, q_proj, k_proj, v_proj, o_proj, ",
     ),
     "shape": (
         lambda f: tensors(f, {f"{LAYER}.q_proj.lora_A.weight": torch.ones(4, 32)}),
-        "'blk.0.attn_q.weight': expected an update of [64, 64], found [64, 32]",
+        "fits another model: expected an update of [64, 64] for blk.0.attn_q.weight, found [64, 32]",
     ),
     "block": (
         lambda f: tensors(f, {f"{LAYER.replace('0', '7')}.q_proj.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}),
-        "expected a block of the config's num_hidden_layers",
+        "the adapter fits another model: it changes ['q_proj'], the llama model has 2 blocks with",
     ),
     "empty": (lambda f: (f / "adapter_config.json").unlink(), "expected a LoRA adapter: a GGUF file, or a folder with"),
 }
@@ -279,7 +280,7 @@ def test_faults_of_folders(fault: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "layer", "message"),
     [
-        ("tiny-qwen2", "lm_head", "lacks this tensor, which the adapter changes"),
+        ("tiny-qwen2", "lm_head", "expected a matrix of the model, found one for output.weight, which the model lacks"),
         ("tiny-qwen3moe", "model.layers.0.mlp.experts.1.down_proj", "expected an adapter of a single matrix, found one of"),
     ],
 )
@@ -316,8 +317,13 @@ def test_faults_of_gguf_adapters(pairs: Any, metadata: dict[str, Any], message: 
 def test_other_models(tmp_path: Path) -> None:
     """No GGUF file, and a tensor whose update is not finite."""
     glft.save_file({"x": torch.ones(2, 2)}, tmp_path / "m.glft")
-    with pytest.raises(glft.OptionError, match="expected a GGUF file as the model, found another source"):
+    with pytest.raises(glft.OptionError, match=r"expected a GGUF file as the model, found '.*m\.glft': convert it first"):
         glft.merge_lora(tmp_path / "m.glft", tmp_path, tmp_path / "out.gguf")
+    folder = make_folder(tmp_path, "tiny-bert")
+    text = f"expected a GGUF file as the model, found '{folder}': convert it first (glft convert)"
+    assert_refused(in_this_process("merge-lora", folder, tmp_path, tmp_path / "out.gguf"), text)
+    with pytest.raises(glft.OptionError, match=r"merge_lora writes GGUF, found 'out\.safetensors' to write: use glft convert"):
+        glft.merge_lora(folder, tmp_path, tmp_path / "out.safetensors")
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
     a, b = pair(64, 64)
     a[0, 0] = float("inf")

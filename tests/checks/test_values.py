@@ -306,9 +306,9 @@ def test_tied_tensors_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("numbers", [1, 100, 300, 1 << 20])
 @pytest.mark.parametrize("scheme", ["f32", "q8_per_channel", "q4_per_group_64"])
 def test_chunks_are_the_tensor_in_order(scheme: str, numbers: int, tmp_path: Path) -> None:
-    save_file({"w": torch.randn(3, 2, 64), "empty": torch.zeros(3, 0)}, tmp_path / "f", schemes={"w": scheme})
+    save_file({"w": torch.randn(3, 2, 64), "empty": torch.zeros(3, 0)}, tmp_path / "f.glft", schemes={"w": scheme})
     for mmap in (True, False):
-        with Container.parse_file(tmp_path / "f", mmap=mmap) as file:
+        with Container.parse_file(tmp_path / "f.glft", mmap=mmap) as file:
             chunks = list(file.tensors["w"].chunks(numbers))
             assert torch.equal(torch.cat(chunks), file.tensors["w"].dequantize().flatten())
             assert max(map(len, chunks)) <= max(numbers, 64)

@@ -45,6 +45,14 @@ def test_quantize(source: Path, tmp_path: Path) -> None:
     assert ["token_embd.weight", "Q6_K", "630"] in [line.split() for line in planned.stdout.splitlines()]
 
 
+@pytest.mark.parametrize("name", ["out.glft", "out.safetensors"])
+def test_other_endings_are_refused(name: str, source: Path, tmp_path: Path) -> None:
+    text = f"quantize writes GGUF, found '{name}' to write: use glft convert"
+    assert_refused(glft("quantize", source, tmp_path / name, "Q8_0"), text)
+    assert_refused(glft("quantize", source, tmp_path / name, "Q8_0", "--dry-run"), text)
+    assert not (tmp_path / name).exists()
+
+
 def test_a_dry_run_exits_as_the_run(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     real, dry = (glft("quantize", source, out, "IQ2_M", *more) for more in ((), ("--dry-run",)))

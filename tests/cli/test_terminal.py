@@ -106,6 +106,12 @@ def test_plan_ends_with_the_recipe_and_quantize(tmp_path: Path) -> None:
     done = on_a_terminal("plan", source, "--bpw", "9", "-o", out, COLUMNS="300")
     assert f"wrote {out}: {out.stat().st_size} bytes in " in done.stdout
     assert done.stdout.splitlines()[-1] == f"next: glft quantize {source} f32-mix.gguf {out}"
+    quantized = source.with_name("q8_0.gguf")
+    glft.quantize(source, quantized, "Q8_0")
+    done = on_a_terminal("plan", quantized, "--bpw", "9", "--allow-requantize", "-o", out, COLUMNS="300")
+    command = f"quantize {quantized} q8_0-mix.gguf {out} --allow-requantize"
+    assert done.stdout.splitlines()[-1] == f"next: glft {command}"
+    assert in_this_process(*command.replace("q8_0-mix", str(tmp_path / "q8_0-mix")).split()).returncode == 0
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5.", "90 pounds", "MB", "1e3"])

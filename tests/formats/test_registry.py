@@ -10,7 +10,7 @@ from glft_schema import Container, FormatError
 from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
-from glft_schema.formats.registry import endings, find_format, format_for, format_named, format_of, target_format
+from glft_schema.formats.registry import endings, find_format, format_named, format_of, target_format
 from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.storage.source import BytesSource
 
@@ -80,19 +80,9 @@ def test_formats_by_name() -> None:
 
 def test_formats_by_ending() -> None:
     assert endings() == {".gguf": GGUF, ".glft": GLFT, ".gguf-lite": GLFT, ".safetensors": SAFETENSORS}
-    assert format_for("out.gguf", None) is GGUF
-    assert format_for(Path("a.b/OUT.GGUF"), None) is GGUF
-    assert format_for("out.gguf-lite", None) is GLFT
-    assert format_for("out", None) is GLFT
-    assert format_for("gguf", None) is GLFT
-    assert format_for("out.bin", "gguf") is GGUF
-    assert format_for("out.gguf", "glft") is GLFT
-    assert format_for("out.safetensors", "gguf") is GGUF
-    assert format_for("out.safetensors", None) is SAFETENSORS
-
-
-def test_the_target_format_of_convert() -> None:
-    assert target_format("out.GGUF", None) is GGUF
+    assert target_format(Path("a.b/OUT.GGUF"), None) is GGUF
+    assert target_format("out.gguf-lite", None) is GLFT
+    assert target_format("out.gguf", "glft") is GLFT
     assert target_format("out.bin", "glft") is GLFT
     assert target_format("out.safetensors", "gguf") is GGUF
     assert target_format("out.safetensors", None) is SAFETENSORS

@@ -139,8 +139,8 @@ def test_closing_while_others_read(four_types: Path, mmap: bool) -> None:
 
 
 def test_a_small_slice_of_a_file_read_in_pieces_keeps_little(tmp_path: Path) -> None:
-    save_file({"w": torch.randn(64, 1000), "q": torch.randn(64, 1024)}, tmp_path / "f", schemes={"q": "q4_per_group_64"})
-    with glft_schema.open(tmp_path / "f", mmap=False) as file, glft_schema.open(tmp_path / "f") as mapped:
+    save_file({"w": torch.randn(64, 1000), "q": torch.randn(64, 1024)}, tmp_path / "f.glft", schemes={"q": "q4_per_group_64"})
+    with glft_schema.open(tmp_path / "f.glft", mmap=False) as file, glft_schema.open(tmp_path / "f.glft") as mapped:
         for name, index in (("w", (slice(None), 0)), ("w", slice(None, None, 32)), ("q", (slice(0, 64, 32), slice(70, 80)))):
             part = file.get_slice(name)[index]
             assert torch.equal(part, mapped.get_slice(name)[index])

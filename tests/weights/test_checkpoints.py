@@ -51,7 +51,7 @@ def test_a_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:
     stored = open_checkpoint(path)
     os.truncate(path, 200)
     with pytest.raises(FormatError, match=r"expected 4000 bytes, found 128 \(tensor 'w', at byte 72\) in "):
-        save_file(stored, tmp_path / "out")
+        save_file(stored, tmp_path / "out.glft")
 
 
 def test_text_of_a_file_is_shown_in_one_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -465,3 +466,17 @@ def test_an_unknown_option_names_the_closest(call: Callable[[Path], object], pro
     with pytest.raises(TypeError) as raised:
         call(tmp_path / "x.gguf")
     assert str(raised.value) == problem.format("got an unexpected keyword argument")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("w.ggfu", "; did you mean '.gguf'?"), ("w.pt", ""), ("w", ""), ("w.gguf.part", "")]
+)
+def test_an_ending_of_no_format_is_refused(name: str, hint: str, tmp_path: Path) -> None:
+    """Unless the format is given."""
+    path = tmp_path / name
+    text = f"output file that ends in .glft, .gguf-lite, .gguf, .safetensors, found {str(path)!r}{hint}"
+    with pytest.raises(OptionError, match=f"{re.escape(text)}$"):
+        save_file({"w": torch.ones(2)}, path)
+    assert not path.exists()
+    save_file({"w": torch.ones(2)}, path, format="gguf")
+    assert path.read_bytes()[:4] == b"GGUF"

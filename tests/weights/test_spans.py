@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import glft_schema as glft
 from glft_schema.codec.context import BIG, LITTLE
-from glft_schema.formats.registry import FORMATS, format_for
+from glft_schema.formats.registry import FORMATS, target_format
 from glft_schema.tensors.region import Payload
 from glft_schema.tensors.stored_tensor import of_file
 from glft_schema.weights import payloads
@@ -106,7 +106,7 @@ def test_the_layout_is_that_of_the_file(ending: str, tmp_path: Path) -> None:
     tensors = {"a": weight, "b": torch.randn(5), "tied": weight, "empty": torch.zeros(0)}
     alignment = None if ending == "safetensors" else 128
     save_file(tensors, path, alignment=alignment)
-    plan = plan_file(in_memory(tensors), format_for(path, None), None, {"alignment": alignment})
+    plan = plan_file(in_memory(tensors), target_format(path, None), None, {"alignment": alignment})
     stored, built = path.read_bytes(), bytearray(plan.layout.nbytes)
     for start, nbytes, content in plan.layout.spans:
         if isinstance(content, bytes):
