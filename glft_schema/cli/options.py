@@ -127,8 +127,10 @@ class Command(click.Command):
             elif isinstance(out, Argument) and isinstance(error, click.NoSuchOption) and error.option_name in ("-o", "--out"):
                 problem = f"{error.message.rstrip('.')}; the output is an argument: {out.metavar}"
                 raise click.UsageError(problem, ctx) from None
-            elif isinstance(out, click.Option) and "unexpected extra argument" in error.message:
-                raise click.UsageError(f"{error.message}; the output is an option: {out.opts[-1]} {out.metavar}", ctx) from None
+            elif "unexpected extra argument" in error.message:
+                hint = f"; the output is an option: {out.opts[-1]} {out.metavar}" if isinstance(out, click.Option) else ""
+                hint = "; give only the first file of the set" if self.params[0].metavar == "FIRST" else hint
+                raise click.UsageError(f"{error.message}{hint}", ctx) from None
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -97,7 +97,8 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
     except FormatError as error:
         path, reason = Path(error.file or path), f"{error.text} [{error.rule}]" if error.rule else error.text
         reason += f"; to raise the limit: glft --limit {error.limit}=NUMBER ..." if error.limit else ""
-        reason += "; the file may be truncated" * (isinstance(error, TruncatedError) and "truncated" not in reason)
+        if isinstance(error, TruncatedError) and "truncated" not in reason:
+            reason += "; the file may be truncated, or a count, length or offset before it is wrong"
     except BrokenPipeError:
         raise  # the reader of our output has closed it
     except OSError as error:
@@ -187,6 +188,11 @@ def loading(stream: TextIO, patience: float = 0.5) -> Iterator[None]:
         print("\r\x1b[K" * len(shown), end="", file=stream, flush=True)
 
 
+def rate_text(speed: float | None) -> str:
+    """Returns the share done per second; empty if all is done in a second, or nothing is known."""
+    return f"{speed:.1%}/s" if speed and speed < 1 else ""
+
+
 @contextmanager
 def progress_bar(title: str) -> Iterator[Progress]:
     """Shows a bar on stderr while the block runs, if stderr is a terminal.
@@ -204,7 +210,7 @@ def progress_bar(title: str) -> Iterator[Progress]:
 
     class Rate(progress.ProgressColumn):
         def render(self, task: progress.Task) -> Text:
-            return Text(f"{task.speed:.1%}/s" if task.speed else "")
+            return Text(rate_text(task.speed))
 
     named = progress.TextColumn("{task.description}")
     columns = (named, progress.BarColumn(), progress.TaskProgressColumn(), Rate(), progress.TimeRemainingColumn())

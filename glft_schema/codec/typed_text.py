@@ -62,8 +62,8 @@ def how_to_write(text: str, type_text: str) -> str:
         meant = text
     elif type_text == "bool" and text.lower() in ("true", "false"):
         meant = text.lower() == "true"
-    elif type_text == f"array[{STRING}]" and re.fullmatch(r"\[[^][]*\]", text):
-        meant = [part.strip().strip("'\"") for part in text[1:-1].split(",")]
+    elif type_text == f"array[{STRING}]" and re.fullmatch(r"\[[^][]*\]|[^][{}\"]+", text):
+        meant = [part.strip().strip("'\"") for part in text.strip("[]").split(",")]
     written = json.dumps(meant, separators=(",", ":"))
     if meant is None or "'" in written or len(written) > LONGEST_HINT:
         return ""

@@ -30,7 +30,7 @@ OTHER_FILES = {
     ZIP: "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it",
     b"vers": "a Git LFS pointer: fetch the file with git lfs pull",
     b"<!DO": "a web page",
-    b"<htm": "a web page",
+    b"<HTM": "a web page",
 }
 
 
@@ -88,13 +88,14 @@ def format_of(source: Source) -> Format:
     file extension: its parser says what is wrong. Raises FormatError if there is no such format.
     """
     format, start = find_format(source), bytes(source.read(0, min(START, source.size)))
-    if not start or (format is None and start[:4] not in OTHER_FILES):
+    about = OTHER_FILES.get(start[:4]) or OTHER_FILES.get(start[:4].upper())
+    if not start or (format is None and not about):
         named = format_with(source.name)
         format = named if named and not named.magics else format
     if format:
         return format
     expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
-    other = f", the start of {OTHER_FILES[start[:4]]}" if start[:4] in OTHER_FILES else ""
+    other = f", the start of {about}" if about else ""
     found = start[: max(len(magic) for format in FORMATS for magic in format.magics)]
     raise FormatError(f"expected {alternatives(expected)}, found {found!r}{other or OWN}", MAGIC, 0, file=source.name)
 

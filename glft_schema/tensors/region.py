@@ -245,7 +245,12 @@ class TensorData(construct.Construct):
         for i, place in self._in_order(rows, extents, path):
             payload_end = place.offset + place.nbytes
             if payload_end > size:
-                cut = _cut(rows, extents, start, size, evaluate(self.padded_to, context))
+                alignment = evaluate(self.padded_to, context)
+                if place.offset % alignment and place.offset <= size:
+                    problem = f"expected a multiple of the alignment, {alignment}, found {place.offset}"
+                    problem += f"; from there, {place.nbytes:,} bytes extend past the end of the file"
+                    raise FormatError(problem, self._offset_path(path, i), tensor=rows[i].name)
+                cut = _cut(rows, extents, start, size, alignment)
                 raise self._past_end(i, rows[i].name, place, start, size, path, cut)
             if place.nbytes:
                 if place.offset > end:
@@ -388,7 +393,7 @@ def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, ali
     gaps, found, expected = gaps_between(sorted(set(spans)), end), start + size, start + end
     if gaps is None or any(nbytes >= alignment for _, nbytes in gaps) or expected > LARGEST:
         return ""
-    part = f"{found:,} of {expected:,} bytes ({100 * found / expected:.1f} %)"
+    part = f"{found:,} of {expected:,} bytes ({min(100 * found / expected, 99.9):.1f} %)"
     complete = sum(sum(span) <= size for span in spans)
     return f"the file is truncated: {part}, {complete:,} of {counted(rows, 'tensor')} complete; download the rest"
 

@@ -160,7 +160,7 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
         if key in set:
             raise OptionError(f"expected each key to be set or removed, found both for {shown(key)}")
         if key not in old:
-            hint = ", which is a tensor: use glft convert --exclude" if key in file.tensors else suggestion(key, old)
+            hint = ", which is a tensor: use glft convert --exclude" if key in file.tensors else _hint(key, old)
             raise OptionError(f"expected a key of the metadata to remove, found {shown(key)}{hint}")
     if set and format.metadata is None:
         raise OptionError(f"{format.name} files have no metadata, found {shown(next(iter(set)))} to set")
@@ -188,6 +188,10 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
     return new, [*changes, *(Change("remove", key, _value(old, key), None) for key in removed)]
 
 
+def _hint(name: str, names: Iterable[str]) -> str:
+    return ": patterns are not supported" if {*"*?["}.intersection(name) else suggestion(name, names)
+
+
 def _value(entries: Mapping[str, Any], key: str) -> Any:
     """Returns a value with its type if it has one, and without the file; None if it is missing."""
     if key not in entries:
@@ -201,8 +205,7 @@ def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:
     uses = Counter(rename.values())
     for old, new in rename.items():
         if old not in file.tensors:
-            hint = ": patterns are not supported" if {*"*?["}.intersection(old) else suggestion(old, file.tensors)
-            hint = ", which is a metadata key" if old in file.metadata else hint
+            hint = ", which is a metadata key" if old in file.metadata else _hint(old, file.tensors)
             raise OptionError(f"expected a tensor to rename, found {shown(old)}{hint}")
         is_free = new not in file.tensors or (new in rename and new != old)
         if not is_free or uses[new] > 1:

@@ -25,16 +25,24 @@ def names_matching(pattern: object, tensors: Mapping[str, object]) -> list[str]:
     names = [str(name) for name in tensors]  # keys of a torch file may not be strings
     if matched := [name for name, text in zip(tensors, names, strict=True) if fnmatchcase(text, pattern)]:
         return matched
-    raise SchemeError(f"expected a tensor that matches {shown(pattern)}, found none{suggestion(pattern, names)}")
+    hint = suggestion(pattern, names)
+    if not hint and (containing := [name for name in names if pattern.lower() in name.lower()]):
+        hint = f"; names that contain it: {_first(containing)}"
+    raise SchemeError(f"expected a tensor that matches {shown(pattern)}, found none{hint}")
 
 
 def name_matching(pattern: str, tensors: Mapping[str, object]) -> str:
     """Returns the name that `names_matching` finds. Raises SchemeError if there are several."""
     name, *others = names_matching(pattern, tensors)
     if others:
-        found = f"{len(others) + 1}: {', '.join(map(shown, [name, *others][:SHOWN]))}{', ...' * (len(others) >= SHOWN)}"
-        raise SchemeError(f"expected one tensor that matches {shown(pattern)}, found {found}")
+        raise SchemeError(
+            f"expected one tensor that matches {shown(pattern)}, found {len(others) + 1}: {_first([name, *others])}"
+        )
     return name
+
+
+def _first(names: list[str]) -> str:
+    return f"{', '.join(map(shown, names[:SHOWN]))}{', ...' * (len(names) > SHOWN)}"
 
 
 def leave_out(tensors: Mapping[str, T], patterns: Iterable[str]) -> dict[str, T]:

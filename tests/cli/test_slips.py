@@ -51,6 +51,8 @@ def test_a_missing_or_extra_output(model: Path) -> None:
         wrong = in_this_process(command, model, "x", "-o", "out").stderr
         assert "No such option" in wrong  # whose quotes differ between versions of click
         assert wrong.endswith(f"; the output is an argument: {name}\n")
+    extra = in_this_process("merge", "part-1.gguf", "part-2.gguf", "out.gguf").stderr
+    assert extra.endswith("unexpected extra argument (out.gguf); give only the first file of the set\n")
     assert "argument:" not in in_this_process("convert", model, "-q", "out").stderr
 
 

@@ -14,7 +14,7 @@ from click.exceptions import Exit
 
 import glft_schema as glft
 from glft_schema.cli.options import bytes_of
-from glft_schema.cli.terminal import loading, option_errors
+from glft_schema.cli.terminal import loading, option_errors, rate_text
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, UnsupportedError
 from tests.tools.command_line import in_this_process, on_a_terminal
@@ -97,6 +97,10 @@ def test_slow_imports_are_shown() -> None:
         while not stream.getvalue() and time.monotonic() < deadline:
             time.sleep(0.001)
     assert stream.getvalue() == "loading torch ...\r\x1b[K"
+
+
+def test_rates_are_below_all_in_a_second() -> None:
+    assert [rate_text(speed) for speed in (None, 0.0, 0.0025, 0.5, 1.0, 14.255)] == ["", "", "0.2%/s", "50.0%/s", "", ""]
 
 
 def test_plan_ends_with_the_recipe_and_quantize(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_tensors_are_arrays_for_numpy(tmp_path: Path) -> None:
 )
 def test_regions_are_built_in_the_format_of_the_ending(ending: str, format: str, tmp_path: Path) -> None:
     first, again = tmp_path / f"first.{ending}", tmp_path / f"again.{ending}"
-    glft_schema.save_file({"w": torch.ones(8)}, first)
+    glft_schema.save_file({"w": torch.ones(8)}, first, format=format)
     with glft_schema.open(first) as file:
         assert file.format.name == format
         Container.build_file({**file.regions}, again)

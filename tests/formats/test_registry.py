@@ -32,7 +32,9 @@ def test_formats_by_magic() -> None:
         (b"PK\x03\x04\x14\0\0\0\0", "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it"),
         (b"version https://git-lfs", "a Git LFS pointer: fetch the file with git lfs pull"),
         (b"<!DOCTYPE html>", "a web page"),
+        (b"<!doctype html>", "a web page"),
         (b"<html>", "a web page"),
+        (b"<HTML>", "a web page"),
     ],
 )
 def test_other_known_files(start: bytes, found: str) -> None:

@@ -170,7 +170,7 @@ def test_folders_that_may_be_written_but_not_read(path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["重" * 85, "n" * 255, os.fsdecode(b"\xff\xfe")], ids=["wide", "long", "not UTF-8"])
 def test_names(tmp_path: Path, name: str) -> None:
-    save_file({"a": torch.ones(3)}, tmp_path / name)
+    save_file({"a": torch.ones(3)}, tmp_path / name, format="glft")
     assert list(load_file(tmp_path / name)) == ["a"]
 
 
@@ -236,7 +236,7 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
             if name == "old":
                 target.write_bytes(b"old")
                 target.chmod(0o640)
-            save_file({"a": torch.ones(3)}, link)
+            save_file({"a": torch.ones(3)}, link, format="glft")
             assert link.is_symlink()
             assert not target.is_symlink()
             assert name == "new" or stat.S_IMODE(target.stat().st_mode) == 0o640

@@ -43,6 +43,18 @@ def test_suggests_what_difflib_finds_among_all(slip: str) -> None:
         assert str(caught.value) == f"expected a tensor that matches '{slip}', found none{hint}"
 
 
+def test_names_that_contain_a_short_text_are_listed() -> None:
+    for text, names in (
+        ("q_p", "'model.layers.0.self_attn.q_proj.weight', 'model.layers.1.self_attn.q_proj.weight'"),
+        ("6.self_attn.V", "'model.layers.6.self_attn.v_proj.weight'"),
+    ):
+        with pytest.raises(SchemeError) as caught:
+            names_matching(text, dict.fromkeys(NAMES))
+        assert str(caught.value).startswith(
+            f"expected a tensor that matches '{text}', found none; names that contain it: {names}"
+        )
+
+
 def test_few_names_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """difflib takes a third of a millisecond for each, and there may be 200,000."""
     compared, original = list[int](), difflib.get_close_matches
