@@ -307,8 +307,7 @@ class Finding:
     @property
     def text(self) -> str:
         """A sentence with the location, as of an error. It states no name twice."""
-        stated = {
-            name for name in (self.tensor, self.key) if name and (shown(name) in self.problem or f" {name}" in self.problem)
-        }
-        tensor, key = (None if name in stated else name for name in (self.tensor, self.key))
+        name = self.tensor or self.key or ""
+        is_stated = bool(name) and (shown(name) in self.problem or f" {name}" in self.problem)
+        tensor, key = (None, None) if is_stated else (self.tensor, self.key)
         return FormatError(self.problem, self.path, self.offset, tensor, key=key).text

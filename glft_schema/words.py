@@ -29,9 +29,9 @@ class MissingKeyError(KeyError):
 
     def __str__(self) -> str:
         key, known = self.args[0], list(self._names)
-        names = [name for name in known if isinstance(name, str)]
-        are_names = f"; keys are names, such as {shown(names[0])}" if names and len(names) == len(known) else ""
-        return f"{shown(key)}{self._hint or (suggestion(key, names) if isinstance(key, str) else are_names)}"
+        if known and not isinstance(key, str) and all(isinstance(name, str) for name in known):
+            return f"{shown(key)}; keys are names, such as {shown(known[0])}"
+        return f"{shown(key)}{self._hint or suggestion(key, (name for name in known if isinstance(name, str)))}"
 
     def __reduce__(self) -> tuple[type[KeyError], tuple[object, ...]]:
         return KeyError, self.args

@@ -33,6 +33,7 @@ IN_GGUF = re.compile(r"(?P<name>.+)\.lora_(?P<side>[ab])")
 COPIED = ".base_layer.weight"  # peft saves the embedding that it adapts, unchanged
 EMBEDDING = "token_embd.weight"
 ALPHA = "adapter.lora.alpha"
+OTHER_MODEL = "the adapter fits another model"
 OTHER_METHODS = {  # settings of adapters that are more than A and B
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
@@ -114,7 +115,7 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
             modules = sorted({name.rpartition(".")[2] for name in pairs})
             its = dict.fromkeys(row.name.rpartition(".")[2] for row in family.tensors if row.name and " " in row.dims)
             has = f"{config[family.field_of(BLOCK_COUNT)]} blocks with {', '.join(its)}"
-            problem = f"the adapter fits another model: it changes {shown(modules)}, the {family.arch} model has {has}"
+            problem = f"{OTHER_MODEL}: it changes {shown(modules)}, the {family.arch} model has {has}"
             raise TensorError(problem, stored) from None
         operation = place.row.operation
         if not isinstance(operation, (PermuteRows, Transpose)) and operation is not KEEP:
@@ -124,12 +125,10 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
             b = operation.mapped([of_values(b)], config, stored)[0].load()
         if name in updates:
             raise TensorError(f"expected one adapter of {name}, found two", stored)
-        if name not in base.tensors:
-            raise TensorError(f"expected a matrix of the model, found one for {name}, which the model lacks", stored)
         updates[name] = Update(b, a, _scale(settings, alphas.find(layer, settings.get("lora_alpha")), len(a), folder))
-        if (shape := base.tensors[name].shape) != updates[name].shape:
-            problem = f"the adapter fits another model: expected an update of {list(shape)} for {name}"
-            raise TensorError(f"{problem}, found {list(updates[name].shape)}", stored)
+        shape, expected = list(updates[name].shape), list(base.tensors[name].shape) if name in base.tensors else "none"
+        if shape != expected:
+            raise TensorError(f"{OTHER_MODEL}: it changes {name} of {shape}, the model has {expected}", stored)
     return updates
 
 

@@ -14,7 +14,6 @@ from glft_schema.errors import Finding
 from glft_schema.families.loader import (
     BLOCK,
     Numbers,
-    architecture_of_keys,
     broken_limits,
     broken_tensors,
     dims_of,
@@ -65,7 +64,7 @@ def explain(file: File, findings: list[Finding]) -> str:
         The number that explains most of all findings, or an empty string.
     """
     arch, first = file.metadata.get(ARCHITECTURE), file.shards[0]
-    if not findings or not isinstance(arch, str) or arch not in BY_ARCH or architecture_of_keys(file.metadata):
+    if not findings or not isinstance(arch, str) or arch not in BY_ARCH or any(one.name == ARCHITECTURE for one in findings):
         return ""
     numbers, family = Trial(file, arch), BY_ARCH[arch]
     list(read_keys(first, numbers, family))

@@ -59,11 +59,8 @@ def check_rules(file: File | StrPath, rules: str | Iterable[str], *, render: boo
     added = located(first, broken)
     added += check_model(file) if LLAMA_CPP in own else []
     order = {shard.name: i for i, shard in enumerate(file.shards)}
-
-    def position(finding: Finding) -> tuple[int, bool, int]:
-        return order.get(finding.file or "", 0), set(RULE_SETS).isdisjoint(finding.sets), finding.offset or 0
-
-    return sorted([*findings, *added], key=position)
+    by_offset = sorted([*findings, *added], key=lambda one: one.offset or 0)
+    return sorted(by_offset, key=lambda one: (order.get(one.file or "", 0), set(RULE_SETS).isdisjoint(one.sets)))
 
 
 @dataclass

@@ -245,8 +245,8 @@ def gaps_text(file: File) -> str:
     gaps, alignment = file.tensors.gaps, file.regions.counts.get("alignment", 1)
     is_padding = all(gap.nbytes < alignment and sum(gap) % alignment == 0 for gap in gaps)
     padding = f" (padding to multiples of {alignment})" if is_padding else ""
-    nbytes = sum(gap.nbytes for gap in gaps)
-    return f"{nbytes:,} bytes in gaps between payloads{padding}, {file.tensors.trailing:,} of them after the last one"
+    where = f"in gaps between payloads{padding}, {file.tensors.trailing:,} of them after the last one"
+    return f"{sum(gap.nbytes for gap in gaps):,} bytes {where}"
 
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:

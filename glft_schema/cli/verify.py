@@ -228,15 +228,7 @@ def _repair(file: File, repairs: Iterable[Repair | None]) -> list[str]:
 
 def _findings_data(found: list[tuple[str, Finding]]) -> list[dict[str, Any]]:
     return [
-        {
-            "file": name,
-            "rule": f.rule,
-            "field": f.path,
-            "tensor": f.tensor,
-            "key": f.key,
-            "problem": f.problem,
-            "byte": f.offset,
-        }
+        {"file": name, "rule": f.rule, "field": f.path, "name": f.tensor or f.key, "problem": f.problem, "byte": f.offset}
         for name, f in found
     ]
 

@@ -11,7 +11,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from types import NoneType
 from typing import Any
 
 from glft_schema.errors import Finding, shown
@@ -168,13 +167,8 @@ def architecture_of_keys(metadata: Mapping[str, Any]) -> str | None:
 
 def _is_part(file: File) -> bool:
     """Returns whether a file is one of a set, without the others."""
-    metadata = file.metadata
-    return (
-        len(file.shards) == 1
-        and COUNT in metadata
-        and metadata.type_of(COUNT) == every_model.TYPES[COUNT]
-        and metadata[COUNT] > 1
-    )
+    metadata, type_ = file.metadata, every_model.TYPES[COUNT]
+    return len(file.shards) == 1 and COUNT in metadata and metadata.type_of(COUNT) == type_ and metadata[COUNT] > 1
 
 
 def broken_model(file: File) -> Iterator[Finding]:
@@ -185,18 +179,9 @@ def broken_model(file: File) -> Iterator[Finding]:
         yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
         return
     arch, named = metadata.get(ARCHITECTURE), architecture_of_keys(metadata)
-    if named and isinstance(arch, (str, NoneType)):
-        expected, found = (
-            f"{named!r} for {ARCHITECTURE}, because the keys are {named}.*",
-            "none" if arch is None else shown(arch),
-        )
-        path = Rows(first).key(ARCHITECTURE, "value") if ARCHITECTURE in metadata else "metadata"
-        finding = _finding("architecture", first, path, f"expected {expected}, found {found}", ARCHITECTURE)
-        finding.repair = "set", ARCHITECTURE, named
-        yield finding
-        return
-    yield from _broken_keys(first, [Requirement(ARCHITECTURE, "string"), *_keys(every_model.GENERAL, "", False)])
-    if not isinstance(arch, str):
+    stated = Requirement(ARCHITECTURE, "string", named, expected=f", because the keys are {named}.*")
+    yield from _broken_keys(first, [stated, *_keys(every_model.GENERAL, "", False)])
+    if named or not isinstance(arch, str):
         return
     if is_array(first, EXTRA_NAMES):
         yield from _broken_keys(first, _keys(EXTRA_FLAGS, "", True))
@@ -232,9 +217,8 @@ def read_keys(first: File, numbers: Numbers, family: Family) -> Iterator[Finding
 def _set_keys(file: File) -> Iterator[Finding]:
     """Yields the findings of the keys by which the files of a set belong together."""
     for shard in file.shards if len(file.shards) > 1 else ():
-        yield from _broken_keys(
-            shard, _keys("split.no split.tensors.count" if shard is file.shards[0] else "split.no", "", True)
-        )
+        names = "split.no split.tensors.count" if shard is file.shards[0] else "split.no"
+        yield from _broken_keys(shard, _keys(names, "", True))
 
 
 def _keys(names: str, prefix: str, required: bool) -> list[Requirement]:
@@ -345,13 +329,8 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
     with suppress(KeyError):
         blocks = numbers["layers"]
         if blocks > stored:
-            path = Rows(first).key(numbers.full("block_count"), "value")
-            yield _finding(
-                "blocks",
-                first,
-                path,
-                f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {stored}",
-            )
+            problem = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {stored}"
+            yield _finding("blocks", first, Rows(first).key(numbers.full(BLOCK_COUNT), "value"), problem)
     rows = {shard.name: Rows(shard) for shard in file.shards}
     read, alike = set[str](), defaultdict[tuple[Any, ...], list[Finding]](list)  # missing and unread tensors by dims
     for row in family.loaded:

@@ -25,7 +25,7 @@ class Requirement(NamedTuple):
         required: whether the file must have the key.
         when: a key of a bool; `required` applies only if it is true.
         loads_without: whether llama.cpp loads a file that lacks a `required` key.
-        expected: a condition of the value, in words; ``{key}`` is the number of a size.
+        expected: a condition, or why `value` is expected; ``{key}`` is the number of a size.
         holds: returns whether the condition holds, from the `loader.Numbers` of a model.
     """
 
@@ -45,8 +45,7 @@ def limit(key: str, expected: str, holds: Callable[[Any], bool]) -> Requirement:
 
 
 def located(file: File, findings: list[Finding]) -> list[Finding]:
-    """Returns findings with the offset of their fields, and the name of their rows. Parses the file
-    again if there are any."""
+    """Returns findings with offsets and names of rows. Parses the file again if there are any."""
     starts = {span.path: span.start for span in parsing.trace_fields(file)} if findings else {}
     for finding in findings:
         finding.offset = starts.get(finding.path)
@@ -89,5 +88,5 @@ def broken_keys(file: File, keys: Iterable[Requirement], name: str, to_load: boo
                 repair = ("set", f"{key.key}:{UINT32}", value)
             yield finding_of(name, "key-types", rows.key(key.key, "type"), problem, key.key, repair)
         elif key.value is not None and metadata[key.key] != key.value:
-            problem = f"expected {key.value!r} for {key.key}, found {shown(metadata[key.key])}"
+            problem = f"expected {key.value!r} for {key.key}{key.expected}, found {shown(metadata[key.key])}"
             yield finding_of(name, "values", rows.key(key.key, "value"), problem, key.key, repair)

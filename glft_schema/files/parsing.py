@@ -120,13 +120,13 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
 
 def name_rows(file: File, findings: Iterable[Finding]) -> None:
     """Sets the tensor or metadata key in whose row each finding of a file is."""
-    names = {"metadata": ("key", file.metadata), file.format.table: ("tensor", file.tensors)}
-    rows = {table: (kind, list(entries)) for table, (kind, entries) in names.items()} if findings else {}
+    keys, tensors = (list(names) if findings else [] for names in (file.metadata, file.shards[0].tensors))
     for finding in findings:
         table, row, *_ = (*finding.path.split(" -> "), "")
-        if table in rows and row.isdecimal():
-            kind, known = rows[table]
-            setattr(finding, kind, known[int(row)])
+        if table == "metadata" and row.isdecimal():
+            finding.key = keys[int(row)]
+        elif table == file.format.table and row.isdecimal():
+            finding.tensor = tensors[int(row)]
 
 
 def _run(struct: Struct, source: Source | Cursor, trace: Trace | None = None, **params: Any) -> Record:

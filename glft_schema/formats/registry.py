@@ -140,13 +140,8 @@ def target_format(path: StrPath, name: str | None) -> Format:
 
 
 def refuse_ending(path: StrPath, format: Format, writes: str) -> None:
-    """Raises OptionError if `path` ends like another format than `format`, the one that is written.
-
-    Args:
-        path: of the file to write.
-        format: its format.
-        writes: what writes it, such as ``quantize writes``.
-    """
+    """Raises OptionError if `path` has the ending of another format than the one that is written.
+    `writes` says by what, such as ``quantize writes``."""
     if (format_with(path) or format) is not format:
         name = shown(Path(path_text(path)).name)
         raise OptionError(f"{writes} {format.name}, found {name} to write: use glft convert")

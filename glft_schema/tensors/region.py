@@ -247,8 +247,8 @@ class TensorData(construct.Construct):
             if payload_end > size:
                 alignment = evaluate(self.padded_to, context)
                 if place.offset % alignment and place.offset <= size:
-                    problem = f"expected a multiple of the alignment, {alignment}, found {place.offset}"
-                    problem += f"; from there, {place.nbytes:,} bytes extend past the end of the file"
+                    beyond = f"from there, {place.nbytes:,} bytes extend past the end of the file"
+                    problem = f"expected a multiple of the alignment, {alignment}, found {place.offset}; {beyond}"
                     raise FormatError(problem, self._offset_path(path, i), tensor=rows[i].name)
                 cut = _cut(rows, extents, start, size, alignment)
                 raise self._past_end(i, rows[i].name, place, start, size, path, cut)

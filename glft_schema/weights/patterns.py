@@ -35,9 +35,8 @@ def name_matching(pattern: str, tensors: Mapping[str, object]) -> str:
     """Returns the name that `names_matching` finds. Raises SchemeError if there are several."""
     name, *others = names_matching(pattern, tensors)
     if others:
-        raise SchemeError(
-            f"expected one tensor that matches {shown(pattern)}, found {len(others) + 1}: {_first([name, *others])}"
-        )
+        found = f"{len(others) + 1}: {_first([name, *others])}"
+        raise SchemeError(f"expected one tensor that matches {shown(pattern)}, found {found}")
     return name
 
 

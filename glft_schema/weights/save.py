@@ -45,8 +45,7 @@ class WriteOptions(TypedDict, total=False):
             ``q4_k``. Other tensors keep their type.
         alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
             64, every float tensor can be read in place at full speed.
-        format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default from the
-            ending of the path.
+        format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default the path's.
         header: header fields with values other than the default, such as ``{"version": 2,
             "byte_order": "big"}`` in GGUF.
         rules: rule sets that the file must satisfy, such as ``["spec"]``, or ``[]`` for none; by

@@ -246,7 +246,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     ),
     "shape": (
         lambda f: tensors(f, {f"{LAYER}.q_proj.lora_A.weight": torch.ones(4, 32)}),
-        "fits another model: expected an update of [64, 64] for blk.0.attn_q.weight, found [64, 32]",
+        "fits another model: it changes blk.0.attn_q.weight of [64, 32], the model has [64, 64]",
     ),
     "block": (
         lambda f: tensors(f, {f"{LAYER.replace('0', '7')}.q_proj.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}),
@@ -280,7 +280,7 @@ def test_faults_of_folders(fault: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "layer", "message"),
     [
-        ("tiny-qwen2", "lm_head", "expected a matrix of the model, found one for output.weight, which the model lacks"),
+        ("tiny-qwen2", "lm_head", "the adapter fits another model: it changes output.weight of [264, 64], the model has none"),
         ("tiny-qwen3moe", "model.layers.0.mlp.experts.1.down_proj", "expected an adapter of a single matrix, found one of"),
     ],
 )

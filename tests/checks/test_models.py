@@ -369,7 +369,7 @@ def test_what_cannot_be_checked(tiny: Callable[[str], Path], tmp_path: Path) -> 
         ),
         (b"general.architecture", u32(1), "expected string for general.architecture, found uint32"),
         (b"general.architecture", text("lamma"), "expected 'llama' for general.architecture, because the keys are llama.*"),
-        (b"x", u32(1), "expected 'llama' for general.architecture, because the keys are llama.*, found none"),
+        (b"x", u32(1), f"expected the key general.architecture, found {len(entries)} other keys"),
         (
             b"tokenizer.ggml.model",
             text("t5"),
@@ -424,10 +424,8 @@ def test_what_is_not_checked_by_default(
     assert (data["holds"], data["rules"]["not_checked"]) == (True, {"llama.cpp": reason})
 
 
-@pytest.mark.parametrize(("stated", "found"), [("lamma", "'lamma'"), ("qwen2", "'qwen2'"), (None, "none")])
-def test_an_architecture_that_is_not_that_of_the_keys(
-    stated: str | None, found: str, tiny: Callable[[str], Path], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("stated", ["lamma", "qwen2", None])
+def test_an_architecture_that_is_not_that_of_the_keys(stated: str | None, tiny: Callable[[str], Path], tmp_path: Path) -> None:
     """One finding names the cause, not the missing keys. llama.cpp loads the repaired file."""
     model, path = tiny("tiny-llama"), tmp_path / "model.gguf"
     entries, infos = contents_of(model)
@@ -437,11 +435,13 @@ def test_an_architecture_that_is_not_that_of_the_keys(
         if stated or key != b"general.architecture"
     ]
     path.write_bytes(gguf_reference.File(entries=rows, infos=infos).bytes())
-    problem = f"expected 'llama' for general.architecture, because the keys are llama.*, found {found}"
+    problem = f"expected 'llama' for general.architecture, because the keys are llama.*, found {stated!r} (at byte "
+    problem = problem if stated else f"metadata: expected the key general.architecture, found {len(rows)} other keys (at byte "
     done = in_this_process("verify", path)
     assert done.returncode == 1
     assert done.stdout.splitlines()[0].endswith("; llama.cpp refuses the file")
-    assert done.stdout.count("[llama.cpp-") == done.stdout.count(problem) == 1
+    (found,) = (line for line in done.stdout.splitlines() if "[llama.cpp-" in line)
+    assert problem in found
     assert done.stdout.endswith(f"  glft edit {path} -o NEW.gguf \\\n      --set general.architecture=llama\n")
     assert in_this_process("edit", path, "--set", "general.architecture=llama", "-o", tmp_path / "new.gguf").returncode == 0
     with Loader() as loader:
@@ -449,7 +449,10 @@ def test_an_architecture_that_is_not_that_of_the_keys(
         assert not loader.refusal(tmp_path / "new.gguf")
     if stated:
         done = in_this_process("edit", model, "--set", f"general.architecture={stated}", "--dry-run")
-        assert done.stderr == f"glft: warning: llama.cpp will refuse the new file (see glft verify): {problem}\n"
+        assert (
+            done.stderr
+            == f"glft: warning: llama.cpp will refuse the new file (see glft verify): {problem.removesuffix(' (at byte ')}\n"
+        )
 
 
 def test_a_close_architecture_is_suggested(tmp_path: Path) -> None:
@@ -495,12 +498,8 @@ def test_format_faults_come_first(tiny: Callable[[str], Path], tmp_path: Path) -
         f"tensor_infos -> 3 -> name: expected at most 63 bytes, found '{infos[3].name.decode()}' (at byte N) [gguf-name-63]",
         f"metadata: expected the key llama.block_count, found {len(rows)} other keys (at byte N) [llama.cpp-keys]",
     ]
-    (bools,) = [
-        one
-        for one in json.loads(in_this_process("verify", path, "--json").stdout)["rules"]["broken"]
-        if one["rule"] == "gguf-bool"
-    ]
-    assert (bools["key"], bools["tensor"]) == ("other.flags", None)
+    broken = json.loads(in_this_process("verify", path, "--json").stdout)["rules"]["broken"]
+    assert [one["name"] for one in broken[:5]] == ["other.Key", "other.flags", *[infos[3].name.decode()] * 2, None]
     page = path.with_suffix(".html")
     assert in_this_process("view", path, "-o", page).returncode == 0
     assert "0 or 1, found [2] (key &#39;other.flags&#39;)" in page.read_text()

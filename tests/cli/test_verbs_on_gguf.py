@@ -207,7 +207,7 @@ def test_verify_as_json(gguf: Path, tmp_path: Path) -> None:
     done = glft("verify", gguf, "--rules", "spec", "--json")
     found = json.loads(done.stdout)
     problem = "expected the key general.quantization_version, found 3 other keys"
-    broken = {"file": gguf.name, "rule": rule, "field": field, "tensor": None, "key": None, "problem": problem, "byte": 24}
+    broken = {"file": gguf.name, "rule": rule, "field": field, "name": None, "problem": problem, "byte": 24}
     enforced = {"checked": ["spec"], "enforced": ["spec"], "not_checked": {}, "failures": 1, "cause": None, "repair": None}
     assert (done.returncode, found["rules"]) == (1, {**enforced, "broken": [broken]})
 
