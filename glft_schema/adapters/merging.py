@@ -80,7 +80,7 @@ def merge_lora(
     Warns:
         TiedWarning: if the token embedding changes, and is also the output matrix.
     """
-    refuse_ending(out, WITH_TYPES, "merge_lora writes")
+    refuse_ending(out, WITH_TYPES, "merging writes")
     checkpoint = open_entries(model)
     if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
         found = f"found {shown(os.fspath(model))}: convert it first (glft convert)"

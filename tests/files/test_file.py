@@ -21,6 +21,7 @@ from glft_schema.files.parsing import parse_source
 from glft_schema.formats.registry import format_named
 from glft_schema.storage.source import BytesSource, Source
 from tests.golden import golden
+from tests.tools.command_line import assert_refused, in_this_process
 
 FOUR_TYPES = golden("four_types")
 
@@ -298,6 +299,10 @@ def test_a_count_that_is_too_large_is_named(name: str, number: slice, length: in
     problem = r"tensor_infos -> [23] -> .*|descriptors -> 2 -> .*"
     with pytest.raises(FormatError, match=rf"({problem}); the cause may be header -> n_tensors: the file is valid with 2 \("):
         Container.parse(stored)
+    (tmp_path / name).write_bytes(stored)
+    done = in_this_process("inspect", tmp_path / name)
+    assert_refused(done, "the file is valid with 2 (")
+    assert "truncated" not in done.stderr
     stored[number] = (2).to_bytes(number.stop - number.start, "little")
     stored[stored.index(b"bbb") + 60] = 255  # the number of dims
     with pytest.raises(FormatError, match=" -> 1 -> ") as caught:

@@ -122,7 +122,7 @@ def test_text_on_the_command_line_takes_the_type_of_its_key(source: Path, out: P
         ("general.sampling.top_k", "", "an int32"),
         ("tokenizer.ggml.add_bos_token", "yes", "a bool"),
         ("toy.rope.freq_base", "1e99", "a float32"),
-        ("general.tags", "a", "an array[string]"),
+        ("general.tags", "a]", "an array[string]"),
     ],
 )
 def test_text_of_another_kind_is_refused(source: Path, out: Path, key: str, text: str, expected: str) -> None:
