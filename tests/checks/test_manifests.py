@@ -100,7 +100,7 @@ def test_gaps_other_orders_and_shared_payloads(piece: int, monkeypatch: pytest.M
 def test_sha256sum_takes_manifests(tmp_path: Path) -> None:
     names = ["plain.gguf", "two words", "a\\b", "new\nline", "return\r", "#comment", "*star", os.fsdecode(b"not\xffutf8"), "ü"]
     for number, name in enumerate(names):
-        save_file({f"w{number}": torch.full((2,), float(number))}, tmp_path / name)
+        save_file({f"w{number}": torch.full((2,), float(number))}, tmp_path / name, format="glft")
 
     def run(*command: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(command, cwd=tmp_path, input=stdin, capture_output=True)
