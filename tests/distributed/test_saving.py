@@ -16,9 +16,11 @@ from glft_schema.distributed import StorageWriter
 from glft_schema.models.loading import load_model
 from tests.distributed import models, tensors
 from tests.distributed.test_loading import MESHES, TYPES
+from tests.docs.test_docs import ROOT, blocks
 from tests.families.tiny_folders import make_folder
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.depth import FULL, some_by_default
+from tests.tools import launch
 from tests.tools.launch import left_in
 from tests.tools.ranks import RankError, run
 
@@ -83,6 +85,32 @@ def test_models_of_transformers(how: str, ranks: int, tmp_path: Path) -> None:
         tokens = models.TOKENS[0].tolist()
         own = load_model(out)(models.TOKENS).logits[0, -1].numpy()
         assert np.abs(oracle.logits(tokens) - own).max() < 0.02 * np.abs(own).max()
+
+
+@pytest.mark.long
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    """A model with a tied output, of which the state dict has two tensors with equal values."""
+    pytest.importorskip("transformers")
+    glft.quantize(make_folder(tmp_path, "tiny-qwen2"), tmp_path / "model.gguf", "F32")
+    (program,) = (block for block in blocks(ROOT / "docs" / "scale.md", "python") if block.startswith("# shards.py"))
+    for code, _, error in launch.run(2, [program], module="-c", folder=tmp_path):
+        assert code == 0, error
+    assert (tmp_path / "saved.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
+    glft.quantize(tmp_path / "model.gguf", tmp_path / "alone.gguf", "Q8_0")
+    with glft.open(tmp_path / "q8_0.gguf") as found, glft.open(tmp_path / "alone.gguf") as expected:
+        assert {name: t.raw for name, t in found.tensors.items()} == {name: t.raw for name, t in expected.tensors.items()}
+
+
+def test_a_tied_output_that_ranks_have_changed(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    path, out = tmp_path / "model.gguf", tmp_path / "out.gguf"
+    glft.quantize(make_folder(tmp_path, "tiny-qwen2"), path, "F32")
+    state = dict(load_model(path).state_dict())
+    state["lm_head.weight"] = state["lm_head.weight"] * 2
+    with pytest.raises(RankError) as raised:
+        run(2, tensors.save_state, out, state, {"like": path})
+    assert str(raised.value).count("'output.weight': expected the values of the token embedding, to which it is tied") >= 2
+    assert not out.exists()
 
 
 def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
