@@ -19,8 +19,8 @@ from tests.distributed.test_loading import MESHES, TYPES
 from tests.docs.test_docs import ROOT, blocks
 from tests.families.tiny_folders import make_folder
 from tests.oracles.llama_model import LlamaModel
-from tests.tools.depth import FULL, some_by_default
 from tests.tools import launch
+from tests.tools.depth import FULL, some_by_default
 from tests.tools.launch import left_in
 from tests.tools.ranks import RankError, run
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -234,6 +235,14 @@ def comparing(session: Session) -> None:
     assert first.startswith("False A and B hold the same weights, quantized differently: signal-to-noise ratio 4")
     assert change == "toy.version changed uint32 1 uint32 2"
     assert re.fullmatch(r"w retyped 4\d dB \(\d,\)", tensor)
+    printed = in_this_process("compare", "model.gguf", "quantized.gguf", "--html", "printed.html")
+    of_files = json.loads(in_this_process("compare", "model.gguf", "quantized.gguf", "--json").stdout)
+    assert json.loads(Path("comparison.json").read_text()) == {k: v for k, v in of_files.items() if k not in ("a", "b")}
+    page = Path("comparison.html").read_text()
+    assert "A and B hold the same weights, quantized differently" in page
+    about = re.compile(r"<p>(in (float32|Q8_0)|toy, 259 parameters[^<]*)</p>")
+    assert about.sub("", page) == about.sub("", Path("printed.html").read_text())
+    assert printed.returncode == 1
 
 
 @checks("adding-a-format.md: Metadata with types")

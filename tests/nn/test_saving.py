@@ -63,7 +63,7 @@ def test_values_that_are_not_in_memory() -> None:
 
 @pytest.mark.parametrize("ending", ["pt", "safetensors"])
 def test_packed_weights_without_their_type_are_refused(ending: str, tmp_path: Path) -> None:
-    """Copies, and files of others, have the bytes alone. A format with u8 stores them as they are."""
+    """Copies, and files of others, have the bytes alone. A format with u8 stores them unchanged."""
     module, path, out = nn.Sequential(glft.nn.Linear(64, 4, "Q8_0")), tmp_path / f"m.{ending}", tmp_path / "m.gguf"
     module[0].weight.copy_(torch.randint(0, 60, (4, 68), dtype=torch.uint8))
     state = module.state_dict()

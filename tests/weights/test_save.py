@@ -198,7 +198,7 @@ def test_tied_tensors_of_different_types_are_warned_of(path: Path) -> None:
 
 
 def test_tied_tensors_of_different_types_in_gguf(tmp_path: Path) -> None:
-    """Its tensors never share a payload. Those of one type are equal, so nothing is said of them."""
+    """Its tensors never share a payload. Those of one type are equal, so there is no warning."""
     module = torch.nn.ModuleDict({"embed": torch.nn.Embedding(20, 256), "head": torch.nn.Linear(256, 20, bias=False)})
     module["head"].weight = module["embed"].weight
     with pytest.warns(TiedWarning, match="tensor 'head.weight' is tied to 'embed.weight', which has a different type"):
