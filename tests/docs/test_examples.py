@@ -26,6 +26,7 @@ import torch
 
 import glft_schema
 from glft_schema.cli.commands import COMMANDS
+from tests.docs.test_docs import blocks
 from tests.oracles.kaitai_readers import installed
 from tests.oracles.llama_model import LlamaModel
 from tests.tools import forked
@@ -243,6 +244,24 @@ def comparing(session: Session) -> None:
     about = re.compile(r"<p>(in (float32|Q8_0)|toy, 259 parameters[^<]*)</p>")
     assert about.sub("", page) == about.sub("", Path("printed.html").read_text())
     assert printed.returncode == 1
+
+
+@checks("fuzzing.md: Files for other readers")
+def other_readers(session: Session) -> None:
+    """The program finds no other values in gguf-py's, and finds the faults of worse readers."""
+    lines = session.outputs[""].splitlines()
+    assert [line for line in lines if not re.search(r"\.gguf (refused: |no result in 10 s|read, although )", line)] == []
+    (program,) = (block for block in blocks(ROOT / "docs" / "fuzzing.md", "python") if "def differences(" in block)
+    head, loop = program.split("signal.signal(")
+    one_more = head.replace("tensor.tensor_type)", "tensor.tensor_type) + 1")
+    for reader, fault in (
+        (one_more, "found other values"),
+        (f"{head}def read(path):\n    return {{}}\n", "found the shape None"),
+    ):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(f"{reader}signal.signal({loop}", {})
+        assert fault in out.getvalue()
+    assert "read, although" in out.getvalue()
 
 
 @checks("adding-a-format.md: Metadata with types")
