@@ -33,7 +33,7 @@ from glft_schema.distributed.units import Unit, runs, shares
 from glft_schema.distributed.writing import KEY, opened_by_all, plan_digest, write_at
 from glft_schema.errors import OptionError, TensorError
 from glft_schema.files.container import open
-from glft_schema.formats.registry import WITH_TYPES, format_for
+from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.models.saving import by_example
 from glft_schema.quantizer.quantize import QuantizeOptions, as_recipe, plan_quantization
 from glft_schema.quantizer.rules import Recipe
@@ -146,9 +146,12 @@ class StorageWriter(Writer):
     def _planned(self, tensors: Tensors, remote: Remote, ties: Mapping[str, str], opened: ExitStack) -> FilePlan:
         """Returns the plan of the file, with tensors that `remote` reads."""
         lazy = {name: remote.tensor(name, shape, dtype) for name, (shape, dtype) in tensors.items()}
+        target = target_format(self.path, self._options.get("format"))
         if self._like is None:
             stored = {name: replace(tensor, identity=ties.get(name)) for name, tensor in lazy.items()}
-            return plan_file(stored, format_for(self.path, self._options.get("format")), self._metadata, self._options)
+            return plan_file(stored, target, self._metadata, self._options)
+        if target is not WITH_TYPES:
+            raise OptionError(f"expected {WITH_TYPES.name} as the output for like, found {target.name}")
         checkpoint = by_example(lazy, opened.enter_context(open(self._like)))
         if self._recipe is None:
             own: ConvertOptions = {**self._options, "metadata": self._metadata, "measure": False}  # type: ignore[typeddict-item]

@@ -86,12 +86,18 @@ def check_dense(name: str, tensor: Any) -> None:
         raise TensorError(f"expected {expected}, found {shown(tensor)}{hint}", name)
     if not is_dense(tensor):
         kind = "meta" if tensor.is_meta else str(tensor.layout)
-        raise TensorError(f"expected a dense tensor with values in memory, found a {type(tensor).__name__} ({kind})", name)
+        hint = (
+            ": StorageWriter saves it, see docs/scale.md, or save its full_tensor()" if hasattr(tensor, "full_tensor") else ""
+        )
+        raise TensorError(
+            f"expected a dense tensor with values in memory, found a {type(tensor).__name__} ({kind}){hint}", name
+        )
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor has strided values in memory."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+    is_sharded = hasattr(tensor, "full_tensor")  # a DTensor
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested or is_sharded:
         return False
     try:
         tensor.data_ptr()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed import checkpoint
 from torch.distributed.tensor import Replicate, Shard
 
 import glft_schema as glft
@@ -130,6 +131,8 @@ def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
         ({"w": torch.zeros(3)}, {"schemes": {"none": "q8_0"}}, "none"),
         ({"w": torch.zeros(2, 33)}, {"schemes": {"w": "q4_k"}}, "tensor 'w': cannot be stored as q4_k"),
         ({"w": torch.zeros(2, 3)}, {"like": "none.gguf"}, "No such file or directory"),
+        ({"w": torch.zeros(2, 3)}, {"format": "none"}, "expected GLFT, GGUF or safetensors, found 'none'"),
+        ({"w": torch.zeros(2, 3)}, {"format": "glft", "like": "x"}, "expected GGUF as the output for like, found GLFT"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_on_all_ranks(
@@ -183,9 +186,21 @@ def test_options_that_exclude_each_other() -> None:
     assert writer.path == "other.gguf"
 
 
-def test_a_single_process_without_a_group(tmp_path: Path) -> None:
-    from torch.distributed import checkpoint
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_an_ending_of_no_format(tmp_path: Path) -> None:
+    with pytest.raises(checkpoint.CheckpointException, match=r"that ends in \.glft, .*, found '.*/out\.pt'"):
+        checkpoint.save({"w": torch.ones(2)}, storage_writer=StorageWriter(tmp_path / "out.pt"))
+    assert left_in(tmp_path) == set()
+    assert not (tmp_path / "out.pt").exists()
 
+
+def test_shards_are_no_tensors_of_save_file(tmp_path: Path) -> None:
+    hint = r"StorageWriter saves it, see docs/scale.md, or save its full_tensor\(\)"
+    with pytest.raises(RankError, match=rf"'w': .*, found a DTensor \(torch.strided\): {hint}"):
+        run(1, tensors.save_file_of_shards, tmp_path / "out.gguf")
+
+
+def test_a_single_process_without_a_group(tmp_path: Path) -> None:
     glft.save_file(tensors.example(), tmp_path / "alone.gguf")
     with pytest.warns(UserWarning, match="torch.distributed"):
         checkpoint.save(tensors.example(), storage_writer=StorageWriter(tmp_path / "out.gguf"))
