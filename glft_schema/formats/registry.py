@@ -95,8 +95,9 @@ def format_of(source: Source) -> Format:
         return format
     expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
     other = f", the start of {OTHER_FILES[start[:4]]}" if start[:4] in OTHER_FILES else ""
-    found = start[: max(len(magic) for format in FORMATS for magic in format.magics)]
-    raise FormatError(f"expected {alternatives(expected)}, found {found!r}{other or OWN}", MAGIC, 0, file=source.name)
+    found, path = start[: max(len(magic) for format in FORMATS for magic in format.magics)], Path(source.name)
+    hint = f"; give its folder, {str(path.parent)!r}" if path.name == "config.json" else other or OWN
+    raise FormatError(f"expected {alternatives(expected)}, found {found!r}{hint}", MAGIC, 0, file=source.name)
 
 
 def format_named(name: object) -> Format:
@@ -142,7 +143,8 @@ def target_format(path: StrPath, name: str | None) -> Format:
     format = format_named(name) if name is not None else format_with(path)
     if format is None:
         known = ", ".join(endings())
-        raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}")
+        folder = "" if Path(path_text(path)).suffix else f"; with a slash, {path_text(path)}/, it is a Hugging Face folder"
+        raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}{folder}")
     return format
 
 
