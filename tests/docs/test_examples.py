@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
@@ -244,6 +245,18 @@ def comparing(session: Session) -> None:
     about = re.compile(r"<p>(in (float32|Q8_0)|toy, 259 parameters[^<]*)</p>")
     assert about.sub("", page) == about.sub("", Path("printed.html").read_text())
     assert printed.returncode == 1
+
+
+@checks("coming-from.md: Coming from other tools")
+def from_gguf_py(session: Session) -> None:
+    weights = session.names["tensors"]["blk.0.attn_q.weight"].numpy()
+    assert session.names["packed"].numpy().tobytes() == gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q8_0).tobytes()
+    fields = gguf.GGUFReader("keys.gguf").fields
+    assert [fields[key].types for key in ("toy.seed", "toy.sizes")] == [
+        [gguf.GGUFValueType.UINT64],
+        [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32],
+    ]
+    assert Path("copy.gguf").read_bytes() == Path("model-f16.gguf").read_bytes()
 
 
 @checks("fuzzing.md: Files for other readers")
