@@ -247,6 +247,13 @@ def comparing(session: Session) -> None:
     assert printed.returncode == 1
 
 
+@checks("lab.md: The lab")
+def own_model_in_the_lab(session: Session) -> None:
+    with glft_schema.open("model.gguf-lite") as file:
+        types = {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+    assert types == {"0.weight": "q8_per_channel", "1.weight": "q4_per_group_64", "1.bias": "f32"}
+
+
 @checks("coming-from.md: Coming from other tools")
 def from_gguf_py(session: Session) -> None:
     weights = session.names["tensors"]["blk.0.attn_q.weight"].numpy()
