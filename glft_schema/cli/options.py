@@ -128,11 +128,11 @@ class Command(click.Command):
             elif isinstance(out, Argument) and isinstance(error, click.NoSuchOption) and error.option_name in ("-o", "--out"):
                 problem = f"{error.message.rstrip('.')}; the output is an argument: {out.metavar}"
                 raise click.UsageError(problem, ctx) from None
-            elif "unexpected extra argument" in error.message or getattr(error, "option_name", None) in TYPE_OPTIONS:
-                hint = f"the output is an option: {out.opts[-1]} {out.metavar}" if isinstance(out, click.Option) else ""
-                hint = TYPE_HINT if self.name == "convert" else hint
-                if hint:
-                    raise click.UsageError(f"{error.message.rstrip('.')}; {hint}", ctx) from None
+            is_extra = "unexpected extra argument" in error.message
+            if self.name == "convert" and (is_extra or getattr(error, "option_name", None) in TYPE_OPTIONS):
+                raise click.UsageError(f"{error.message.rstrip('.')}; {TYPE_HINT}", ctx) from None
+            if isinstance(out, click.Option) and is_extra:
+                raise click.UsageError(f"{error.message}; the output is an option: {out.opts[-1]} {out.metavar}", ctx) from None
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -77,9 +77,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
 
 
 def _value_data(value: Typed | str | None) -> Any:
-    if not isinstance(value, Typed):
-        return value
-    return entry_data(value.type, value.value)
+    return entry_data(value.type, value.value) if isinstance(value, Typed) else value
 
 
 def _version_data(version: TensorVersion | None) -> dict[str, Any] | None:

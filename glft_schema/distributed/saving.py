@@ -118,10 +118,8 @@ class StorageWriter(Writer):
         return replace(plan, storage_data=[item.index.fqn for item in plan.items])
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Plans the file on rank 0, which notes the parts that ranks hold."""
+        """Notes the parts that ranks hold, on rank 0."""
         self._entries = entries_of(plans)
-        with ExitStack() as opened:
-            self._planned(_tensors_of(self._entries), Remote(), {}, opened)  # raises what cannot be stored
         return [replace(plan, storage_data=None) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

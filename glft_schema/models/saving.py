@@ -19,6 +19,7 @@ from glft_schema.files.file import File
 from glft_schema.formats.registry import WITH_TYPES, format_with
 from glft_schema.lazy import torch
 from glft_schema.models.loading import family_of
+from glft_schema.nn.loading import are_equal
 from glft_schema.nn.saving import stored_tensors
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor
@@ -128,14 +129,11 @@ def _tied(embedding: StoredTensor, output: StoredTensor) -> StoredTensor:
         return values
 
     check(embedding.shape == output.shape)
-    if embedding.packed and output.packed and embedding.packed.dtype == output.packed.dtype:
-        check(torch.equal(embedding.packed.packed(), output.packed.packed()))
-    elif embedding.packed or output.packed:
-        check(torch.equal(embedding.load(), output.load()))
-    else:
-        whole = tuple(slice(0, size) for size in embedding.shape)
-        return replace(embedding, load=lambda: read(whole), read=read)
-    return embedding
+    if embedding.packed or output.packed:
+        check(are_equal(embedding, output))
+        return embedding
+    whole = tuple(slice(0, size) for size in embedding.shape)
+    return replace(embedding, load=lambda: read(whole), read=read)
 
 
 def _transposed(model: Any, name: str, tensor: StoredTensor) -> StoredTensor | None:

@@ -228,11 +228,11 @@ def _misfits(module: nn.Module, place: _Place, found: Mapping[str, StoredTensor]
             yield f"{name}: expected {list(own.shape)}, found {list(tensor.shape)}"
         elif not own.dtype.is_floating_point and own.dtype != tensor.dtype:
             yield f"{name}: expected {own.dtype}, found {type_}"
-        elif tensor is not first and not _are_equal(tensor, first):
+        elif tensor is not first and not are_equal(tensor, first):
             yield f"{name}: expected the values of {given[0]}, with which it is tied; names={{{name!r}: None}} leaves it out"
 
 
-def _are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
+def are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Tells whether two tensors have the same type and bytes."""
     one, two = tensor.file_tensor, other.file_tensor
     if one is not None and two is not None:

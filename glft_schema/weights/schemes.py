@@ -44,8 +44,8 @@ class TypeChooser(Protocol):
 
 
 PACKED = (
-    "expected numbers as weights, found bytes (uint8), such as packed weights of a module, whose type copies and torch.save "
-    "lose: save module.state_dict() itself, or load them into the module first; a scheme such as i16 stores them as integers"
+    "expected weights, found bytes (uint8). Packed weights lose their type in copies and by torch.save: save "
+    "module.state_dict() itself, or load the bytes into the module first; a scheme such as i16 stores them as integers"
 )
 MEASURE = "; to measure one: glft imatrix MODEL TEXT -o FILE"
 
