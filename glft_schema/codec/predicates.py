@@ -30,8 +30,7 @@ from glft_schema.errors import alternatives, shown
 
 def equals(value: Any, *, show: Callable[[Any], str] = shown) -> Predicate:
     """Returns the predicate of values equal to `value`."""
-    text = show(value)
-    text = text.replace("_(", "(") if isinstance(value, ExprMixin) else text  # construct's text of len_(this.x)
+    text = show(value).replace("_(", "(") if isinstance(value, ExprMixin) else show(value)  # construct writes len_(this.x)
     return Predicate(text, lambda of: of == value, show=show)
 
 
