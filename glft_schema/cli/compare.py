@@ -17,7 +17,7 @@ from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, coloured, echo,
 from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.comparisons import comparison_data, metadata_rows, tensor_rows
 from glft_schema.describe.page.comparison import comparison_page
-from glft_schema.display import aligned, first_rows, percent
+from glft_schema.display import aligned, counted, first_rows, percent
 from glft_schema.errors import FormatError, OptionError, TensorError, safe
 from glft_schema.files.summary import headline
 from glft_schema.models.chunks import CONTEXT
@@ -95,20 +95,17 @@ def compare(
         except (FormatError, NotImplementedError, OptionError, OSError, TensorError) as error:  # reported after the comparison
             failure = OptionError(str(error)) if isinstance(error, NotImplementedError) else error  # of a model's library
     ran = [_predictions_text(predictions)] if predictions else []
+    sides = (("A", one, before), ("B", other, after))
     if page:
-        files = [
-            (path.name, headline(side.file) if side.file else _about_text(side))
-            for path, side in ((one, before), (other, after))
-        ]
+        files = [(path.name, headline(side.file) if side.file else _about_text(side)) for _, path, side in sides]
         with file_errors(page), atomic_write(page) as stream:
-            stream.write(comparison_page(comparison, files, ran).encode("utf-8", "backslashreplace"))
+            stream.write(comparison_page(comparison, files, more=ran).encode("utf-8", "backslashreplace"))
     if as_json:
         of_run = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
         found = {"predictions": {key: as_json_value(value) for key, value in of_run.items()}} if of_run else {}
         data = {"a": _about(one, before), "b": _about(other, after), **comparison_data(comparison), **found}
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        sides = (("A", one, before), ("B", other, after))
         echo(*(f"{side} {safe(str(path))}: {_about_text(opened)}" for side, path, opened in sides), *comparison.summary, *ran)
         changes, tensors = metadata_rows(comparison.metadata), tensor_rows(comparison.differing)
         tables = (aligned(changes, 0), first_rows(tensors, 6, len(tensors) if everything else TENSORS, "--all"))
@@ -130,9 +127,8 @@ def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _about_text(checkpoint: Checkpoint) -> str:
     about = _about(Path(), checkpoint)
-    tensors, entries = about["tensors"], about["metadata"]
-    counts = f"{tensors:,} tensor{'s' * (tensors != 1)}, {entries:,} metadata entr{'y' if entries == 1 else 'ies'}"
-    return f"{about['format']}, {counts}"
+    entries = counted(about["metadata"], "metadata entry", "metadata entries")
+    return f"{about['format']}, {counted(about['tensors'], 'tensor')}, {entries}"
 
 
 def _predictions_text(found: Predictions) -> str:

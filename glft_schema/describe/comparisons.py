@@ -17,11 +17,13 @@ VALUE = 50  # characters shown of a value
 
 
 def metadata_rows(changes: Sequence[MetadataChange]) -> list[tuple[str, ...]]:
+    """Returns a head and a row for each change; nothing if there is none."""
     rows = [(safe(c.key), c.state, *texts_of_change(c.before, c.after, VALUE)) for c in changes]
     return [("key", "metadata", "in A", "in B"), *rows] if rows else []
 
 
 def tensor_rows(differing: list[TensorComparison]) -> list[tuple[str, ...]]:
+    """Returns a head and a row for each tensor; nothing if there is none."""
     head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "its error")
     rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing]
     return [head, *rows] if rows else []

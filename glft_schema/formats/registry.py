@@ -143,7 +143,7 @@ def target_format(path: StrPath, name: str | None) -> Format:
     format = format_named(name) if name is not None else format_with(path)
     if format is None:
         known = ", ".join(endings())
-        folder = "" if Path(path_text(path)).suffix else f"; with a slash, {path_text(path)}/, it is a Hugging Face folder"
+        folder = "" if Path(path_text(path)).suffix else f"; convert writes a Hugging Face folder to {path_text(path)}/"
         raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}{folder}")
     return format
 

@@ -96,11 +96,10 @@ def check_dense(name: str, tensor: Any) -> None:
 
 def is_dense(tensor: torch.Tensor) -> bool:
     """Returns whether a tensor has strided values in memory."""
-    is_sharded = hasattr(tensor, "full_tensor")  # a DTensor
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested or is_sharded:
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return False
     try:
         tensor.data_ptr()
     except (RuntimeError, ValueError):  # wrapper tensors have no storage
         return False
-    return True
+    return not hasattr(tensor, "full_tensor")  # of a DTensor

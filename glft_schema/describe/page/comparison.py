@@ -25,6 +25,7 @@ TAG_OR_LINE_END = re.compile(r"\n|(?<=[%}]})(?=.)")
 def comparison_page(
     comparison: Comparison,
     files: Sequence[tuple[str, str]] = (("A", ""), ("B", "")),
+    *,
     more: Sequence[str] = (),
 ) -> str:
     """Returns an HTML page: the summary, tensors and metadata that differ, changed texts line by
