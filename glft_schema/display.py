@@ -293,11 +293,11 @@ def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     """Returns rows as lines with aligned columns; the last `right` columns are numbers.
 
     If lines are longer than `columns`, the middle of long texts in the widest column is left out,
-    and if that is not enough, columns at the right.
+    and if that is not enough, columns at the right, which a last line then names by the first row.
     """
     if not rows:
         return []
-    widths, most = [max(map(len, column)) for column in zip(*rows, strict=True)], columns(math.inf)
+    widths, most, head = [max(map(len, column)) for column in zip(*rows, strict=True)], columns(math.inf), rows[0]
     while len(widths) > LEAST and sum(widths) - max(widths) + SHORTEST + 2 * len(widths) > most:
         del widths[-1]
         rows, right = [row[:-1] for row in rows], max(right - 1, 0)
@@ -307,7 +307,10 @@ def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
         rows = [(*row[:widest], shortened(row[widest], widths[widest]), *row[widest + 1 :]) for row in rows]
     sides = ["<"] * (len(widths) - right) + [">"] * right
     line = "".join(f"  {{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-    return [line.format(*row).rstrip() for row in rows]
+    lines = [line.format(*row).rstrip() for row in rows]
+    if hidden := head[len(widths) :]:
+        lines += wrapped(f"left out: {', '.join(hidden)}; a pipe has all columns")
+    return lines
 
 
 def wrapped(text: str) -> list[str]:

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 from click.exceptions import Exit
 
-from glft_schema.checks.compare import STATES, Comparison, MetadataChange, TensorComparison, TensorVersion
+from glft_schema.checks.compare import STATES
 from glft_schema.checks.compare import compare as compare_checkpoints
-from glft_schema.cli.inspect import as_json_value, entry_data
 from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, coloured, echo, file_errors, progress_bar, refuse_overwriting
-from glft_schema.codec.typed_text import texts_of_change
-from glft_schema.codec.typed_values import Typed
+from glft_schema.codec.typed_text import as_json_value
+from glft_schema.describe.comparisons import comparison_data, metadata_rows, tensor_rows
 from glft_schema.describe.page.comparison import comparison_page
-from glft_schema.display import aligned, first_rows, percent
+from glft_schema.display import aligned, counted, first_rows, percent
 from glft_schema.errors import FormatError, OptionError, TensorError, safe
 from glft_schema.files.summary import headline
 from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import read_text
-from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.weights.checkpoints import Checkpoint, mapped_beside, open_entries
 
-VALUE = 50  # characters shown of a value
 TENSORS = 20  # listed
 COLOURS = dict.fromkeys(STATES, YELLOW) | {"added": GREEN, "removed": RED}
 STATE = re.compile(rf"(?<=  )({'|'.join(STATES)})(?=  )")  # in a row of a table
@@ -99,23 +94,20 @@ def compare(
                 )
         except (FormatError, NotImplementedError, OptionError, OSError, TensorError) as error:  # reported after the comparison
             failure = OptionError(str(error)) if isinstance(error, NotImplementedError) else error  # of a model's library
-    changes, tensors = _metadata_rows(comparison.metadata), _tensor_rows(comparison.differing)
-    summary = [*comparison.summary, *([_predictions_text(predictions)] if predictions else [])]
+    ran = [_predictions_text(predictions)] if predictions else []
+    sides = (("A", one, before), ("B", other, after))
     if page:
-        files = [
-            (path.name, headline(side.file) if side.file else _about_text(side))
-            for path, side in ((one, before), (other, after))
-        ]
+        files = [(path.name, headline(side.file) if side.file else _about_text(side)) for _, path, side in sides]
         with file_errors(page), atomic_write(page) as stream:
-            stream.write(comparison_page(comparison, files, summary, changes, tensors).encode("utf-8", "backslashreplace"))
+            stream.write(comparison_page(comparison, files, more=ran).encode("utf-8", "backslashreplace"))
     if as_json:
-        ran = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
-        found = {"predictions": {key: as_json_value(value) for key, value in ran.items()}} if ran else {}
+        of_run = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
+        found = {"predictions": {key: as_json_value(value) for key, value in of_run.items()}} if of_run else {}
         data = {"a": _about(one, before), "b": _about(other, after), **comparison_data(comparison), **found}
         print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        sides = (("A", one, before), ("B", other, after))
-        echo(*(f"{side} {safe(str(path))}: {_about_text(opened)}" for side, path, opened in sides), *summary)
+        echo(*(f"{side} {safe(str(path))}: {_about_text(opened)}" for side, path, opened in sides), *comparison.summary, *ran)
+        changes, tensors = metadata_rows(comparison.metadata), tensor_rows(comparison.differing)
         tables = (aligned(changes, 0), first_rows(tensors, 6, len(tensors) if everything else TENSORS, "--all"))
         for line in chain.from_iterable(("", *lines) for lines in tables if lines):
             echo(STATE.sub(lambda state: coloured(state[0], COLOURS[state[0]]), line, count=1), coloured=True)
@@ -135,90 +127,11 @@ def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _about_text(checkpoint: Checkpoint) -> str:
     about = _about(Path(), checkpoint)
-    tensors, entries = about["tensors"], about["metadata"]
-    counts = f"{tensors:,} tensor{'s' * (tensors != 1)}, {entries:,} metadata entr{'y' if entries == 1 else 'ies'}"
-    return f"{about['format']}, {counts}"
+    entries = counted(about["metadata"], "metadata entry", "metadata entries")
+    return f"{about['format']}, {counted(about['tensors'], 'tensor')}, {entries}"
 
 
 def _predictions_text(found: Predictions) -> str:
     both = f"perplexity {found.perplexity_a:.4f} and {found.perplexity_b:.4f}"
     divergence = f"divergence {found.mean_divergence:.5f}, at most {found.max_divergence:.3f}"
     return f"predictions: {both}, {divergence}, same top token {percent(found.same_top)}, {found.tokens:,} tokens"
-
-
-def _metadata_rows(changes: Sequence[MetadataChange]) -> list[tuple[str, ...]]:
-    rows = [(safe(c.key), c.state, *texts_of_change(c.before, c.after, VALUE)) for c in changes]
-    return [("key", "metadata", "in A", "in B"), *rows] if rows else []
-
-
-def _tensor_rows(differing: list[TensorComparison]) -> list[tuple[str, ...]]:
-    head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "its error")
-    rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing]
-    return [head, *rows] if rows else []
-
-
-def _change_text(tensor: TensorComparison) -> str:
-    """Returns what differs of name, type and shape."""
-    if not (tensor.before and tensor.after):
-        version = tensor.before or tensor.after
-        return f"{version.type} {list(version.shape)}" if version else ""
-    before, after = tensor.before, tensor.after
-    parts = [f"from {safe(before.name)}"] if before.name != after.name else []
-    parts += [f"{before.type} to {after.type}"] if before.type != after.type else [after.type]
-    parts += [f"{list(before.shape)} to {list(after.shape)}"] if before.shape != after.shape else []
-    parts += [f"{tensor.errors.unlike} NaN or infinities"] if tensor.errors and tensor.errors.unlike else []
-    return ", ".join([*parts, *([tensor.problem] if tensor.problem else [])])
-
-
-def _errors_texts(tensor: TensorComparison) -> tuple[str, ...]:
-    errors = tensor.errors
-    if errors is None:
-        return ("",) * 6
-    if errors.is_none:
-        return ("equal", *("",) * 5)
-    row = str(list(errors.worst_row)) if errors.worst_row else ""  # none of a vector
-    worst = percent(errors.worst_row_error) if errors.worst_row is not None else ""
-    return f"{errors.rmse:.3g}", percent(errors.relative), f"{errors.snr:.1f} dB", f"{errors.cosine:.6f}", row, worst
-
-
-def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """Returns a comparison as JSON data; equal entries and tensors are only counted."""
-    return {
-        "same": comparison.is_same,
-        "summary": comparison.summary,
-        "metadata": [
-            {"key": c.key, "state": c.state, "a": _value_data(c.before), "b": _value_data(c.after)} for c in comparison.metadata
-        ],
-        "same_metadata": comparison.entries - len(comparison.metadata),
-        "tensors": [
-            {
-                "name": t.name,
-                "state": t.state,
-                "a": _version_data(t.before),
-                "b": _version_data(t.after),
-                **({"errors": errors_data(t.errors)} if t.errors else {}),
-                **({"problem": t.problem} if t.problem else {}),
-            }
-            for t in comparison.differing
-        ],
-        "same_tensors": len(comparison.tensors) - len(comparison.differing),
-        "errors": errors_data(comparison.errors),
-    }
-
-
-def _value_data(value: Typed | str | None) -> Any:
-    if not isinstance(value, Typed):
-        return value
-    return entry_data(value.type, value.value)
-
-
-def _version_data(version: TensorVersion | None) -> dict[str, Any] | None:
-    return version and {**version._asdict(), "shape": list(version.shape)}
-
-
-def errors_data(errors: NumberErrors) -> dict[str, Any]:
-    """Returns error measures as JSON data; None for NaN and infinite measures."""
-    names = ("rmse", "relative", "snr", "cosine", "largest", *(["worst_row_error"] if errors.worst_row is not None else []))
-    measures = {name: value if math.isfinite(value := getattr(errors, name)) else None for name in names}
-    row = {} if errors.worst_row is None else {"worst_row": list(errors.worst_row)}
-    return {"count": errors.count, "unlike": errors.unlike, **measures, **row}

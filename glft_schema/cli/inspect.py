@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -15,8 +14,8 @@ import numpy as np
 from glft_schema.cli.options import Json, argument, flag, option
 from glft_schema.cli.terminal import MAX_LINE, echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.codec.typed_text import FIRST
-from glft_schema.codec.typed_values import ARRAY, Array, StoredValue
+from glft_schema.codec.typed_text import FIRST, as_json_value, entry_data
+from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.display import aligned, first_rows
 from glft_schema.errors import FormatError, OptionError, safe, shown, without_controls
 from glft_schema.files.byte_counts import GAPS, byte_counts
@@ -167,24 +166,6 @@ def _entries_as_data(metadata: Any, full: bool, keys: Iterable[str]) -> dict[str
     if not isinstance(metadata, TypedMetadata):
         return {key: metadata[key] for key in keys}
     return {key: entry_data(metadata.type_of(key), metadata[key], full) for key in keys}
-
-
-def entry_data(type_: str, value: Any, full: bool = False) -> dict[str, Any]:
-    """Returns a typed value as JSON data; a long array abbreviated unless `full`."""
-    if type_.startswith(ARRAY) and len(value) > FIRST and not full:
-        return {"type": type_, "length": len(value), "first": as_json_value(value[:FIRST])}
-    return {"type": type_, "value": as_json_value(value)}
-
-
-def as_json_value(value: Any) -> Any:
-    """Returns a value as JSON data; bytes, NaN and infinities as text."""
-    if isinstance(value, bytes):
-        return value.decode("ascii", "backslashreplace")
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
-        return [as_json_value(element) for element in (value.tolist() if isinstance(value, np.ndarray) else value)]
-    return value
 
 
 def in_lines(file: File, everything: bool = False, fault: FormatError | None = None) -> list[str]:

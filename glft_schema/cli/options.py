@@ -22,7 +22,8 @@ RANGES: dict[type, Any] = {int: click.IntRange, float: click.FloatRange}
 DECIMAL = {f"{letter}{unit}": 1000**i for i, letter in enumerate("KMG", 1) for unit in ("", "B")}  # K, KB, ...
 UNITS = {"": 1, "B": 1, **DECIMAL, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 TYPES: dict[type, Any] = {Path: click.Path(path_type=Path)}
-
+TYPE_OPTIONS = ("--type", "--dtype", "--outtype")  # that convert does not have
+TYPE_HINT = "types are chosen by --scheme TYPE, or by glft quantize IN OUT TYPE"
 
 Declared = Callable[[inspect.Parameter], click.Parameter]
 
@@ -127,7 +128,10 @@ class Command(click.Command):
             elif isinstance(out, Argument) and isinstance(error, click.NoSuchOption) and error.option_name in ("-o", "--out"):
                 problem = f"{error.message.rstrip('.')}; the output is an argument: {out.metavar}"
                 raise click.UsageError(problem, ctx) from None
-            elif "unexpected extra argument" in error.message:
+            is_extra = "unexpected extra argument" in error.message
+            if self.name == "convert" and (is_extra or getattr(error, "option_name", None) in TYPE_OPTIONS):
+                raise click.UsageError(f"{error.message.rstrip('.')}; {TYPE_HINT}", ctx) from None
+            if is_extra:
                 hint = f"; the output is an option: {out.opts[-1]} {out.metavar}" if isinstance(out, click.Option) else ""
                 hint = "; give only the first file of the set" if self.params[0].metavar == "FIRST" else hint
                 raise click.UsageError(f"{error.message}{hint}", ctx) from None

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, bytes_of, flag, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.cli.written import mapped
+from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.page.plan import plan_page
 from glft_schema.display import aligned, percent, size_text
 from glft_schema.errors import OptionError

@@ -22,11 +22,12 @@ from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, re
 from glft_schema.checks.roles import check_fit
 from glft_schema.checks.rules import ALL_SETS, report
 from glft_schema.checks.values import INCOMPLETE, UNKNOWN, Oddity, check_values
-from glft_schema.cli.compare import errors_data
-from glft_schema.cli.inspect import as_json_value, gaps_text
+from glft_schema.cli.inspect import gaps_text
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
 from glft_schema.cli.terminal import FAILED, MAX_LINE, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
+from glft_schema.codec.typed_text import as_json_value
+from glft_schema.describe.comparisons import errors_data
 from glft_schema.display import aligned, counted, percent, wrapped
 from glft_schema.errors import Finding, OptionError, Repair, safe, shown
 from glft_schema.families.loader import BLOCK, LLAMA_CPP

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any
 
-from construct.expr import FuncPath
+from construct.expr import ExprMixin, FuncPath
 
 from glft_schema.codec.expressions import compiled, matches
 from glft_schema.codec.rules import Predicate
@@ -30,7 +30,8 @@ from glft_schema.errors import alternatives, shown
 
 def equals(value: Any, *, show: Callable[[Any], str] = shown) -> Predicate:
     """Returns the predicate of values equal to `value`."""
-    return Predicate(show(value), lambda of: of == value, show=show)
+    text = show(value).replace("_(", "(") if isinstance(value, ExprMixin) else show(value)  # construct writes len_(this.x)
+    return Predicate(text, lambda of: of == value, show=show)
 
 
 def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = shown) -> Predicate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from glft_schema.codec.arrays import StoredNumbers
 from glft_schema.codec.numbers import Number
-from glft_schema.codec.typed_values import Array, StoredValue, Typed, ValueType, as_stored, as_typed
+from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, Typed, ValueType, as_stored, as_typed
 from glft_schema.display import displayed
 from glft_schema.errors import FormatError, shown
 
@@ -123,3 +124,21 @@ def _from_json(value: Any, type_: ValueType, path: str) -> Any:
             raise FormatError(f"expected a {type_.name}, a number or its bits in hex, found {shown(value)}", path) from None
         return number
     return as_stored(value, type_, path)
+
+
+def entry_data(type_: str, value: Any, full: bool = False) -> dict[str, Any]:
+    """Returns a typed value as JSON data; a long array abbreviated unless `full`."""
+    if type_.startswith(ARRAY) and len(value) > FIRST and not full:
+        return {"type": type_, "length": len(value), "first": as_json_value(value[:FIRST])}
+    return {"type": type_, "value": as_json_value(value)}
+
+
+def as_json_value(value: Any) -> Any:
+    """Returns a value as JSON data; bytes, NaN and infinities as text."""
+    if isinstance(value, bytes):
+        return value.decode("ascii", "backslashreplace")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
+        return [as_json_value(element) for element in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    return value

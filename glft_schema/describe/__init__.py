@@ -6,8 +6,10 @@ from __future__ import annotations
 from glft_schema.describe import nodes
 from glft_schema.describe.as_json import as_data
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
+from glft_schema.describe.comparisons import comparison_data
 from glft_schema.describe.languages import write
 from glft_schema.describe.nodes import Field, Schema, StructOf, TypeOf
+from glft_schema.describe.page.comparison import comparison_page
 from glft_schema.describe.page.render import page
 from glft_schema.describe.schema import node_of, schema_of
 from glft_schema.files.byte_counts import byte_counts
@@ -23,6 +25,8 @@ __all__ = [
     "byte_counts",
     "byte_map",
     "byte_map_of",
+    "comparison_data",
+    "comparison_page",
     "node_of",
     "nodes",
     "page",

@@ -118,10 +118,8 @@ class StorageWriter(Writer):
         return replace(plan, storage_data=[item.index.fqn for item in plan.items])
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Plans the file on rank 0, which notes the parts that ranks hold."""
+        """Notes the parts that ranks hold, on rank 0."""
         self._entries = entries_of(plans)
-        with ExitStack() as opened:
-            self._planned(_tensors_of(self._entries), Remote(), {}, opened)  # raises what cannot be stored
         return [replace(plan, storage_data=None) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -146,9 +144,12 @@ class StorageWriter(Writer):
     def _planned(self, tensors: Tensors, remote: Remote, ties: Mapping[str, str], opened: ExitStack) -> FilePlan:
         """Returns the plan of the file, with tensors that `remote` reads."""
         lazy = {name: remote.tensor(name, shape, dtype) for name, (shape, dtype) in tensors.items()}
+        target = target_format(self.path, self._options.get("format"))
         if self._like is None:
             stored = {name: replace(tensor, identity=ties.get(name)) for name, tensor in lazy.items()}
-            return plan_file(stored, target_format(self.path, self._options.get("format")), self._metadata, self._options)
+            return plan_file(stored, target, self._metadata, self._options)
+        if target is not WITH_TYPES:
+            raise OptionError(f"expected {WITH_TYPES.name} as the output for like, found {target.name}")
         checkpoint = by_example(lazy, opened.enter_context(open(self._like)))
         if self._recipe is None:
             own: ConvertOptions = {**self._options, "metadata": self._metadata, "measure": False}  # type: ignore[typeddict-item]

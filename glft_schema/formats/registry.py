@@ -95,9 +95,10 @@ def format_of(source: Source) -> Format:
     if format:
         return format
     expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
-    other = f", the start of {about}" if about else ""
-    found = start[: max(len(magic) for format in FORMATS for magic in format.magics)]
-    raise FormatError(f"expected {alternatives(expected)}, found {found!r}{other or OWN}", MAGIC, 0, file=source.name)
+    found, path = start[: max(len(magic) for format in FORMATS for magic in format.magics)], Path(source.name)
+    other = f", the start of {about}" if about else OWN
+    hint = f"; give its folder, {str(path.parent)!r}" if path.name == "config.json" else other
+    raise FormatError(f"expected {alternatives(expected)}, found {found!r}{hint}", MAGIC, 0, file=source.name)
 
 
 def format_named(name: object) -> Format:
@@ -135,6 +136,8 @@ def target_format(path: StrPath, name: str | None) -> Format:
     if format is None:
         known = ", ".join(endings())
         hint = suggestion(Path(path_text(path)).suffix, endings())
+        if not Path(path_text(path)).suffix:
+            hint = f"; convert writes a Hugging Face folder to {path_text(path)}/"
         raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}{hint}")
     return format
 

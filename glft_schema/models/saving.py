@@ -19,9 +19,10 @@ from glft_schema.files.file import File
 from glft_schema.formats.registry import WITH_TYPES, format_with
 from glft_schema.lazy import torch
 from glft_schema.models.loading import family_of
+from glft_schema.nn.loading import are_equal
 from glft_schema.nn.saving import stored_tensors
 from glft_schema.storage.source import StrPath, path_text
-from glft_schema.tensors.stored_tensor import StoredTensor
+from glft_schema.tensors.stored_tensor import Slices, StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.convert import convert
 from glft_schema.weights.payloads import WrittenTensor
@@ -100,10 +101,8 @@ def by_example(tensors: Mapping[str, StoredTensor], file: File, family: Family |
         raise OptionError(f"expected a GGUF model of {expected} as the example, found {donor.arch}")
     config = config_of(donor.metadata, family.keys, family.arch)
     found = gguf_tensors(tensors, replace(family, generated=lambda config: {}), config)  # of the example, instead
-    if OUTPUT not in file.tensors:
-        output = found.pop(OUTPUT, None)  # tied to the token embedding
-        if output and not _are_equal(output, found[EMBEDDING]):
-            raise TensorError("expected the values of the token embedding, to which it is tied in the example", OUTPUT)
+    if OUTPUT in found and OUTPUT not in file.tensors:
+        found[EMBEDDING] = _tied(found[EMBEDDING], found.pop(OUTPUT))
     stored = dict[str, StoredTensor]()
     for name, tensor in donor.completed(found).items():
         own = file.tensors[name]
@@ -113,11 +112,28 @@ def by_example(tensors: Mapping[str, StoredTensor], file: File, family: Family |
     return Checkpoint(stored, donor.metadata, None, family.arch, file)
 
 
-def _are_equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """Returns whether two tensors have the same values, or the same bytes of one type."""
-    if one.packed and other.packed and one.packed.dtype == other.packed.dtype:
-        return torch.equal(one.packed.packed(), other.packed.packed())
-    return torch.equal(one.load(), other.load())
+def _tied(embedding: StoredTensor, output: StoredTensor) -> StoredTensor:
+    """Returns the token embedding of a model whose output must have the same values.
+
+    Raises TensorError if they differ: at once if one is packed, otherwise when values are read,
+    because other ranks may hold them.
+    """
+
+    def check(is_equal: bool) -> None:
+        if not is_equal:
+            raise TensorError("expected the values of the token embedding, to which it is tied in the example", OUTPUT)
+
+    def read(index: Slices) -> torch.Tensor:
+        values, others = embedding.part(index), output.part(index)
+        check(values.is_meta or torch.equal(values, others))
+        return values
+
+    check(embedding.shape == output.shape)
+    if embedding.packed or output.packed:
+        check(are_equal(embedding, output))
+        return embedding
+    whole = tuple(slice(0, size) for size in embedding.shape)
+    return replace(embedding, load=lambda: read(whole), read=read)
 
 
 def _transposed(model: Any, name: str, tensor: StoredTensor) -> StoredTensor | None:

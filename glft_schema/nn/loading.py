@@ -25,7 +25,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.upload import usable_device
 from glft_schema.words import suggestion
 
-LISTED = 5  # names in an error
+LISTED, LONGEST = 5, 400  # names in an error, characters of a part of it
 Renaming = Mapping[str, "str | None"] | Callable[[str], "str | None"]
 
 
@@ -228,11 +228,11 @@ def _misfits(module: nn.Module, place: _Place, found: Mapping[str, StoredTensor]
             yield f"{name}: expected {list(own.shape)}, found {list(tensor.shape)}"
         elif not own.dtype.is_floating_point and own.dtype != tensor.dtype:
             yield f"{name}: expected {own.dtype}, found {type_}"
-        elif tensor is not first and not _are_equal(tensor, first):
-            yield f"{name}: expected the values of {given[0]}, with which it is tied"
+        elif tensor is not first and not are_equal(tensor, first):
+            yield f"{name}: expected the values of {given[0]}, with which it is tied; names={{{name!r}: None}} leaves it out"
 
 
-def _are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
+def are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Tells whether two tensors have the same type and bytes."""
     one, two = tensor.file_tensor, other.file_tensor
     if one is not None and two is not None:
@@ -330,4 +330,4 @@ def _values(tensor: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
 def _listed(parts: Sequence[str], separator: str = ", ") -> str:
     """Joins the first parts, with the number of the others."""
     others = len(parts) - LISTED
-    return separator.join(map(safe, parts[:LISTED])) + (f" and {others} more" if others > 0 else "")
+    return separator.join(safe(part, LONGEST) for part in parts[:LISTED]) + (f" and {others} more" if others > 0 else "")

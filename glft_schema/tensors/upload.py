@@ -12,12 +12,15 @@ from functools import lru_cache
 from glft_schema.errors import OptionError, one_line, shown
 from glft_schema.lazy import torch
 
+FRAMEWORKS = ("pt", "pt2", "torch", "pytorch", "np", "numpy", "tf", "tensorflow", "flax", "jax", "mlx", "paddle")
 PIECE = 1 << 25  # bytes per buffer
 
 
 def usable_device(device: str | torch.device) -> torch.device:
     """Returns a device. Raises OptionError if there is none of the name, or torch cannot use it."""
     problem = f"expected a device that torch can use here, such as 'cpu', found {shown(device)}"
+    if device in FRAMEWORKS:
+        raise OptionError(f"{problem}, which is a framework of safetensors' safe_open: leave it out")
     if not isinstance(device, (str, int, torch.device)):
         raise OptionError(problem)
     try:

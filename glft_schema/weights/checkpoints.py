@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import ByName
-from glft_schema.errors import OptionError
+from glft_schema.errors import MetadataWarning, OptionError, safe
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.converter import Converter
 from glft_schema.families.donors import Donor
@@ -108,6 +109,9 @@ def open_with_metadata(
     if not isinstance(source, Checkpoint) and not are_weights:
         family = declared_family(folder) if folder and like is not None else None
         refuse_composite(checkpoint.tensors, source, as_stored is False and like is None, family)
+        if folder is None and target is WITH_TYPES and like is None and is_model_folder(parent := Path(source).parent):
+            problem = "names are kept, and no metadata are added; give the folder for those of GGUF"
+            warnings.warn(f"{safe(str(source), 1000)}: {problem}: {str(parent)!r}", MetadataWarning, stacklevel=4)
     return checkpoint if like is None else _by_example(checkpoint, target, Donor.of(open_container(like)), folder)
 
 

@@ -86,7 +86,12 @@ def check_dense(name: str, tensor: Any) -> None:
         raise TensorError(f"expected {expected}, found {shown(tensor)}{hint}", name)
     if not is_dense(tensor):
         kind = "meta" if tensor.is_meta else str(tensor.layout)
-        raise TensorError(f"expected a dense tensor with values in memory, found a {type(tensor).__name__} ({kind})", name)
+        hint = (
+            ": StorageWriter saves it, see docs/scale.md, or save its full_tensor()" if hasattr(tensor, "full_tensor") else ""
+        )
+        raise TensorError(
+            f"expected a dense tensor with values in memory, found a {type(tensor).__name__} ({kind}){hint}", name
+        )
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -97,4 +102,4 @@ def is_dense(tensor: torch.Tensor) -> bool:
         tensor.data_ptr()
     except (RuntimeError, ValueError):  # wrapper tensors have no storage
         return False
-    return True
+    return not hasattr(tensor, "full_tensor")  # of a DTensor

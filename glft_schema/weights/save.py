@@ -181,7 +181,8 @@ def plan_file(
     given, alignment = options.get("rules"), options.get("alignment")
     asked = target.keeps_to if given is None else (given,) if isinstance(given, str) else tuple(given)
     rules = rule_sets(name for name in asked if name != LLAMA_CPP)
-    aliases = {} if set(rules).intersection(target.unshared_by) else _alias_tied(stored, choices)
+    tied = _alias_tied(stored, choices)
+    aliases = {} if set(rules).intersection(target.unshared_by) else tied
     payloads = payloads_of(choices, stored, options.get("progress"), options.get("measure", False))
     if target.alignment_key and alignment is not None:
         metadata = target.metadata.stating(metadata or {}, target.alignment_key, alignment)

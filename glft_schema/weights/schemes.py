@@ -43,6 +43,10 @@ class TypeChooser(Protocol):
         """Returns a type for each tensor, in the new file's order. Raises as `choose_types`."""
 
 
+PACKED = (
+    "expected weights, found bytes (uint8). Packed weights lose their type in copies and by torch.save: save "
+    "module.state_dict() itself, or load the bytes into the module first; a scheme such as i16 stores them as integers"
+)
 MEASURE = "; to measure one: glft imatrix MODEL TEXT -o FILE"
 
 
@@ -212,6 +216,8 @@ def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], not
         raise TensorError("no type stores float64 exactly; to round it, select a type such as f32 by a scheme", name)
     if is_float(tensor.dtype):
         return types["F32"], "; ".join([*notes, f"{tensor.dtype} widened to F32 (lossless)"])
+    if tensor.dtype == torch.uint8 and len(tensor.shape) > 1 and name.rpartition(".")[2] == "weight":
+        raise TensorError(PACKED, name)
     for type_ in types if tensor.dtype in (torch.bool, torch.uint8) else ():
         if type_.is_integer and torch.promote_types(type_.dtype, tensor.dtype) == type_.dtype:
             return type_, "; ".join([*notes, f"{tensor.dtype} widened to {type_}, exactly"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 import glft_schema as glft
+from tests.families.tiny_folders import make_folder
 from tests.tools.command_line import assert_refused, in_this_process
 
 
@@ -54,6 +56,23 @@ def test_a_missing_or_extra_output(model: Path) -> None:
     extra = in_this_process("merge", "part-1.gguf", "part-2.gguf", "out.gguf").stderr
     assert extra.endswith("unexpected extra argument (out.gguf); give only the first file of the set\n")
     assert "argument:" not in in_this_process("convert", model, "-q", "out").stderr
+    for wrong in (["Q8_0"], ["--type", "q8_0"], ["--outtype", "q8_0"]):
+        refused = in_this_process("convert", model, "out.gguf", *wrong).stderr
+        assert refused.endswith("; types are chosen by --scheme TYPE, or by glft quantize IN OUT TYPE\n")
+
+
+def test_folders_of_models(model: Path, tmp_path: Path) -> None:
+    """As an output without its slash, and as an input by one of its files."""
+    refused = in_this_process("convert", model, tmp_path / "back").stderr
+    assert refused.endswith(f"found '{tmp_path}/back'; convert writes a Hugging Face folder to {tmp_path}/back/\n")
+    assert "folder to" not in in_this_process("convert", model, tmp_path / "back.bin").stderr
+    folder = make_folder(tmp_path, "tiny-bert")
+    done = in_this_process("convert", folder / "config.json", tmp_path / "out.gguf")
+    assert_refused(done, f"; give its folder, '{folder}' (at byte 0)\n")
+    hint = f"names are kept, and no metadata are added; give the folder for those of GGUF: '{folder}'"
+    with pytest.warns(glft.MetadataWarning, match=re.escape(f"{folder}/model.safetensors: {hint}")):
+        assert in_this_process("convert", folder / "model.safetensors", tmp_path / "out.gguf").returncode == 0
+    assert in_this_process("convert", folder / "model.safetensors", tmp_path / "out.glft").stderr == ""
 
 
 def test_prefixes_and_patterns_of_tensors(tmp_path: Path) -> None:

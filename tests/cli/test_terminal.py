@@ -42,7 +42,8 @@ def test_tables_fit_the_columns_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     for columns in ("30", "1"):
         monkeypatch.setenv("COLUMNS", columns)
         assert aligned(rows, right=1)[1] == "  a.rather.l...name.weight  1,000"
-    assert aligned([("a", "b", "c", "d", "e", "f")], right=2) == ["  a  b  c  d"]
+    lines = aligned([("a", "b", "c", "d", "e", "f")], right=2)
+    assert (lines[0], " ".join(" ".join(lines[1:]).split())) == ("  a  b  c  d", "left out: e, f; a pipe has all columns")
 
 
 def test_names_are_whole_if_stdout_is_no_terminal(model: Path) -> None:
@@ -75,6 +76,8 @@ def test_states_are_coloured_on_a_terminal(model: Path) -> None:
     words = re.findall(r"\x1b\[(\d+)m(\w+)\x1b\[0m  ", done.stdout)
     assert words == [("33", "changed"), ("32", "added"), ("31", "removed"), ("33", "changed")]
     assert "\x1b" not in in_this_process("compare", model, other).stdout
+    narrow = " ".join(on_a_terminal("compare", model, other, COLUMNS="62").stdout.split())
+    assert "left out: relative, SNR, cosine, worst row, its error; a pipe has all columns" in narrow
 
 
 def test_jobs_end_with_what_was_written_and_the_next_command(model: Path, tmp_path: Path) -> None:

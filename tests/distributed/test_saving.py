@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.distributed import checkpoint
 from torch.distributed.tensor import Replicate, Shard
 
 import glft_schema as glft
@@ -16,8 +17,10 @@ from glft_schema.distributed import StorageWriter
 from glft_schema.models.loading import load_model
 from tests.distributed import models, tensors
 from tests.distributed.test_loading import MESHES, TYPES
+from tests.docs.test_docs import ROOT, blocks
 from tests.families.tiny_folders import make_folder
 from tests.oracles.llama_model import LlamaModel
+from tests.tools import launch
 from tests.tools.depth import FULL, some_by_default
 from tests.tools.launch import left_in
 from tests.tools.ranks import RankError, run
@@ -85,6 +88,32 @@ def test_models_of_transformers(how: str, ranks: int, tmp_path: Path) -> None:
         assert np.abs(oracle.logits(tokens) - own).max() < 0.02 * np.abs(own).max()
 
 
+@pytest.mark.long
+def test_the_program_of_the_page(tmp_path: Path) -> None:
+    """A model with a tied output, of which the state dict has two tensors with equal values."""
+    pytest.importorskip("transformers")
+    glft.quantize(make_folder(tmp_path, "tiny-qwen2"), tmp_path / "model.gguf", "F32")
+    (program,) = (block for block in blocks(ROOT / "docs" / "scale.md", "python") if block.startswith("# shards.py"))
+    for code, _, error in launch.run(2, [program], module="-c", folder=tmp_path):
+        assert code == 0, error
+    assert (tmp_path / "saved.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
+    glft.quantize(tmp_path / "model.gguf", tmp_path / "alone.gguf", "Q8_0")
+    with glft.open(tmp_path / "q8_0.gguf") as found, glft.open(tmp_path / "alone.gguf") as expected:
+        assert {name: t.raw for name, t in found.tensors.items()} == {name: t.raw for name, t in expected.tensors.items()}
+
+
+def test_a_tied_output_that_ranks_have_changed(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    path, out = tmp_path / "model.gguf", tmp_path / "out.gguf"
+    glft.quantize(make_folder(tmp_path, "tiny-qwen2"), path, "F32")
+    state = dict(load_model(path).state_dict())
+    state["lm_head.weight"] = state["lm_head.weight"] * 2
+    with pytest.raises(RankError) as raised:
+        run(2, tensors.save_state, out, state, {"like": path})
+    assert str(raised.value).count("'output.weight': expected the values of the token embedding, to which it is tied") >= 2
+    assert not out.exists()
+
+
 def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
     weight = torch.randn(8, 64)
     state = {"a": weight, "b": weight, "c": weight.clone()}
@@ -102,6 +131,8 @@ def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
         ({"w": torch.zeros(3)}, {"schemes": {"none": "q8_0"}}, "none"),
         ({"w": torch.zeros(2, 33)}, {"schemes": {"w": "q4_k"}}, "tensor 'w': cannot be stored as q4_k"),
         ({"w": torch.zeros(2, 3)}, {"like": "none.gguf"}, "No such file or directory"),
+        ({"w": torch.zeros(2, 3)}, {"format": "none"}, "expected GLFT, GGUF or safetensors, found 'none'"),
+        ({"w": torch.zeros(2, 3)}, {"format": "glft", "like": "x"}, "expected GGUF as the output for like, found GLFT"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_on_all_ranks(
@@ -155,9 +186,21 @@ def test_options_that_exclude_each_other() -> None:
     assert writer.path == "other.gguf"
 
 
-def test_a_single_process_without_a_group(tmp_path: Path) -> None:
-    from torch.distributed import checkpoint
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_an_ending_of_no_format(tmp_path: Path) -> None:
+    with pytest.raises(checkpoint.CheckpointException, match=r"that ends in \.glft, .*, found '.*/out\.pt'"):
+        checkpoint.save({"w": torch.ones(2)}, storage_writer=StorageWriter(tmp_path / "out.pt"))
+    assert left_in(tmp_path) == set()
+    assert not (tmp_path / "out.pt").exists()
 
+
+def test_shards_are_no_tensors_of_save_file(tmp_path: Path) -> None:
+    hint = r"StorageWriter saves it, see docs/scale.md, or save its full_tensor\(\)"
+    with pytest.raises(RankError, match=rf"'w': .*, found a DTensor \(torch.strided\): {hint}"):
+        run(1, tensors.save_file_of_shards, tmp_path / "out.gguf")
+
+
+def test_a_single_process_without_a_group(tmp_path: Path) -> None:
     glft.save_file(tensors.example(), tmp_path / "alone.gguf")
     with pytest.warns(UserWarning, match="torch.distributed"):
         checkpoint.save(tensors.example(), storage_writer=StorageWriter(tmp_path / "out.gguf"))

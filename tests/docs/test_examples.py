@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -20,11 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 
 import glft_schema
 from glft_schema.cli.commands import COMMANDS
+from tests.docs.test_docs import blocks
 from tests.oracles.kaitai_readers import installed
 from tests.oracles.llama_model import LlamaModel
 from tests.tools import forked
@@ -234,6 +237,51 @@ def comparing(session: Session) -> None:
     assert first.startswith("False A and B hold the same weights, quantized differently: signal-to-noise ratio 4")
     assert change == "toy.version changed uint32 1 uint32 2"
     assert re.fullmatch(r"w retyped 4\d dB \(\d,\)", tensor)
+    printed = in_this_process("compare", "model.gguf", "quantized.gguf", "--html", "printed.html")
+    of_files = json.loads(in_this_process("compare", "model.gguf", "quantized.gguf", "--json").stdout)
+    assert json.loads(Path("comparison.json").read_text()) == {k: v for k, v in of_files.items() if k not in ("a", "b")}
+    page = Path("comparison.html").read_text()
+    assert "A and B hold the same weights, quantized differently" in page
+    about = re.compile(r"<p>(in (float32|Q8_0)|toy, 259 parameters[^<]*)</p>")
+    assert about.sub("", page) == about.sub("", Path("printed.html").read_text())
+    assert printed.returncode == 1
+
+
+@checks("lab.md: The lab")
+def own_model_in_the_lab(session: Session) -> None:
+    with glft_schema.open("model.gguf-lite") as file:
+        types = {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+    assert types == {"0.weight": "q8_per_channel", "1.weight": "q4_per_group_64", "1.bias": "f32"}
+
+
+@checks("coming-from.md: Coming from other tools")
+def from_gguf_py(session: Session) -> None:
+    weights = session.names["tensors"]["blk.0.attn_q.weight"].numpy()
+    assert session.names["packed"].numpy().tobytes() == gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q8_0).tobytes()
+    fields = gguf.GGUFReader("keys.gguf").fields
+    assert [fields[key].types for key in ("toy.seed", "toy.sizes")] == [
+        [gguf.GGUFValueType.UINT64],
+        [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.INT32],
+    ]
+    assert Path("copy.gguf").read_bytes() == Path("model-f16.gguf").read_bytes()
+
+
+@checks("fuzzing.md: Files for other readers")
+def other_readers(session: Session) -> None:
+    """The program finds no other values in gguf-py's, and finds the faults of worse readers."""
+    lines = session.outputs[""].splitlines()
+    assert [line for line in lines if not re.search(r"\.gguf (refused: |no result in 10 s|read, although )", line)] == []
+    (program,) = (block for block in blocks(ROOT / "docs" / "fuzzing.md", "python") if "def differences(" in block)
+    head, loop = program.split("signal.signal(")
+    one_more = head.replace("tensor.tensor_type)", "tensor.tensor_type) + 1")
+    for reader, fault in (
+        (one_more, "found other values"),
+        (f"{head}def read(path):\n    return {{}}\n", "found the shape None"),
+    ):
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(f"{reader}signal.signal({loop}", {})
+        assert fault in out.getvalue()
+    assert "read, although" in out.getvalue()
 
 
 @checks("adding-a-format.md: Metadata with types")

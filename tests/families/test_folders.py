@@ -206,6 +206,21 @@ def test_quantizes_as_the_float32_file(tmp_path: Path) -> None:
     assert (tmp_path / "tiny-llama.q4.gguf").read_bytes() == expected == (tmp_path / "cli.gguf").read_bytes()
 
 
+@pytest.mark.parametrize(("name", "tensor"), [("tiny-gpt2", "position_embd"), ("tiny-mixtral", "blk.0.ffn_gate_inp")])
+def test_schemes_apply_to_matrices_that_quantize_leaves(name: str, tensor: str, tmp_path: Path) -> None:
+    """Position embeddings and the router of experts, which llama.cpp runs in either type."""
+    folder, out = make_folder(tmp_path, name), tmp_path / "out.gguf"
+    for write, type_ in (
+        (lambda: glft.quantize(folder, out, "Q8_0"), "F32"),
+        (lambda: glft.convert(folder, out, schemes={"*": "q8_0"}), "Q8_0"),
+        (lambda: glft.convert(folder, out, schemes={"*": "q8_0", f"{tensor}.weight": "f32"}), "F32"),
+    ):
+        write()
+        with glft.open(out) as file, LlamaModel(out) as model:
+            assert file.tensors[f"{tensor}.weight"].dtype.name == type_
+            assert math.isfinite(model.logits([1, 2, 3]).sum())
+
+
 def test_other_targets_keep_names(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama", shards=2)
     assert "model.norm.weight" in {tensor.name for tensor in glft.convert(folder, tmp_path / "out.glft")}
@@ -247,6 +262,12 @@ def test_pooling_there_and_back(flag: str, tmp_path: Path, monkeypatch: pytest.M
     assert [name for name, value in pooling.items() if value] == [flag]
     bert = BY_ARCH["bert"]
     assert pooling_keys(tmp_path / "back", bert) == pooling_keys(folder, bert) != {}
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
+    (folder / "README.md").write_text("A model.")
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path / 'again'}/")
+    files = [{path.name for path in made.iterdir()} for made in (tmp_path / "back", tmp_path / "again")]
+    assert files == [{"config.json", "model.safetensors", "modules.json", "1_Pooling", "metadata.gguf"}] * 2
 
 
 def with_pooling(folder: Path, flags: dict[str, Any]) -> Path:

@@ -27,6 +27,7 @@ USES: dict[str, Callable[[Path, Any], Any]] = {
 }
 DEVICES = {
     "nonsense": ": Expected one of cpu, ",
+    "pt": ", which is a framework of safetensors' safe_open: leave it out$",
     "privateuseone": ": ",
     "cuda:x": ": Invalid device string: 'cuda:x'",
     7.5: "$",

@@ -250,7 +250,7 @@ def test_a_row_with_the_size_of_its_payload(tmp_path: Path) -> None:
         assert "nbytes" not in file["rows"][0]
         assert Container.build(file) == stored
         at = stored.index((12).to_bytes(8, "little"))
-        with pytest.raises(FormatError, match=r"^rows -> 0 -> nbytes: expected nbytes_of_payload.*, found 13 "):
+        with pytest.raises(FormatError, match=r"^rows -> 0 -> nbytes: expected nbytes_of_payload\(this\), found 13 "):
             Container.parse(stored[:at] + b"\x0d" + stored[at + 1 :])
 
 

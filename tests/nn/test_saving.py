@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -58,3 +59,33 @@ def test_values_that_are_not_in_memory() -> None:
     module = nn.Sequential(glft.nn.Linear(64, 64, "Q8_0", device="meta"))
     with pytest.raises(glft.TensorError, match=r"expected a dense tensor with values in memory, found a Tensor \(meta\)"):
         glft.nn.stored_tensors(module)
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_packed_weights_without_their_type_are_refused(ending: str, tmp_path: Path) -> None:
+    """Copies, and files of others, have the bytes alone. A format with u8 stores them unchanged."""
+    module, path, out = nn.Sequential(glft.nn.Linear(64, 4, "Q8_0")), tmp_path / f"m.{ending}", tmp_path / "m.gguf"
+    module[0].weight.copy_(torch.randint(0, 60, (4, 68), dtype=torch.uint8))
+    state = module.state_dict()
+    if ending == "pt":
+        torch.save(state, path)
+    else:
+        safetensors.torch.save_file(state, path)
+    copied, message = (
+        {name: tensor.clone() for name, tensor in state.items()},
+        "tensor '0.weight': expected weights, found bytes",
+    )
+    for given in (copied, glft.load_file(path) if ending == "safetensors" else torch.load(path)):
+        with pytest.raises(glft.TensorError, match=rf"^{message} \(uint8\).*: save module.state_dict\(\) itself"):
+            glft.save_file(given, out)
+    with pytest.raises(glft.TensorError, match=message):
+        glft.convert(path, out)
+    assert not out.exists()
+    glft.convert(path, tmp_path / "same.safetensors")
+    assert torch.equal(glft.load_file(tmp_path / "same.safetensors")["0.weight"], state["0.weight"])
+    glft.save_file(copied, out, schemes={"*": "i16"})
+    assert torch.equal(glft.load_file(out)["0.weight"], state["0.weight"].short())
+    again = nn.Sequential(glft.nn.Linear(64, 4, "Q8_0"))
+    again.load_state_dict(copied)
+    glft.save_file(again.state_dict(), out)
+    assert torch.equal(glft.load_file(out)["0.weight"], module[0].dequantize())

@@ -29,6 +29,8 @@ def start(
     environment: Mapping[int, Mapping[str, str]] | None = None,
     most_bytes: Mapping[int, int] | None = None,
     timeout: int = TIMEOUT,
+    module: str = "glft_schema.distributed",
+    folder: Path | None = None,
 ) -> list[Forked]:
     """Starts all ranks, which find each other by the environment.
 
@@ -39,17 +41,20 @@ def start(
         environment: variables of some ranks.
         most_bytes: size of files above which writes of some ranks fail.
         timeout: of the command line.
+        module: as `Forked`; a program has no timeout.
+        folder: the working directory.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = []
     for rank in range(ranks):
-        own = ("--timeout", timeout, *(of_rank or {}).get(rank, arguments))
+        own = [] if module == "-c" else ["--timeout", timeout]
+        own += (of_rank or {}).get(rank, arguments)
         variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(ranks)}
         variables |= {"OMP_NUM_THREADS": "1", **(environment or {}).get(rank, {})}
         most = (most_bytes or {}).get(rank)
-        processes.append(Forked("glft_schema.distributed", *own, environment=variables, most_bytes=most))
+        processes.append(Forked(module, *own, environment=variables, most_bytes=most, folder=folder))
     return processes
 
 

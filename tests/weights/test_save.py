@@ -24,6 +24,7 @@ from glft_schema import (
     TiedWarning,
     convert,
     load_file,
+    load_into,
     quantize,
     save_file,
 )
@@ -194,6 +195,20 @@ def test_tied_tensors_of_different_types_are_warned_of(path: Path) -> None:
         written = save_file({"a": base, "b": base, "c": base}, path, schemes={"a": Q8, "b": Q4, "c": Q4})
     assert [tensor.alias_of for tensor in written] == [None, None, "b"]
     assert written[1].note == "tied to 'a', which has a different type, so it is stored separately"
+
+
+def test_tied_tensors_of_different_types_in_gguf(tmp_path: Path) -> None:
+    """Its tensors never share a payload. Those of one type are equal, so there is no warning."""
+    module = torch.nn.ModuleDict({"embed": torch.nn.Embedding(20, 256), "head": torch.nn.Linear(256, 20, bias=False)})
+    module["head"].weight = module["embed"].weight
+    with pytest.warns(TiedWarning, match="tensor 'head.weight' is tied to 'embed.weight', which has a different type"):
+        written = save_file(module.state_dict(), tmp_path / "two.gguf", schemes={"embed.weight": "q8_0", "head.weight": "q4_k"})
+    assert [tensor.alias_of for tensor in written] == [None, None]
+    with pytest.raises(OptionError, match=re.escape("with which it is tied; names={'head.weight': None} leaves it out")):
+        load_into(module, tmp_path / "two.gguf", packed=True)
+    load_into(module, tmp_path / "two.gguf", packed=True, names={"head.weight": None})
+    assert module["head"].weight_type.name == "Q8_0"
+    save_file(module.state_dict(), tmp_path / "one.gguf")
 
 
 def test_the_labs_two_functions(path: Path) -> None:

@@ -10,6 +10,7 @@ from itertools import islice
 
 from glft_schema.checks.compare import Comparison
 from glft_schema.codec.typed_values import Typed
+from glft_schema.describe.comparisons import metadata_rows, tensor_rows
 from glft_schema.describe.page.frame import rendered
 from glft_schema.describe.page.text import visible
 
@@ -23,29 +24,28 @@ TAG_OR_LINE_END = re.compile(r"\n|(?<=[%}]})(?=.)")
 
 def comparison_page(
     comparison: Comparison,
-    files: Sequence[tuple[str, str]],
-    summary: Sequence[str],
-    metadata: Sequence[Sequence[str]],
-    tensors: Sequence[Sequence[str]],
+    files: Sequence[tuple[str, str]] = (("A", ""), ("B", "")),
+    *,
+    more: Sequence[str] = (),
 ) -> str:
-    """Returns a page: the summary, tensors and metadata that differ, changed texts line by line.
+    """Returns an HTML page: the summary, tensors and metadata that differ, changed texts line by
+    line.
 
     Args:
         comparison: of A and B.
         files: the name of each, and a line about it.
-        summary: sentences.
-        metadata: a head, and a row of texts for each change: its key, its state, both values.
-        tensors: a head, and a row of texts for each that differs: its name, its state.
+        more: sentences below the summary.
     """
+    tensors = tensor_rows(comparison.differing)
     errors = [tensor.errors.relative if tensor.errors else 0.0 for tensor in comparison.differing]
     largest = max(filter(math.isfinite, errors), default=0.0) or 1.0
     texts = {
         "name": visible(" and ".join(name for name, _ in files)),
         "files": [(visible(name), visible(about)) for name, about in files],
-        "summary": summary,
+        "summary": [*comparison.summary, *more],
         "tensors": tensors,
         "bars": [f"{100 * min(error / largest, 1.0):.4g}" for error in errors],
-        "metadata": metadata,
+        "metadata": metadata_rows(comparison.metadata),
         "most": MOST,
         "diffs": list(_diffs(comparison)),
     }
