@@ -60,8 +60,9 @@ class Parameters(Context):
             parse that locates an error.
         objects: the number of rows and arrays so far, which the limit ``objects`` counts.
         findings: collects broken rules that not every reader enforces; only set if requested.
+        positions: the first byte of each field by path, filled by building; only set if requested.
         rules: the rule sets that building enforces in addition to required rules.
-        forging: rules are not checked while building, to make bad files.
+        forging: building makes bad files: it takes any count, and only checks rules for `findings`.
         dims: in a tensor's payload, its sizes in torch's order. ``out`` and ``in``: the matrix's.
     """
 
@@ -74,6 +75,7 @@ class Parameters(Context):
     starts: dict[str, array[int]]
     objects: int
     findings: list[Finding]
+    positions: dict[str, int]
     rules: tuple[str, ...]
     forging: bool
     dims: list[int]

@@ -50,12 +50,14 @@ class Check(construct.Construct):
         advice: what to do if building refuses, at the end of the error; or an empty string.
         example: a metadata key to which it applies, if it applies to few; or an empty string.
         broken_by: values of its field that break it.
+        error: the error of a reader that enforces it.
     """
 
     expected = ""
     advice = ""
     example = ""
     broken_by: tuple[Any, ...] = ()
+    error: type[FormatError] = FormatError
 
     def __init__(self, id: str, field: str, sets: str | Iterable[str] = RULE_SETS, building: bool = True) -> None:
         super().__init__()
@@ -104,7 +106,8 @@ class Check(construct.Construct):
             self.check(context, path)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> None:
-        if self.is_needed(context):
+        params = context["_params"]
+        if "findings" in params or (self.is_needed(context) and not params.get("forging", False)):
             self.check(context, path)
 
     def _sizeof(self, context: Context, path: str) -> int:
@@ -152,8 +155,6 @@ class Rule(Check):
         condition: what must hold if the rule applies: an expression.
     """
 
-    error: type[FormatError] = FormatError
-
     def __init__(
         self,
         id: str,
@@ -170,7 +171,7 @@ class Rule(Check):
         self.advice = advice
         if not isinstance(must, Predicate):
             raise TypeError(f"{id}: expected a predicate such as equals(3), found {shown(must)}")
-        self.must = must
+        self.must, self.broken_by = must, must.broken_by
         self.when = when
         self.condition = must.on(of)
         self.expected = must.text + _in_words(when)

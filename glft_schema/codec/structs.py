@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from operator import index
 from types import NoneType
 from typing import Any, SupportsIndex
@@ -25,6 +25,7 @@ from glft_schema.codec.expressions import compiled, field_path
 from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, inner_reader
 from glft_schema.codec.records import Record, record_class
 from glft_schema.codec.rules import Check
+from glft_schema.codec.trace import without_root
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.storage.cursor import bytes_left
 from glft_schema.storage.tensor_bytes import write_all
@@ -48,17 +49,14 @@ class Forged:
         construct: builds it.
         value: the argument of `construct`.
         seen: the value that other fields see.
-        start: its first byte in the stream, once built.
     """
 
     construct: construct.Construct
     value: Any
     seen: Any
-    start: int | None = None
 
     def build(self, stream: Any, context: Context, path: str) -> Any:
         """Writes the value, and returns the one that other fields see."""
-        self.start = stream.tell()
         self.construct._build(self.value, stream, context, path)
         return self.seen
 
@@ -68,8 +66,7 @@ class Struct(Interpreted, construct.Struct):
 
     Each rule is checked right after the last field that it needs.
 
-    Parses into a `Record`, builds from any mapping. Size: that of its fields. With ``forging``, a
-    parameter of the container, building checks no rules, to make bad files.
+    Parses into a `Record`, builds from any mapping. Size: that of its fields.
 
     Attributes:
         title: its name in descriptions; by default the name of its field.
@@ -154,16 +151,18 @@ class Struct(Interpreted, construct.Struct):
             names = f"the fields {', '.join(self._names())}" if self._names() else "no fields"
             raise FormatError(f"expected {names}, found {shown(unknown[0])}", path)
         context.update({name: value.seen if isinstance(value, Forged) else value for name, value in obj.items()})
-        forging = context._params.get("forging", False)
+        positions = context._params.get("positions")
         for field in self.subcons:
-            if forging and isinstance(field, Check):
-                continue
             if field.name and field.name not in obj and not field.flagbuildnone:
                 raise FormatError(f"expected a value for {field.name!r}, found none", path)
             value = obj.get(field.name)
+            if positions is not None and field.name:
+                positions[without_root(f"{path} -> {field.name}")] = stream.tell()
             try:
-                build = value.build if isinstance(value, Forged) else partial(field._build, value)
-                built = build(stream, context, path)
+                if isinstance(value, Forged):
+                    built = value.build(stream, context, f"{path} -> {field.name}")
+                else:
+                    built = field._build(value, stream, context, path)
             except construct.ConstructError as error:
                 error.path = error.path or f"{path} -> {field.name}"
                 raise
@@ -242,7 +241,8 @@ class Count(Interpreted, construct.Rebuild):
         return len(counted) if isinstance(counted, Sized) else index(counted) if isinstance(counted, SupportsIndex) else 0
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        counted = self.counted(context)
+        is_given = obj is not None and context._params.get("forging", False)
+        counted = obj if is_given else self.counted(context)
         if obj is not None and not (isinstance(obj, SupportsIndex) and obj == counted):
             raise FormatError(f"expected {counted} (computed from the other fields), found {shown(obj)}", path)
         return self.subcon._build(counted, stream, context, path)

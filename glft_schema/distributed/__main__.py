@@ -27,7 +27,6 @@ from glft_schema.distributed.ranks import TIMEOUT, Ranks, RanksError
 from glft_schema.distributed.writing import together
 from glft_schema.errors import OptionError, QuantizationWarning
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.folders import is_folder
 
 INPUTS = ("source", "like", "imatrix", "recipe", "tensor_type_file")  # arguments of the commands
 
@@ -88,8 +87,6 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
             ranks = Ranks.of_environment(context.find_root().params["timeout"])
             with _leaving(ranks), _speaking(ranks) as stderr, together(_inputs(arguments), ranks=ranks) as context.obj:
                 try:
-                    if arguments.get("format") is None and is_folder(arguments.get("output", "")):
-                        raise OptionError("expected a file as the output of several processes, found a folder")
                     command(**arguments)
                 except Exit as done:
                     if done.exit_code:

@@ -30,11 +30,10 @@ from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint, opened
 from glft_schema.weights.folders import is_folder, write_folder
-from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import FilePlan, WriteOptions, plan_file
-from glft_schema.weights.schemes import Chosen, TypeChooser, as_pairs, choose_types, file_type_of
+from glft_schema.weights.schemes import TypeChooser, as_pairs
 from glft_schema.weights.similar_keys import warn_of_slips
 from glft_schema.words import check_options
 
@@ -117,17 +116,13 @@ def plan_conversion(checkpoint: Checkpoint, target: Format, options: ConvertOpti
         options: those about opening the source are ignored.
     """
     entries, added, rules = checkpoint.own_metadata, options.get("metadata") or {}, options.get("rules")
-    schemes = options.get("schemes")
-    stored = with_importance(checkpoint.tensors, options.get("importance"))
+    schemes, states_type = options.get("schemes"), False if FILE_TYPE in added else None
     if target.has_typed_metadata:
-        if (schemes or checkpoint.donor) and not isinstance(schemes, TypeChooser):
+        if not isinstance(schemes, TypeChooser):
             asked = as_pairs(schemes or ())
-            types = [*_types_of(checkpoint.donor, stored, asked), *asked]
-            strict, again = options.get("strict", False), options.get("allow_requantize", False)
-            schemes = Chosen(choose_types(stored, types, target.types, target.keep_vectors, strict, again))
-            if asked and FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
-                code = file_type_of(schemes.choices, stored)
-                added = added if code is None else {**added, FILE_TYPE: code}
+            schemes = [*_types_of(checkpoint.donor, checkpoint.tensors, asked), *asked]
+            if asked and states_type is None and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
+                states_type = True
         model = checkpoint.file or checkpoint.donor
         if rules is None and not checkpoint.family and has_types(entries) and not keeps_to_rules(model, target):
             rules = ()
@@ -142,8 +137,8 @@ def plan_conversion(checkpoint: Checkpoint, target: Format, options: ConvertOpti
         converted = added  # refused unless empty
     else:
         converted = {**target.entries, **as_texts(entries, added)}
-    own: WriteOptions = {"measure": True, **options, "schemes": schemes, "rules": rules, "importance": None}  # type: ignore[typeddict-unknown-key]
-    return plan_file(stored, target, converted, own)
+    own: WriteOptions = {"measure": True, **options, "schemes": schemes, "rules": rules}  # type: ignore[typeddict-unknown-key]
+    return plan_file(checkpoint.tensors, target, converted, own, states_type)
 
 
 def _to_folder(checkpoint: Checkpoint, out: StrPath, options: ConvertOptions) -> list[WrittenTensor]:

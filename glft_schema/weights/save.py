@@ -165,7 +165,11 @@ def save_file(
 
 
 def plan_file(
-    stored: Mapping[str, StoredTensor], target: Format, metadata: Mapping[str, Any] | None, options: WriteOptions
+    stored: Mapping[str, StoredTensor],
+    target: Format,
+    metadata: Mapping[str, Any] | None,
+    options: WriteOptions,
+    states_type: bool | None = None,
 ) -> FilePlan:
     """Plans a file of tensors. Errors are those of `save_file`.
 
@@ -174,6 +178,7 @@ def plan_file(
         target: its format.
         metadata: of the file.
         options: `format` and `exclude` are ignored.
+        states_type: whether to set ``general.file_type``; by default only instead of a wrong one.
     """
     stored = with_importance(stored, options.get("importance"))
     strict, again = options.get("strict", False), options.get("allow_requantize", False)
@@ -186,8 +191,9 @@ def plan_file(
     payloads = payloads_of(choices, stored, options.get("progress"), options.get("measure", False))
     if target.alignment_key and alignment is not None:
         metadata = target.metadata.stating(metadata or {}, target.alignment_key, alignment)
-    if metadata and target.has_typed_metadata and not isinstance(options.get("schemes"), TypeChooser):
-        metadata = _with_file_type(target.metadata.metadata(metadata), choices, stored)
+    is_chosen = isinstance(options.get("schemes"), TypeChooser)
+    if metadata and target.has_typed_metadata and not is_chosen and states_type is not False:
+        metadata = _with_file_type(target.metadata.metadata(metadata), choices, stored, bool(states_type))
     types = {name: choice.type for name, choice in choices.items()}
     rows = [{"name": name, "dims": target.dims_of(stored[name].shape), "dtype": types[name]} for name in types]
     rows = sorted(rows, key=target.order) if target.order else rows
@@ -206,10 +212,15 @@ def plan_file(
 
 
 def _with_file_type(
-    metadata: TypedMetadata, choices: Mapping[str, Choice], stored: Mapping[str, StoredTensor]
+    metadata: TypedMetadata, choices: Mapping[str, Choice], stored: Mapping[str, StoredTensor], always: bool
 ) -> TypedMetadata:
-    """Returns metadata without a file type that new payloads have made wrong."""
+    """Returns metadata with the file type of most weights, unless the stated one may be kept.
+
+    If most weights have a type without a code, a wrong one is removed.
+    """
     code, stated = file_type_of(choices, stored), metadata.get(FILE_TYPE)
+    if always and code is not None:
+        return metadata | {FILE_TYPE: code}
     matrices = [choices[name].type.scheme for name, tensor in stored.items() if len(tensor.shape) > 1]
     copied = [name for name, tensor in stored.items() if tensor.file_tensor and tensor.file_tensor.dtype == choices[name].type]
     is_kept = 2 * sum(stored[name].numel for name in copied) >= sum(tensor.numel for tensor in stored.values())

@@ -292,7 +292,7 @@ def test_a_source_that_changes_while_it_is_read(source: Path, tmp_path: Path) ->
 
 def test_a_folder_as_output(source: Path, tmp_path: Path) -> None:
     (found,) = run(1, ("convert", source, f"{tmp_path}/folder/"))
-    assert found.error == "glft: expected a file as the output of several processes, found a folder\n"
+    assert (found.code, found.error) == (2, "glft: expected a file as the output of several processes, found a folder\n")
 
 
 def test_no_store(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

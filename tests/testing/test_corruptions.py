@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -23,6 +24,7 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.testing.strategies import Corruption, containers, corruptions, rule_ids
 from glft_schema.testing.strategies.broken_fields import DAMAGES, truncated
+from glft_schema.testing.strategies.corruptions import distinct_rules
 from glft_schema.testing.strategies.drafts import Draft
 from tests.formats.test_gguf_rules import CHECKS
 from tests.formats.test_glft_rules import field_at
@@ -267,13 +269,59 @@ def test_a_draft_of_a_file_builds_it(stored: bytes) -> None:
 
 
 def test_rules_are_checked_unless_forging() -> None:
-    """Building checks rules, except for corruptions; a forged value needs no parameter."""
+    """Building checks rules, except for corruptions, which may have any count and value."""
     with pytest.raises(FormatError, match="header -> version: expected 1, 2 or 3, found 9"):
         Container.build({"format": "GGUF", "header": {"version": 9}})
     forged = Forged(Int32ul, 9, 3)
     with pytest.raises(FormatError, match="header -> version: expected 1, 2 or 3, found 9"):
         Container.parse(Container.build({"format": "GGUF", "header": {"version": forged}}))
-    assert forged.start == 4
+    draft = Draft.of(Container.parse(GGUF_FILE.bytes())).replaced({"header": {"version": 9, "byte_order": "little", "n_kv": 7}})
+    assert draft.head.stored[:24] == b"GGUF" + struct.pack("<IQQ", 9, 2, 7)
+    assert [(found.rule, found.path) for found in draft.broken() or ()] == [("gguf-version", "header -> version")]
+    assert (draft.start("header -> version"), draft.start("header -> n_kv"), draft.start("data")) == (4, 16, 160)
+
+
+@pytest.mark.parametrize("format", ["glft", "gguf", "safetensors"])
+def test_predicates_of_values_say_what_the_reader_says(format: str) -> None:
+    """The values of a draft break the rules that the reader finds in the bytes."""
+
+    @settings(A_FEW, max_examples=60 if FULL else 20)
+    @given(containers(format))
+    def check(stored: bytes) -> None:
+        file = Container.parse(stored)
+        expected = [(found.rule, found.path, found.problem) for found in check_rules(file, file.format.rule_sets)]
+        assert [(found.rule, found.path, found.problem) for found in Draft.of(file).broken() or ()] == expected
+
+    check()
+
+
+SAFE_FILE = Container.build({"format": "safetensors", "metadata": {"a": "b"}})
+
+
+@pytest.mark.parametrize("stored", [golden("four_types"), GGUF_FILE.bytes(), SAFE_FILE], ids=["glft", "gguf", "safetensors"])
+def test_no_reader_says_what_is_broken(stored: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Container.parse(stored)
+
+    def refuse(*arguments: object, **params: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr("glft_schema.files.parsing._run", refuse)
+    for rule in sorted({*distinct_rules(file.format)} - TOO_LARGE - {"safetensors-header-size"}):
+        assert find(corruptions(file, rule), lambda made: True, settings=A_FEW).rule == rule
+
+
+def test_a_gap_after_padding_that_a_file_without_tensors_may_lack() -> None:
+    stored = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
+    made = find(corruptions(stored, "gguf-gaps"), lambda made: True, settings=A_FEW)
+    assert (made.stored, made.offset, made.problem()) == (stored + bytes(8) + b"\1", 32, None)
+
+
+def test_payloads_of_a_draft_have_their_own_bytes() -> None:
+    draft = Draft.of(Container.parse(GGUF_FILE.bytes()))
+    first, second = draft.rows("tensor_infos")
+    moved = [draft.with_row("tensor_infos", 1, {**second, "offset": offset}) for offset in (32, 4, 1 << 40)]
+    assert [broken is None for broken in (each.broken() for each in moved)] == [False, True, True]
+    assert draft.with_row("tensor_infos", 2, {**first, "name": "x"}).broken() is not None  # the same payload
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,16 @@ def test_no_file_type_without_need(source: Path, tmp_path: Path) -> None:
             assert "general.file_type" not in file.metadata
 
 
+def test_a_file_type_that_no_weights_have_is_removed(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "q8.gguf", schemes={"*": "q8_0"})
+    convert(tmp_path / "q8.gguf", tmp_path / "f64.gguf", schemes={"*": "f64"})  # no file type has it
+    found = {}
+    for name in ("q8", "f64"):
+        with glft.open(tmp_path / f"{name}.gguf") as file:
+            found[name] = file.metadata.get("general.file_type")
+    assert found == {"q8": 7, "f64": None}
+
+
 def test_a_new_key_that_resembles_a_known_one(source: Path, tmp_path: Path) -> None:
     with pytest.warns(SimilarKeyWarning, match="'general.nmae' resembles the well-known key 'general.name'") as warned:
         convert(source, tmp_path / "out.gguf", metadata={"general.nmae": "x", "general.name": "x", "own.key": "x"})

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from glft_schema.codec.expressions import Reference, ValueOfKey, equality, read, subexpressions
+from glft_schema.codec.expressions import equality, references_in
 from glft_schema.codec.json_table import JsonRule
 from glft_schema.codec.rules import Rule
-from glft_schema.describe.nodes import Derived, Padding, Payloads, Ref
+from glft_schema.describe.nodes import Padding, Payloads, Ref
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
 from glft_schema.files.parsing import trace_source
@@ -53,12 +53,10 @@ aspects = st.composite(drawn_aspect)
 
 def aspect_of_rule(format: Format, location: RuleLocation) -> str:
     """Returns the aspect of a rule."""
-    check, steps = location.check, _steps(format)
+    check = location.check
     if isinstance(check, Rule):
-        expression = read(check.holds)
-        parts = subexpressions(expression) if expression else ()
-        names = {name for part in parts if isinstance(part, Reference) for name in part.names}
-        if steps.keys() & names or (equality(check.when) or ("", None))[1] in steps.values():
+        names = {name for reference in references_in(check.condition) for name in reference.names}
+        if "alignment" in names or equality(check.when) == ("key", format.alignment_key):
             return ALIGNMENT
     elif not location.of_rows and not isinstance(check, JsonRule):
         return CONSISTENCY  # between rows
@@ -85,7 +83,7 @@ def spans_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
         format = format_of(source)
     except FormatError:
         return {DATA: [(0, len(stored))]}
-    steps, keys = set(_steps(format).values()), dict[str, str]()
+    keys = dict[str, str]()
     spans: dict[str, list[tuple[int, int]]] = {}
     for span in trace_source(format, source)[0]:
         row, _, name = span.path.rpartition(" -> ")
@@ -96,17 +94,10 @@ def spans_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
         aspect = aspect_of_region(format, span.path.partition(" -> ")[0])
         if aspect == HEADER and name in _counts(format):
             aspect = CONSISTENCY
-        elif aspect == METADATA and keys.get(row) in steps:
+        elif aspect == METADATA and row in keys and keys[row] == format.alignment_key:
             aspect = ALIGNMENT
         spans.setdefault(aspect, []).append((span.start, span.end or span.start))
     return spans or {DATA: [(0, len(stored))]}
-
-
-def _steps(format: Format) -> dict[str, str]:
-    """Returns the derived fields of alignments, each with its metadata key."""
-    nodes = {part.name: part.node for part in struct_of(format.struct).fields}
-    values = {name: node.value for name, node in nodes.items() if isinstance(node, Derived)}
-    return {name: value.key for name, value in values.items() if isinstance(value, ValueOfKey)}
 
 
 def _counts(format: Format) -> set[str]:

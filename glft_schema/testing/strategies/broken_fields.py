@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,14 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 import glft_schema.describe.nodes as s
+import glft_schema.testing.strategies.aspects as a
 from glft_schema.codec import arrays
 from glft_schema.codec.context import BIG, Context, byte_order
 from glft_schema.codec.expressions import Reference
 from glft_schema.codec.metadata_lines import KeyValueLines
-from glft_schema.codec.structs import Forged, unwrapped
+from glft_schema.codec.structs import Forged
 from glft_schema.codec.tables import least_size
+from glft_schema.codec.trace import Span
 from glft_schema.codec.typed_values import ARRAY
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import FormatError, TruncatedError, shown
@@ -25,55 +27,43 @@ from glft_schema.files.parsing import trace_fields
 from glft_schema.formats.registry import MAGIC, find_format
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.streams import START
-from glft_schema.testing.strategies.aspects import (
-    ALIGNMENT,
-    CONSISTENCY,
-    DATA,
-    HEADER,
-    METADATA,
-    TENSOR_INFO,
-    aspect_of_region,
-    evenly,
-)
 from glft_schema.testing.strategies.broken_rules import Breaker, typed_fields
 from glft_schema.testing.strategies.corruption import Corruption
-from glft_schema.testing.strategies.drafts import Draft, forged
+from glft_schema.testing.strategies.drafts import Draft
 from glft_schema.testing.strategies.fitting import value_in
 
 MANY = 1 << 47  # a count that every format claims
 Damage = Callable[[File], st.SearchStrategy[Corruption | None]]  # None if the file has no such field
 
 
-def field_spans(file: File) -> list[tuple[str, int, int]]:
-    """Returns path, start and end of each field without parts, also in payloads and of no bytes."""
-    spans = (span for span in trace_fields(file) if not span.has_parts and span.path != "data")
-    fields = [(span.path, span.start, span.end or span.start) for span in spans]
-    seen = set()
+def spans_of(file: File) -> list[Span]:
+    """Returns the span of each field, parts before the whole, also in payloads of known types."""
+    spans, seen = trace_fields(file), set()
     for tensor in file.tensors.values():
         if tensor.identity not in seen and tensor.dtype.is_known:
             seen.add(tensor.identity)
-            path, start = f"data -> {shown(tensor.name)}", tensor.position
-            parts = tensor.dtype.field_spans(tensor.shape).items()
-            fields += [(f"{path} -> {name}", start + at, start + at + size) for name, (at, size) in parts]
-    return fields
+            for name, (at, nbytes) in tensor.dtype.field_spans(tensor.shape).items():
+                start = tensor.position + at
+                spans.append(Span(f"data -> {shown(tensor.name)} -> {name}", start, start + nbytes))
+    return spans
 
 
 def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corruption | None]:
     """Cuts a file off within a field, which is of an aspect if one is given."""
-    fields = field_spans(file)
-    orders = ((start, path, _node_at(file, path)) for path, start, _ in fields)
+    spans, regions = spans_of(file), Context({**file.regions, **file.regions.counts})
+    starts = {MAGIC: 0} | {span.path: span.start for span in spans}
+    leaves = [(span.path, span.start, span.end or span.start) for span in spans if not span.has_parts and span.path != "data"]
+    orders = ((start, path, _node_at(file, path)) for path, start, _ in leaves)
     detected = {start: path for start, path, node in orders if isinstance(node, s.ByteOrder) and node.number}
-
-    regions = Context({**file.regions, **file.regions.counts})
 
     def may_lack(path: str) -> bool:
         node = _node_at(file, path)
         return isinstance(node, s.Padding) and node.may_lack is not None and bool(value_in(regions, node.may_lack))
 
-    counts, starts = list(_counts(file)), _starts(file)
-    fields = [(path, start, end) for path, start, end in fields if end > start and not may_lack(path)]
+    counts = list(_counts(file, spans))
+    fields = [(path, start, end) for path, start, end in leaves if end > start and not may_lack(path)]
     if aspect is not None:
-        fields = [field for field in fields if aspect_of_region(file.format, field[0].partition(" -> ")[0]) == aspect]
+        fields = [field for field in fields if a.aspect_of_region(file.format, field[0].partition(" -> ")[0]) == aspect]
     if not fields:
         return st.none()
 
@@ -92,12 +82,6 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
     return cut()
 
 
-def _starts(file: File) -> dict[str, int]:
-    """Returns the first byte of each field, also of those with parts and those in payloads."""
-    spans = {path: start for path, start, _ in field_spans(file)}
-    return {MAGIC: 0, **spans, **{span.path: span.start for span in trace_fields(file)}}
-
-
 def _node_at(file: File, path: str) -> s.Node | None:
     """Returns the node of a region or of a field of one; None for fields within these."""
     node: s.Node | None = s.Ref("", file.format.struct)
@@ -107,12 +91,12 @@ def _node_at(file: File, path: str) -> s.Node | None:
     return node
 
 
-def _counts(file: File) -> Iterator[tuple[int, int, str]]:
+def _counts(file: File, spans: Sequence[Span]) -> Iterator[tuple[int, int, str]]:
     """Yields the start of each table and array, its least bytes, and the path of its count.
 
     In file order, outer ones first. The first count whose elements do not fit gets the error.
     """
-    for span in sorted(trace_fields(file), key=lambda span: (span.start, -(span.end or 0))):
+    for span in sorted(spans, key=lambda span: (span.start, -(span.end or 0))):
         value, node = span.value, _node_at(file, span.path)
         if isinstance(value, arrays.StoredNumbers):
             least = value.number.itemsize
@@ -137,7 +121,7 @@ def _count_path(node: s.Node, region: str) -> str:
     return " -> ".join(count.names) if isinstance(count, Reference) else region
 
 
-def _number(node: s.Node, context: Any) -> s.Number:
+def _number(node: s.Node | None, context: Any) -> s.Number:
     """Returns a number, selected by the context."""
     while isinstance(node, s.Either):
         node = s.choose(node, partial(value_in, context))
@@ -150,24 +134,25 @@ def too_many(draw: st.DrawFn, file: File) -> Corruption | None:
     """Makes a count in the header greater than what it counts."""
     breaker = Breaker(draw, file)
     draft = breaker.draft
-    counters = {name: counter for name in file.format.regions if (counter := draft.counter(name))}
-    if not counters:
+    counted = [name for name in file.format.regions if draft.counter(name)]
+    if not counted:
         return None
-    region, counter = draw(st.sampled_from(list(counters.items())))
-    outer, field = counter
-    counts = (256 ** _number(field.node, breaker.root[outer] if outer else breaker.root).size - 1, MANY)
-    drafts = (draft.counted(region, count).stored() for count in counts)
-    stored = next(stored for stored in drafts if file.format.claims(stored[:START]))
+    region = draw(st.sampled_from(counted))
+    *outer, _ = names = draft.counter(region)
+    number = _number(_node_at(file, " -> ".join(names)), breaker.root[outer[0]] if outer else breaker.root)
+    counts = (256**number.size - 1, MANY)
+    drafts = (draft.counted(region, count) for count in counts)
+    draft = next(draft for draft in drafts if file.format.claims(draft.stored()[:START]))
     sentence = f"the count of {region} claims more than there is"
     path = _count_path(draft.field(region).node, region)
-    return Corruption(stored, sentence, path, _starts(file)[path], error=FormatError, within=True)
+    return Corruption(draft.stored(), sentence, path, draft.start(path), error=FormatError, within=True)
 
 
 @st.composite
 def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     """Breaks a field of an added row: a text's length, a text, the number of dims, a type."""
     breaker = Breaker(draw, file)
-    draft, regions = breaker.draft, [name for name in file.format.regions if aspect_of_region(file.format, name) == aspect]
+    draft, regions = breaker.draft, [name for name in file.format.regions if a.aspect_of_region(file.format, name) == aspect]
     nodes = {name: draft.field(name).node for name in regions}
     if (region := next((name for name, node in nodes.items() if isinstance(node, s.List) and rows_of(node)), None)) is None:
         return None
@@ -177,12 +162,12 @@ def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     if not breaks:
         reject()
     name, stored, sentence, error = draw(st.sampled_from(breaks))
-    field = Forged(construct.GreedyBytes, stored, row[name])
-    built = draft.with_row(region, at, {**row, name: field}).stored()
-    assert field.start is not None
-    if error is TruncatedError and len(built) - field.start >= 1 << 8 * len(stored):
+    path = f"{region} -> {at} -> {name}"
+    draft = draft.with_row(region, at, {**row, name: Forged(construct.GreedyBytes, stored, row[name])})
+    built, start = draft.stored(), draft.start(path)
+    if error is TruncatedError and len(built) - start >= 1 << 8 * len(stored):
         reject()  # the file has as many bytes as are claimed
-    return Corruption(built, sentence, f"{region} -> {at} -> {name}", field.start, error=error)
+    return Corruption(built, sentence, path, start, error=error)
 
 
 def _field_breaks(node: s.Node, context: Any) -> Iterator[tuple[bytes, str, type[FormatError]]]:
@@ -218,11 +203,11 @@ def _long_array(breaker: Breaker, region: str, type_: Any, struct: s.StructOf) -
     for field in struct.fields:
         array[field.name] = next(iter(field.node.table)) if isinstance(field.node, s.Code) else []
     greatest = 256 ** _number(count.node, breaker.context(breaker.draft.row_struct(region), row)).size - 1
-    array[count.name] = number = Forged(unwrapped(count.declared).subcon, greatest, greatest)
-    value = Forged(struct.declared, array, None)
-    stored = breaker.draft.with_row(region, at, {**row, "type": type_, "value": value}).stored()
+    value = Forged(struct.declared, {**array, count.name: greatest}, None)
+    draft = breaker.draft.with_row(region, at, {**row, "type": type_, "value": value})
     path = f"{region} -> {at} -> value -> {count.name}"
-    return Corruption(stored, "an array claims more elements than there are", path, number.start, error=TruncatedError)
+    sentence = "an array claims more elements than there are"
+    return Corruption(draft.stored(), sentence, path, draft.start(path), error=TruncatedError)
 
 
 @st.composite
@@ -238,11 +223,9 @@ def bad_line(draw: st.DrawFn, file: File) -> Corruption | None:
     choices += [(f"{key}=".encode(), "has the key of another one", 0) for key in list(metadata)[:1]]
     line, problem, at = draw(st.sampled_from(choices))
     stored = before + (b"\n" if before else b"") + line
-    field = Forged(construct.GreedyBytes, stored, metadata)
-    built = draft.counted(region, len(stored)).replaced({region: field}).stored()
-    assert field.start is not None
-    path = f"{region} -> line {len(metadata) + 1}"
-    return Corruption(built, f"a line {problem}", path, field.start + len(stored) - len(line) + at, error=FormatError)
+    draft = draft.counted(region, len(stored)).replaced({region: Forged(construct.GreedyBytes, stored, metadata)})
+    path, start = f"{region} -> line {len(metadata) + 1}", draft.start(region) + len(stored) - len(line) + at
+    return Corruption(draft.stored(), f"a line {problem}", path, start, error=FormatError)
 
 
 @st.composite
@@ -252,7 +235,7 @@ def bad_json(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     if not isinstance(breaker.draft.field(file.format.table).node, s.JsonTable):
         return None
     draft, texts = breaker.json()
-    broken = evenly(draw, list(texts.wrong_texts() if aspect == METADATA else texts.wrong_rows()))
+    broken = a.evenly(draw, list(texts.wrong_texts() if aspect == a.METADATA else texts.wrong_rows()))
     changed, path, offset = breaker.with_broken(draft, broken)
     return Corruption(changed.stored(), broken.sentence, path, offset, error=broken.error, within=broken.within)
 
@@ -272,20 +255,19 @@ def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
     else:
         at = draw(st.integers(0, len(rows) - 1))
         to, sentence = len(draft.payloads) + draw(st.integers(1, 1 << 32)), "a payload begins outside of the file"
-    offset = forged(draft.row_struct(table), "offset", to)
-    stored = draft.with_row(table, at, {**rows[at], "offset": offset}).stored()
-    return Corruption(stored, sentence, f"{table} -> {at} -> offset", offset.start, error=FormatError)
+    draft, path = draft.with_row(table, at, {**rows[at], "offset": to}), f"{table} -> {at} -> offset"
+    return Corruption(draft.stored(), sentence, path, draft.start(path), error=FormatError)
 
 
 # fmt: off
 DAMAGES: dict[str, tuple[Damage, ...]] = {  # by aspect; damage that is listed twice is drawn twice as often
-    METADATA:    (partial(truncated, aspect=METADATA), partial(in_a_row, aspect=METADATA), long_array, bad_line, bad_line,
-                  partial(bad_json, aspect=METADATA)),
-    TENSOR_INFO: (partial(truncated, aspect=TENSOR_INFO), partial(in_a_row, aspect=TENSOR_INFO),
-                  partial(bad_json, aspect=TENSOR_INFO)),
-    HEADER:      (partial(truncated, aspect=HEADER),),
-    CONSISTENCY: (too_many, misplaced),
-    ALIGNMENT:   (partial(truncated, aspect=ALIGNMENT),),
-    DATA:        (partial(truncated, aspect=DATA),),
+    a.METADATA:    (partial(truncated, aspect=a.METADATA), partial(in_a_row, aspect=a.METADATA), long_array, bad_line, bad_line,
+                    partial(bad_json, aspect=a.METADATA)),
+    a.TENSOR_INFO: (partial(truncated, aspect=a.TENSOR_INFO), partial(in_a_row, aspect=a.TENSOR_INFO),
+                    partial(bad_json, aspect=a.TENSOR_INFO)),
+    a.HEADER:      (partial(truncated, aspect=a.HEADER),),
+    a.CONSISTENCY: (too_many, misplaced),
+    a.ALIGNMENT:   (partial(truncated, aspect=a.ALIGNMENT),),
+    a.DATA:        (partial(truncated, aspect=a.DATA),),
 }
 # fmt: on

@@ -76,35 +76,28 @@ class TextBreaker:
         self.key = self.text[self.entry.key : self.entry.key_end]
         self.value = self.text[self.entry.start : self.entry.end]
 
-    def irregular(self, kind: str) -> Iterator[BrokenText]:
-        """Yields texts with an irregularity of a kind that a `JsonRule` has."""
+    def irregular(self, kind: str) -> BrokenText:
+        """Returns the text with an irregularity of a kind that a `JsonRule` has."""
         (key, part), *_ = self.values.items()
-        again = self._added(MARK + self._pair(part))
-        reserved, name = self._reserved(), shown(self.rows.name)
-        match kind:
-            case j.BEGINS_WITH_BRACE:
-                yield BrokenText(MARK + b" " + self.text)
-            case j.PADDED_WITH_SPACES:
-                yield BrokenText(self.text + MARK + b"\n", ("padding",))
-            case j.NAMES_ONCE:
-                yield BrokenText(with_members(self.text, MARK + self.key + b":" + self.value), (self.name,))
-            case j.RESERVED_ONCE:
-                text = self.text if reserved else with_members(self.text, self._reserved_name() + b":{}")
-                yield BrokenText(with_members(text, MARK + self._reserved_name() + b":{}"), (name,))
-            case j.RESERVED_OBJECT:
-                yield BrokenText(self._with_reserved(MARK + b"null"), (name,))
-            case j.RESERVED_KEYS_ONCE:
-                yield BrokenText(self._with_reserved(b'{"k":"a",' + MARK + b'"k":"b"}'), (name, shown("k")))
-            case j.KNOWN_KEYS:
-                yield BrokenText(self._added(MARK + b'"?":[1.5]'), (self.name, shown("?")))
-            case j.KEYS_ONCE:
-                yield BrokenText(again, (self.name, shown(key)))
-            case j.PLAIN_ENTRIES:
-                values = [self.text[self.values[key].start : self.values[key].end] for key in self.rows.keys]
-                yield BrokenText(self._with_entry(MARK + b"[%s]" % b",".join(values)), (self.name,))
-            case j.NOT_DEEP:
-                levels = j.MOST_LEVELS - 1
-                yield BrokenText(self._added(b'"?":' + MARK + b"[" * levels + b"]" * levels), (self.name, shown("?")))
+        pair, member = self.text[part.key : part.end], self.key + b":" + self.value
+        values = [self.text[self.values[key].start : self.values[key].end] for key in self.rows.keys]
+        levels, reserved, name = j.MOST_LEVELS - 1, to_json(self.rows.name).encode(), shown(self.rows.name)
+        with_reserved = self.text if self._reserved() else with_members(self.text, reserved + b":{}")
+        # fmt: off
+        texts: dict[str, tuple[bytes, tuple[str, ...]]] = {
+            j.BEGINS_WITH_BRACE:  (MARK + b" " + self.text, ()),
+            j.PADDED_WITH_SPACES: (self.text + MARK + b"\n", ("padding",)),
+            j.NAMES_ONCE:         (with_members(self.text, MARK + member), (self.name,)),
+            j.RESERVED_ONCE:      (with_members(with_reserved, MARK + reserved + b":{}"), (name,)),
+            j.RESERVED_OBJECT:    (self._with_reserved(MARK + b"null"), (name,)),
+            j.RESERVED_KEYS_ONCE: (self._with_reserved(b'{"k":"a",' + MARK + b'"k":"b"}'), (name, shown("k"))),
+            j.KNOWN_KEYS:         (self._added(MARK + b'"?":[1.5]'), (self.name, shown("?"))),
+            j.KEYS_ONCE:          (self._added(MARK + pair), (self.name, shown(key))),
+            j.PLAIN_ENTRIES:      (self._with_entry(MARK + b"[%s]" % b",".join(values)), (self.name,)),
+            j.NOT_DEEP:           (self._added(b'"?":' + MARK + b"[" * levels + b"]" * levels), (self.name, shown("?"))),
+        }
+        # fmt: on
+        return BrokenText(*texts[kind])
 
     def wrong_rows(self) -> Iterator[BrokenText]:
         """Yields texts that are refused for their syntax, or for a row."""
@@ -159,9 +152,6 @@ class TextBreaker:
 
     # Parts of the text
 
-    def _pair(self, part: Part) -> bytes:
-        return self.text[part.key : part.end]
-
     def _pairs(self, key: str | None, value: bytes | None) -> list[bytes]:
         """Returns the pairs of the entry, with another value of `key`, or without it."""
         found = {known: to_json(known).encode() + b":" + self.text[of.start : of.end] for known, of in self.values.items()}
@@ -182,10 +172,7 @@ class TextBreaker:
         """Returns the reserved entry; the last of several."""
         return next((part for part in reversed(self.rows.members) if self.rows.key_of(part) == self.rows.name), None)
 
-    def _reserved_name(self) -> bytes:
-        return to_json(self.rows.name).encode()
-
     def _with_reserved(self, value: bytes) -> bytes:
         if part := self._reserved():
             return self.text[: part.start] + value + self.text[part.end :]
-        return with_members(self.text, self._reserved_name() + b":" + value)
+        return with_members(self.text, to_json(self.rows.name).encode() + b":" + value)

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
-import construct
 from hypothesis import strategies as st
 
 from glft_schema.codec.context import Context, byte_order
 from glft_schema.codec.expressions import equality, read
 from glft_schema.codec.json_table import JsonRule
 from glft_schema.codec.metadata_rules import HasKey
-from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, Check, Rule
-from glft_schema.codec.structs import Forged, unwrapped
+from glft_schema.codec.structs import unwrapped
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.typed_values import Array, StoredValue
-from glft_schema.describe.nodes import ByteOrder, Code, Field, JsonTexts, Node, Padding, Payloads, StructOf, Switch, Text
+from glft_schema.describe.nodes import ByteOrder, Code, JsonTexts, Node, Padding, Payloads, StructOf, Switch, Text
 from glft_schema.describe.schema import struct_of
-from glft_schema.errors import FormatError
-from glft_schema.files.container import Container
+from glft_schema.errors import Finding, FormatError
 from glft_schema.files.file import File
-from glft_schema.files.parsing import check_rules
 from glft_schema.formats.registry import MAGIC
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
@@ -33,10 +28,10 @@ from glft_schema.tensors.region import TensorFits
 from glft_schema.testing.strategies.broken_json import BrokenText, TextBreaker
 from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.corruption import Corruption
-from glft_schema.testing.strategies.drafts import Draft, forged, plain
-from glft_schema.testing.strategies.fitting import EXAMPLES, candidates, derive, holds, resized, value_in
+from glft_schema.testing.strategies.drafts import Draft, plain
+from glft_schema.testing.strategies.fitting import EXAMPLES, candidates, derive, holds, inner_context, resized, with_value
 from glft_schema.testing.strategies.json_texts import with_text
-from glft_schema.testing.strategies.layouts import size_of
+from glft_schema.testing.strategies.layouts import alignment_of
 from glft_schema.testing.strategies.lengths import fits
 from glft_schema.testing.strategies.rule_locations import RuleLocation
 from glft_schema.testing.strategies.structs import drawing_context
@@ -45,23 +40,25 @@ SHARED = ("dims", "dtype", "offset")  # fields that are equal in rows that share
 HUGE = 1 << 31  # three such dims overflow 64 bits
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """A draft that breaks a rule.
+class Attempt(NamedTuple):
+    """A draft with an edge value at the field `path`.
 
     Attributes:
         draft: the file.
         path: the field that must be reported.
-        value: the forged value, whose first byte must be reported; None for the first payload.
+        offset: the byte that must be reported; None for the first one of the field.
     """
 
     draft: Draft
     path: str
-    value: Forged | None = None
+    offset: int | None = None
 
 
 class Breaker:
     """Breaks rules in one file.
+
+    Tries edge values. The predicates of the rules tell what each breaks: they are evaluated for the
+    values of the draft, and no reader is asked.
 
     Args:
         draw: as in a strategy.
@@ -74,18 +71,26 @@ class Breaker:
         self.table = file.format.table
         self.whole = struct_of(file.format.struct)
         self.draft = Draft.of(file)
-        self.root = self.draft.head()[1]
-        params = drawing_context(byte_order=byte_order(self.root))
-        self.root.update({"_params": params, "_declared": file.format.struct})
+        regions = self.draft.head.regions
+        params = drawing_context(byte_order=byte_order(regions))
+        self.root = Context({**regions, "_params": params, "_declared": file.format.struct})
+        self.alignment = alignment_of(self.whole.field("data").node, self.root)
 
     def broken(self, location: RuleLocation) -> Corruption | None:
         """Returns the file with a rule broken, or None if that is impossible in this file."""
-        corruptions = (self._corruption(location, attempt) for attempt in self._attempts(location))
-        return next(filter(None, corruptions), None)
+        check, before = location.check, self.draft.broken() or []
+        rule = "its rule" if location.type is None else f"the rule of {location.type}"
+        sentence = f"{check.field or 'the file'} breaks {rule}: {check.expected or check.id}"
+        for draft, path, offset in self._attempts(location):
+            expected = _expected(location, path, before, draft.broken())
+            if expected is None or unchanged(self.file, stored := draft.stored()):
+                continue
+            if not self.file.format.claims(stored[:START]):
+                return Corruption(stored, sentence, MAGIC, 0, check.id, FormatError)
+            return Corruption(stored, sentence, path, draft.start(path) if offset is None else offset, check.id, **expected)
+        return None
 
     def _attempts(self, location: RuleLocation) -> Iterator[Attempt]:
-        if location.type is not None or isinstance(location.check, TensorFits):
-            return self._dims(location)
         if isinstance(location.check, NamesOnce):
             return self._same_name(location)
         if isinstance(location.check, JsonRule):
@@ -94,75 +99,31 @@ class Breaker:
             return self._entries(location) if self.draft.is_metadata(location.region) else self._rows(location)
         return self._fields(location) if location.region else self._file(location)
 
-    def _corruption(self, location: RuleLocation, attempt: Attempt) -> Corruption | None:
-        """Returns an attempt as a corruption; None if it also breaks other rules of the sets."""
-        check = location.check
-        try:
-            stored = attempt.draft.stored()
-        except FormatError:
-            return None  # a number out of the field's range, such as a dim of 64 bits in version 1
-        if unchanged(self.file, stored):
-            return None
-        offset = len(stored) - len(attempt.draft.payloads) if attempt.value is None else attempt.value.start
-        rule = "its rule" if location.type is None else f"the rule of {location.type}"
-        sentence = f"{check.field or 'the file'} breaks {rule}: {check.expected or check.id}"
-        corruption = Corruption(stored, sentence, attempt.path, offset, check.id)
-        if not check.is_required:
-            return self._with_findings(check, corruption)
-        fits = next((rule.id for rule in location.struct.rules if isinstance(rule, TensorFits)), None)
-        if not self.file.format.claims(stored[:START]):
-            return replace(corruption, path=MAGIC, offset=0, error=FormatError)
-        reported = fits if location.type is not None else check.id
-        return replace(corruption, error=getattr(check, "error", FormatError), reported=reported)
-
-    def _with_findings(self, check: Check, corruption: Corruption) -> Corruption | None:
-        """Adds the expected findings of all of the rule's sets, or of one where it is alone."""
-        new = (check.id, corruption.path)
-        for sets in (check.sets, *((name,) for name in check.sets if name != REQUIRED)):
-            before = [(finding.rule, finding.path) for finding in check_rules(self.file, sets)]
-            if new in before:
-                continue  # the rule is broken there already
-            try:
-                after = [(finding.rule, finding.path) for finding in check_rules(Container.parse(corruption.stored), sets)]
-            except FormatError:
-                after = []  # expect the finding anyway, so that the difference is noticed
-            if all(finding == new or finding in before for finding in after):
-                findings = (new, *(finding for finding in before if finding in after))
-                return replace(corruption, sets=sets, findings=findings)
-        return None
-
     # Values of fields
 
     def context(self, struct: StructOf, row: Mapping[str, Any]) -> Any:
         """Returns the context of a Struct in the file."""
-        context = Context({name: plain(value) for name, value in row.items()})
-        context.update({"_": self.root, "_params": self.root._params, "_root": self.root, "_declared": struct.declared})
+        context = inner_context(self.root, struct.declared, {name: plain(value) for name, value in row.items()})
         derive(context, struct.declared)
         return context
 
-    def _patches(
-        self, location: RuleLocation, row: Mapping[str, Any], patches: Iterable[dict[str, Any]] | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """Yields the row with other values that break the rule, but no required rule before it."""
+    def _patches(self, location: RuleLocation, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the row with edge values for which the rule's predicate does not hold."""
         check, struct = location.check, location.struct
         switches = {name for name, *_ in typed_fields(struct)}
-        others = [part for part in struct.parts if isinstance(part, Check) and part.is_required and part is not check]
-        if check.is_required:
-            others = [rule for rule in others if struct.parts.index(rule) < struct.parts.index(check)]
-        for patch in self._near(check, struct, row) if patches is None else patches:
+        others = [rule for rule in struct.rules if rule.is_required and not check.is_required]
+        for patch in self._near(check, struct, row):
             changed = {**row, **patch}
             context = self.context(struct, changed)
-            if not all(fits(struct.field(name), changed[name], context) for name in {*patch, *switches}):
-                continue
-            if all(holds(other, context) for other in others) and not holds(check, context):
-                yield {**changed, check.field: forged(struct, check.field, changed[check.field])}
+            can_be_built = all(fits(struct.field(name), changed[name], context) for name in {*patch, *switches})
+            if can_be_built and not holds(check, context) and all(holds(other, context) for other in others):
+                yield changed
 
     def _near(self, check: Check, struct: StructOf, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields other values of the guarded field, with other fields that must change with it."""
         field, required = check.field, _required(check)
         context = self.context(struct, {**row, **required})
-        values = [*candidates(check, row[field], context), *_edges(struct.field(field).node)]
-        values += check.must.broken_by if isinstance(check, Rule) else check.broken_by
+        values = [*candidates(check, row[field], context), *_edges(struct.field(field).node), *check.broken_by]
         yield from ({**required, field: value} for value in values)
         for name, code, type_, node in typed_fields(struct):
             if field in (name, code):
@@ -174,7 +135,7 @@ class Breaker:
         """Breaks a rule of a region that is one Struct."""
         region, field = location.region, location.check.field
         for row in self._patches(location, dict(self.draft.regions[region])):
-            yield Attempt(self.draft.replaced({region: row}), f"{region} -> {field}", row[field])
+            yield Attempt(self.draft.replaced({region: row}), f"{region} -> {field}")
 
     # Typed metadata
 
@@ -183,24 +144,18 @@ class Breaker:
         region, field = location.region, location.check.field
         rows, metadata = self.draft.rows(region), self.draft.regions[region]
         for row in self._patches(location, self.new_row(region)):
-            key = plain(row["key"])
-            at = next((i for i, other in enumerate(rows) if other["key"] == key), len(rows))
+            at = next((i for i, other in enumerate(rows) if other["key"] == row["key"]), len(rows))
             draft, seen = self.draft, None
             if not location.check.is_required:
                 known = {other: metadata.stored(other) for other in metadata}
-                seen = metadata.replaced({**known, key: StoredValue(plain(row["type"]), plain(row["value"]))})
+                seen = metadata.replaced({**known, row["key"]: StoredValue(row["type"], row["value"])})
                 draft = self._realigned(region, seen)
-            yield Attempt(draft.with_row(region, at, row, seen), f"{region} -> {at} -> {field}", row[field])
-
-    def _alignment(self, context: Any) -> int:
-        data = self.whole.field("data").node
-        return int(value_in(context, data.to)) if isinstance(data, Payloads) and data.to else 1
+            yield Attempt(draft.with_row(region, at, row, seen), f"{region} -> {at} -> {field}")
 
     def _realigned(self, region: str, seen: Any) -> Draft:
         """Returns the draft, with its payloads moved if other metadata changes the alignment."""
-        context = Context({**self.root, region: seen})
-        derive(context, self.file.format.struct)
-        if (alignment := self._alignment(context)) == self._alignment(self.root):
+        alignment = alignment_of(self.whole.field("data").node, with_value(self.root, region, seen))
+        if alignment == self.alignment:
             return self.draft
         rows, payloads = [], b""
         for row in self.draft.rows(self.table):
@@ -222,7 +177,7 @@ class Breaker:
         self, gap: int = 0, quantized: bool = False, empty: bool = True, padded: bool = True
     ) -> tuple[Draft, int, list[Mapping[str, Any]]]:
         """Returns a draft with a tensor after all others, the number of its row, and all rows."""
-        format, alignment = self.file.format, self._alignment(self.root)
+        format, alignment = self.file.format, self.alignment
         types = [type_ for type_ in format.types if not (quantized and type_.exact)] or list(format.types)
         shapes = [[0]] if empty else [[1], *([1, type_.least_row] for type_ in types[:1])]
         type_, shape = next((type_, shape) for type_ in types for shape in shapes if type_.refusal(shape) is None)
@@ -237,33 +192,27 @@ class Breaker:
 
     def _rows(self, location: RuleLocation) -> Iterator[Attempt]:
         """Breaks a rule of an existing row, or of an added row with an empty payload."""
-        table, field = self.table, location.check.field
-        if location.struct.field(field).is_count:
-            yield from self._count(location.struct.field(field))
-            return
+        table, field = self.table, "dims" if location.type is not None else location.check.field
         drafts = []
-        if (rows := self.draft.rows(table)) and field not in SHARED:
+        if (rows := self.draft.rows(table)) and field not in SHARED and not location.struct.field(field).is_count:
             drafts.append((self.draft, self.draw(st.integers(0, len(rows) - 1)), rows))
-        appended = (self._appended(gap) for gap in ((1, 2, 3) if field == "offset" else (0,)))
-        drafts += [made for made in appended if is_readable(made[0])]
+        drafts += [self._appended(gap) for gap in ((1, 2, 3) if field == "offset" else (0,))]
         for draft, at, rows in drafts:
-            for row in self._patches(location, rows[at], [{}] if field == "offset" else None):
-                shapes = [self.file.format.dims_of(plain(of["dims"])) for of in (rows[at], row)]
-                sizes = (size_of(Context(dtype=rows[at]["dtype"], shape=shape)) for shape in shapes)
-                if not location.check.is_required and len(set(sizes)) > 1:
-                    continue  # the payload has another size
-                if field == "name" and plain(row["name"]) in [other["name"] for other in (*rows[:at], *rows[at + 1 :])]:
-                    continue  # breaks the rule on unique names
-                yield Attempt(draft.with_row(table, at, row), f"{table} -> {at} -> {field}", row[field])
+            for row in self._edges_of_row(location, field, rows[at]):
+                yield Attempt(draft.with_row(table, at, row), f"{table} -> {at} -> {field}")
 
-    def _count(self, counter: Field) -> Iterator[Attempt]:
-        """Adds a row with a wrong count of its empty payload."""
-        draft, at, rows = self._appended()
-        for wrong in (rows[at]["offset"] + 1, rows[at]["offset"] - 1):
-            number = Forged(unwrapped(counter.declared).subcon, wrong, wrong)
-            if wrong >= 0:
-                draft = draft.with_row(self.table, at, {**rows[at], counter.name: number})
-                yield Attempt(draft, f"{self.table} -> {at} -> {counter.name}", number)
+    def _edges_of_row(self, location: RuleLocation, field: str, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields a row with edge values of a field."""
+        if field == "offset":
+            yield dict(row)  # after a gap
+        elif location.type is not None or isinstance(location.check, TensorFits):
+            type_ = location.type or row["dtype"]
+            shapes = [[HUGE] * 3] if location.type is None else _refused_shapes(location.type, location.check)
+            yield from ({**row, "dtype": type_, "dims": list(self.file.format.dims_of(shape))} for shape in shapes)
+        elif location.struct.field(field).is_count:
+            yield from ({**row, field: count} for step in (1, -1) if (count := row["offset"] + step) >= 0)
+        else:
+            yield from self._patches(location, row)
 
     # JSON texts
 
@@ -281,27 +230,16 @@ class Breaker:
 
     def _irregular(self, check: JsonRule) -> Iterator[Attempt]:
         draft, breaker = self.json()
-        for broken in breaker.irregular(check.expected):
-            changed, path, offset = self.with_broken(draft, broken)
-            yield Attempt(changed, path, Forged(construct.Pass, None, None, offset))
-
-    def _dims(self, location: RuleLocation) -> Iterator[Attempt]:
-        """Breaks the rule that a type can hold its dims, or a rule of a type on them."""
-        draft, at, rows = self._appended()
-        for shape in [[HUGE] * 3] if location.type is None else _refused_shapes(location.type, location.check):
-            dims = forged(location.struct, "dims", list(self.file.format.dims_of(shape)))
-            row = {**rows[at], "dims": dims, "dtype": location.type or rows[at]["dtype"]}
-            yield Attempt(draft.with_row(self.table, at, row), f"{self.table} -> {at} -> dims", dims)
+        changed, path, offset = self.with_broken(draft, breaker.irregular(check.expected))
+        yield Attempt(changed, path, offset)
 
     def _same_name(self, location: RuleLocation) -> Iterator[Attempt]:
         """Adds a row with the name of the first one."""
         table, draft = location.region or location.check.field, self.draft
         if not draft.rows(table):
             draft = draft.with_row(table, 0, self.new_row(table))
-        rows, struct = draft.rows(table), draft.row_struct(table)
-        name = forged(struct, struct.fields[0].name, rows[0][struct.fields[0].name])
-        path = f"{table} -> {len(rows)} -> {struct.fields[0].name}"
-        yield Attempt(draft.with_row(table, len(rows), {**rows[0], struct.fields[0].name: name}), path, name)
+        rows, name = draft.rows(table), draft.row_struct(table).fields[0].name
+        yield Attempt(draft.with_row(table, len(rows), rows[0]), f"{table} -> {len(rows)} -> {name}")
 
     # The whole file
 
@@ -311,27 +249,20 @@ class Breaker:
         if isinstance(node, Padding):
             yield from self._padding(name)
         elif isinstance(node, Payloads):
-            yield from self._payloads(location)
+            paddings = [part.name for part in self.whole.fields if isinstance(part.node, Padding)]
+            whole = {} if self.root[self.table] else dict.fromkeys(paddings)  # without rows, padding may lack
+            longer = self.draft.replaced(whole, self.draft.payloads + b"\1")
+            for draft in (longer, self._appended(empty=False, padded=False)[0]):
+                yield Attempt(draft, name)
         elif isinstance(location.check, Rule) and isinstance(location.check.must, HasKey):
-            yield from self._without(location.check, location.check.must.key)
+            left = self.draft.regions[name]
+            left = left.without(location.check.must.key) if location.check.must.key in left else left
+            for draft in (self.draft, self._appended(quantized=True, empty=False)[0]):
+                yield Attempt(draft.replaced({name: left}), name)
         elif name == self.table:
             for empty in (True, False):
-                draft, at, rows = self._appended(gap=self._alignment(self.root), empty=empty)
-                if all(row["dtype"].is_known for row in rows):  # the sizes of others are unknown
-                    offset = forged(self.draft.row_struct(name), "offset", rows[at]["offset"])
-                    draft = draft.with_row(name, at, {**rows[at], "offset": offset})
-                    yield Attempt(draft, f"{name} -> {at} -> offset", offset)
-
-    def _without(self, check: Check, key: str) -> Iterator[Attempt]:
-        """Removes a required entry."""
-        name = check.field
-        metadata = self.draft.regions[name]
-        left = metadata.without(key) if key in metadata else metadata
-        for draft in (self.draft, self._appended(quantized=True, empty=False)[0]):
-            rows = [Record(dict(row)) for row in draft.rows(self.table)]
-            if not holds(check, Context({**self.root, name: left, self.table: rows})):
-                value = forged(self.whole, name, left)
-                yield Attempt(draft.replaced({name: value}), name, value)
+                draft, at, _ = self._appended(gap=self.alignment, empty=empty)
+                yield Attempt(draft, f"{name} -> {at} -> offset")
 
     def _padding(self, name: str) -> Iterator[Attempt]:
         """Sets a byte of padding, if necessary after entries that make room for some."""
@@ -341,33 +272,32 @@ class Breaker:
             for size in range(2, 8):
                 drafts.append(self.draft.with_row(region, at, {**entry, "key": resized(entry["key"], size)}))
         for draft in drafts:
-            if nbytes := len(draft.replaced({name: None}).head()[1][name]):
-                value = forged(self.whole, name, b"\1" + bytes(nbytes - 1))
-                yield Attempt(draft.replaced({name: value}), name, value)
+            if nbytes := len(draft.replaced({name: None}).head.regions[name]):
+                yield Attempt(draft.replaced({name: b"\1" + bytes(nbytes - 1)}), name)
                 return
-
-    def _payloads(self, location: RuleLocation) -> Iterator[Attempt]:
-        """Adds a nonzero byte after the last payload, or removes the padding there."""
-        for draft in (self.draft.replaced({}, self.draft.payloads + b"\1"), self._appended(empty=False, padded=False)[0]):
-            if is_readable(draft):
-                regions = Container.parse(draft.stored()).regions
-                if not holds(location.check, Context({**regions, **regions.counts, "_params": self.root._params})):
-                    yield Attempt(draft, location.check.field)
 
 
 def unchanged(file: File, stored: bytes) -> bool:
     """Tells whether these are the bytes of a file."""
-    return len(stored) == file.source.size and stored == bytes(file.source.view(0, file.source.size))
+    return stored == bytes(file.source.view(0, file.source.size))
 
 
-def is_readable(draft: Draft) -> bool:
-    """Tells whether a draft is read. Payloads of unknown type may overlap if bytes are added."""
-    if not all(row["dtype"].is_known for row in draft.rows(draft.format.table)):
-        try:
-            Container.parse(draft.stored())
-        except FormatError:
-            return False
-    return True
+def _expected(location: RuleLocation, path: str, before: list[Finding], after: list[Finding] | None) -> dict[str, Any] | None:
+    """Returns the expected error or findings if only one rule is newly broken, that at `path`."""
+    check = location.check
+    required = [(found.rule, found.path) for found in after or () if REQUIRED in found.sets]
+    if after is None:
+        return None
+    if check.is_required:
+        reported = check.id
+        if location.type is not None:
+            reported = next(rule.id for rule in location.struct.rules if isinstance(rule, TensorFits))
+        return {"error": check.error, "reported": reported} if required == [(reported, path)] else None
+    for sets in (check.sets, *((name,) for name in check.sets)):
+        old, found = ([(rule.rule, rule.path) for rule in of if {*sets} & {*rule.sets}] for of in (before, after))
+        if not required and [new for new in found if new not in old] == [(check.id, path)]:
+            return {"sets": sets, "findings": ((check.id, path), *(finding for finding in old if finding in found))}
+    return None
 
 
 def can_be_broken(location: RuleLocation) -> bool:
@@ -378,9 +308,8 @@ def can_be_broken(location: RuleLocation) -> bool:
     field = location.struct.field(check.field)
     if field.is_count:
         return location.of_rows  # of others, the size of the file would have to follow
-    node = field.node
-    is_known = bool(check.must.broken_by) or isinstance(check.must, HasKey) or read(check.condition) is not None
-    return is_known or isinstance(node, (Padding, Payloads)) or bool(_edges(node))
+    is_known = check.broken_by or isinstance(check.must, HasKey) or read(check.condition) is not None
+    return bool(is_known or isinstance(field.node, (Padding, Payloads)) or _edges(field.node))
 
 
 def _required(check: Check) -> dict[str, Any]:

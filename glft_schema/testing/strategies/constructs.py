@@ -24,9 +24,9 @@ from glft_schema.errors import UnsupportedError
 from glft_schema.limits import Limits
 from glft_schema.storage.tensor_bytes import tensor_over
 from glft_schema.tensor_types import TensorType
-from glft_schema.testing.strategies.fitting import LONG, repeated, value_in, value_so_far
+from glft_schema.testing.strategies.fitting import LONG, inner_context, repeated, value_in, value_so_far
 from glft_schema.testing.strategies.layouts import OPAQUE, payload_key
-from glft_schema.testing.strategies.structs import drawing_context, inner_context, struct_values
+from glft_schema.testing.strategies.structs import drawing_context, struct_values
 
 ITEMS = 4  # limit for lists without a declared length
 MANY = 256  # elements or bytes; longer values repeat fewer

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from glft_schema.codec.rules import rule_sets
-from glft_schema.describe.nodes import JsonTable, Padding, Payloads
+from glft_schema.describe.nodes import JsonTable, Padding
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
@@ -18,6 +18,7 @@ from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.drafts import Draft
 from glft_schema.testing.strategies.fitting import is_wanted, value_in
 from glft_schema.testing.strategies.json_texts import respelled, with_text
+from glft_schema.testing.strategies.layouts import alignment_of
 from glft_schema.testing.strategies.structs import MAX_BYTES, Knobs, drawing_context
 
 MAX_TENSORS = 6
@@ -66,18 +67,16 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
     """Draws regions and payloads. Bytes without a field are arbitrary, unless rules guard them."""
     regions = draw(values_of(format.struct, drawing_context(knobs)))
     draft = Draft(format, {name: value for name, value in regions.items() if name != "data"}, b"")
-    head, built = draft.head()
+    built = draft.head.regions
     whole = struct_of(format.struct)
     if isinstance(whole.field(format.table).node, JsonTable):
         rows = built[format.table]
         text = draw(respelled(rows, is_plain=bool(knobs.rules)))
         draft = draft.with_json(format.table, with_text(rows, text))
-        head = draft.head()[0]
     guarded = {check.field for check in whole.rules if is_wanted(check, knobs.rules)}
     payloads = _region(draw, built[format.table], regions.data, "data" not in guarded)
     if "data" in guarded or draw(st.booleans()):
-        data = whole.field("data").node
-        payloads += bytes(-len(payloads) % value_in(built, data.to)) if isinstance(data, Payloads) and data.to else b""
+        payloads += bytes(-len(payloads) % alignment_of(whole.field("data").node, built))
     else:
         payloads += draw(st.binary(max_size=TRAILING))
     for part in whole.fields:
@@ -85,8 +84,8 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
             nbytes = len(built[part.name])
             may_lack = not payloads and padding.may_lack and value_in(built, padding.may_lack)
             stored = draw(st.binary(min_size=0 if may_lack else nbytes, max_size=nbytes))
-            head = draft.replaced({part.name: stored}).head()[0]
-    return head + payloads
+            draft = draft.replaced({part.name: stored})
+    return draft.head.stored + payloads
 
 
 def _region(draw: st.DrawFn, rows: Sequence[Any], payloads: dict[str, bytes], any_bytes: bool) -> bytes:

@@ -75,9 +75,9 @@ class Corruption:
     def _other_error(self, error: FormatError) -> str | None:
         """Returns how an error differs from the expected one, or None."""
         found = f"found {type(error).__name__}{f' of {error.rule}' if error.rule else ''}: {error.text}"
-        if self.error is None or not isinstance(error, self.error) or (error.rule != self.reported and not self.within):
-            return f"expected {self.expected}, {found}"
-        if error.path != self.path and not (self.within and error.path.startswith(f"{self.path} -> ")):
+        is_inside = self.within and error.path.startswith(f"{self.path} -> ")
+        is_reported = error.path == self.path or is_inside
+        if not isinstance(error, self.error or ()) or not is_reported or (error.rule != self.reported and not self.within):
             return f"expected {self.expected}, {found}"
         is_later = isinstance(error, TruncatedError) and (error.offset or 0) > (self.offset or 0)
         if not self.within and self.offset is not None and error.offset != self.offset and not is_later:

@@ -1,38 +1,73 @@
 """Files before building: regions that may break rules, and the payloads as bytes.
 
 A `Draft` is built without checking rules, and its fields may be `Forged`: built by a construct
-other than their own. So it can become a file that no writer would produce.
+other than their own. So it can become a file that no writer would produce. The rules that it breaks
+follow from its values, which are known before there are bytes to parse.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import construct
 
-from glft_schema.codec.context import new_context
+from glft_schema.codec.context import Context, byte_order, new_context
 from glft_schema.codec.expressions import Reference
 from glft_schema.codec.json_table import JsonRows
-from glft_schema.codec.records import Record
+from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.structs import Forged, unwrapped
+from glft_schema.codec.trace import without_root
 from glft_schema.describe.nodes import Field, JsonTable, Lines, List, StructOf
 from glft_schema.describe.schema import rows_of, struct_of
+from glft_schema.errors import Finding, FormatError
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
-from glft_schema.testing.strategies.json_texts import with_json_row
+from glft_schema.storage.source import BytesSource
+from glft_schema.tensors.region import Payloads, TensorMap, gaps_between
+from glft_schema.testing.strategies.fitting import inner_context
+from glft_schema.testing.strategies.json_texts import spans_of_row, with_json_row
+from glft_schema.testing.strategies.layouts import payload_key
 
 
-def forged(struct: StructOf, name: str, value: Any) -> Forged:
-    """Returns a value of a field that is built although it breaks a rule."""
-    return Forged(struct.field(name).declared, value, value)
+@dataclass
+class Region(Forged):
+    """A region built from bytes or rows.
+
+    Attributes:
+        see: (the file's context, path) -> the value that other fields see. Checks the rules in the
+            region that the construct of its field would check.
+    """
+
+    _: KW_ONLY
+    see: Callable[[Context, str], Any]
+
+    def build(self, stream: Any, context: Context, path: str) -> Any:
+        """Writes the region, and returns the value that other fields see."""
+        super().build(stream, context, path)
+        return self.see(context, path)
 
 
 def plain(value: Any) -> Any:
     """Returns a value as other fields see it."""
     return value.seen if isinstance(value, Forged) else value
+
+
+class Head(NamedTuple):
+    """The part of a file before its payloads.
+
+    Attributes:
+        stored: its bytes.
+        regions: the context with its regions.
+        positions: the first byte of each field, by path.
+    """
+
+    stored: bytes
+    regions: Any
+    positions: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -56,15 +91,51 @@ class Draft:
         data = file.regions.data
         return cls(file.format, regions, bytes(file.source.view(data.start, data.size)))
 
-    def head(self) -> tuple[bytes, Any]:
-        """Returns the bytes before the payloads, and the regions as they were built."""
-        stream = io.BytesIO()
-        context = self.format.head._build(dict(self.regions), stream, new_context(False, forging=True), "(building)")
-        return stream.getvalue(), context
+    @cached_property
+    def head(self) -> Head:
+        """The part before the payloads, as it is built."""
+        stream, params = io.BytesIO(), new_context(False, forging=True, positions={})
+        regions = self.format.head._build(dict(self.regions), stream, params, "(building)")
+        return Head(stream.getvalue(), regions, params.positions)
 
     def stored(self) -> bytes:
         """Returns the bytes of the file."""
-        return self.head()[0] + self.payloads
+        return self.head.stored + self.payloads
+
+    def start(self, path: str) -> int:
+        """Returns the first byte of a field, or of the payloads."""
+        return len(self.head.stored) if path == "data" else self.head.positions[path]
+
+    def broken(self) -> list[Finding] | None:
+        """Returns the rules whose predicates the values break, up to a `REQUIRED` one.
+
+        Returns None for values that cannot be stored, and for payloads that overlap or do not fit
+        into the region.
+        """
+        params = new_context(False, forging=True, positions={}, findings=[], trace=None)
+        data = Region(construct.GreedyBytes, self.payloads, None, see=self._tensors)
+        try:
+            self.format.struct._build({**self.regions, "data": data}, io.BytesIO(), params, "(building)")
+        except FormatError as error:
+            required = Finding(error.rule or "", (REQUIRED,), without_root(error.path), error.problem)
+            return [*params.findings, required] if error.rule else None
+        except (construct.ConstructError, TypeError, ValueError, ArithmeticError):
+            return None
+        return params.findings
+
+    def _tensors(self, context: Context, path: str) -> TensorMap:
+        """Returns the tensors of the payloads. An unknown type extends to the next offset."""
+        rows, size = context[self.format.table], len(self.payloads)
+        ends = sorted({row.offset for row in rows} | {size})
+        extents = []
+        for row in rows:
+            end = next((end for end in ends if end > row.offset), row.offset)
+            extents.append(row.dtype.nbytes(row.shape) if row.dtype.is_known else end - row.offset)
+        spans = {payload_key(row): (row.offset, nbytes) for row, nbytes in zip(rows, extents, strict=True)}
+        gaps = gaps_between(sorted(spans.values()), size)
+        if gaps is None or ends[-1] > size:
+            raise FormatError("expected payloads without overlap, within the region", path)
+        return TensorMap(rows, Payloads(extents, gaps), BytesSource(self.payloads), 0, size, byte_order(context))
 
     def replaced(self, regions: Mapping[str, Any], payloads: bytes | None = None) -> Draft:
         """Returns a draft with these regions, and these payloads if they are given."""
@@ -98,47 +169,66 @@ class Draft:
         return list(value or ())
 
     def with_row(self, table: str, at: int, row: Mapping[str, Any], seen: Any = None) -> Draft:
-        """Returns a draft with a row in place of row `at`, or after the last, and a count to match.
+        """Returns a draft with a row in place of row `at`, or after the last.
 
         Args:
             table: the region.
             at: the number of the row.
             row: fields by name; some may be `Forged`.
-            seen: the table as other fields see it; by default the rows, or the old metadata.
+            seen: metadata as other fields see it; by default the old metadata.
         """
-        declared, rows = unwrapped(self.field(table).declared), self.rows(table)
-        if isinstance(self.field(table).node, JsonTable):
-            return self.with_json(table, with_json_row(declared, plain(self.regions[table]), at, row))
+        field, rows = self.field(table), self.rows(table)
+        declared = unwrapped(field.declared)
+        if isinstance(field.node, JsonTable):
+            return self.with_json(table, with_json_row(declared, plain(self.regions[table]), at, row), at)
         rows[at : at + 1] = [row]
-        if self.is_metadata(table):
-            declared, seen = declared.subcon, plain(self.regions[table]) if seen is None else seen
-        else:
-            seen = [Record({name: plain(value) for name, value in row.items()}) for row in rows]
-        return self.counted(table, len(rows)).replaced({table: Forged(declared, rows, seen)})
+        if not self.is_metadata(table):
+            return self.replaced({table: rows})
+        seen = plain(self.regions[table]) if seen is None else seen
 
-    def with_json(self, table: str, rows: JsonRows) -> Draft:
-        """Returns a draft with the text of `rows`, and a count to match."""
-        return self.counted(table, len(rows.stored)).replaced({table: Forged(construct.GreedyBytes, rows.stored, rows)})
+        def see(context: Context, path: str) -> Any:
+            if "findings" in context._params:
+                declared.once.check_rows([{"key": plain(row["key"])} for row in rows], context, path)
+            return seen
 
-    def counter(self, region: str) -> tuple[str, Field] | None:
-        """Returns the field that counts a region, after the name of its own region, or None.
+        region = Region(declared.subcon, rows, seen, see=see)
+        return self.counted(table, len(rows)).replaced({table: region})
 
-        The name is empty if the field is a region itself.
+    def with_json(self, table: str, rows: JsonRows, changed: int | None = None) -> Draft:
+        """Returns a draft with the text of `rows`, and a count to match.
+
+        Args:
+            table: the region.
+            rows: the rows.
+            changed: the number of the row whose fields get positions.
         """
+        field = self.field(table)
+
+        def see(context: Context, path: str) -> JsonRows:
+            if changed is not None:
+                spans = spans_of_row(rows, changed, unwrapped(field.declared).fields)
+                starts = {f"{table} -> {changed} -> {name}": start for name, (start, _) in spans.items()}
+                context._params.positions.update(starts)
+            if "findings" in context._params:
+                for i, row in enumerate(rows):
+                    for rule in self.row_struct(table).rules:
+                        rule.check(inner_context(context, row=row), f"{path} -> {i}")
+            return rows
+
+        region = Region(construct.GreedyBytes, rows.stored, rows, see=see)
+        return self.counted(table, len(rows.stored)).replaced({table: region})
+
+    def counter(self, region: str) -> tuple[str, ...]:
+        """Returns the names of the field that counts a region, after its own region; or none."""
         node = self.field(region).node
         number = node.count if isinstance(node, List) else node.size if isinstance(node, (Lines, JsonTable)) else None
-        if not isinstance(number, Reference) or len(number.names) > 2:
-            return None
-        if len(number.names) == 1:
-            return "", self.field(number.names[0])
-        outer = self.field(number.names[0])
-        return outer.name, struct_of(outer.node.declared).field(number.names[1])  # type: ignore[union-attr]
+        return number.names if isinstance(number, Reference) and len(number.names) <= 2 else ()
 
     def counted(self, region: str, count: int) -> Draft:
         """Returns a draft in which the field that counts a region is `count`."""
-        if (found := self.counter(region)) is None:
-            return self
-        outer, counter = found
-        number = Forged(unwrapped(counter.declared).subcon, count, count)
-        changed = {counter.name: number}
-        return self.replaced({outer: {**self.regions.get(outer, {}), **changed}} if outer else changed)
+        match self.counter(region):
+            case (name,):
+                return self.replaced({name: count})
+            case (outer, name):
+                return self.replaced({outer: {**self.regions.get(outer, {}), name: count}})
+        return self

@@ -18,6 +18,7 @@ from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, subexpressions
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.metadata_rules import HasKey
+from glft_schema.codec.records import NO_COUNTS
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.trace import Trace
 from glft_schema.describe.node_reader import evaluate
@@ -53,6 +54,20 @@ def value_so_far(context: Context, expression: Expression) -> Any:
     with suppress(KeyError, AttributeError):
         return value_in(context, expression)
     return None
+
+
+def inner_context(outer: Context, declared: construct.Struct | None = None, row: Mapping[str, Any] = NO_COUNTS) -> Any:
+    """Returns the context of a Struct, `_declared`, or of a list, in another one.
+
+    Args:
+        outer: the other context.
+        declared: the Struct.
+        row: its fields; if it is a `Record`, also with its counts.
+    """
+    context = Context(_=outer, _params=outer._params, _parsing=False, _building=True, _sizing=False)
+    context.update({"_root": outer.get("_root", context)} | ({"_declared": declared} if declared else {}))
+    context.update({**row, **getattr(row, "counts", NO_COUNTS)})
+    return context
 
 
 def is_wanted(check: Check, sets: Iterable[str]) -> bool:
@@ -125,10 +140,7 @@ def _constant(part: Expression, context: Context) -> Any:
     if isinstance(part, Constant):
         return part.value
     if isinstance(part, Reference) and (part.up or part.of_root):
-        at = context.get("_root", {}) if part.of_root else context
-        for name in ("_",) * part.up + part.names:
-            at = at.get(name, {}) if isinstance(at, Mapping) else {}
-        return at
+        return value_so_far(context, part)
     return None
 
 

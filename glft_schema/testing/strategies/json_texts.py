@@ -10,10 +10,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from glft_schema.codec.context import new_context
-from glft_schema.codec.json_table import Entry, JsonRows, JsonTable
+from glft_schema.codec.json_table import Entry, JsonField, JsonRows, JsonTable
 from glft_schema.codec.json_text import Part, to_json
 from glft_schema.codec.records import Record
-from glft_schema.codec.structs import Forged, unwrapped
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
 
@@ -50,31 +49,28 @@ def entries_of_rows(rows: JsonRows) -> list[Part]:
 def with_json_row(declared: JsonTable, rows: JsonRows, at: int, row: Mapping[str, Any]) -> JsonRows:
     """Returns rows with `row` in place of row `at`, or after the last.
 
-    Forged fields of the row get the offset of their value in the container.
-
     Raises:
         FormatError: if a field cannot be written.
     """
     entry, struct = Entry(), struct_of(declared.row)
     try:
-        declared.row._build(row, entry, new_context(False, forging=True), "(building)")
+        built = declared.row._build(row, entry, new_context(False, forging=True), "(building)")
     except FormatError:  # a count of a payload that is not defined
-        counts = [part for part in struct.fields if part.is_count and part.name not in row]
-        row = {**row, **{part.name: Forged(unwrapped(part.declared).subcon, 0, 0) for part in counts}}
-        declared.row._build(row, entry, new_context(False, forging=True), "(building)")
+        row = {**{part.name: 0 for part in struct.fields if part.is_count}, **row}
+        built = declared.row._build(row, entry, new_context(False, forging=True), "(building)")
     name = entry.pop(None)
     text, old = rows.stored, entries_of_rows(rows)
     member = f"{to_json(name)}:{to_json(entry)}".encode()
     text = text[: old[at].key] + member + text[old[at].end :] if at < len(old) else with_members(text, member)
     changed = with_text(rows, text)
-    changed[at : at + 1] = [Record({key: value.seen if isinstance(value, Forged) else value for key, value in row.items()})]
-    fields = {key: value for key, value in row.items() if isinstance(value, Forged)}
-    if fields:
-        part = entries_of_rows(changed)[at]
-        spans = changed.spans(changed.members.index(part), declared.fields)
-        for key, value in fields.items():
-            value.start = spans[key][0]
+    follow = {part.name: built[part.name] for part in struct.fields if part.is_count or part.is_computed}
+    changed[at : at + 1] = [Record({name: built[name] for name in row if name not in follow}, follow)]
     return changed
+
+
+def spans_of_row(rows: JsonRows, at: int, fields: Mapping[str, JsonField]) -> dict[str, tuple[int, int]]:
+    """Returns the first byte of each field of a row in the file, and the byte after it."""
+    return rows.spans(rows.members.index(entries_of_rows(rows)[at]), fields)
 
 
 @st.composite

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.records import Record
-from glft_schema.describe.nodes import Field, Payloads
+from glft_schema.describe.nodes import Field, Node, Payloads
 from glft_schema.describe.schema import rows_of
-from glft_schema.testing.strategies.fitting import holds, is_wanted, value_so_far
+from glft_schema.testing.strategies.fitting import holds, inner_context, is_wanted, value_so_far
 from glft_schema.testing.strategies.lengths import guards
 
 GAP = 3  # bytes or multiples of the alignment, at most
@@ -26,6 +26,11 @@ def payload_key(row: Any) -> tuple[Any, ...]:
 def size_of(row: Any) -> int:
     """Returns the bytes of a row's payload; for an unknown type, the most that it may have."""
     return int(row.dtype.nbytes(row.shape)) if row.dtype.is_known else OPAQUE
+
+
+def alignment_of(data: Node, context: Context) -> int:
+    """Returns the multiple at which the payloads of a region begin."""
+    return int((isinstance(data, Payloads) and data.to and value_so_far(context, data.to)) or 1)
 
 
 def moved(row: Record, offset: int) -> Record:
@@ -48,7 +53,7 @@ def laid_out(draw: st.DrawFn, table: Field, rows: list[Record], data: Payloads, 
 
     Rejects the example if the rules do not allow payloads one after another either.
     """
-    alignment = int((data.to and value_so_far(context, data.to)) or 1)
+    alignment = alignment_of(data, context)
     if draw(st.booleans()) and rows:
         loose = loosely(draw, rows, draw(st.sampled_from([1, alignment])))
         if keeps(table, loose, context):
@@ -80,7 +85,7 @@ def keeps(table: Field, rows: list[Record], context: Context) -> bool:
     assert struct
     checks = [check for check in struct.rules if is_wanted(check, context._params._drawing.rules)]
     for row in rows:
-        at = Context(_=context, _params=context._params, _root=context._root, **row, **row.counts)
+        at = inner_context(context, row=row)
         if not all(holds(check, at) for check in checks):
             return False
     at = Context({**context, table.name: rows})

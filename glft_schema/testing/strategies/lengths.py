@@ -24,56 +24,40 @@ SMALL = 5  # drawn counts are less
 
 
 @cache
-def lengths_in(field: Field) -> tuple[tuple[Expression, int], ...]:
-    """Returns the lengths in a field, each with the number of contexts between it and the field."""
-    return tuple(_lengths_in(field.node))
+def counters(declared: construct.Struct) -> frozenset[str]:
+    """Returns the names of the fields on which lengths in a Struct depend, at any depth."""
+    parts = (part for length in _lengths_in(Ref("", declared)) for part in subexpressions(length))
+    return frozenset(part.names[-1] for part in parts if isinstance(part, Reference))
 
 
-def _lengths_in(node: Node | None) -> Iterator[tuple[Expression, int]]:
+def _lengths_in(node: Node | None) -> Iterator[Expression]:
     match node:
         case List():
-            yield node.count, 0
+            yield node.count
             yield from _lengths_in(node.item)
         case Bytes() if node.size:
-            yield node.size, 0
+            yield node.size
         case Counted():
-            yield from ((length, depth + node.has_scope) for length, depth in _lengths_in(node.item))
+            yield from _lengths_in(node.item)
         case Switch():
             for inner in (*(case.node for case in node.cases), node.default):
                 yield from _lengths_in(inner)
         case Ref() if node.declared and not node.level:
             for part in struct_of(node.declared).fields:
-                yield from ((length, depth + 1) for length, depth in lengths_in(part))
-
-
-def counted_by(field: Field, context: Context) -> list[tuple[Field, bool]]:
-    """Returns later fields, in any Struct around `field`, whose length depends on it.
-
-    Each comes with whether it is in the same Struct and its length is just `field`.
-    """
-    found: list[tuple[Field, bool]] = []
-    at, part = context, field
-    names: tuple[str, ...] = (field.name,)
-    while (declared := at.get("_declared")) is not None:
-        outer, fields = at.get("_", {}), struct_of(declared).fields
-        is_whole = "_declared" not in outer
-        for later in fields[fields.index(part) + 1 :]:
-            for length, depth in lengths_in(later):
-                references = [ref for ref in subexpressions(length) if isinstance(ref, Reference) and ref.names == names]
-                if any(is_whole if ref.of_root else ref.up == depth for ref in references):
-                    found.append((later, at is context and depth == 0 and isinstance(length, Reference)))
-        if is_whole or (name := outer.get("_field")) is None:
-            break
-        at, part, names = outer, struct_of(outer._declared).field(name), (name, *names)
-    return found
+                yield from _lengths_in(part.node)
 
 
 def as_count(field: Field, value: int, context: Context) -> int:
-    """Returns `value`, or if `field` is a count, a small number or one that rules require."""
-    if not (counted := counted_by(field, context)):
+    """Returns `value`; if lengths depend on `field`, a small number or one that rules require."""
+    outermost = context
+    while "_declared" in outermost.get("_", {}):
+        outermost = outermost["_"]
+    if field.name not in counters(outermost["_declared"]):
         return value
-    options = list(range(SMALL))
-    for later in (later for later, is_exact in counted if is_exact):
+    options, own = list(range(SMALL)), Reference((field.name,))
+    for later in struct_of(context["_declared"]).fields:
+        if own not in (getattr(later.node, "count", None), getattr(later.node, "size", None)):
+            continue
         conditions = dict(rules_on_length(later, context))
         parts = [part for condition in conditions.values() for part in subexpressions(condition)]
         numbers = [part.value for part in parts if isinstance(part, Constant) and isinstance(part.value, int)]

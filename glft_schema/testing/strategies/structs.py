@@ -9,11 +9,10 @@ from functools import singledispatch
 from itertools import product
 from typing import Any
 
-import construct
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from glft_schema.codec.context import Context
+from glft_schema.codec.context import Context, new_context
 from glft_schema.codec.expressions import Reference, ValueOfKey
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.records import Record
@@ -26,7 +25,7 @@ from glft_schema.describe.schema import rows_of
 from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
-from glft_schema.testing.strategies.fitting import candidates, derive, holds, is_wanted, pattern, with_value
+from glft_schema.testing.strategies.fitting import candidates, derive, holds, inner_context, is_wanted, pattern, with_value
 from glft_schema.testing.strategies.layouts import laid_out, size_of
 from glft_schema.testing.strategies.lengths import all_hold, as_count, fits, guards
 
@@ -57,16 +56,7 @@ class Knobs:
 
 def drawing_context(knobs: Knobs | None = None, /, *, rules: Sequence[str] = (), **params: Any) -> Any:
     """Returns the outermost context: the parameters of building, and the knobs as `_drawing`."""
-    context = Context(params, _parsing=False, _building=True, _sizing=False, _drawing=knobs or Knobs(rules))
-    context._params = context
-    return context
-
-
-def inner_context(outer: Context, declared: construct.Struct | None = None) -> Any:
-    """Returns the context of a Struct, `_declared`, or of a list, in another one."""
-    context = Context(_=outer, _params=outer._params, _parsing=False, _building=True, _sizing=False)
-    context.update({"_root": outer.get("_root", context)} | ({"_declared": declared} if declared else {}))
-    return context
+    return new_context(False, _drawing=knobs or Knobs(rules), **params)
 
 
 @st.composite
@@ -207,8 +197,7 @@ def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[St
     checks = [check for check in row.rules if is_wanted(check, context._params._drawing.rules)]
     numbers = [(code.table[case.code], case.node.of) for case in switch.cases if isinstance(case.node, Number)]
     for (type_, number), value in product(numbers, values):
-        at = inner_context(context, row.declared)
-        at.update({"key": lookup.key, "type": type_, "value": value})
+        at = inner_context(context, row.declared, {"key": lookup.key, "type": type_, "value": value})
         with suppress(FormatError):  # a value that the number cannot hold
             if number.stored(value) and all(holds(check, at) for check in checks):
                 options.append(StoredValue(type_, value))
