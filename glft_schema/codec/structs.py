@@ -138,10 +138,10 @@ class Struct(Interpreted, construct.Struct):
             if slot is None:
                 field._parsereport(stream, context, path)
                 continue
-            with trace.field(f"{path} -> {name}", stream) as span:
-                value = field._parsereport(stream, context, path)
-                span.value = value = list(value) if isinstance(value, construct.ListContainer) else value
-            context[name] = value
+            trace.begin(f"{path} -> {name}", stream)
+            value = field._parsereport(stream, context, path)
+            context[name] = value = list(value) if isinstance(value, construct.ListContainer) else value
+            trace.end(value, stream)
             slot.__set__(record, value)
         return record
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import construct
@@ -47,12 +46,12 @@ class Table(Interpreted, construct.Array):
             if count and isinstance(stream, Cursor) and (columns := column_reader(self.subcon, context)):
                 return self._parse_columns(columns, count, stream, context, path, starts)
             return self._parse_rows([], count, stream, context, path, starts)
-        if starts and (wanted := trace.row_in(without_root(path))) is not None and wanted < len(starts):
-            stream.seek(starts[wanted])
-            self.subcon._parse(stream, context, f"{path} -> {wanted}")
+        wanted, rows = trace.rows_in(without_root(path), count), list[Any]()
+        if starts and trace.wanted and wanted and wanted[0] < len(starts):
+            stream.seek(starts[wanted[0]])
+            self.subcon._parse(stream, context, f"{path} -> {wanted[0]}")
             raise Located  # later rows are not needed
-        rows: list[Any] = []
-        for traced in chain(trace.rows_in(without_root(path), count), (count,)):
+        for traced in (*wanted, count):
             params["trace"] = None
             try:
                 self._parse_rows(rows, traced, stream, context, path)

@@ -21,7 +21,7 @@ import numpy as np
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.context import LITTLE, ByteOrder
-from glft_schema.codec.trace import Span
+from glft_schema.codec.trace import STEP, Span
 from glft_schema.describe.json_parts import padding_of, parts_of_no_row
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
@@ -37,7 +37,6 @@ from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.region import TensorMap
 
 FIELD, PADDING, GAP, UNCLAIMED = "field", "padding", "gap", "unclaimed"
-STEP = " -> "
 JSON_SYNTAX = "JSON syntax and known keys"
 PAYLOAD = "payload"  # the struct of a tensor type's payload
 
