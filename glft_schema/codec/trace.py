@@ -36,15 +36,11 @@ class Span:
     has_parts: bool = False  # whether its parts have spans, too
 
 
-class Located(Exception):  # noqa: N818 - not an error
-    """The wanted field of a trace has been parsed, so parsing can stop."""
-
-
 class Trace:
     """The spans of the fields of a parse.
 
     Args:
-        wanted: paths; of tables, only the rows with one of them are traced. By default all are.
+        wanted: paths; of tables, only the rows with one of them have to be traced. By default all.
 
     Attributes:
         spans: the finished fields, each after its parts.
@@ -71,7 +67,7 @@ class Trace:
             self.open[-1].has_parts = True
 
     def rows_in(self, table: str, count: int) -> Sequence[int]:
-        """Returns the indices of a table's rows to trace."""
+        """Returns the indices of the rows of a table that have to be traced."""
         if not self.wanted:
             return range(count)
         below = (path.removeprefix(table + STEP) for path in self.wanted if path.startswith(table + STEP))

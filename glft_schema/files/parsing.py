@@ -14,7 +14,7 @@ from glft_schema.codec.expressions import field_path
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Struct
-from glft_schema.codec.trace import Located, Span, Trace
+from glft_schema.codec.trace import Span, Trace
 from glft_schema.errors import Finding, FormatError, OptionError, TruncatedError, shown
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
@@ -33,16 +33,16 @@ def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_tr
     """
     if not isinstance(source, Source):
         raise OptionError(f"expected a Source, such as glft_schema.open_source(path), found {shown(source)}")
-    format, params = format_of(source), dict[str, Any](starts={}, allow_truncated=allow_truncated)
+    format = format_of(source)
     try:
-        record = _run(format.struct, source, **params)
+        record = _run(format.struct, source, allow_truncated=allow_truncated)
     except FormatError as error:
         unlocated = error
     else:
         return File(format, record, source, device, current(), partial(parse_source, allow_truncated=allow_truncated))
     trace = Trace(*filter(None, [unlocated.path]))  # here, the first parse's memory is free
-    with suppress(FormatError, Located):
-        _run(format.struct, source, trace, **params)
+    with suppress(FormatError):
+        _run(format.struct, source, trace, allow_truncated=allow_truncated)
     raise _located(unlocated, trace, format, source)
 
 
@@ -55,12 +55,12 @@ def trace_fields(file: File) -> list[Span]:
     return spans
 
 
-def region_starts(file: File) -> dict[str, int]:
-    """Returns the offset of each region of `file`, in file order. Parses the file again."""
-    trace = Trace(*(field.name for field in file.format.struct.subcons if field.name))
+def starts_of(file: File, paths: Iterable[str]) -> dict[str, int]:
+    """Returns the offset of each field of `file` at one of `paths`. Parses the file again."""
+    trace = Trace(*paths)
     with file.limits, suppress(TruncatedError):  # in the payloads, the last region
         _run(file.format.struct, file.source, trace)
-    return {name: span.start for name in trace.wanted if (span := trace.find(name))}
+    return {path: span.start for path in trace.wanted if (span := trace.find(path))}
 
 
 def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatError | None]:
