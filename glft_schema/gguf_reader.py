@@ -25,7 +25,7 @@ import numpy as np
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.numbers import u32, u64
-from glft_schema.codec.trace import Span
+from glft_schema.codec.trace import STEP, Span
 from glft_schema.codec.typed_values import OFTEN, ValueType
 from glft_schema.files.parsing import trace_source
 from glft_schema.formats.registry import WITH_TYPES
@@ -35,7 +35,6 @@ from glft_schema.tensors.tensor import Tensor
 __all__ = ["GGMLQuantizationType", "GGUFEndian", "GGUFReader", "GGUFValueType", "ReaderField", "ReaderTensor"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-STEP = " -> "  # in the paths of fields
 METADATA, INFOS = "metadata" + STEP, "tensor_infos" + STEP
 VALUE, COUNT, ELEMENTS = STEP + "value", STEP + "n", STEP + "elements"
 HEADER = {"version": "GGUF.version", "n_tensors": "GGUF.tensor_count", "n_kv": "GGUF.kv_count"}

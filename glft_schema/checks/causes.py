@@ -22,7 +22,6 @@ from glft_schema.families.loader import (
     padded,
     read_keys,
 )
-from glft_schema.families.page import Family
 from glft_schema.families.pages import BY_ARCH
 from glft_schema.families.pages.every_model import PER_BLOCK, SIZES, TYPES
 from glft_schema.families.requirements import ARCHITECTURE
@@ -63,18 +62,18 @@ def explain(file: File, findings: list[Finding]) -> str:
     Returns:
         The number that explains most of all findings, or an empty string.
     """
-    arch, first = file.metadata.get(ARCHITECTURE), file.shards[0]
+    arch = file.metadata.get(ARCHITECTURE)
     if not findings or not isinstance(arch, str) or arch not in BY_ARCH or any(one.name == ARCHITECTURE for one in findings):
         return ""
-    numbers, family = Trial(file, arch), BY_ARCH[arch]
-    list(read_keys(first, numbers, family))
+    numbers = Trial(file, arch)
+    list(read_keys(numbers))
 
     def broken(key: str = "", value: int = 0) -> dict[tuple[str, str, str], Finding]:
         numbers.replaced = key, value
-        return {_place(one): one for one in (*broken_limits(first, numbers, family), *broken_tensors(file, numbers, family))}
+        return {_place(one): one for one in (*broken_limits(numbers), *broken_tensors(numbers))}
 
     before = broken()
-    equations = _equations(file, numbers, family)
+    equations = _equations(numbers)
     for finding in findings:
         key = finding.name.removeprefix(f"{arch}.")
         if finding.name in numbers.unknown and finding.name not in file.metadata:
@@ -114,17 +113,17 @@ def _fits(numbers: Trial, equations: Equations, key: str) -> Iterator[tuple[int,
             yield fit, value
 
 
-def _equations(file: File, numbers: Trial, family: Family) -> Equations:
+def _equations(numbers: Trial) -> Equations:
     """Returns equations that do not hold."""
-    equations, blocks, rows = Equations(), 0, {row.name: row for row in family.loaded}
-    for name, tensor in file.tensors.items():
+    equations, blocks, rows = Equations(), 0, {row.name: row for row in numbers.family.loaded}
+    for name, tensor in numbers.file.tensors.items():
         match = BLOCK.match(name)
         block = int(match[1]) if match else 0
         blocks = max(blocks, block + bool(match))
         if row := rows.get(BLOCK.sub("blk.{i}.", name, count=1)):
             equations[row.dims, tuple(padded(tensor.dims))] += 1
             word = row.when.removeprefix("no ")
-            if word in SIZES and word != row.when and is_read(row, block, numbers, file.tensors) is False:
+            if word in SIZES and word != row.when and is_read(row, block, numbers) is False:
                 equations[word, (0, 1, 1, 1)] += 1
     equations["layers", (blocks, 1, 1, 1)] += 1
     broken = Equations({one: count for one, count in equations.items() if _sizes(one[0], numbers) != one[1]})

@@ -6,7 +6,6 @@ fields, one after another, are the key of their values. Fields of a class with `
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, overload
@@ -138,8 +137,8 @@ class ColumnReader:
         else:
             self._fields.append((name, fast_reader(named, self._known)))
 
-    def read_ahead(self, cursor: Cursor, until: int, starts: array[int] | None) -> None:
-        """Extends `rows` up to `until` by those in memory, and `starts` by the first byte of each.
+    def read_ahead(self, cursor: Cursor, until: int) -> None:
+        """Extends `rows` up to `until` by those in memory.
 
         Leaves `cursor` at the first row that is left for the full parse.
         """
@@ -166,8 +165,6 @@ class ColumnReader:
                 if self._checks:
                     self._check(len(rows.kind))
                 rows.kind.append(kind)
-                if starts is not None:
-                    starts.append(before + done)
                 done = at
         for values in rows.others.values():  # of a row that failed
             del values[len(rows) :]

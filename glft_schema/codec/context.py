@@ -10,7 +10,6 @@ Fields of this package also work in construct's own Structs, whose contexts may 
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING, Any, Literal
 
 import construct
@@ -56,8 +55,6 @@ class Parameters(Context):
         byte_order: of its numbers; little-endian by default.
         limits: its resource limits; the caller's by default.
         trace: records the positions of fields; None in a plain parse.
-        starts: the first byte of each row, by the path of its table. A plain parse fills it for the
-            parse that locates an error.
         objects: the number of rows and arrays so far, which the limit ``objects`` counts.
         findings: collects broken rules that not every reader enforces; only set if requested.
         positions: the first byte of each field by path, filled by building; only set if requested.
@@ -72,7 +69,6 @@ class Parameters(Context):
     byte_order: ByteOrder
     limits: Limits
     trace: Trace | None
-    starts: dict[str, array[int]]
     objects: int
     findings: list[Finding]
     positions: dict[str, int]

@@ -11,7 +11,6 @@ import json
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from keyword import iskeyword
 from typing import Any, NamedTuple
 
@@ -180,12 +179,9 @@ def read(expression: Any) -> Expression | None:
 
 def field_of(expression: Any) -> str:
     """Returns the name of the first field in an expression. Raises ValueError if there is none."""
-    if isinstance(expression, Path) and (found := _reference(expression)) and not (found.up or found.of_root):
-        return found.names[0]
-    parts = vars(expression) if isinstance(expression, ExprMixin) and not isinstance(expression, Path) else {}
-    for operand in (parts[name] for name in OPERANDS if name in parts):
-        with suppress(ValueError):
-            return field_of(operand)
+    for found in references_in(expression):
+        if not (found.up or found.of_root):
+            return found.names[0]
     raise ValueError(f"expected an expression on a field of the Struct, such as this.version, found {expression!r}")
 
 
@@ -285,10 +281,6 @@ def _source(part: Any, known: dict[str, Any]) -> str:
 def subexpressions(expression: Expression) -> Iterator[Expression]:
     """Yields an expression and its subexpressions."""
     yield expression
-    if isinstance(expression, Operation):
-        yield from subexpressions(expression.left)
-        yield from subexpressions(expression.right)
-    elif isinstance(expression, (Length, Reversed, Matches)):
-        yield from subexpressions(expression.of)
-    elif isinstance(expression, ValueOfKey):
-        yield from subexpressions(expression.mapping)
+    for part in expression:
+        if isinstance(part, Expression):
+            yield from subexpressions(part)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cached_property
 from types import NoneType
 from typing import Any, NamedTuple
@@ -38,7 +37,7 @@ from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.codec.tables import count_objects
 from glft_schema.codec.text import encoded
-from glft_schema.codec.trace import Span, Trace, without_root
+from glft_schema.codec.trace import Trace, without_root
 from glft_schema.display import with_display
 from glft_schema.errors import FormatError, shown
 from glft_schema.limits import A_LIMIT, DEFAULTS
@@ -134,7 +133,7 @@ class JsonTable(construct.Construct):
         read, params = row_reader(self.row, context), context["_params"]
         traced = set(trace.rows_in(without_root(path), len(order))) if trace else ()
         for i in order:
-            if len(rows) in traced:
+            if trace and len(rows) in traced:
                 params["trace"] = _RowTrace(trace, stream, rows.spans(i, self.fields))
                 rows.append(self._row(rows, entries, i, context, f"{path} -> {len(rows)}"))
                 params["trace"] = None
@@ -242,9 +241,9 @@ class JsonTexts(construct.Construct):
             for i, (part, pair) in enumerate(zip(parts(rows.text, whole.start), stored, strict=True)):
                 for name, value, (first, last) in zip(("key", "value"), pair, (part[:2], part[2:]), strict=True):
                     stream.seek(rows.start + first)
-                    with trace.field(f"{path} -> {i} -> {name}", stream) as span:
-                        span.value = value
-                        stream.seek(rows.start + last)
+                    trace.begin(f"{path} -> {i} -> {name}", stream)
+                    stream.seek(rows.start + last)
+                    trace.end(value, stream)
             stream.seek(end)
         for i, (key, value) in enumerate(stored):
             if not isinstance(value, str):
@@ -512,25 +511,20 @@ class JsonRule(Check):
 
 
 class _RowTrace:
-    """The trace of one row, whose fields are where the text has them."""
+    """The trace of one row, whose fields are where the text has them, and derived ones nowhere."""
 
-    def __init__(self, trace: Trace | None, stream: Any, spans: Mapping[str, tuple[int, int]]) -> None:
-        self._trace = trace
-        self._stream = stream
-        self._spans = spans
+    def __init__(self, trace: Trace, stream: Any, spans: Mapping[str, tuple[int, int]]) -> None:
+        self._trace, self._stream, self._spans = trace, stream, spans
+        self.find = trace.find
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trace, name)
-
-    @contextmanager
-    def field(self, path: str, stream: Any) -> Iterator[Span]:
-        """Records the field at `path`, a derived one without bytes."""
-        start, end = self._spans.get(path.rpartition(" -> ")[2], (self._stream.tell(),) * 2)
+    def begin(self, path: str, stream: Any) -> None:
+        start, self._end = self._spans.get(path.rpartition(" -> ")[2], (self._stream.tell(),) * 2)
         self._stream.seek(start)
-        assert self._trace is not None
-        with self._trace.field(path, self._stream) as span:
-            yield span
-            self._stream.seek(end)
+        self._trace.begin(path, self._stream)
+
+    def end(self, value: Any, stream: Any) -> None:
+        self._stream.seek(self._end)
+        self._trace.end(value, self._stream)
 
 
 class JsonField(construct.Construct):

@@ -25,7 +25,7 @@ from glft_schema.codec.expressions import compiled, field_path
 from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, inner_reader
 from glft_schema.codec.records import Record, record_class
 from glft_schema.codec.rules import Check
-from glft_schema.codec.trace import without_root
+from glft_schema.codec.trace import Trace, without_root
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.storage.cursor import bytes_left
 from glft_schema.storage.tensor_bytes import write_all
@@ -81,21 +81,25 @@ class Struct(Interpreted, construct.Struct):
         names = [tuple(field.name for field in named if follows(field) == counted) for counted in (False, True)]
         self.record = record_class(*names)
         slots = {**self.record._names, **self.record._count_names}
-        self._all = [(field.name, field, slots.get(field.name)) for field in self.subcons]
-        self.needed = [field for field in self._all if not isinstance(field[1], Check) or field[1].is_required]
-        self._plan = [(name, _parse_of(field), slot) for name, field, slot in self.needed]
+        parts = [(field.name, field, slots.get(field.name)) for field in self.subcons]
+        self.needed = [part for part in parts if not isinstance(part[1], Check) or part[1].is_required]
+        self._all, self._plan = ([(name, _parse_of(field), slot) for name, field, slot in of] for of in (parts, self.needed))
 
     def _parse(self, stream: Any, context: Context, path: str) -> Record:
-        if context["_params"].get("trace") is not None:
-            return self._parse_traced(stream, context, path)
+        trace: Trace | None = context["_params"].get("trace")
         context, record = self._nested(context, stream), object.__new__(self.record)
-        for name, parse, slot in self._plan:
+        for name, parse, slot in self._all if trace else self._plan:
             if slot is None:
                 parse(stream, context, path)
                 continue
-            value = parse(stream, context, f"{path} -> {name}")
+            where = f"{path} -> {name}"
+            if trace:
+                trace.begin(where, stream)
+            value = parse(stream, context, where)
             context[name] = value = list(value) if isinstance(value, construct.ListContainer) else value
             slot.__set__(record, value)
+            if trace:
+                trace.end(value, stream)
         return record
 
     def _fast_reader(self, context: Context) -> Reader:
@@ -125,22 +129,6 @@ class Struct(Interpreted, construct.Struct):
         entries = dict(self._nested(context, None))
         del entries["_io"]  # a field that uses the stream finds none, and the row is parsed in full
         return entries
-
-    def _parse_traced(self, stream: Any, context: Context, path: str) -> Record:
-        params = context._params
-        trace = params.trace
-        assert trace is not None
-        context, record = self._nested(context, stream), object.__new__(self.record)
-        for name, field, slot in self._all:
-            if slot is None:
-                field._parsereport(stream, context, path)
-                continue
-            with trace.field(f"{path} -> {name}", stream) as span:
-                value = field._parsereport(stream, context, path)
-                span.value = value = list(value) if isinstance(value, construct.ListContainer) else value
-            context[name] = value
-            slot.__set__(record, value)
-        return record
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         context = self._nested(context, stream)
@@ -197,7 +185,11 @@ def _in_order_of_checks(fields: list[construct.Construct]) -> list[construct.Con
 
 def _parse_of(field: construct.Construct) -> Any:
     """Returns the parse of a field, for paths that have its name already."""
-    return field.subcon._parse if isinstance(field, construct.Renamed) and field.parsed is None else field._parsereport
+    if not isinstance(field, construct.Renamed):
+        return field._parsereport
+    if field.parsed is None:
+        return field.subcon._parse
+    return lambda stream, context, path: field._parsereport(stream, context, path.rpartition(" -> ")[0])
 
 
 def check_reader(rule: Check, context: Context) -> Reader:

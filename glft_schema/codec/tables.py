@@ -9,21 +9,20 @@
 
 from __future__ import annotations
 
-from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import construct
 from construct.core import evaluate
 
-from glft_schema.codec.columns import ColumnReader, Rows, column, column_reader
+from glft_schema.codec.columns import Rows, column, column_reader
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.fast_rows import read_ahead, row_reader
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Interpreted, check_count
-from glft_schema.codec.trace import Located, Trace, without_root
+from glft_schema.codec.trace import Trace, without_root
 from glft_schema.errors import LimitError
 from glft_schema.storage.cursor import Cursor, bytes_left
 
@@ -42,51 +41,24 @@ class Table(Interpreted, construct.Array):
         check_count(self.count, count, self._least, bytes_left(stream), path)
         count_objects(context, count, path)
         trace: Trace | None = params.get("trace")
-        starts = params["starts"].setdefault(path, array("Q")) if "starts" in params and path.count(" -> ") == 1 else None
-        if trace is None:
-            if count and isinstance(stream, Cursor) and (columns := column_reader(self.subcon, context)):
-                return self._parse_columns(columns, count, stream, context, path, starts)
-            return self._parse_rows([], count, stream, context, path, starts)
-        if starts and (wanted := trace.row_in(without_root(path))) is not None and wanted < len(starts):
-            stream.seek(starts[wanted])
-            self.subcon._parse(stream, context, f"{path} -> {wanted}")
-            raise Located  # later rows are not needed
-        rows: list[Any] = []
-        for traced in chain(trace.rows_in(without_root(path), count), (count,)):
-            params["trace"] = None
-            try:
-                self._parse_rows(rows, traced, stream, context, path)
-            finally:
+        traced = trace.rows_in(without_root(path), count) if trace else ()
+        is_fast = len(traced) < count and isinstance(stream, Cursor)
+        columns = column_reader(self.subcon, context) if is_fast else None
+        read = row_reader(self.subcon, context) if is_fast and not columns else None
+        rows: Rows | list[Any] = columns.rows if columns else []
+        add = rows.add if isinstance(rows, Rows) else rows.append
+        while len(rows) < count:
+            at = bisect_left(traced, len(rows))
+            wanted = traced[at] if at < len(traced) else count
+            if columns:
+                columns.read_ahead(stream, wanted)
+            elif read:
+                read_ahead(read, stream, context, rows, wanted)
+            if len(rows) < count:
+                params["trace"] = trace if len(rows) == wanted else None
+                add(self.subcon._parse(stream, context, f"{path} -> {len(rows)}"))
                 params["trace"] = trace
-            if traced < count:
-                rows.append(self.subcon._parse(stream, context, f"{path} -> {traced}"))
         return rows
-
-    def _parse_columns(
-        self, columns: ColumnReader, count: int, stream: Cursor, context: Context, path: str, starts: array[int] | None
-    ) -> Rows:
-        rows = columns.rows
-        while True:
-            columns.read_ahead(stream, count, starts)
-            if len(rows) >= count:
-                return rows
-            if starts is not None:
-                starts.append(stream.tell())
-            rows.add(self.subcon._parse(stream, context, f"{path} -> {len(rows)}"))
-
-    def _parse_rows(
-        self, rows: list[Any], until: int, stream: Any, context: Context, path: str, starts: array[int] | None = None
-    ) -> list[Any]:
-        """Extends `rows` to `until` rows, and `starts` by the first byte of each."""
-        read = row_reader(self.subcon, context) if len(rows) < until and isinstance(stream, Cursor) else None
-        while True:
-            if read is not None:
-                read_ahead(read, stream, context, rows, until, starts)
-            if len(rows) >= until:
-                return rows
-            if starts is not None:
-                starts.append(stream.tell())
-            rows.append(self.subcon._parse(stream, context, f"{path} -> {len(rows)}"))
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> list[Any]:
         count_objects(context, len(obj), path)

@@ -7,7 +7,7 @@ from typing import Any
 import construct
 
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
-from glft_schema.codec.fast_rows import Reader, fast_reader, text_reader
+from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader
 from glft_schema.codec.numbers import Number, Picked
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.storage.cursor import bytes_left, read_exactly
@@ -69,10 +69,16 @@ class Text(construct.Construct):
             raise FormatError("expected UTF-8 text, found bytes or characters that are not UTF-8", path) from None
 
     def _fast_reader(self, context: Context) -> Reader:
-        errors = self._errors
-        return text_reader(
-            fast_reader(self.length, context), limits_of(context).text, lambda stored: str(stored, "utf-8", errors)
-        )
+        length, most, errors = fast_reader(self.length, context), limits_of(context).text, self._errors
+
+        def read(stored: bytes, at: int, context: Context) -> tuple[str, int]:
+            nbytes, first = length(stored, at, context)
+            end = first + nbytes
+            if not 0 <= nbytes <= most or end > len(stored):
+                raise NotFast
+            return str(stored[first:end], "utf-8", errors), end
+
+        return read
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         stored = encoded(obj, path, self._errors)

@@ -5,22 +5,27 @@ A plain parse keeps no positions. It is repeated with a `Trace`, for instance to
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+STEP = " -> "  # between the names in a path
 LABELS = ("name", "key")  # fields that identify a row
 ROOTS = ("(parsing)", "(building)", "(sizeof)", "(???)")  # of compiled constructs: the last
 
 
 def without_root(path: str | None) -> str:
     """Strips the root of construct's paths: ``(parsing) -> header`` becomes ``header``."""
-    root, _, rest = (path or "").partition(" -> ")
+    root, _, rest = (path or "").partition(STEP)
     return rest if root in ROOTS else path or ""  # a root alone has no rest
 
 
-@dataclass
+def parent_of(path: str) -> str:
+    """Returns the path of the field or row that contains a field; empty for a region."""
+    return path.rpartition(STEP)[0]
+
+
+@dataclass(slots=True)
 class Span:
     """A field's bytes, `start` to `end` in the container; `end` is None during its parse."""
 
@@ -31,96 +36,51 @@ class Span:
     has_parts: bool = False  # whether its parts have spans, too
 
 
-class Located(Exception):  # noqa: N818 - not an error
-    """The wanted field of a trace has been parsed, so parsing can stop."""
-
-
 class Trace:
-    """Positions of fields being parsed, and of finished siblings of the last one and of `wanted`.
+    """The spans of the fields of a parse.
 
     Args:
-        wanted: the path to locate; None if it is not known yet.
-        starts: filled with the first byte of each field whose path is a key.
-
-    Attributes:
-        open: the fields being parsed, outermost first.
-    """
-
-    def __init__(self, wanted: str | None = None, starts: dict[str, int | None] | None = None) -> None:
-        self._starts = starts
-        self._wanted_parent = _parent(wanted) if wanted else None
-        self._wanted = [wanted] if wanted else list(starts or ())
-        self._rows: dict[str, set[int]] = {}  # with wanted fields, by table
-        for names in (path.split(" -> ") for path in self._wanted):
-            for i, name in enumerate(names):
-                if name.isdecimal():
-                    self._rows.setdefault(" -> ".join(names[:i]), set()).add(int(name))
-        self._last_parent = ""
-        self._last: dict[str, Span] = {}
-        self._kept: dict[str, Span] = {}
-        self._labels: dict[str, tuple[str, Any]] = {}
-        self.open: list[Span] = []
-
-    @contextmanager
-    def field(self, path: str, stream: Any) -> Iterator[Span]:
-        """Records the field at `path`, which the block parses."""
-        span = Span(without_root(path), stream.tell())
-        self.open.append(span)
-        if self._starts is not None and span.path in self._starts:
-            self._starts[span.path] = span.start
-        yield span
-        span.end = stream.tell()
-        self.open.pop()
-        parent, _, name = span.path.rpartition(" -> ")
-        if name in LABELS:
-            self._labels[name] = parent, span.value
-        if parent == self._wanted_parent:
-            self._kept[span.path] = span
-        if parent != self._last_parent:
-            self._last_parent, self._last = parent, {}
-        self._last[span.path] = span
-
-    def rows_in(self, table: str, count: int) -> Sequence[int]:
-        """Returns the indices of a table's rows with wanted fields; all if these are not known."""
-        return sorted(row for row in self._rows.get(table, ()) if row < count) if self._wanted else range(count)
-
-    def row_in(self, table: str) -> int | None:
-        """Returns the index of the only row with wanted fields, or None."""
-        rows = self._rows.get(table, ())
-        return next(iter(rows)) if len(rows) == 1 else None
-
-    def label(self, name: str, path: str) -> Any:
-        """Returns the value of `name`, one of `LABELS`, in the row that `path` is in, or None."""
-        if sibling := self.find(f"{_parent(path)} -> {name}"):
-            return sibling.value
-        row, value = self._labels.get(name, ("", None))
-        return value if row and path.startswith(f"{row} -> ") else None
-
-    def find(self, path: str) -> Span | None:
-        """Returns the field at `path`, or None if it is not remembered."""
-        return self._kept.get(path) or self._last.get(path) or {span.path: span for span in self.open}.get(path)
-
-
-class FullTrace(Trace):
-    """A trace that keeps every field.
+        wanted: paths; of tables, only the rows with one of them have to be traced. By default all.
 
     Attributes:
         spans: the finished fields, each after its parts.
+        open: the fields being parsed, outermost first.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *wanted: str) -> None:
+        self.wanted = wanted
         self.spans: list[Span] = []
+        self.open: list[Span] = []
+        self._by_path: dict[str, Span] = {}
 
-    @contextmanager
-    def field(self, path: str, stream: Any) -> Iterator[Span]:
-        """Keeps the field at `path`, which the block parses."""
-        span, before = Span(without_root(path), stream.tell()), len(self.spans)
-        yield span
-        span.end = stream.tell()
-        span.has_parts = len(self.spans) > before
+    def begin(self, path: str, stream: Any) -> None:
+        """Notes that the parse of the field at `path` begins."""
+        self.open.append(span := Span(without_root(path), stream.tell()))
+        self._by_path[span.path] = span
+
+    def end(self, value: Any, stream: Any) -> None:
+        """Notes that the parse of the field that began last has ended."""
+        span = self.open.pop()
+        span.end, span.value = stream.tell(), value
         self.spans.append(span)
+        if self.open:
+            self.open[-1].has_parts = True
 
+    def rows_in(self, table: str, count: int) -> Sequence[int]:
+        """Returns the indices of the rows of a table that have to be traced."""
+        if not self.wanted:
+            return range(count)
+        below = (path.removeprefix(table + STEP) for path in self.wanted if path.startswith(table + STEP))
+        rows = {int(row) for path in below if (row := path.partition(STEP)[0]).isdecimal()}
+        return sorted(row for row in rows if row < count)
 
-def _parent(path: str) -> str:
-    return path.rpartition(" -> ")[0]
+    def find(self, path: str) -> Span | None:
+        """Returns the field at `path`, or None if it was not traced."""
+        return self._by_path.get(path)
+
+    def label(self, name: str, path: str) -> Any:
+        """Returns the value of `name`, of `LABELS`, in the innermost row around `path`, or None."""
+        while path := parent_of(path):
+            if span := self.find(path + STEP + name):
+                return span.value
+        return None

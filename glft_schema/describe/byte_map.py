@@ -21,8 +21,8 @@ import numpy as np
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.context import LITTLE, ByteOrder
-from glft_schema.codec.trace import Span
-from glft_schema.describe.json_parts import padding_of, parts_of_no_row
+from glft_schema.codec.json_text import Part
+from glft_schema.codec.trace import STEP, Span
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
 from glft_schema.errors import FormatError, OptionError, shown
@@ -37,8 +37,10 @@ from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.region import TensorMap
 
 FIELD, PADDING, GAP, UNCLAIMED = "field", "padding", "gap", "unclaimed"
-STEP = " -> "
 JSON_SYNTAX = "JSON syntax and known keys"
+REPLACED_ENTRY = "replaced by a later entry of this name"
+REPLACED_VALUE = "replaced by a later value of this key"
+UNKNOWN_KEY = "of an unknown key; preserved"
 PAYLOAD = "payload"  # the struct of a tensor type's payload
 
 
@@ -278,14 +280,14 @@ class _ParsedFields:
     def __init__(self, format: Format, source: Source, spans: Sequence[Span]) -> None:
         self._schema = container_schema(format)
         self.reader = NodeReader(source, LITTLE)
-        nodes = [part.node for part in self._schema.structs[s.FILE].fields]
-        self._tables = {node.table for node in nodes if isinstance(node, s.Payloads)}
-        self._rows: dict[str, _Row | None] = {"": self._row(s.FILE, None, "", False)}
+        self._table = format.table
+        root = self._row(s.FILE, None, "", False)
+        self._rows: dict[str, _Row | None] = {"": root}
         self._folded: set[str] = set()  # paths of fields whose parts the parse names differently
         self._spans = spans
         self._leaves: list[tuple[Span, _Row, s.Field]] = []
         self._tables_in_json: list[Span] = []
-        for span in self._spans:
+        for span in spans:
             parent, _, name = span.path.rpartition(STEP)
             if (row := self._enter(parent)) is None:
                 continue
@@ -297,16 +299,10 @@ class _ParsedFields:
                 self._tables_in_json.append(span)
             elif (folded or not span.has_parts) and span.end != span.start:
                 self._leaves.append((replace(span, value=None) if folded else span, row, row.fields[name]))
-
-        if not self._tables_in_json:
-            self._note_begun_table()
-
-    def _note_begun_table(self) -> None:
-        """Notes the part of a JSON table up to an error in one of its rows."""
-        for name in (part.name for part in self._schema.structs[s.FILE].fields if isinstance(part.node, s.JsonTable)):
-            ends = {span.path.partition(STEP)[0] == name: span.end for span, _, _ in self._leaves}  # the last of each
-            if True in ends:
-                self._tables_in_json.append(Span(name, ends.get(False) or 0, ends[True]))
+        if not self._tables_in_json and isinstance(root.fields[self._table].node, s.JsonTable):
+            ends = {span.path.partition(STEP)[0] == self._table: span.end for span, _, _ in self._leaves}  # the last of each
+            if True in ends:  # a table up to an error in one of its rows
+                self._tables_in_json.append(Span(self._table, ends.get(False) or 0, ends[True]))
 
     def _row(self, struct: str, outer: Scope | None, label: str, of_tensor: bool) -> _Row:
         fields = {part.name: part for part in self._schema.structs[struct].fields}
@@ -328,7 +324,7 @@ class _ParsedFields:
         if (outer := self._enter(field_path)) is None:
             return None
         node, label = self.reader.settled(outer.fields[name].node, outer.scope), outer.label
-        of_tensor = outer.of_tensor or (not field_path and name in self._tables)
+        of_tensor = outer.of_tensor or (not field_path and name == self._table)
         for _ in range(indices):
             if isinstance(node, (s.List, s.JsonTable, s.JsonTexts)):
                 key = node.key if isinstance(node, s.List) else "key" if isinstance(node, s.JsonTexts) else None
@@ -340,18 +336,16 @@ class _ParsedFields:
         self._rows[path] = row = self._row(node.name, outer.scope, label, of_tensor)
         return row
 
-    def stretches(self) -> Iterator[Stretch]:
-        """Yields a stretch for each innermost field that takes bytes, in order."""
-        parts = [stretch for span in self._tables_in_json if span.value is not None for stretch in self._json_parts(span)]
-        yield from sorted([*self._of_leaves(), *parts], key=lambda stretch: stretch.start)
-
-    def _of_leaves(self) -> Iterator[Stretch]:
-        for span, row, declared in sorted(self._leaves, key=lambda leaf: leaf[0].start):
+    def stretches(self) -> list[Stretch]:
+        """Returns a stretch for each innermost field that takes bytes, in order."""
+        found = [stretch for span in self._tables_in_json if span.value is not None for stretch in self._json_parts(span)]
+        for span, row, declared in self._leaves:
             node = self.reader.settled(declared.node, row.scope)
             if isinstance(node, s.Payloads):
-                yield from self._payloads(span, node, row.scope)
+                found += self._payloads(span, node, row.scope)
             else:
-                yield self._stretch(span, row, declared, node)
+                found.append(self._stretch(span, row, declared, node))
+        return sorted(found, key=lambda stretch: stretch.start)
 
     def _stretch(self, span: Span, row: _Row, declared: s.Field, node: s.Node) -> Stretch:
         kind, value, count = FIELD, list(span.value) if isinstance(span.value, list) else span.value, None
@@ -381,11 +375,25 @@ class _ParsedFields:
         return Stretch(start, end, "", UNCLAIMED, "bytes", "not covered by any declared field")
 
     def _json_parts(self, span: Span) -> Iterator[Stretch]:
-        """Yields the stretches of a JSON text that are of no row."""
-        for part in parts_of_no_row(span.value):
-            path, tensors = STEP.join((span.path, *part.path)), (part.name,) if span.path in self._tables else ()
-            yield replace(self._json(part.start, part.end, path, part.doc), tensors=tensors)
-        start, end = padding_of(span.value)
+        """Yields what a JSON text has besides its rows: entries, values of keys, and padding."""
+        rows, number = span.value, 0
+
+        def json(part: Part, doc: str, name: str, *steps: str) -> Stretch:
+            found = self._json(rows.start + part.key, rows.start + part.end, STEP.join((span.path, *steps)), doc)
+            return replace(found, tensors=(name,) if span.path == self._table else ())
+
+        names = [rows.key_of(entry) for entry in rows.members]
+        last = {name: i for i, name in enumerate(names)}
+        for i, (name, entry) in enumerate(zip(names, rows.members, strict=True)):
+            if last[name] != i:
+                yield json(entry, REPLACED_ENTRY, name, shown(name))
+            elif name != rows.name:
+                values = dict(fields := rows.fields_of(entry))
+                for key, part in fields:
+                    if key not in rows.keys or values[key] is not part:
+                        yield json(part, REPLACED_VALUE if key in rows.keys else UNKNOWN_KEY, name, str(number), shown(key))
+                number += 1
+        start, end = (rows.start + len(stored) for stored in (rows.stored.rstrip(b" \t\n\r"), rows.stored))
         if start < end:
             yield Stretch(start, end, span.path, PADDING, "spaces", "after the JSON object")
 

@@ -13,7 +13,8 @@ from contextlib import suppress
 from itertools import groupby, islice
 
 import glft_schema.describe.nodes as s
-from glft_schema.describe.byte_map import FIELD, STEP, UNCLAIMED, ByteMap, Stretch
+from glft_schema.codec.trace import STEP
+from glft_schema.describe.byte_map import FIELD, UNCLAIMED, ByteMap, Stretch
 from glft_schema.display import displayed
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.storage.source import BytesSource

@@ -11,11 +11,12 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from glft_schema.errors import Finding, shown
 from glft_schema.families.config import KEY_TYPES
-from glft_schema.families.page import BLOCK_COUNT, Family, Loaded
+from glft_schema.families.page import BLOCK_COUNT, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
 from glft_schema.families.requirements import ARCHITECTURE, Requirement, Rows, broken_keys, located
 from glft_schema.files.file import File
@@ -40,12 +41,15 @@ class Numbers:
         arch: its architecture.
 
     Attributes:
+        first: the file with the metadata.
+        family: the page of the architecture.
         read: keys that the loader reads. Other keys have no value, since they may have any type.
         unknown: required keys that are missing, and keys of a type that the loader does not read.
     """
 
     def __init__(self, file: File, arch: str) -> None:
-        self._file, self._arch, self.read, self.unknown = file, arch, set[str](), set[str]()
+        self.file, self.first, self.family = file, file.shards[0], BY_ARCH[arch]
+        self.read, self.unknown = set[str](), set[str]()
 
     def __getitem__(self, size: str) -> int:
         """Returns a size. Raises KeyError if it depends on an unknown key."""
@@ -55,12 +59,12 @@ class Numbers:
         """Returns the value of a key that is read, or None. Raises KeyError if it is unknown."""
         if (name := self.full(key)) in self.unknown:
             raise KeyError(key)
-        return self._file.metadata.get(name) if name in self.read else None
+        return self.file.metadata.get(name) if name in self.read else None
 
     def elements(self, key: str) -> Sequence[Any] | None:
         """Returns the elements of a key's array, or None if the key has no array."""
         value = self.value(key)
-        return value if value is not None and is_array(self._file, self.full(key)) else None
+        return value if value is not None and is_array(self.file, self.full(key)) else None
 
     def number(self, key: str, default: int = 0) -> int:
         """Returns the number of a key, of the first block if it has an array, or `default`."""
@@ -79,24 +83,23 @@ class Numbers:
 
     def text(self, key: str) -> str:
         """Returns the text of a key, even if it is not read; an empty one if it has none."""
-        value = self._file.metadata.get(self.full(key))
+        value = self.file.metadata.get(self.full(key))
         return value if isinstance(value, str) else ""
 
     def full(self, key: str) -> str:
         """Returns a key with the architecture's name, unless it has another prefix."""
-        return key if key.startswith("tokenizer.") else f"{self._arch}.{key}"
+        return key if key.startswith("tokenizer.") else f"{self.family.arch}.{key}"
 
     @property
     def window(self) -> int:
         """The sliding window that the loader assumes without a key."""
-        return BY_ARCH[self._arch].window
+        return self.family.window
 
     @property
     def slides(self) -> bool:
         """Whether the first block has a sliding window, if the model has one."""
-        assumed = BY_ARCH[self._arch].pattern
-        pattern = self.number(every_model.PATTERN, assumed)
-        return bool(assumed) and (pattern != 1 if self.elements(every_model.PATTERN) is None else pattern > 0)
+        pattern = self.number(every_model.PATTERN, self.family.pattern)
+        return bool(self.family.pattern) and (pattern != 1 if self.elements(every_model.PATTERN) is None else pattern > 0)
 
     @property
     def tokens(self) -> int:
@@ -107,7 +110,7 @@ class Numbers:
     @property
     def has_nvfp4_output(self) -> bool:
         """Whether the output matrix is in NVFP4."""
-        output = self._file.tensors.get("output.weight")
+        output = self.file.tensors.get("output.weight")
         return output is not None and output.dtype.name == "NVFP4"
 
 
@@ -137,6 +140,11 @@ def check_model(file: File) -> list[Finding]:
 
 def _finding(what: str, shard: File, path: str, problem: str, name: str = "") -> Finding:
     return Finding(f"{LLAMA_CPP}-{what}", (LLAMA_CPP,), path, problem, file=shard.name, name=name)
+
+
+def _of_key(what: str, file: File, key: str, problem: str, name: str = "") -> Finding:
+    """Returns a finding about the value of a key, which the file may lack."""
+    return _finding(what, file, Rows(file).key(key, "value") if key in file.metadata else "metadata", problem, name)
 
 
 def unchecked(file: File) -> str:
@@ -176,7 +184,7 @@ def broken_model(file: File) -> Iterator[Finding]:
     metadata, first = file.metadata, file.shards[0]
     if _is_part(file):
         problem = f"expected the first of {metadata[COUNT]} files, and the others beside it, found one file"
-        yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
+        yield _of_key("set", file, COUNT, problem)
         return
     arch, named = metadata.get(ARCHITECTURE), architecture_of_keys(metadata)
     stated = Requirement(ARCHITECTURE, "string", named, expected=f", because the keys are {named}.*")
@@ -188,37 +196,29 @@ def broken_model(file: File) -> Iterator[Finding]:
         if is_array(first, EXTRA_FLAGS) and len(metadata[EXTRA_FLAGS]) != len(metadata[EXTRA_NAMES]):
             count, found = len(metadata[EXTRA_NAMES]), len(metadata[EXTRA_FLAGS])
             problem = f"expected {count} elements of {EXTRA_FLAGS}, one for each of {EXTRA_NAMES}, found {found}"
-            yield _finding("values", first, Rows(first).key(EXTRA_FLAGS, "value"), problem)
-    family = BY_ARCH.get(arch)
-    if family is None:
+            yield _of_key("values", first, EXTRA_FLAGS, problem)
+    if arch not in BY_ARCH:
         problem = f"not checked: expected an architecture of {', '.join(BY_ARCH)}, found {shown(arch)}"
-        yield _finding("architecture", first, Rows(first).key(ARCHITECTURE, "value"), problem)
+        yield _of_key("architecture", first, ARCHITECTURE, problem)
         return
     numbers = Numbers(file, arch)
-    yield from _set_keys(file)
-    yield from read_keys(first, numbers, family)
-    yield from broken_limits(first, numbers, family)
-    yield from _vocabulary(first, numbers)
-    yield from broken_tensors(file, numbers, family)
+    for shard in file.shards if len(file.shards) > 1 else ():
+        yield from _broken_keys(shard, _keys("split.no split.tensors.count" if shard is first else "split.no", "", True))
+    yield from read_keys(numbers)
+    yield from broken_limits(numbers)
+    yield from _vocabulary(numbers)
+    yield from broken_tensors(numbers)
 
 
-def read_keys(first: File, numbers: Numbers, family: Family) -> Iterator[Finding]:
+def read_keys(numbers: Numbers) -> Iterator[Finding]:
     """Reads the keys of `numbers`, and yields the findings of missing keys and of types."""
     for keys in (_model_keys, _dependent_keys, _vocabulary_keys):
-        for key in keys(numbers, family):
-            if key.key in numbers.read:
-                continue
-            numbers.read.add(key.key)
-            for finding in _broken_keys(first, [key]):
-                numbers.unknown.add(key.key)
-                yield finding
-
-
-def _set_keys(file: File) -> Iterator[Finding]:
-    """Yields the findings of the keys by which the files of a set belong together."""
-    for shard in file.shards if len(file.shards) > 1 else ():
-        names = "split.no split.tensors.count" if shard is file.shards[0] else "split.no"
-        yield from _broken_keys(shard, _keys(names, "", True))
+        for key in keys(numbers):
+            if key.key not in numbers.read:
+                numbers.read.add(key.key)
+                for finding in _broken_keys(numbers.first, [key]):
+                    numbers.unknown.add(key.key)
+                    yield finding
 
 
 def _keys(names: str, prefix: str, required: bool) -> list[Requirement]:
@@ -236,14 +236,16 @@ def _broken_keys(shard: File, keys: list[Requirement]) -> Iterator[Finding]:
         yield finding
 
 
-def _model_keys(numbers: Numbers, family: Family) -> list[Requirement]:
+def _model_keys(numbers: Numbers) -> list[Requirement]:
     """Returns the keys of an architecture that the loader reads in every model."""
+    family = numbers.family
     optional = f"{every_model.OF_ALL} {' '.join(family.read('read'))}"
     return [*_keys(" ".join(family.read("required")), numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
 
 
-def _dependent_keys(numbers: Numbers, family: Family) -> list[Requirement]:
+def _dependent_keys(numbers: Numbers) -> list[Requirement]:
     """Returns the keys that the loader reads only with some values of others."""
+    family = numbers.family
     with suppress(KeyError):
         slides = family.pattern and numbers.number("attention.sliding_window", family.window)
         keys = [every_model.PATTERN, *family.read("sliding")] if slides else []
@@ -252,7 +254,7 @@ def _dependent_keys(numbers: Numbers, family: Family) -> list[Requirement]:
     return []
 
 
-def _vocabulary_keys(numbers: Numbers, family: Family) -> list[Requirement]:
+def _vocabulary_keys(numbers: Numbers) -> list[Requirement]:
     """Returns the keys of the vocabulary that the loader reads."""
     model, pre = (numbers.text(key) for key in (MODEL, PRE))
     vocabulary = every_model.VOCABULARIES.get(model)
@@ -267,34 +269,30 @@ def _vocabulary_keys(numbers: Numbers, family: Family) -> list[Requirement]:
     return [*keys, *_keys(" ".join(required), TOKENIZER, True), *_keys(every_model.OF_TOKENS, TOKENIZER, False)]
 
 
-def broken_limits(first: File, numbers: Numbers, family: Family) -> Iterator[Finding]:
+def broken_limits(numbers: Numbers) -> Iterator[Finding]:
     """Yields the findings of values that the loader does not accept."""
-    blocks = numbers.number("block_count") if numbers.full("block_count") not in numbers.unknown else None
+    first, family = numbers.first, numbers.family
+    blocks = numbers.number("block_count") if numbers.full(BLOCK_COUNT) not in numbers.unknown else None
     for key in dict.fromkeys([*family.read("required"), *every_model.OF_ALL.split(), *family.read("read")]):
         name = numbers.full(key)
         has_blocks = every_model.TYPES.get(key) == every_model.PER_BLOCK and key != every_model.PATTERN
         per_block = has_blocks and is_array(first, name)
         if per_block and blocks is not None and len(first.metadata[name]) != blocks:
             problem = f"expected {blocks} elements of {name}, one for each block, found {len(first.metadata[name])}"
-            yield _finding("values", first, Rows(first).key(name, "value"), problem)
+            yield _of_key("values", first, name, problem)
     for limit in (*every_model.LIMITS, *family.limits):
         with suppress(KeyError):
             if limit.holds is None or limit.holds(numbers):
                 continue
             name = numbers.full(limit.key)
-            path = Rows(first).key(name, "value") if name in first.metadata else "metadata"
             found = shown(first.metadata[name]) if name in first.metadata else "none"
-            expected = limit.expected.format_map(numbers)
-            yield _finding("values", first, path, f"expected {expected} for {name}, found {found}", name)
+            problem = f"expected {limit.expected.format_map(numbers)} for {name}, found {found}"
+            yield _of_key("values", first, name, problem, name)
 
 
-def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
+def _vocabulary(numbers: Numbers) -> Iterator[Finding]:
     """Yields the findings of the vocabulary."""
-    metadata, rows = first.metadata, Rows(first)
-
-    def values(key: str, problem: str) -> Finding:
-        return _finding("vocabulary", first, rows.key(key, "value"), problem)
-
+    metadata, values = numbers.first.metadata, partial(_of_key, "vocabulary", numbers.first)
     model, pre = numbers.text(MODEL), numbers.text(PRE)
     if MODEL in numbers.unknown:
         return
@@ -314,29 +312,29 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
     texts = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     if twice := next((text for text, count in Counter(texts).items() if count > 1), None):
         yield values(TOKENS, f"expected tokens that differ, found {shown(twice)} twice")
-    name = first.metadata.get(NAME)
+    name = metadata.get(NAME)
     is_phi3 = isinstance(name, str) and any(part in name.lower() for part in every_model.PHI3_NAMES)
     missing = [token for token in every_model.PHI3_TOKENS if token not in texts]
     if is_phi3 and missing and not JINA_PRE.search(pre):
         yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
 
 
-def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Finding]:
+def broken_tensors(numbers: Numbers) -> Iterator[Finding]:
     """Yields the findings of tensors: missing, with other dims, or not read."""
-    tensors, first = file.tensors, file.shards[0]
+    file, first, tensors = numbers.file, numbers.first, numbers.file.tensors
     owners = {name: shard for shard in file.shards for name in shard.tensors}
     stored = blocks = 1 + max((int(match[1]) for name in tensors if (match := BLOCK.match(name))), default=-1)
     with suppress(KeyError):
         blocks = numbers["layers"]
-        if blocks > stored:
-            problem = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {stored}"
-            yield _finding("blocks", first, Rows(first).key(numbers.full(BLOCK_COUNT), "value"), problem)
+    expected_blocks = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text})"
+    if blocks > stored:
+        yield _of_key("blocks", first, numbers.full(BLOCK_COUNT), f"{expected_blocks}, found {stored}")
     rows = {shard.name: Rows(shard) for shard in file.shards}
     read, alike = set[str](), defaultdict[tuple[Any, ...], list[Finding]](list)  # missing and unread tensors by dims
-    for row in family.loaded:
+    for row in numbers.family.loaded:
         for block in range(min(blocks, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
             name = row.name.replace(BLOCKS, str(block))
-            applies = is_read(row, block, numbers, tensors)
+            applies = is_read(row, block, numbers)
             if applies is False:
                 continue
             read.add(name)
@@ -365,7 +363,7 @@ def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Fin
             if match[0] in beyond:  # one finding for each block
                 continue
             beyond.add(match[0])
-            problem = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text}), found {shown(name)}"
+            problem = f"{expected_blocks}, found {shown(name)}"
         finding = _finding("names", shard, rows[shard.name].tensor(name, "name"), problem, name)
         alike[_dims_and_number(name, tensors[name].dims)].append(finding)
         yield finding
@@ -379,13 +377,13 @@ def _dims_and_number(name: str, dims: Iterable[int]) -> tuple[Any, ...]:
     return (*padded(dims), *re.findall("[0-9]+", name)[:1])
 
 
-def is_read(row: Loaded, block: int, numbers: Numbers, tensors: Any) -> bool | None:
+def is_read(row: Loaded, block: int, numbers: Numbers) -> bool | None:
     """Returns whether the loader reads a tensor if it is there; None if that is unknown."""
     word = row.when.removeprefix("no ")
     if not word:
         return True
     try:
-        holds = bool(numbers[word]) if word in every_model.SIZES else f"blk.{block}.{word}" in tensors
+        holds = bool(numbers[word]) if word in every_model.SIZES else f"blk.{block}.{word}" in numbers.file.tensors
     except KeyError:
         return None
     return holds is (word == row.when)

@@ -46,7 +46,7 @@ def limit(key: str, expected: str, holds: Callable[[Any], bool]) -> Requirement:
 
 def located(file: File, findings: list[Finding]) -> list[Finding]:
     """Returns findings with offsets and names of rows. Parses the file again if there are any."""
-    starts = {span.path: span.start for span in parsing.trace_fields(file)} if findings else {}
+    starts = parsing.starts_of(file, {finding.path for finding in findings}) if findings else {}
     for finding in findings:
         finding.offset = starts.get(finding.path)
     parsing.name_rows(file, findings)

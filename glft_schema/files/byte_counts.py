@@ -6,7 +6,7 @@ from collections import Counter
 
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
-from glft_schema.files.parsing import region_starts
+from glft_schema.files.parsing import starts_of
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.region import TensorMap
 
@@ -29,7 +29,7 @@ def byte_counts(file: File | StrPath) -> dict[str, int]:
     counts: Counter[str] = Counter()
     gaps = 0
     for shard in as_file(file).shards:
-        starts, tensors = region_starts(shard), shard.tensors
+        starts, tensors = starts_of(shard, filter(None, (field.name for field in shard.format.struct.subcons))), shard.tensors
         assert isinstance(tensors, TensorMap)
         ends = [*starts.values(), shard.nbytes][1:]
         sizes = {name: end - start for (name, start), end in zip(starts.items(), ends, strict=True)}

@@ -14,7 +14,7 @@ from glft_schema.codec.expressions import field_path
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Struct
-from glft_schema.codec.trace import FullTrace, Located, Span, Trace
+from glft_schema.codec.trace import Span, Trace
 from glft_schema.errors import Finding, FormatError, OptionError, TruncatedError, shown
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
@@ -33,14 +33,17 @@ def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_tr
     """
     if not isinstance(source, Source):
         raise OptionError(f"expected a Source, such as glft_schema.open_source(path), found {shown(source)}")
-    format, params = format_of(source), dict[str, Any](starts={}, allow_truncated=allow_truncated)
+    format = format_of(source)
     try:
-        record = _run(format.struct, source, **params)
+        record = _run(format.struct, source, allow_truncated=allow_truncated)
     except FormatError as error:
         unlocated = error
     else:
         return File(format, record, source, device, current(), partial(parse_source, allow_truncated=allow_truncated))
-    raise _with_location(unlocated, format, source, **params)  # here, the first parse's memory is free
+    trace = Trace(*filter(None, [unlocated.path]))  # here, the first parse's memory is free
+    with suppress(FormatError):
+        _run(format.struct, source, trace, allow_truncated=allow_truncated)
+    raise _located(unlocated, trace, format, source)
 
 
 def trace_fields(file: File) -> list[Span]:
@@ -52,12 +55,12 @@ def trace_fields(file: File) -> list[Span]:
     return spans
 
 
-def region_starts(file: File) -> dict[str, int]:
-    """Returns the offset of each region of `file`, in file order. Parses the file again."""
-    starts: dict[str, int | None] = {field.name: None for field in file.format.struct.subcons if field.name}
+def starts_of(file: File, paths: Iterable[str]) -> dict[str, int]:
+    """Returns the offset of each field of `file` at one of `paths`. Parses the file again."""
+    trace = Trace(*paths)
     with file.limits, suppress(TruncatedError):  # in the payloads, the last region
-        _run(file.format.struct, file.source, Trace(starts=starts))
-    return {name: start for name, start in starts.items() if start is not None}
+        _run(file.format.struct, file.source, trace)
+    return {path: span.start for path in trace.wanted if (span := trace.find(path))}
 
 
 def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatError | None]:
@@ -65,13 +68,13 @@ def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatErro
 
     The spans of truncated payloads are those declared.
     """
-    trace, fault = FullTrace(), None
+    trace, fault = Trace(), None
     try:
         _run(format.struct, source, trace)
     except FormatError as error:
-        fault = _with_location(error, format, source)
+        fault = _located(error, trace, format, source)
     if isinstance(fault, TruncatedError):
-        trace = FullTrace()
+        trace = Trace()
         with suppress(FormatError):  # before the payloads
             _run(format.struct, source, trace, allow_truncated=True)
     return trace.spans, fault
@@ -109,11 +112,6 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
     findings: list[Finding] = []
     with file.limits:
         _run(file.format.struct, file.source, Trace(), findings=findings)
-        starts: dict[str, int | None] = {finding.path: None for finding in findings if finding.offset is None}
-        if starts:  # rows parsed before their rule was checked
-            _run(file.format.struct, file.source, Trace(starts=starts))
-    for finding in findings:
-        finding.offset = starts.get(finding.path) if finding.offset is None else finding.offset
     name_rows(file, findings)
     return [finding for finding in findings if sets.intersection(finding.sets)]
 
@@ -153,14 +151,8 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _with_location(error: FormatError, format: Format, source: Source, **params: Any) -> FormatError:
-    """Returns the error with field, offset, and tensor or key, located by a parse with a trace.
-
-    With the row `starts` of an earlier parse in `params`, only the faulty row is parsed again.
-    """
-    trace = Trace(error.path)
-    with suppress(FormatError, Located):
-        _run(format.struct, source, trace, **params)
+def _located(error: FormatError, trace: Trace, format: Format, source: Source) -> FormatError:
+    """Returns the error with field, offset, and tensor or key, by a trace up to it."""
     path = error.path or (trace.open[-1].path if trace.open else "")
     span = trace.find(path) or (trace.open[-1] if trace.open else None)
     offset = error.offset if error.offset is not None or span is None else span.start

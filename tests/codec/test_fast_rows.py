@@ -30,7 +30,7 @@ from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode
 from glft_schema.codec.typed_values import Array
-from glft_schema.files.parsing import region_starts
+from glft_schema.files.parsing import starts_of
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
@@ -90,7 +90,7 @@ def assert_files_agree(stored: bytes, limits: dict[str, int] | None = None) -> N
     def parse() -> Any:
         with Limits(**limits or {}):
             file = Container.parse(stored)
-        return dict(file.regions), region_starts(file)
+        return dict(file.regions), starts_of(file, file.format.regions)
 
     assert_paths_agree(parse)
 
@@ -212,14 +212,9 @@ Everything = Struct(
     "picked" / number,
     "text" / Text(number),
     "strict" / Text(u16, strict=True),
-    "pascal" / PascalString(Int8ul, "utf8"),
-    "utf16" / PascalString(Int16ub, "utf-16-le"),
     "n_sizes" / Count(Int16ul, len_(this.sizes)),
     "sizes" / Sizes(u8, number, "dims"),
     "type" / TypeCode(u8, VALUE_TYPES),
-    "n_bytes" / Count(u8, len_(this.bytes)),
-    "bytes" / construct.Bytes(this.n_bytes),
-    "two" / construct.Bytes(2),
     "default" / Default(Int32sb, 7),
     "twice" / Derived(this.narrow * 2),
     "inner"

@@ -39,7 +39,7 @@ from glft_schema.codec.numbers import u16
 from glft_schema.codec.predicates import at_most
 from glft_schema.codec.rules import SPEC, Rule
 from glft_schema.codec.structs import Count, Struct
-from glft_schema.codec.trace import FullTrace, Trace
+from glft_schema.codec.trace import Trace
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.tensor_bytes import Sink
@@ -216,7 +216,7 @@ def test_values_that_cannot_be_built(value: dict[str, Any], message: str) -> Non
 
 def test_positions() -> None:
     text = '{ "é":{"span":[10, 2],"x":0,"kind":"k","sizes":[ 4 ]},"meta":{"ü" :"v"},"c":["k",[],[3,4]]} '
-    trace, whole = FullTrace(), stored(text)
+    trace, whole = Trace(), stored(text)
     parsed(text, trace=trace)
     spans = {span.path: (whole[span.start : span.end].decode(), span.value) for span in trace.spans}
     assert spans.pop("table")[0] == text

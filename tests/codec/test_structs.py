@@ -18,6 +18,7 @@ from glft_schema.codec.predicates import at_most
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.tables import Table, least_size
+from glft_schema.codec.trace import Trace
 from glft_schema.formats.glft import GLFT, Descriptor
 from glft_schema.storage import tensor_bytes
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
@@ -53,6 +54,19 @@ def test_documented_fields_have_one_name_in_paths() -> None:
     with pytest.raises(construct.StreamError) as caught:
         Sheet.parse(b"\x01\x01a")
     assert caught.value.path == "(parsing) -> rows -> 0 -> rank"
+
+
+def test_fields_with_a_hook_have_one_name_in_paths() -> None:
+    seen: list[int] = []
+    hooked = Struct("n" / Struct("a" / u8 * (lambda value, context: seen.append(value))) * (lambda value, context: None))
+    trace = Trace()
+    for given in (None, trace):
+        assert hooked.parse(b"\5", trace=given).n.a == 5
+        with pytest.raises(construct.StreamError) as caught:
+            hooked.parse(b"", trace=given)
+        assert caught.value.path == "(parsing) -> n -> a"
+    assert [span.path for span in trace.spans] == ["n -> a", "n"]
+    assert seen == [5, 5]
 
 
 def test_tensors_in_a_plain_stream() -> None:

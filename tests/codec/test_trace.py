@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from glft_schema.codec.numbers import u8, u16
 from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
-from glft_schema.codec.trace import FullTrace, Located, Span, Trace, without_root
+from glft_schema.codec.trace import Span, Trace, without_root
 from tests.codec.assertions import cursor
 
 Row = Struct("name" / Text(u8), "rank" / u16)
@@ -26,7 +25,7 @@ def parse(trace: Trace | None, stored: str = STORED, **params: Any) -> None:
 
 
 def test_every_field() -> None:
-    trace = FullTrace()
+    trace = Trace()
     parse(trace)
     assert [(span.path, span.start, span.end, span.has_parts) for span in trace.spans] == [
         ("n", 0, 1, False),
@@ -57,25 +56,15 @@ def test_the_field_that_is_cut_off() -> None:
 
 
 def test_where_some_fields_begin() -> None:
-    starts: dict[str, int | None] = {"end": None, "rows -> 1 -> rank": None, "rows -> 7 -> rank": None}
-    parse(Trace(starts=starts))
-    assert starts == {"end": 10, "rows -> 1 -> rank": 8, "rows -> 7 -> rank": None}
+    trace = Trace("end", "rows -> 1 -> rank", "rows -> 7 -> rank")
+    parse(trace)
+    assert [span and span.start for span in map(trace.find, trace.wanted)] == [10, 8, None]
 
 
 def test_only_the_rows_that_are_looked_for_are_traced() -> None:
     trace = Trace("rows -> 1 -> rank")
-    assert (list(trace.rows_in("rows", 2)), list(trace.rows_in("rows", 1)), trace.row_in("rows")) == ([1], [], 1)
-    assert (list(Trace().rows_in("rows", 2)), Trace().row_in("rows")) == ([0, 1], None)
-
-
-def test_a_row_whose_start_is_known_is_parsed_alone() -> None:
-    starts: dict[str, array[int]] = {}
-    parse(None, starts=starts)
-    assert starts == {"(parsing) -> rows": array("Q", [1, 5])}
-    trace = Trace("rows -> 1 -> rank")
-    with pytest.raises(Located):
-        parse(trace, starts=starts)
-    assert trace.find("rows -> 1 -> rank") == Span("rows -> 1 -> rank", 8, 10, 2)
+    assert (list(trace.rows_in("rows", 2)), list(trace.rows_in("rows", 1)), list(trace.rows_in("row", 2))) == ([1], [], [])
+    assert list(Trace().rows_in("rows", 2)) == [0, 1]
 
 
 def test_paths_without_the_root_of_construct() -> None:

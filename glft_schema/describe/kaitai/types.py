@@ -148,8 +148,6 @@ class Types:
 
     def count(self, node: s.Numbers | s.BlockArray, at: Location) -> str:
         """Returns the length of a payload's field. Raises UnsupportedError if it is unknown."""
-        if isinstance(node, s.BlockArray):
-            return f"{at.params[OUT]} * ({at.params[IN]} / {node.weights})"
         dims: list[str] = []
         for dim in node.dims:
             is_shape = str(dim) == DIMS and DIMS not in self.expressions.ids[at.struct]

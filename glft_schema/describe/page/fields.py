@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 import glft_schema.describe.nodes as s
-from glft_schema.describe.byte_map import FIELD, STEP, ByteMap, Stretch
+from glft_schema.codec.trace import STEP
+from glft_schema.describe.byte_map import FIELD, ByteMap, Stretch
 from glft_schema.describe.page.text import visible
 from glft_schema.describe.schema import container_schema
 from glft_schema.display import displayed
