@@ -16,7 +16,7 @@ import numpy as np
 
 from glft_schema.scalar import tree
 from glft_schema.scalar.checking import check
-from glft_schema.scalar.language import ScalarError
+from glft_schema.scalar.language import ScalarError, float32
 from glft_schema.scalar.layout import Layout
 from glft_schema.scalar.tree import Array, Constant, Expression, Function, Reference, Statement, Variable, walk
 
@@ -166,6 +166,58 @@ class Unit:
             f"{self._static}void {name}({fields}{output} *w, int64_t rows, int64_t columns) {{\n"
             f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++)\n        {call};\n}}\n"
         )
+
+
+    def encoder(self, layout: Layout, source: Callable[..., Any]) -> str:
+        """Adds an encoder, ``encode_NAME`` or ``encode_NAME_by_importance``. Returns this name.
+
+        The parameters are ``(w, blocks, rows, columns)``, or for types of rows ``(w, FIELD, ...,
+        rows, columns)``. After `w` follows the importance of a row's weights, if the source has it.
+
+        Raises:
+            ScalarError: if the function does not follow the language, or the name is in use.
+        """
+        function = check(source, layout.encoder_arrays())
+        uses = {part for part in ("importance", "mean_square") if part in function.parameters}
+        name = f"{self._prefix}encode_{layout.name}{'_by_importance' * ('importance' in uses)}"
+        width = layout.weights or "columns"
+        places, lengths, at = {"w": "w", "importance": "importance", "mean_square": "mean"}, {"w": "(int32_t)columns"}, 0
+        for field in layout.fields:
+            pointer = f"({TYPES[field.number]} *)"
+            if layout.weights:
+                places[field.name] = f"{pointer}(blocks + {at})"
+                at += int(field.size())
+            else:
+                places[field.name] = f"{pointer}({_name(field.name)} + r * ({field.size('columns')}))"
+                lengths[field.name] = f"(int32_t)(columns / {field.weights})"
+        given = [*(places[parameter] for parameter in function.parameters), *(lengths[array] for array in _lengths(function))]
+        call = f"{self.function(function, '', '__restrict ')}({', '.join(given)});"
+        mean = ""
+        if "mean_square" in uses:
+            of_row = check(mean_square_of_row, {"w": Array("f32", None), "mean_square": Array("f32", 1, "out")})
+            mean = f"        float mean[1];\n        {self.function(of_row)}(w, mean, (int32_t)columns);\n"
+        if layout.weights:
+            moved = f"b += {width}, w += {width}, blocks += {at}"
+            call = f"for (int64_t b = 0; b < columns; {moved})\n            {call.replace('importance', 'importance + b')}"
+        else:
+            call += "\n        w += columns;"
+        outputs = ["blocks"] if layout.weights else [_name(field.name) for field in layout.fields]
+        parameters = [f"uint8_t *{output}" for output in outputs]
+        if "importance" in uses:
+            parameters.insert(0, "const float *importance")
+        self._functions[name] = (
+            f"{self._static}void {name}(const float *w, {', '.join(parameters)}, int64_t rows, int64_t columns) {{\n"
+            f"    for (int64_t r = 0; r < rows; r++) {{\n{mean}        {call}\n    }}\n}}\n"
+        )
+        return name
+
+
+def mean_square_of_row(w: Any, mean_square: Any) -> None:
+    """The mean of w^2, added in order."""
+    total = float32(0)
+    for i in range(len(w)):
+        total += w[i] * w[i]
+    mean_square[0] = total / float32(len(w))
 
 
 class _Printer:

@@ -30,6 +30,7 @@ OF_INTEGERS = ("//", "%", "&", "|", "^", "<<", ">>")
 BUILTINS: dict[Any, tuple[str, tuple[str, ...], str]] = {
     language.float16:    ("float16",    ("float32",), "float32"),
     language.nearest:    ("nearest",    ("float32",), "int32"),
+    language.truncated:  ("truncated",  ("float32",), "int32"),
     language.root:       ("root",       ("float32",), "float32"),
     language.as_bits:    ("as_bits",    ("float32",), "int32"),
     language.as_float:   ("as_float",   ("int32",),   "float32"),

@@ -139,6 +139,12 @@ def nearest(x: Any) -> Any:
     return (as_bits(float32(x) + MAGIC) & 0x7FFFFF) - 0x400000
 
 
+def truncated(x: Any) -> Any:
+    """The integer part as int32; -2^31 for NaN and beyond int32, as on x86."""
+    number = Float32(x).number
+    return Int32(int(number) if -(2.0**31) <= number < 2.0**31 else LEAST)
+
+
 def root(x: Any) -> Any:
     """The square root, correctly rounded."""
     return Float32(np.sqrt(Float32(x).number))

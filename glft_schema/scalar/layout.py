@@ -59,3 +59,12 @@ class Layout:
         counts = {one.name: one.count or (columns // one.weights if columns else None) for one in self.fields}
         fields = {one.name: Array(one.number, counts[one.name]) for one in self.fields}
         return {"w": Array(output, self.weights or columns, "out"), **fields}
+
+    def encoder_arrays(self) -> dict[str, Array]:
+        """Returns the arrays that an encoder may use, by name: `w` and the importance of each
+        weight, `mean_square` of the whole row's weights, and the fields, which it writes."""
+        from glft_schema.scalar.tree import Array
+
+        fields = {one.name: Array(one.number, one.count, "out") for one in self.fields}
+        weights = Array("f32", self.weights)
+        return {"w": weights, "importance": weights, "mean_square": Array("f32", 1), **fields}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
 from construct import this
@@ -100,9 +100,9 @@ class TensorType:
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
         formula: a scalar function of one block or row, or a function of tensors, see `formula_of`.
             The formula of an exact type returns the numbers as they are stored.
-        quantize: the encoder: numbers [rows, in] (float32 if the type is quantized) -> the
-            payload's fields by name. Its parameter `importance`, if any, is float32 [rows, in]; it
-            is optional if it has a default. None if the type has no encoder.
+        quantize: the encoder: a scalar function of one block or row, or two, the second of which
+            reads the importance; or a function of tensors, see `Encoder`. None if the type has
+            none.
         faults: (numbers, the fields that encode them) -> the numbers that were lost.
         exact: the name of the torch dtype that the payload stores unchanged; None for quantized
             types.
@@ -117,7 +117,7 @@ class TensorType:
     code: int | str
     payload: Struct
     formula: Formula = no_formula
-    quantize: Encoder | None = None
+    quantize: Encoder | tuple[Encoder, ...] | None = None
     faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]] = no_faults
     _: KW_ONLY
     exact: str | None = None
@@ -130,9 +130,10 @@ class TensorType:
     def __post_init__(self) -> None:
         if self.scheme in _NAMES:
             raise ValueError(f"expected an unused type name, found {self.name!r}")
-        if self.quantize and (parameter := _importance(self.quantize)):
-            object.__setattr__(self, "takes_importance", True)
-            object.__setattr__(self, "needs_importance", parameter.default is parameter.empty)
+        if self.encoders:
+            required = [_requires_importance(encoder) for encoder in self.encoders]
+            object.__setattr__(self, "takes_importance", required != [None])
+            object.__setattr__(self, "needs_importance", all(required))
         _check_formula(self)
         _NAMES.add(self.scheme)
 
@@ -189,6 +190,11 @@ class TensorType:
     def is_integer(self) -> bool:
         """Whether the type stores integers."""
         return self.exact in INTEGERS
+
+    @property
+    def encoders(self) -> tuple[Encoder, ...]:
+        """The encoders, of which the last one takes an importance, if any does."""
+        return self.quantize if isinstance(self.quantize, tuple) else (self.quantize,) if self.quantize else ()
 
     @property
     def has_encoder(self) -> bool:
@@ -286,7 +292,7 @@ class TensorType:
             raise TensorError(self.dtype_refusal(tensor.dtype), name)
         dims, device, rows = tuple(tensor.shape), tensor.device, tensor if tensor.dim() > 1 else tensor.reshape(1, -1)
         self.nbytes(dims)
-        if self.quantize is None:
+        if not self.encoders:
             raise TensorError(f"{self} can only be read: it has no encoder", name)
         if importance is None and self.needs_importance:
             raise TensorError(f"{self} requires an importance matrix", name)
@@ -296,7 +302,7 @@ class TensorType:
             for key, part, _, pitch in _layout(self, dims)
         }
         used = spread if self.takes_importance else None
-        for chunk, encoded in quantize_chunks(self.quantize, rows, fields, not self.exact, self.faults, name, dims, used, lost):
+        for chunk, encoded in quantize_chunks(self.encoders[-1], rows, fields, not self.exact, self.faults, name, dims, used, lost):
             if watch:
                 watch(chunk, encoded)
         return fields
@@ -490,17 +496,22 @@ def _check_formula(type_: TensorType) -> None:
         check(type_.formula, type_.layout.arrays())
 
 
-def _importance(encoder: Encoder) -> Parameter | None:
-    """Returns the parameter `importance` or None. Raises ValueError for other parameters."""
+def _requires_importance(encoder: Encoder) -> bool | None:
+    """Tells whether an encoder requires its parameter `importance`; None if it has none.
+
+    Raises:
+        ValueError: if a function of tensors has other parameters.
+    """
     declared = signature(encoder)
     parameter = declared.parameters.get("importance")
     if parameter is not None and parameter.kind is parameter.VAR_KEYWORD:
         parameter = None
-    try:
-        declared.bind("weights", **{"importance": None} if parameter else {})
-    except TypeError:
-        raise ValueError(f"expected an encoder of (weights) or (weights, importance), found {declared}") from None
-    return parameter
+    if "w" not in declared.parameters:
+        try:
+            declared.bind("weights", **{"importance": None} if parameter else {})
+        except TypeError:
+            raise ValueError(f"expected an encoder of (weights) or (weights, importance), found {declared}") from None
+    return None if parameter is None else parameter.default is parameter.empty
 
 
 @lru_cache(maxsize=1 << 8)
