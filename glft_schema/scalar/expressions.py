@@ -64,7 +64,7 @@ class Expressions(ABC):
         self.function, self.callers, self.known, self.bounds = function, (*callers, function), known, bounds
         self.names = {**vars(builtins), **function.__globals__, **(function.__kwdefaults__ or {}), **constants}
         self.environment: dict[str, Value] = {}  # what is assigned on every path
-        self.checked = tree.Function(function.__name__, inspect.getdoc(function) or "", {})
+        self.checked = tree.Function(function.__name__, inspect.getdoc(function) or "", {}, alone=hasattr(function, "alone"))
         self.first_line = 1
 
     def refused(self, node: Any, problem: str) -> ScalarError:

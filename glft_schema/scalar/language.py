@@ -119,6 +119,13 @@ class ScalarError(ValueError):
     """A function that does not follow the language. The text names the function and the line."""
 
 
+def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a function whose loops differ much in length from block to block: where blocks are
+    computed side by side, it is called for one after the other."""
+    function.alone = True  # type: ignore[attr-defined]
+    return function
+
+
 def float32(number: Any) -> Any:
     """Converts to float32: an integer, a literal or a bool."""
     return Float32(number)
