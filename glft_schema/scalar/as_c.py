@@ -171,7 +171,6 @@ class Unit:
             f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++)\n        {call};\n}}\n"
         )
 
-
     def encoder(self, layout: Layout, source: Callable[..., Any], lanes: bool = False) -> str:
         """Adds an encoder, ``encode_NAME`` or ``encode_NAME_by_importance``. Returns this name.
 
@@ -222,7 +221,10 @@ class Unit:
         places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
         for field in layout.fields:
             place = f"{name_in_c(field.name)} + r * ({field.size('columns')})"
-            places[field.name], lengths[field.name] = f"({TYPES[field.number]} *)({place})", f"(int32_t)(columns / {field.weights})"
+            places[field.name], lengths[field.name] = (
+                f"({TYPES[field.number]} *)({place})",
+                f"(int32_t)(columns / {field.weights})",
+            )
         given = [*(places[parameter] for parameter in function.parameters), *(lengths[array] for array in _lengths(function))]
         return [f"{self.function(function, '', '__restrict ')}({', '.join(given)});"]
 

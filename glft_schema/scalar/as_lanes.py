@@ -174,7 +174,10 @@ class _LanePrinter(Printer):
         kinds, outer = self._function.variables, dict(self._declared)
         uses = [{name for part in walk(one) for name in mentioned(part) if name in kinds} for one in body]
         for number, statement in enumerate(body):
-            new, later = uses[number] - self._declared.keys() - self._function.parameters.keys(), set().union(*uses[number + 1 :])
+            new, later = (
+                uses[number] - self._declared.keys() - self._function.parameters.keys(),
+                set().union(*uses[number + 1 :]),
+            )
             for name in sorted(new):
                 assigned = isinstance(statement, (tree.Assign, tree.Call)) and name in mentioned(statement)
                 if name in later or assigned:
@@ -341,7 +344,9 @@ class _LanePrinter(Printer):
             copy = self._new(name)
             if not isinstance(argument, Reference):
                 varies = self._varies(argument)
-                self._lines.append(f"{(VECTORS if varies else KINDS)[argument.kind]} {copy} = {(self._vector if varies else self._value)(argument)};")
+                self._lines.append(
+                    f"{(VECTORS if varies else KINDS)[argument.kind]} {copy} = {(self._vector if varies else self._value)(argument)};"
+                )
                 given.append(f"{copy}[l]" if varies else copy)
             elif argument.table is not None:
                 given.append(self._reference(argument))
@@ -386,7 +391,9 @@ class _LanePrinter(Printer):
                 return self._combined(node)
             case tree.Select():
                 if not self._varies(node.test):
-                    return f"({self._value(node.test)}) ? {self._operand_vector(node.then)} : {self._operand_vector(node.other)}"
+                    return (
+                        f"({self._value(node.test)}) ? {self._operand_vector(node.then)} : {self._operand_vector(node.other)}"
+                    )
                 test = self._operand_vector(node.test)
                 with self._under(test, node.then):
                     then = self._vector(node.then)

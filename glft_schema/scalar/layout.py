@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from glft_schema.scalar.tree import Array
 
 
+# fmt: off
+NUMPY = {"f16": "<f2", "f32": "<f4", "u8": "u1", "i8": "i1", "u16": "<u2", "i16": "<i2", "u32": "<u4", "i32": "<i4"}
+# fmt: on
+
+
 @dataclass(frozen=True)
 class Field:
     """A field of a block or of a row.
