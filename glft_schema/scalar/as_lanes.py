@@ -323,7 +323,7 @@ class _LanePrinter(Printer):
         if function.alone:
             return self._one_by_one(function, arguments, targets)
         given, scalars, owned = [self._masks[-1]], set(), set()
-        for (name, type_), argument in zip(function.parameters.items(), arguments, strict=True):
+        for name, argument in zip(function.parameters, arguments, strict=True):
             if isinstance(argument, Reference):
                 if argument.table is not None or self._varies(argument.offset):
                     raise self._refused("expected no tables and no views that depend on data as arguments")
@@ -340,13 +340,12 @@ class _LanePrinter(Printer):
     def _one_by_one(self, function: Function, arguments: Sequence[Expression | Reference], targets: Sequence[str]) -> str:
         """Prints calls for the lanes of the mask. Returns the vector of results, or nothing."""
         lines, given, after = [], [], []
-        for (name, type_), argument in zip(function.parameters.items(), arguments, strict=True):
+        for name, argument in zip(function.parameters, arguments, strict=True):
             copy = self._new(name)
             if not isinstance(argument, Reference):
                 varies = self._varies(argument)
-                self._lines.append(
-                    f"{(VECTORS if varies else KINDS)[argument.kind]} {copy} = {(self._vector if varies else self._value)(argument)};"
-                )
+                kinds, printed = (VECTORS, self._vector) if varies else (KINDS, self._value)
+                self._lines.append(f"{kinds[argument.kind]} {copy} = {printed(argument)};")
                 given.append(f"{copy}[l]" if varies else copy)
             elif argument.table is not None:
                 given.append(self._reference(argument))
@@ -370,7 +369,8 @@ class _LanePrinter(Printer):
         if len(results) != 1:
             return ""
         if targets:
-            return f"{targets[0].removeprefix('&')} = {self._picked(function.results[0].kind, results[0], targets[0].removeprefix('&'))}"
+            target = targets[0].removeprefix("&")
+            return f"{target} = {self._picked(function.results[0].kind, results[0], target)}"
         return results[0]
 
     # Vectors

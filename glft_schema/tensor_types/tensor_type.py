@@ -327,8 +327,8 @@ class TensorType:
         return fields
 
     def _encoding(self, importance: torch.Tensor | None, columns: int) -> tuple[Callable[[torch.Tensor, Fields], None], bool]:
-        """Returns a function that writes the fields of numbers [rows, in], and whether it may run in
-        several threads at once.
+        """Returns a function that writes the fields of numbers [rows, in], and whether it may run
+        in several threads at once.
 
         Args:
             importance: float32 [columns], if there is one.
@@ -343,13 +343,11 @@ class TensorType:
             return (compiled or by_arrays(encoder, layout, importance, columns)), compiled is not None
 
         def encode(numbers: torch.Tensor, out: Fields) -> None:
-            given = (
-                {}
-                if importance is None
-                else {"importance": importance.to(numbers.device).expand(numbers.numel() // columns, columns)}
-            )
-            for key, field in encoder(numbers, **given).items():
-                out[key].copy_(field)
+            given = {}
+            if importance is not None:
+                given["importance"] = importance.to(numbers.device).expand(numbers.numel() // columns, columns)
+            for key, stored in encoder(numbers, **given).items():
+                out[key].copy_(stored)
 
         return encode, False
 

@@ -1,4 +1,4 @@
-"""Runs a type's formula or encoder over a matrix in chunks of rows, which on a CPU fit into its cache.
+"""Runs a type's formula or encoder over a matrix in chunks of rows, which fit into a CPU's cache.
 
 A formula makes several passes over its data. The passes over a chunk stay in the cache, so memory
 is read and written once; docs/speed.md has measurements. A compiled formula is a single pass; see

@@ -1,4 +1,4 @@
-"""Encodes rows by scalar functions: by the compiled library, or by operations on arrays of numpy."""
+"""Encodes rows by scalar functions: by the compiled library, or side by side by numpy."""
 
 from __future__ import annotations
 
