@@ -35,13 +35,13 @@ def compile(type_: TensorType) -> None:
     """
     from glft_schema.tensor_types.library import building, loading  # slow to import
 
-    if (source := type_.source) is None:
+    if (functions := type_.functions) is None:
         raise OptionError(f"{type_} has no scalar function to compile: see formula_of")
     if not type_.scheme.isidentifier():
         raise OptionError(f"{shown(type_.name)} cannot be compiled: expected a name of letters, digits and '_'")
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps a loaded library
-            building.build([source], Path(folder))
+            building.build([functions], Path(folder))
             loading.add(loading.Library(Path(folder)))
     except (building.BuildError, loading.LibraryError) as error:
         raise OptionError(f"{type_} cannot be compiled: {error}") from None

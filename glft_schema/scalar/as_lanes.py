@@ -33,7 +33,7 @@ def blocks_in_lanes(unit: Unit, layout: Layout, function: Function) -> list[str]
     weights, size, at, local, stored = layout.weights, sum(int(field.size()) for field in layout.fields), 0, [], []
     for field in layout.fields:
         if field.name in function.parameters:
-            vector, value = VECTORS[function.parameters[field.name].kind], f"{field.name}_lanes[i][l]"  # type: ignore[union-attr]
+            vector, value = VECTORS[function.parameters[field.name].kind], f"{field.name}_lanes[i][l]"
             local.append(f"{vector} {field.name}_lanes[{field.count}];")
             number = f"to_half({value})" if field.number == "f16" else f"({TYPES[field.number]}){value}"
             place = f"(({TYPES[field.number]} *)(blocks + block * {size} + {at}))[i]"

@@ -1,9 +1,10 @@
-"""Layouts of what decoders read: the fields of a block, or those of a row."""
+"""Layouts of what decoders read and encoders write: the fields of a block, or those of a row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from glft_schema.scalar.tree import Array
@@ -73,3 +74,17 @@ class Layout:
         fields = {one.name: Array(one.number, one.count, "out") for one in self.fields}
         weights = Array("f32", self.weights)
         return {"w": weights, "importance": weights, "mean_square": Array("f32", 1), **fields}
+
+
+class Functions(NamedTuple):
+    """The scalar functions of a type.
+
+    Attributes:
+        layout: of a block or a row.
+        decoder: None if the type is decoded by a function of tensors.
+        encoders: without and with importance.
+    """
+
+    layout: Layout
+    decoder: Callable[..., Any] | None
+    encoders: tuple[Callable[..., Any], ...] = ()

@@ -60,7 +60,7 @@ class _Run:
         self._values: dict[str, Any] = dict(zip(function.parameters, arguments, strict=True))
         self._masks = [mask.copy()]  # of the statements around, the innermost last
         self._loops: list[int] = []  # the number of masks outside of each loop
-        self.results = [np.zeros(len(mask), DTYPES[result.kind]) for result in function.results]
+        self.results: list[Array] = [np.zeros(len(mask), DTYPES[result.kind]) for result in function.results]
         self._block(function.body)
 
     # Statements
@@ -97,15 +97,15 @@ class _Run:
                     self._block(node.body)
                 self._exit()
             case tree.Return():
-                for result, value in zip(self.results, node.values, strict=True):
-                    np.copyto(result, self._value(value), where=self._masks[-1])
+                for kept, value in zip(self.results, node.values, strict=True):
+                    np.copyto(kept, self._value(value), where=self._masks[-1])
                 self._leave(0)
             case tree.Break():
                 self._leave(self._loops[-1])
             case tree.Call():
                 results = self._call(node.function, node.arguments)
-                for target, value, result in zip(node.targets, results, node.function.results, strict=True):
-                    self._set(target, value, result.kind)
+                for target, found, result in zip(node.targets, results, node.function.results, strict=True):
+                    self._set(target, found, result.kind)
 
     def _set(self, name: str, value: Any, kind: str) -> None:
         """Assigns to the blocks of the mask."""

@@ -18,7 +18,7 @@ DECLARED = (*ggml.DECLARED, *(value for value in vars(symmetric).values() if isi
 
 def build_library(folder: Path = loading.FOLDER, target: str = "") -> None:
     """Compiles the functions of the types that the package declares, see `building.build`."""
-    building.build([source for type_ in DECLARED if (source := type_.source)], folder, target)
+    building.build([functions for type_ in DECLARED if (functions := type_.functions)], folder, target)
 
 
 if __name__ == "__main__":

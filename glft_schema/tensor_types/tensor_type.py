@@ -21,7 +21,7 @@ from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import outside_graphs, torch
-from glft_schema.scalar.layout import Field, Layout
+from glft_schema.scalar.layout import Field, Functions, Layout
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
@@ -422,14 +422,12 @@ class TensorType:
         return _scalar_layout(self) if _is_scalar(self, self.formula) else None
 
     @property
-    def source(self) -> Source | None:
+    def functions(self) -> Functions | None:
         """The scalar functions of the type, None if it has none."""
-        from glft_schema.tensor_types.library.building import Source  # slow to import
-
         scalar = self._scalar_encoders
         if self.layout is None and not scalar:
             return None
-        return Source(_scalar_layout(self), self.formula if self.layout else None, scalar)
+        return Functions(_scalar_layout(self), self.formula if self.layout else None, scalar)
 
     def cell(self, columns: int) -> int:
         """Returns the numbers that are decoded together: a block, a group, or a whole row of

@@ -164,7 +164,7 @@ def encode_chunks(
         if threads > 1:
             rounds = -(-rows // (threads * size))
             size = max(-(-rows // (threads * rounds)), LEAST_CHUNK // columns, 1)
-        chunks = ((part, Counter[str]()) for part in slices(rows, size))
+        chunks: Iterator[tuple[slice, Counter[str]]] = ((part, Counter[str]()) for part in slices(rows, size))
         if threads > 1 and rows > size:
             from glft_schema.tensor_types.engine.workers import in_order  # slow to import
 

@@ -29,7 +29,7 @@ import numpy as np
 from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.scalar.as_c import FLAGS, Unit, mean_square_of_row
 from glft_schema.scalar.language import run
-from glft_schema.scalar.layout import NUMPY, Field, Layout
+from glft_schema.scalar.layout import NUMPY, Field, Functions, Layout
 from glft_schema.tensor_types.library.loading import DTYPES, MANIFEST, digest, digest_of_sources, this_machine
 
 # fmt: off
@@ -77,20 +77,6 @@ class BuildError(Exception):
     """Functions that cannot be compiled; the text says why."""
 
 
-class Source(NamedTuple):
-    """The scalar functions of a type.
-
-    Attributes:
-        layout: of a block or a row.
-        decoder: None if the type is decoded by a function of tensors.
-        encoders: without and with importance.
-    """
-
-    layout: Layout
-    decoder: Callable[..., Any] | None
-    encoders: tuple[Callable[..., Any], ...] = ()
-
-
 def compiler(*, portable: bool = False) -> list[str] | None:
     """Returns the command of a C compiler: ``$CC``, one of the system, or the package ziglang.
 
@@ -108,12 +94,12 @@ def compiler(*, portable: bool = False) -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else None
 
 
-def build(sources: Iterable[Source], folder: Path, target: str = "") -> None:
+def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
     """Compiles functions into a folder, in place of the libraries there. Equal sources and
     compilers give equal bytes.
 
     Args:
-        sources: of the types.
+        types: their functions.
         folder: created if it is missing.
         target: a key of TARGETS, compiled for by ziglang; by default this machine.
 
@@ -129,7 +115,7 @@ def build(sources: Iterable[Source], folder: Path, target: str = "") -> None:
     if any(Path(word).stem in ("zig", "ziglang") for word in command):  # by default it uses all that this processor has
         command += ["-target", TARGETS[machine].triple] if machine in TARGETS else ["-mcpu=baseline"]
     unit, tests = Unit(), []
-    for layout, decoder, encoders in sources:
+    for layout, decoder, encoders in types:
         if decoder:
             unit.decoder(layout, decoder)
             tests.append(partial(_test_of_decoder, layout, decoder))
