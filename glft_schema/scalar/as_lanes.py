@@ -10,7 +10,7 @@ The compiler needs the vectors of gcc or clang. The bits are those of `as_c`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from glft_schema.scalar import tree
@@ -81,6 +81,8 @@ class _LanePrinter(Printer):
         self._masks = ["all"]  # of the blocks of statements around, the innermost last
         self._loops: list[int] = []  # the number of masks outside of each loop
         self._declared = dict.fromkeys(owned, ALL)  # the mask under which all lanes of a name may be overwritten
+        self._outer = set(function.parameters)  # and views of them
+        self._returned = False
         self._lines: list[str] = []
         self._count = 0
 
@@ -95,8 +97,9 @@ class _LanePrinter(Printer):
         self._block(function.body)
         if kind != "void":
             self._lines = [f"{kind} result = {{0}};", *self._lines, "return result;"]
-        body = "".join(f"    {line}\n" for line in self._lines)
-        return f"static inline {kind} NAME({', '.join(parameters)}) {{\n    (void)all;\n{body}}}\n"
+        unused = [f"(void){name};" for name in ("all", *map(name_in_c, self._unused()))]
+        body = "".join(f"    {line}\n" for line in [*unused, *self._lines])
+        return f"static inline {kind} NAME({', '.join(parameters)}) {{\n{body}}}\n"
 
     def _lane_parameter(self, name: str) -> str:
         type_ = self._function.parameters[name]
@@ -132,17 +135,24 @@ class _LanePrinter(Printer):
                     inner = masked or self._varies(node.test)
                     leaves |= self._mark(node.then, inner) | self._mark(node.other, inner)
                 case tree.For():
-                    if self._varies(node.low) or self._varies(node.high):
-                        self._vectors.add(node.name)
-                    inner = masked or node.name in self._vectors
-                    if self._mark(node.body, inner):
-                        self._mark(node.body, True)
+                    with self._looping(node) as varies:
+                        if self._mark(node.body, masked or varies):
+                            self._mark(node.body, True)
                 case tree.While():
                     if self._mark(node.body, masked or self._varies(node.test)):
                         self._mark(node.body, True)
                 case tree.Break() | tree.Return():
                     leaves = True
         return leaves
+
+    @contextmanager
+    def _looping(self, node: tree.For) -> Iterator[bool]:
+        """Yields whether the variable of a loop, which other loops may use, too, is a vector."""
+        varies = self._varies(node.low) or self._varies(node.high)
+        if varies:
+            self._vectors.add(node.name)
+        yield varies
+        self._vectors.discard(node.name)
 
     def _varies(self, node: Expression | Reference | None) -> bool:
         """Tells whether an expression is a vector, or an array of vectors."""
@@ -205,6 +215,8 @@ class _LanePrinter(Printer):
                 self._lines.append(f"{VECTORS[node.array.type.kind]} *{name_in_c(node.name)} = {self._reference(node.array)};")
                 if node.array.name in self._declared:
                     self._declared[node.name] = self._declared[node.array.name]
+                if node.array.name in self._outer:
+                    self._outer.add(node.name)
             case tree.If():
                 self._if(node)
             case tree.For() | tree.While():
@@ -214,6 +226,7 @@ class _LanePrinter(Printer):
                     target = f"*result_{number}" if len(node.values) > 1 else "result"
                     self._lines.append(f"{target} = {self._picked(value.kind, self._vector(value), target)};")
                 self._leave(0)
+                self._returned = True
             case tree.Break():
                 self._leave(self._loops[-1])
             case tree.Call():
@@ -222,8 +235,12 @@ class _LanePrinter(Printer):
 
     def _set(self, target: str, name: str, kind: str, value: str) -> None:
         """Assigns to the lanes of the mask, or to all if the others are not used."""
-        free = self._declared.get(name) == self._masks[-1]
+        free = self._is_free(name)
         self._lines.append(f"{target} = {value if free else self._picked(kind, value, target)};")
+
+    def _is_free(self, name: str) -> bool:
+        """Tells whether the lanes outside the mask may be overwritten."""
+        return self._declared.get(name) == self._masks[-1] and not (self._returned and name in self._outer)
 
     def _picked(self, kind: str, value: str, other: str) -> str:
         return f"pick_{VECTORS[kind][1]}({self._masks[-1]}, {value}, {other})"
@@ -267,36 +284,45 @@ class _LanePrinter(Printer):
         return any(isinstance(part, tree.Invoke) for part in walk(list(body)))
 
     def _loop(self, node: tree.For | tree.While) -> None:
-        varies = any(map(self._varies, (node.low, node.high) if isinstance(node, tree.For) else (node.test,)))
-        leaves = any(isinstance(part, (tree.Break, tree.Return)) for part in walk(node.body))
+        if isinstance(node, tree.While):
+            self._print_loop(node.body, self._varies(node.test), "for (;;) {", lambda: self._test(node.test))
+            return
+        i, low, high = name_in_c(node.name), node.low, node.high
+        with self._looping(node) as varies:
+            if varies:
+                end = self._new("end")
+                self._lines.append(f"vi {end} = {self._vector(high)};")
+                head = f"for (vi {i} = {self._vector(low)};; {i}++) {{"
+                self._print_loop(node.body, True, head, lambda: self._narrow(f"{i} < {end}"))
+            else:
+                head = f"for (int32_t {i} = {self._value(low)}; {i} < {self._value(high)}; {i}++) {{"
+                self._print_loop(node.body, False, head, lambda: None)
+
+    def _test(self, test: Expression) -> None:
+        if self._varies(test):
+            self._narrow(self._operand_vector(test))
+        else:
+            self._lines.append(f"if (!({self._value(test)})) break;")
+
+    def _narrow(self, test: str) -> None:
+        self._lines.append(f"{self._masks[-1]} &= {test};")
+
+    def _print_loop(self, body: Sequence[Statement], varies: bool, head: str, test: Callable[[], None]) -> None:
+        """Prints a loop, with a mask of its own if some lanes may leave it before others."""
+        masked = varies or any(isinstance(part, (tree.Break, tree.Return)) for part in walk(list(body)))
         self._loops.append(len(self._masks))
-        if varies or leaves:
+        if masked:
             mask = self._new("mask")
             self._lines.append(f"vi {mask} = {self._masks[-1]};")
             self._masks.append(mask)
-        mask = self._masks[-1]
-        if isinstance(node, tree.For) and not varies:
-            i = name_in_c(node.name)
-            low, high = self._value(node.low), self._value(node.high)
-            self._lines.append(f"for (int32_t {i} = {low}; {i} < {high}; {i}++) {{")
-        elif isinstance(node, tree.For):
-            i, end = name_in_c(node.name), self._new("end")
-            self._lines.append(f"vi {end} = {self._vector(node.high)};")
-            self._lines.append(f"for (vi {i} = {self._vector(node.low)};; {i}++) {{")
-            self._lines.append(f"    {mask} &= {i} < {end};")
-        else:
-            self._lines.append("for (;;) {")
+        self._lines.append(head)
         with self._indented():
-            if isinstance(node, tree.While):
-                if varies:
-                    self._lines.append(f"{mask} &= {self._operand_vector(node.test)};")
-                else:
-                    self._lines.append(f"if (!({self._value(node.test)})) break;")
-            if varies or leaves:
-                self._lines.append(f"if (!any({mask})) break;")
-            self._block(node.body)
+            test()
+            if masked:
+                self._lines.append(f"if (!any({self._masks[-1]})) break;")
+            self._block(body)
         self._lines.append("}")
-        if varies or leaves:
+        if masked:
             self._masks.pop()
         self._loops.pop()
 
@@ -323,14 +349,17 @@ class _LanePrinter(Printer):
         if function.alone:
             return self._one_by_one(function, arguments, targets)
         given, scalars, owned = [self._masks[-1]], set(), set()
+        changed = {
+            name for part in walk(function.body) if isinstance(part, (tree.Assign, tree.Call)) for name in mentioned(part)
+        }
         for name, argument in zip(function.parameters, arguments, strict=True):
             if isinstance(argument, Reference):
                 if argument.table is not None or self._varies(argument.offset):
                     raise self._refused("expected no tables and no views that depend on data as arguments")
                 given.append(self._reference(argument))
-                if self._declared.get(argument.name) == self._masks[-1]:
+                if self._is_free(argument.name):
                     owned.add(name)
-            elif self._varies(argument):
+            elif self._varies(argument) or name in changed:
                 given.append(self._vector(argument))
             else:
                 given.append(self._value(argument))
@@ -409,7 +438,9 @@ class _LanePrinter(Printer):
     @contextmanager
     def _under(self, test: str, node: Expression) -> Iterator[None]:
         """Narrows the mask if an expression looks up or calls."""
-        narrows = any(isinstance(part, (tree.Load, tree.Invoke)) for part in walk(node))
+        narrows = any(
+            isinstance(part, tree.Invoke) or (isinstance(part, tree.Load) and self._is_gather(part)) for part in walk(node)
+        )
         if narrows:
             mask = self._new("mask")
             self._lines.append(f"vi {mask} = {self._masks[-1]} & {test};")
@@ -462,8 +493,11 @@ class _LanePrinter(Printer):
         """Returns an index together with the offset of a view."""
         return at if array.offset is None else tree.Binary("int32", at.span, "+", array.offset, at)
 
+    def _is_gather(self, node: tree.Load) -> bool:
+        return self._varies(node.at) or self._varies(node.array.offset)
+
     def _loaded(self, node: tree.Load) -> str:
-        if not self._varies(node.at) and not self._varies(node.array.offset):
+        if not self._is_gather(node):
             return self._element(node.array, node.at)
         at, kind = self._vector(self._whole(node.array, node.at)), VECTORS[node.kind]
         which = "GATHERED" if node.array.table is None else "LOOKED_UP"

@@ -1,2 +1,5 @@
-def step(function): return function  # until all encoders have moved
+def step(function):
+    return function  # until all encoders have moved
+
+
 row_step = step
