@@ -22,12 +22,12 @@ def count_weights(w, importance, counts, mean):
         counts[i] = importance[i] * root(mean + w[i] * w[i])
 
 
-def mean_square(w):
-    """Returns the mean of w^2, added in order."""
+def mean_square(w, *, factor=1):
+    """Returns the mean of w^2, added in order, times a factor."""
     total = float32(0)
     for i in range(len(w)):
         total += w[i] * w[i]
-    return total / len(w)
+    return total * factor / len(w)
 
 
 def farthest(x):
@@ -109,23 +109,32 @@ def scale_alone(x, counts, *, top):
     Source: make_qx_quants.
     """
     peak = farthest(x)
-    scale, inverse, best = float32(0), float32(0), float32(0)
+    scale, inverse = float32(0), float32(0)
     if abs(peak) >= TINY:
-        for n in range(-10, 10):  # -10 stands for the first trial, with 0 tenths
+        inverse = -top / peak
+        fit, size = fit_and_size(x, counts, inverse, top=top)
+        if size != 0.0:
+            scale = fit / size
+        best = scale * fit
+        for n in range(-9, 10):
             if n != 0:
-                tried = -(float32(0 if n == -10 else n) * 0.1 + top) / peak
-                fit, size = float32(0), float32(0)
-                for i in range(len(x)):
-                    code = float32(code_between(tried * x[i], low=-top, high=top - 1))
-                    fit += counts[i] * x[i] * code
-                    size += counts[i] * code * code
-                if n == -10:
-                    scale, inverse = fit / size if size != 0.0 else float32(0), tried
-                    best = scale * fit
-                elif size > 0.0 and fit * fit > best * size:
+                tried = -(float32(n) * 0.1 + top) / peak
+                fit, size = fit_and_size(x, counts, tried, top=top)
+                if size > 0.0 and fit * fit > best * size:
                     scale, inverse = fit / size, tried
                     best = scale * fit
     return scale, inverse
+
+
+def fit_and_size(x, counts, inverse, *, top):
+    """Returns the sums of count * x * code and of count * code^2. Their quotient is the scale that
+    fits these codes best."""
+    fit, size = float32(0), float32(0)
+    for i in range(len(x)):
+        code = float32(code_between(inverse * x[i], low=-top, high=top - 1))
+        fit += counts[i] * x[i] * code
+        size += counts[i] * code * code
+    return fit, size
 
 
 def scale_by_single_codes(x, codes, *, top):
