@@ -98,6 +98,17 @@ def scale_and_minimum(x, counts, *, top, first, delta, tries, absolute):
     return scale, low, origin, inverse
 
 
+def range_and_codes(x, counts, codes, *, top, first, delta, tries, absolute=False):
+    """Searches for the scale and the minimum of x, which it returns, and computes the codes, see
+    `scale_and_minimum`."""
+    scale, low, origin, inverse = scale_and_minimum(
+        x, counts, top=top, first=first, delta=delta, tries=tries, absolute=absolute
+    )
+    for i in range(len(x)):
+        codes[i] = code_between(inverse * (x[i] - origin), low=0, high=top)
+    return scale, low
+
+
 def scale_alone(x, counts, *, top):
     """Searches for the scale of x by least squares, for codes from -top to top - 1.
 
@@ -124,6 +135,15 @@ def scale_alone(x, counts, *, top):
                     scale, inverse = fit / size, tried
                     best = scale * fit
     return scale, inverse
+
+
+def scale_and_codes(x, counts, codes, *, top):
+    """Searches for the scale of x, which it returns, and computes the codes, see `scale_alone`. The
+    codes of zeros are -top."""
+    scale, inverse = scale_alone(x, counts, top=top)
+    for i in range(len(x)):
+        codes[i] = code_between(inverse * x[i], low=-top, high=top - 1) if inverse != 0.0 else -top
+    return scale
 
 
 def fit_and_size(x, counts, inverse, *, top):
