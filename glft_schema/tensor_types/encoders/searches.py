@@ -169,13 +169,10 @@ def scale_by_single_codes(x, codes, *, top):
     if abs(peak) >= TINY:
         counts = floats(len(x))
         inverse = -top / peak
-        fit, size = float32(0), float32(0)
         for i in range(len(x)):
             counts[i] = x[i] * x[i]
             codes[i] = code_between(inverse * x[i], low=-top, high=top - 1)
-            fit += counts[i] * x[i] * float32(codes[i])
-            size += counts[i] * float32(codes[i]) * float32(codes[i])
-        scale = improve(x, counts, codes, fit, size, least=-top, top=top - 1)
+        scale = improve(x, counts, codes, least=-top, top=top - 1)
     return scale
 
 
@@ -194,29 +191,39 @@ def scale_of_positives(x, counts, codes, *, top):
         peak = max(peak, x[i])
         codes[i] = 0
     if peak >= TINY:
-        best, least = float32(0), float32(0)
-        for n in range(-5, 5):  # -5 stands for the first trial, with 0 tenths
+        best = top / peak
+        least = error_of_positives(x, counts, best, top=top)
+        for n in range(-4, 5):
             if n != 0:
-                inverse = (float32(0 if n == -5 else n) * 0.1 + top) / peak
-                error = float32(0)
-                for i in range(len(x)):
-                    wrong = x[i] - float32(code_between(x[i] * inverse, low=0, high=top)) * (1.0 / inverse)
-                    error += counts[i] * wrong * wrong
-                if n == -5 or error < least:
-                    least, best = error, inverse
-        fit, size = float32(0), float32(0)
+                tried = (float32(n) * 0.1 + top) / peak
+                error = error_of_positives(x, counts, tried, top=top)
+                if error < least:
+                    least, best = error, tried
         for i in range(len(x)):
             codes[i] = code_between(x[i] * best, low=0, high=top)
-            fit += counts[i] * x[i] * float32(codes[i])
-            size += counts[i] * float32(codes[i]) * float32(codes[i])
-        scale = improve(x, counts, codes, fit, size, least=0, top=top)
+        scale = improve(x, counts, codes, least=0, top=top)
     return scale
 
 
-def improve(x, counts, codes, fit, size, *, least, top):
+def error_of_positives(x, counts, inverse, *, top):
+    """Returns the sum of count * error^2 for the codes and the scale of a trial."""
+    error = float32(0)
+    for i in range(len(x)):
+        wrong = x[i] - float32(code_between(x[i] * inverse, low=0, high=top)) * (1.0 / inverse)
+        error += counts[i] * wrong * wrong
+    return error
+
+
+def improve(x, counts, codes, *, least, top):
     """Improves codes one by one: each is computed again from the scale that fits all others, and
     changed if that leaves less error. At most five passes. Returns the scale that fits the codes.
+
+    That scale is fit / size, of the sums of count * x * code and of count * code^2.
     """
+    fit, size = float32(0), float32(0)
+    for i in range(len(x)):
+        fit += counts[i] * x[i] * float32(codes[i])
+        size += counts[i] * float32(codes[i]) * float32(codes[i])
     for _turn in range(5):
         changed = False
         for i in range(len(x)):
