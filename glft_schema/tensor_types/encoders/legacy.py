@@ -117,11 +117,12 @@ def to_q8_0(w, d, qs):
 def to_q8_1(w, d, s, qs):
     """Like Q8_0, with the sum."""
     scale = largest(w) / 127.0
-    inverse, total = inverse_of(scale), 0
+    inverse, codes, total = inverse_of(scale), integers(32), 0
     for i in range(32):
-        code = away_from_zero(w[i] * inverse)
-        qs[i] = code
-        total += code
+        codes[i] = away_from_zero(w[i] * inverse)
+        total += codes[i]
+    for i in range(32):
+        qs[i] = codes[i]
     d[0], s[0] = scale, float32(total) * scale
 
 
