@@ -19,19 +19,19 @@ def largest(x):
 
 def farthest(x):
     """Returns the (first) number farthest from zero, 0 rather than -0."""
-    high, low = 0, 0
+    high, low = 0, 0  # the bits of max x and of -min x, if they are above 0
     for i in range(len(x)):
         high, low = max(high, as_bits(x[i])), max(low, as_bits(-x[i]))
     peak = as_float(high) if high > low else -as_float(low)
-    if high == low:
+    if high == low:  # the first one decides
         for i in range(len(x)):
             last = x[len(x) - 1 - i]
             peak = last if abs(last) == as_float(high) else peak
-    return peak + 0.0
+    return peak + 0.0  # -0 + 0 is 0
 
 
 def least_and_greatest(x):
-    """Returns min x and max x, of zeros the first one, 0 or -0, if min x is zero."""
+    """Returns min x and max x. If min x is zero, it is the first zero, 0 or -0, as in C."""
     low, high = ordered(as_bits(x[0])), ordered(as_bits(x[0]))
     for i in range(len(x)):
         low, high = min(low, ordered(as_bits(x[i]))), max(high, ordered(as_bits(x[i])))
