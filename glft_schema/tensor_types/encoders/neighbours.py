@@ -1,18 +1,19 @@
 """Tables of the grids for scalar functions: the candidates of each point.
 
 A vector divided by a scale and rounded is a point, a vector of digits. Its number has these digits,
-the first one lowest, in base 3 (6561 points of eight digits) or 8 (4096 points of four digits). A
-grid has few of the points. The candidates of a point off the grid are all entries nearly as close
-to it as the closest one: those at the least two or three distances. A point has at most 292
-candidates, most points have only a few.
+the first one lowest, in base 3 (6561 points of eight digits) or 8 (4096 points of four digits). Its
+word has them as fields, of 2 bits in base 3 and of 4 bits in base 8. A grid has few of the points.
+The candidates of a point off the grid are all entries nearly as close to it as the closest one:
+those at the least one, two or three distances. That are 1 to 292 entries, for most points only a
+few.
 
 A grid has three tables:
 
 - INDICES: for each point, its index in the grid, or -1 if it is off the grid.
-- STARTS: where the candidates of each point start, and, last, where those of the last one end.
-- CANDIDATES: the entries as words. The digits of a word are fields of 2 bits in base 3 and of 4
-  bits in base 8, the first one lowest. Candidates are in ascending order of distance, then of
-  index. A point on the grid is its only candidate.
+- STARTS: for each point, where its candidates start in CANDIDATES, in units of eight. The last one
+  is the end. A point on the grid has no candidates.
+- CANDIDATES: words of entries in ascending order of distance, then of index. The first candidate
+  fills the last eight of a point.
 
 Source: iq2xs_init_impl and iq3xs_init_impl of ggml-quants.c of llama.cpp.
 """
@@ -44,14 +45,16 @@ def _tables(name: str, distances: int) -> tuple[Table, Table, Table]:
         squares = (points * points).sum(1, keepdims=True) + (grid * grid).sum(1)
         squares = (squares - 2 * (points.astype(np.float32) @ grid.T.astype(np.float32))).astype(np.uint8)  # of distances
         limit = squares.min(1, keepdims=True)
-        on_grid = limit == 0
+        indices = np.where(limit[:, 0] == 0, squares.argmin(1), -1)
         for _ in range(distances - 1):
             limit = np.where(squares > limit, squares, 255).min(1, keepdims=True)
-        point, entry = (squares <= np.where(on_grid, 0, limit)).nonzero()
-        entry = entry[np.lexsort((squares[point, entry], point))]  # stable, so that equal distances remain in order
-
-        indices = np.where(on_grid[:, 0], squares.argmin(1), -1)
-        return indices, np.searchsorted(point, np.arange(len(points) + 1)), words[entry]
+        starts, candidates = [0], []
+        for index, row, near in zip(indices, squares, squares <= limit, strict=True):
+            listed = np.flatnonzero(near) if index < 0 else np.empty(0, int)
+            listed = listed[row[listed].argsort(kind="stable")]
+            candidates += [words[listed], words[listed[:1]].repeat(-len(listed) % 8)]
+            starts.append(starts[-1] + -(-len(listed) // 8))
+        return indices, np.array(starts), np.concatenate(candidates)
 
     return Table(lambda: tables()[0]), Table(lambda: tables()[1]), Table(lambda: tables()[2])
 
