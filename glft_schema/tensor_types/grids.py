@@ -40,7 +40,6 @@ VALUES = {
 # fmt: on
 
 GRIDS = Path(__file__).with_name("ggml_grids.bin")
-NOT_IN_FINGERPRINTS = ("Grids",)  # of kernels; the file counts, which `Grids` only reads
 
 
 def levels(name: str) -> torch.Tensor:

@@ -21,12 +21,12 @@ from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import outside_graphs, torch
-from glft_schema.scalar.layout import Field, Layout
+from glft_schema.scalar.layout import Field, Functions, Layout
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
-from glft_schema.tensor_types.engine.chunks import Fault, matrix, quantize_chunks, spread_importance
-from glft_schema.tensor_types.engine.functions import Encoder, Formula, is_scalar
+from glft_schema.tensor_types.engine.chunks import Fault, encode_chunks, importance_rows, matrix
+from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar
 from glft_schema.tensor_types.engine.memory import new_memory
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
@@ -279,7 +279,7 @@ class TensorType:
                 or for a stack of matrices as many for each matrix; see
                 `glft_schema.read_importance`. Ignored by types that do not use it.
             watch: called with each chunk of rows [rows, in], as given, and the fields that encode
-                them.
+                them, by several threads.
             lost: gets the count of weights for each kind of loss, such as scales that round to
                 zero; by default they are a QuantizationWarning.
 
@@ -296,16 +296,64 @@ class TensorType:
             raise TensorError(f"{self} can only be read: it has no encoder", name)
         if importance is None and self.needs_importance:
             raise TensorError(f"{self} requires an importance matrix", name)
-        spread = None if importance is None else spread_importance(importance, dims, name).to(device)
+        stacks = [None] if importance is None else importance_rows(importance, dims, name)
+        out, columns = matrix(dims)
         fields = {
-            key: torch.empty(matrix(dims)[0], pitch, dtype=part.number.dtype, device=device)
-            for key, part, _, pitch in _layout(self, dims)
+            key: torch.empty(out, pitch, dtype=part.number.dtype, device=device) for key, part, _, pitch in _layout(self, dims)
         }
-        used = spread if self.takes_importance else None
-        for chunk, encoded in quantize_chunks(self.encoders[-1], rows, fields, not self.exact, self.faults, name, dims, used, lost):
-            if watch:
-                watch(chunk, encoded)
+        if not self.takes_importance:
+            stacks = [None]
+        if self.block is not None:  # the rows of all matrices are encoded alike
+            columns = dims[-1] if dims else 1
+        for number, row in enumerate(stacks):
+            part, target = (rows, fields) if len(stacks) == 1 else (rows[number], {k: f[number] for k, f in fields.items()})
+            if self.block is not None and part.is_contiguous() and part.numel():
+                part = part.view(-1, columns)
+                target = {key: field.view(len(part), -1) for key, field in target.items()}
+            encode, at_once = self._encoding(row, columns)
+            encode_chunks(
+                encode,
+                part,
+                target,
+                self.faults,
+                name,
+                as_float32=not self.exact,
+                at_once=at_once,
+                first=number * part.numel(),
+                shape=dims,
+                watch=watch,
+                lost=lost,
+            )
         return fields
+
+    def _encoding(self, importance: torch.Tensor | None, columns: int) -> tuple[Callable[[torch.Tensor, Fields], None], bool]:
+        """Returns a function that writes the fields of numbers [rows, in], and whether it may run
+        in several threads at once.
+
+        Args:
+            importance: float32 [columns], if there is one.
+            columns: of a row.
+        """
+        encoder = self.encoders[-1 if importance is not None else 0]
+        if encoder in self._scalar_encoders:
+            from glft_schema.tensor_types.engine.encoding import by_arrays, by_library  # slow to import
+
+            layout = _scalar_layout(self)
+            compiled = by_library(layout, importance, columns)
+            return (compiled or by_arrays(encoder, layout, importance, columns)), compiled is not None
+
+        def encode(numbers: torch.Tensor, out: Fields) -> None:
+            given = {}
+            if importance is not None:
+                given["importance"] = importance.to(numbers.device).expand(numbers.numel() // columns, columns)
+            for key, stored in encoder(numbers, **given).items():
+                out[key].copy_(stored)
+
+        return encode, False
+
+    @property
+    def _scalar_encoders(self) -> tuple[Encoder, ...]:
+        return tuple(encoder for encoder in self.encoders if is_scalar(encoder, ()))
 
     def decode(
         self,
@@ -371,7 +419,15 @@ class TensorType:
     def layout(self) -> Layout | None:
         """The fields that a scalar formula reads, of a block or of a row; None for a function of
         tensors."""
-        return _formula_layout(self, self.formula)
+        return _scalar_layout(self) if _is_scalar(self, self.formula) else None
+
+    @property
+    def functions(self) -> Functions | None:
+        """The scalar functions of the type, None if it has none."""
+        scalar = self._scalar_encoders
+        if self.layout is None and not scalar:
+            return None
+        return Functions(_scalar_layout(self), self.formula if self.layout else None, scalar)
 
     def cell(self, columns: int) -> int:
         """Returns the numbers that are decoded together: a block, a group, or a whole row of
@@ -515,10 +571,13 @@ def _requires_importance(encoder: Encoder) -> bool | None:
 
 
 @lru_cache(maxsize=1 << 8)
-def _formula_layout(type_: TensorType, formula: Formula) -> Layout | None:
+def _is_scalar(type_: TensorType, formula: Formula) -> bool:
     names = [part.name for part in (type_.block or type_.payload).subcons if part.name]
-    if type_.exact or not is_scalar(formula, names):
-        return None
+    return not type_.exact and is_scalar(formula, names)
+
+
+@lru_cache(maxsize=1 << 8)
+def _scalar_layout(type_: TensorType) -> Layout:
     if type_.block is not None:
         parts = [(field, field.subcon.number) for field in type_.block.subcons]
         fields = [Field(field.name, str(number), field.sizeof() // number.itemsize, field.docs) for field, number in parts]

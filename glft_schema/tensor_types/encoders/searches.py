@@ -62,7 +62,7 @@ def scale_and_minimum(x, counts, *, top, first, delta, tries, absolute):
         low, high = min(low, x[i]), max(high, x[i])
         sum_w += counts[i]
         sum_x += counts[i] * x[i]
-    low = min(low, 0.0)
+    low = min(low, float32(0))
     scale, origin, inverse = float32(0), low, float32(0)
     if high > low:
         codes = floats(len(x))
