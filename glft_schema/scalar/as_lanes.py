@@ -55,7 +55,9 @@ def blocks_in_lanes(unit: Unit, layout: Layout, function: Function) -> list[str]
     return ["for (int64_t b = 0; b < n; b += LANES) {", *(f"    {line}" for line in lines), "}"]
 
 
-def in_lanes(unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str]) -> str:
+def in_lanes(
+    unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str], tables: Collection[str] = ()
+) -> str:
     """Returns the name in C of a function in lanes, after adding it and what it calls.
 
     Args:
@@ -63,10 +65,11 @@ def in_lanes(unit: Unit, function: Function, scalars: Collection[str], owned: Co
         function: the tree.
         scalars: the parameters that are scalars; other numbers are vectors.
         owned: the arrays whose lanes outside the mask may be overwritten.
+        tables: the parameters that are tables, which are left out: the function names the tables.
     """
     key = id(function), frozenset(scalars), frozenset(owned)
     if key not in unit.names:
-        text = _LanePrinter(unit, function, scalars, owned).text(function.sentence)
+        text = _LanePrinter(unit, function, scalars, owned, tables).text(function.sentence)
         unit.add(key, function, f"{function.name}_lanes", text)
     return unit.names[key][1]
 
@@ -74,8 +77,11 @@ def in_lanes(unit: Unit, function: Function, scalars: Collection[str], owned: Co
 class _LanePrinter(Printer):
     """Prints a function. Statements and expressions of scalars are printed as in plain C."""
 
-    def __init__(self, unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str]) -> None:
+    def __init__(
+        self, unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str], tables: Collection[str]
+    ) -> None:
         super().__init__(unit, function, "")
+        self._given = [name for name in function.parameters if name not in tables]
         self._scalars = set(scalars)
         self._vectors = self._varying(function)
         self._masks = ["all"]  # of the blocks of statements around, the innermost last
@@ -91,7 +97,7 @@ class _LanePrinter(Printer):
         if any(isinstance(part, tree.Length) for part in walk(function.body)):
             raise self._refused("expected arrays of constant lengths")
         results = [VECTORS[result.kind] for result in function.results]
-        parameters = ["vi all", *(self._lane_parameter(name) for name in function.parameters)]
+        parameters = ["vi all", *map(self._lane_parameter, self._given)]
         parameters += [f"{kind} *result_{number}" for number, kind in enumerate(results) if len(results) > 1]
         kind = results[0] if len(results) == 1 else "void"
         self._block(function.body)
@@ -348,14 +354,20 @@ class _LanePrinter(Printer):
         """Returns a call of a function in lanes."""
         if function.alone:
             return self._one_by_one(function, arguments, targets)
+<<<<<<< ours
         given, scalars, owned = [self._masks[-1]], set(), set()
         changed = {
             name for part in walk(function.body) if isinstance(part, (tree.Assign, tree.Call)) for name in mentioned(part)
         }
+=======
+        given, scalars, owned, tables = [self._masks[-1]], set(), set(), set()
+>>>>>>> theirs
         for name, argument in zip(function.parameters, arguments, strict=True):
-            if isinstance(argument, Reference):
-                if argument.table is not None or self._varies(argument.offset):
-                    raise self._refused("expected no tables and no views that depend on data as arguments")
+            if isinstance(argument, Reference) and argument.table is not None:
+                tables.add(name)
+            elif isinstance(argument, Reference):
+                if self._varies(argument.offset):
+                    raise self._refused("expected no views that depend on data as arguments")
                 given.append(self._reference(argument))
                 if self._is_free(argument.name):
                     owned.add(name)
@@ -364,7 +376,7 @@ class _LanePrinter(Printer):
             else:
                 given.append(self._value(argument))
                 scalars.add(name)
-        return f"{in_lanes(self._unit, function, scalars, owned)}({', '.join([*given, *targets])})"
+        return f"{in_lanes(self._unit, function, scalars, owned, tables)}({', '.join([*given, *targets])})"
 
     def _one_by_one(self, function: Function, arguments: Sequence[Expression | Reference], targets: Sequence[str]) -> str:
         """Prints calls for the lanes of the mask. Returns the vector of results, or nothing."""
