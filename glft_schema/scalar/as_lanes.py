@@ -354,14 +354,10 @@ class _LanePrinter(Printer):
         """Returns a call of a function in lanes."""
         if function.alone:
             return self._one_by_one(function, arguments, targets)
-<<<<<<< ours
-        given, scalars, owned = [self._masks[-1]], set(), set()
+        given, scalars, owned, tables = [self._masks[-1]], set(), set(), set()
         changed = {
             name for part in walk(function.body) if isinstance(part, (tree.Assign, tree.Call)) for name in mentioned(part)
         }
-=======
-        given, scalars, owned, tables = [self._masks[-1]], set(), set(), set()
->>>>>>> theirs
         for name, argument in zip(function.parameters, arguments, strict=True):
             if isinstance(argument, Reference) and argument.table is not None:
                 tables.add(name)
