@@ -113,9 +113,7 @@ def separate_signs(w, counts, x, signs, *, even):
     return total - total != 0.0
 
 
-def best_scale(
-    x, counts, roots, scale, reach, words, indices, starts, candidates, *, base, values, tries, delta, again
-):
+def best_scale(x, counts, roots, scale, reach, words, indices, starts, candidates, *, base, values, tries, delta, again):
     """Returns the best scale of a group; `words` get its entries. The first trial maps `reach` to
     the largest value. If no trial is any good, the scale is kept and the entries have digits 0."""
     tried, best = integers(len(words)), float32(0)

@@ -37,7 +37,7 @@ V3 = ("-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mfma", "-mlzcnt", "-mmovbe")  # k
 V4 = ("-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
 LEVELS = {"x86_64": {"1": (), "3": V3, "4": (*V3, *V4)}}
 ALONE = ("-std=gnu11", "-Wno-psabi", "-ffreestanding", "-g0", "-shared")
-PLAIN: set[str] = set()  # types whose encoders are faster, or as fast, in plain C
+PLAIN = ("q2_0", "q8_0", "q8_1", "tq1_0", "tq2_0")  # types whose encoders are faster in plain C than in lanes
 ROWS = 17  # in the self-test of an encoder: more than lanes
 
 
