@@ -71,7 +71,7 @@ def search_iq1_m(w, counts, qs, qh, scales):
             value = shifted(entries, downs, i) * float32(2 * codes[g] + 1)
             fit += counts[i] * value * w[i]
             size += counts[i] * value * value
-    if size > 0.0 and largest > 0.0 and scale < INF:
+    if size > 0.0 and largest > 0.0 and scale < INF:  # an infinite scale stays
         scale = fit / size
     bits = bits_of_float16(scale * 1.1125)
     for g in range(16):
@@ -86,10 +86,10 @@ def search_iq1_m(w, counts, qs, qh, scales):
 
 
 def bits_of_float16(x):
-    """Returns the bits of the nearest float16."""
+    """Returns the bits of the nearest float16. Subnormal numbers are integers times 2^-24."""
     size, sign = abs(float16(x)), as_bits(x) >> 16 & 0x8000
     normal = min((as_bits(size) >> 13) - 0x1C000, 0x7C00)  # the exponent of 1 is 15 instead of 127
-    return sign | (normal if size >= LEAST_NORMAL else nearest(size * 0x1000000))
+    return sign | (normal if size >= LEAST_NORMAL else nearest(size * 16777216.0))
 
 
 def search(w, counts, scales, entries, downs, *, group, least):
@@ -102,7 +102,7 @@ def search(w, counts, scales, entries, downs, *, group, least):
         group: the number of weights with one scale: 32 with one shift, or 16 with one per half.
         least: groups whose weights are all smaller become zeros.
 
-    Returns the largest scale. It is infinite if errors overflow.
+    Returns the largest scale. It is infinite if errors or a scale overflow.
     """
     largest, total = float32(0), float32(0)
     for g in range(256 // group):
@@ -166,20 +166,17 @@ def add_up(numbers, ranks, sums):
         sums[n + 1] = sums[n] + ordered[n]
 
 
-def values_of(down):
-    """Returns the three values."""
-    middle = 0.125 - 0.25 * float32(down)
-    return middle - 1.0, middle, middle + 1.0
+def middle_of(down):
+    """Returns the middle one of the three values."""
+    return 0.125 - 0.25 * float32(down)
 
 
 def best_split(products, counts, ranks):
-    """Searches for the best split of 32 weights with one shift.
+    """Searches for the best split of 32 weights with one shift, up (0) or down (1). Products are
+    counts times weights.
 
-    Args:
-        products: counts times weights.
-
-    Returns the number of weights in the first part, or -1 if no split is any good, that in the
-    first two parts, the shift, 1 downwards, and the scale.
+    Returns the number of weights in the first part, or -1 if no split is any good, the number in
+    the first two parts, the shift, and the scale.
     """
     sum_x, sum_1 = floats(33), floats(33)
     add_up(products, ranks, sum_x)
@@ -188,7 +185,8 @@ def best_split(products, counts, ranks):
     for first in range(33):
         for second in range(first, 33):
             for down in range(2):
-                low, middle, high = values_of(down)
+                middle = middle_of(down)
+                low, high = middle - 1.0, middle + 1.0
                 fit = sum_x[first] * low + (sum_x[second] - sum_x[first]) * middle + (sum_x[32] - sum_x[second]) * high
                 size = sum_1[first] * low * low + (sum_1[second] - sum_1[first]) * middle * middle
                 size += (sum_1[32] - sum_1[second]) * high * high
@@ -209,28 +207,24 @@ def best_split_of_halves(products, counts, ranks):
     add_up(counts[0:8], ranks[0:8], sum_1)
     add_up(products[8:16], ranks[8:16], other_x)
     add_up(counts[8:16], ranks[8:16], other_1)
+    fits, sizes = floats(4), floats(4)  # for each half, shifted up and down
     first_part, two_parts, shift, scale, gain = -1, 0, 0, float32(0), float32(LOWEST)
     for first in range(17):
         for second in range(first, 17):
+            for down in range(2):
+                middle = middle_of(down)
+                low, high = middle - 1.0, middle + 1.0
+                fits[down] = sum_x[16] * high - (sum_x[first] + sum_x[second])  # as values are 1 apart
+                fits[2 + down] = other_x[16] * high - (other_x[first] + other_x[second])
+                from_low, from_middle = low * low - middle * middle, middle * middle - high * high
+                sizes[down] = sum_1[16] * high * high + sum_1[first] * from_low + sum_1[second] * from_middle
+                sizes[2 + down] = other_1[16] * high * high + other_1[first] * from_low + other_1[second] * from_middle
             for downs in range(4):
-                fit = fit_of_half(sum_x, first, second, downs // 2) + fit_of_half(other_x, first, second, downs % 2)
-                size = size_of_half(sum_1, first, second, downs // 2) + size_of_half(other_1, first, second, downs % 2)
+                fit, size = fits[downs // 2] + fits[2 + downs % 2], sizes[downs // 2] + sizes[2 + downs % 2]
                 if size > 0.0 and fit * fit > gain * size:
                     first_part, two_parts, shift, scale = first, second, downs, fit / size
                     gain = scale * fit
     return first_part, two_parts, shift, scale
-
-
-def fit_of_half(sums, first, second, down):
-    """Returns the sum of count * weight * value. The values of neighbouring parts are 1 apart."""
-    _low, _middle, high = values_of(down)
-    return sums[16] * high - (sums[first] + sums[second])
-
-
-def size_of_half(sums, first, second, down):
-    """Returns the sum of count * value^2."""
-    low, middle, high = values_of(down)
-    return sums[16] * high * high + sums[first] * (low * low - middle * middle) + sums[second] * (middle * middle - high * high)
 
 
 @alone
@@ -240,12 +234,11 @@ def nearest_entry(x, counts, point, scale, down):
     It is the candidate with the least sum of count * (scale * value - x)^2, the first one of
     several.
     """
-    low, _middle, _high = values_of(down)
-    least, word = float32(INF), 0
+    low, least, word = middle_of(down) - 1.0, float32(INF), 0
     for eight in range(IQ1_STARTS[point], IQ1_STARTS[point + 1]):
         distances = floats(8)
-        for j in range(8):
-            for k in range(8):
+        for k in range(8):
+            for j in range(8):
                 wrong = scale * (float32(IQ1_CANDIDATES[8 * eight + k] >> 2 * j & 3) + low) - x[j]
                 distances[k] += wrong * counts[j] * wrong
         for k in range(8):
@@ -256,5 +249,4 @@ def nearest_entry(x, counts, point, scale, down):
 
 def shifted(entries, downs, i):
     """Returns the value of weight i."""
-    _low, middle, _high = values_of(downs[i // 8])
-    return float32(IQ1_GRID[8 * (entries[i // 8] & 2047) + i % 8]) + middle
+    return float32(IQ1_GRID[8 * (entries[i // 8] & 2047) + i % 8]) + middle_of(downs[i // 8])
