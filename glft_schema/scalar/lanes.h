@@ -29,7 +29,22 @@ static inline vi lanes_truncated(vf x) {
 static inline vf lanes_root(vf x) { EACH_LANE x[l] = root(x[l]); return x; }
 static inline vf lanes_float16(vf x) { EACH_LANE x[l] = of_half(to_half(x[l])); return x; }
 static inline vf lanes_as_float16(vi x) { vf y = {0}; EACH_LANE y[l] = of_half((uint16_t)x[l]); return y; }
+#if defined(__AVX__) && LANES >= 8
+typedef float eight __attribute__((vector_size(32), may_alias));
+typedef int32_t eight_i __attribute__((vector_size(32), may_alias));
+static inline int32_t any(vi m) { // by the signs of eight lanes
+    eight_i bits = *(eight_i *)&m;
+    for (uint32_t at = 1; at < LANES / 8; at++) bits |= ((eight_i *)&m)[at];
+    return __builtin_ia32_movmskps256((eight)bits);
+}
+#else
 static inline int32_t any(vi m) { int32_t bits = 0; EACH_LANE bits |= m[l]; return bits; }
+#endif
 #define LOOKED_UP(TYPE, TABLE, AT) ({ vi at_ = AT; TYPE found_ = {0}; EACH_LANE found_[l] = TABLE[at_[l]]; found_; })
 #define GATHERED(TYPE, ARRAY, AT) ({ vi at_ = AT; TYPE found_ = {0}; EACH_LANE found_[l] = (ARRAY)[at_[l]][l]; found_; })
-#define SCATTER(MASK, ARRAY, AT, X) { vi mask_ = MASK, at_ = AT; EACH_LANE if (mask_[l]) (ARRAY)[at_[l]][l] = (X)[l]; }
+#define SCATTER(MASK, ARRAY, AT, X) { \
+    vi mask_ = MASK, at_ = AT; \
+    __typeof__((ARRAY)[0]) x_ = X; \
+    __typeof__((ARRAY)[0][0]) *to_ = (void *)(ARRAY); \
+    EACH_LANE if (mask_[l]) to_[at_[l] * LANES + l] = x_[l]; \
+}
