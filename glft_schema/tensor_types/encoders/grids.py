@@ -163,12 +163,15 @@ def best_entry(x, roots, scale, inverse, indices, starts, candidates, *, base):
     if indices[point] < 0:
         least = float32(INF)
         for eight in range(starts[point], starts[point + 1]):
-            distances = floats(8)
-            for j in range(len(x)):
-                for k in range(8):
-                    value = float32(2 * (candidates[8 * eight + k] >> width * j & (1 << width) - 1) + 1)
-                    wrong = scale * value - x[j]
-                    distances[k] += roots[j] * wrong * wrong
+            distances, near = floats(8), integers(8)
+            for k in range(8):
+                near[k] = candidates[8 * eight + k]
+            for k in range(8):
+                distance = float32(0)
+                for j in range(len(x)):
+                    wrong = scale * float32(2 * (near[k] >> width * j & (1 << width) - 1) + 1) - x[j]
+                    distance += roots[j] * wrong * wrong
+                distances[k] = distance
             for k in range(8):
                 if distances[k] < least:
                     least, word = distances[k], candidates[8 * eight + k] | MOVED
