@@ -189,7 +189,7 @@ class Unit:
         by_importance = "importance" in function.parameters
         name = f"{self._prefix}encode_{layout.name}{'_by_importance' * by_importance}"
         outputs = ["blocks"] if layout.weights else [name_in_c(field.name) for field in layout.fields]
-        lines = ["    float mean_square[1];"] if "mean_square" in function.parameters else []
+        lines = ["    float mean_square[1] = {0};"] if "mean_square" in function.parameters else []
         if lanes:
             from glft_schema.scalar.as_lanes import blocks_in_lanes
 
@@ -259,10 +259,13 @@ class Printer:
             parameters += [f"{KINDS[result.kind]} *result_{number}" for number, result in enumerate(results)]
         lines = (line.rstrip(" \\/?") for line in sentence.splitlines())  # no comment continues on the next line
         comment = "".join(f"// {line}".rstrip() + "\n" for line in lines)
-        used = {part.name for part in walk(function.body) if isinstance(part, (Reference, Variable))}
-        unused = [f"    (void){name_in_c(name)};" for name in function.parameters if name not in used]
+        unused = [f"    (void){name_in_c(name)};" for name in self._unused()]
         body = "\n".join([*unused, *self._block(function.body, set(function.parameters), "    ")])
         return f"{comment}static inline {kind} NAME({', '.join(parameters)}) {{\n{body}\n}}\n"
+
+    def _unused(self) -> list[str]:
+        used = {part.name for part in walk(self._function.body) if isinstance(part, (Reference, Variable))}
+        return [name for name in self._function.parameters if name not in used]
 
     def _parameter(self, name: str, type_: Array | Variable) -> str:
         if isinstance(type_, Variable):

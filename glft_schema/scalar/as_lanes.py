@@ -10,7 +10,7 @@ The compiler needs the vectors of gcc or clang. The bits are those of `as_c`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from glft_schema.scalar import tree
@@ -55,7 +55,9 @@ def blocks_in_lanes(unit: Unit, layout: Layout, function: Function) -> list[str]
     return ["for (int64_t b = 0; b < n; b += LANES) {", *(f"    {line}" for line in lines), "}"]
 
 
-def in_lanes(unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str]) -> str:
+def in_lanes(
+    unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str], tables: Collection[str] = ()
+) -> str:
     """Returns the name in C of a function in lanes, after adding it and what it calls.
 
     Args:
@@ -63,10 +65,11 @@ def in_lanes(unit: Unit, function: Function, scalars: Collection[str], owned: Co
         function: the tree.
         scalars: the parameters that are scalars; other numbers are vectors.
         owned: the arrays whose lanes outside the mask may be overwritten.
+        tables: the parameters that are tables, which are left out: the function names the tables.
     """
     key = id(function), frozenset(scalars), frozenset(owned)
     if key not in unit.names:
-        text = _LanePrinter(unit, function, scalars, owned).text(function.sentence)
+        text = _LanePrinter(unit, function, scalars, owned, tables).text(function.sentence)
         unit.add(key, function, f"{function.name}_lanes", text)
     return unit.names[key][1]
 
@@ -74,13 +77,18 @@ def in_lanes(unit: Unit, function: Function, scalars: Collection[str], owned: Co
 class _LanePrinter(Printer):
     """Prints a function. Statements and expressions of scalars are printed as in plain C."""
 
-    def __init__(self, unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str]) -> None:
+    def __init__(
+        self, unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str], tables: Collection[str]
+    ) -> None:
         super().__init__(unit, function, "")
+        self._given = [name for name in function.parameters if name not in tables]
         self._scalars = set(scalars)
         self._vectors = self._varying(function)
         self._masks = ["all"]  # of the blocks of statements around, the innermost last
         self._loops: list[int] = []  # the number of masks outside of each loop
         self._declared = dict.fromkeys(owned, ALL)  # the mask under which all lanes of a name may be overwritten
+        self._outer = set(function.parameters)  # and views of them
+        self._returned = False
         self._lines: list[str] = []
         self._count = 0
 
@@ -89,14 +97,15 @@ class _LanePrinter(Printer):
         if any(isinstance(part, tree.Length) for part in walk(function.body)):
             raise self._refused("expected arrays of constant lengths")
         results = [VECTORS[result.kind] for result in function.results]
-        parameters = ["vi all", *(self._lane_parameter(name) for name in function.parameters)]
+        parameters = ["vi all", *map(self._lane_parameter, self._given)]
         parameters += [f"{kind} *result_{number}" for number, kind in enumerate(results) if len(results) > 1]
         kind = results[0] if len(results) == 1 else "void"
         self._block(function.body)
         if kind != "void":
             self._lines = [f"{kind} result = {{0}};", *self._lines, "return result;"]
-        body = "".join(f"    {line}\n" for line in self._lines)
-        return f"static inline {kind} NAME({', '.join(parameters)}) {{\n    (void)all;\n{body}}}\n"
+        unused = [f"(void){name};" for name in ("all", *map(name_in_c, self._unused()))]
+        body = "".join(f"    {line}\n" for line in [*unused, *self._lines])
+        return f"static inline {kind} NAME({', '.join(parameters)}) {{\n{body}}}\n"
 
     def _lane_parameter(self, name: str) -> str:
         type_ = self._function.parameters[name]
@@ -132,17 +141,24 @@ class _LanePrinter(Printer):
                     inner = masked or self._varies(node.test)
                     leaves |= self._mark(node.then, inner) | self._mark(node.other, inner)
                 case tree.For():
-                    if self._varies(node.low) or self._varies(node.high):
-                        self._vectors.add(node.name)
-                    inner = masked or node.name in self._vectors
-                    if self._mark(node.body, inner):
-                        self._mark(node.body, True)
+                    with self._looping(node) as varies:
+                        if self._mark(node.body, masked or varies):
+                            self._mark(node.body, True)
                 case tree.While():
                     if self._mark(node.body, masked or self._varies(node.test)):
                         self._mark(node.body, True)
                 case tree.Break() | tree.Return():
                     leaves = True
         return leaves
+
+    @contextmanager
+    def _looping(self, node: tree.For) -> Iterator[bool]:
+        """Yields whether the variable of a loop, which other loops may use, too, is a vector."""
+        varies = self._varies(node.low) or self._varies(node.high)
+        if varies:
+            self._vectors.add(node.name)
+        yield varies
+        self._vectors.discard(node.name)
 
     def _varies(self, node: Expression | Reference | None) -> bool:
         """Tells whether an expression is a vector, or an array of vectors."""
@@ -205,6 +221,8 @@ class _LanePrinter(Printer):
                 self._lines.append(f"{VECTORS[node.array.type.kind]} *{name_in_c(node.name)} = {self._reference(node.array)};")
                 if node.array.name in self._declared:
                     self._declared[node.name] = self._declared[node.array.name]
+                if node.array.name in self._outer:
+                    self._outer.add(node.name)
             case tree.If():
                 self._if(node)
             case tree.For() | tree.While():
@@ -214,6 +232,7 @@ class _LanePrinter(Printer):
                     target = f"*result_{number}" if len(node.values) > 1 else "result"
                     self._lines.append(f"{target} = {self._picked(value.kind, self._vector(value), target)};")
                 self._leave(0)
+                self._returned = True
             case tree.Break():
                 self._leave(self._loops[-1])
             case tree.Call():
@@ -222,8 +241,12 @@ class _LanePrinter(Printer):
 
     def _set(self, target: str, name: str, kind: str, value: str) -> None:
         """Assigns to the lanes of the mask, or to all if the others are not used."""
-        free = self._declared.get(name) == self._masks[-1]
+        free = self._is_free(name)
         self._lines.append(f"{target} = {value if free else self._picked(kind, value, target)};")
+
+    def _is_free(self, name: str) -> bool:
+        """Tells whether the lanes outside the mask may be overwritten."""
+        return self._declared.get(name) == self._masks[-1] and not (self._returned and name in self._outer)
 
     def _picked(self, kind: str, value: str, other: str) -> str:
         return f"pick_{VECTORS[kind][1]}({self._masks[-1]}, {value}, {other})"
@@ -267,36 +290,45 @@ class _LanePrinter(Printer):
         return any(isinstance(part, tree.Invoke) for part in walk(list(body)))
 
     def _loop(self, node: tree.For | tree.While) -> None:
-        varies = any(map(self._varies, (node.low, node.high) if isinstance(node, tree.For) else (node.test,)))
-        leaves = any(isinstance(part, (tree.Break, tree.Return)) for part in walk(node.body))
+        if isinstance(node, tree.While):
+            self._print_loop(node.body, self._varies(node.test), "for (;;) {", lambda: self._test(node.test))
+            return
+        i, low, high = name_in_c(node.name), node.low, node.high
+        with self._looping(node) as varies:
+            if varies:
+                end = self._new("end")
+                self._lines.append(f"vi {end} = {self._vector(high)};")
+                head = f"for (vi {i} = {self._vector(low)};; {i}++) {{"
+                self._print_loop(node.body, True, head, lambda: self._narrow(f"{i} < {end}"))
+            else:
+                head = f"for (int32_t {i} = {self._value(low)}; {i} < {self._value(high)}; {i}++) {{"
+                self._print_loop(node.body, False, head, lambda: None)
+
+    def _test(self, test: Expression) -> None:
+        if self._varies(test):
+            self._narrow(self._operand_vector(test))
+        else:
+            self._lines.append(f"if (!({self._value(test)})) break;")
+
+    def _narrow(self, test: str) -> None:
+        self._lines.append(f"{self._masks[-1]} &= {test};")
+
+    def _print_loop(self, body: Sequence[Statement], varies: bool, head: str, test: Callable[[], None]) -> None:
+        """Prints a loop, with a mask of its own if some lanes may leave it before others."""
+        masked = varies or any(isinstance(part, (tree.Break, tree.Return)) for part in walk(list(body)))
         self._loops.append(len(self._masks))
-        if varies or leaves:
+        if masked:
             mask = self._new("mask")
             self._lines.append(f"vi {mask} = {self._masks[-1]};")
             self._masks.append(mask)
-        mask = self._masks[-1]
-        if isinstance(node, tree.For) and not varies:
-            i = name_in_c(node.name)
-            low, high = self._value(node.low), self._value(node.high)
-            self._lines.append(f"for (int32_t {i} = {low}; {i} < {high}; {i}++) {{")
-        elif isinstance(node, tree.For):
-            i, end = name_in_c(node.name), self._new("end")
-            self._lines.append(f"vi {end} = {self._vector(node.high)};")
-            self._lines.append(f"for (vi {i} = {self._vector(node.low)};; {i}++) {{")
-            self._lines.append(f"    {mask} &= {i} < {end};")
-        else:
-            self._lines.append("for (;;) {")
+        self._lines.append(head)
         with self._indented():
-            if isinstance(node, tree.While):
-                if varies:
-                    self._lines.append(f"{mask} &= {self._operand_vector(node.test)};")
-                else:
-                    self._lines.append(f"if (!({self._value(node.test)})) break;")
-            if varies or leaves:
-                self._lines.append(f"if (!any({mask})) break;")
-            self._block(node.body)
+            test()
+            if masked:
+                self._lines.append(f"if (!any({self._masks[-1]})) break;")
+            self._block(body)
         self._lines.append("}")
-        if varies or leaves:
+        if masked:
             self._masks.pop()
         self._loops.pop()
 
@@ -322,20 +354,25 @@ class _LanePrinter(Printer):
         """Returns a call of a function in lanes."""
         if function.alone:
             return self._one_by_one(function, arguments, targets)
-        given, scalars, owned = [self._masks[-1]], set(), set()
+        given, scalars, owned, tables = [self._masks[-1]], set(), set(), set()
+        changed = {
+            name for part in walk(function.body) if isinstance(part, (tree.Assign, tree.Call)) for name in mentioned(part)
+        }
         for name, argument in zip(function.parameters, arguments, strict=True):
-            if isinstance(argument, Reference):
-                if argument.table is not None or self._varies(argument.offset):
-                    raise self._refused("expected no tables and no views that depend on data as arguments")
+            if isinstance(argument, Reference) and argument.table is not None:
+                tables.add(name)
+            elif isinstance(argument, Reference):
+                if self._varies(argument.offset):
+                    raise self._refused("expected no views that depend on data as arguments")
                 given.append(self._reference(argument))
-                if self._declared.get(argument.name) == self._masks[-1]:
+                if self._is_free(argument.name):
                     owned.add(name)
-            elif self._varies(argument):
+            elif self._varies(argument) or name in changed:
                 given.append(self._vector(argument))
             else:
                 given.append(self._value(argument))
                 scalars.add(name)
-        return f"{in_lanes(self._unit, function, scalars, owned)}({', '.join([*given, *targets])})"
+        return f"{in_lanes(self._unit, function, scalars, owned, tables)}({', '.join([*given, *targets])})"
 
     def _one_by_one(self, function: Function, arguments: Sequence[Expression | Reference], targets: Sequence[str]) -> str:
         """Prints calls for the lanes of the mask. Returns the vector of results, or nothing."""
@@ -409,7 +446,9 @@ class _LanePrinter(Printer):
     @contextmanager
     def _under(self, test: str, node: Expression) -> Iterator[None]:
         """Narrows the mask if an expression looks up or calls."""
-        narrows = any(isinstance(part, (tree.Load, tree.Invoke)) for part in walk(node))
+        narrows = any(
+            isinstance(part, tree.Invoke) or (isinstance(part, tree.Load) and self._is_gather(part)) for part in walk(node)
+        )
         if narrows:
             mask = self._new("mask")
             self._lines.append(f"vi {mask} = {self._masks[-1]} & {test};")
@@ -462,8 +501,11 @@ class _LanePrinter(Printer):
         """Returns an index together with the offset of a view."""
         return at if array.offset is None else tree.Binary("int32", at.span, "+", array.offset, at)
 
+    def _is_gather(self, node: tree.Load) -> bool:
+        return self._varies(node.at) or self._varies(node.array.offset)
+
     def _loaded(self, node: tree.Load) -> str:
-        if not self._varies(node.at) and not self._varies(node.array.offset):
+        if not self._is_gather(node):
             return self._element(node.array, node.at)
         at, kind = self._vector(self._whole(node.array, node.at)), VECTORS[node.kind]
         which = "GATHERED" if node.array.table is None else "LOOKED_UP"

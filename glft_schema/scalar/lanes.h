@@ -26,8 +26,8 @@ static inline vi lanes_truncated(vf x) {
 }
 static inline vf lanes_root(vf x) { EACH_LANE x[l] = root(x[l]); return x; }
 static inline vf lanes_float16(vf x) { EACH_LANE x[l] = of_half(to_half(x[l])); return x; }
-static inline vf lanes_as_float16(vi x) { vf y; EACH_LANE y[l] = of_half((uint16_t)x[l]); return y; }
+static inline vf lanes_as_float16(vi x) { vf y = {0}; EACH_LANE y[l] = of_half((uint16_t)x[l]); return y; }
 static inline int32_t any(vi m) { int32_t bits = 0; EACH_LANE bits |= m[l]; return bits; }
-#define LOOKED_UP(TYPE, TABLE, AT) ({ vi at_ = AT; TYPE found_; EACH_LANE found_[l] = TABLE[at_[l]]; found_; })
-#define GATHERED(TYPE, ARRAY, AT) ({ vi at_ = AT; TYPE found_; EACH_LANE found_[l] = (ARRAY)[at_[l]][l]; found_; })
+#define LOOKED_UP(TYPE, TABLE, AT) ({ vi at_ = AT; TYPE found_ = {0}; EACH_LANE found_[l] = TABLE[at_[l]]; found_; })
+#define GATHERED(TYPE, ARRAY, AT) ({ vi at_ = AT; TYPE found_ = {0}; EACH_LANE found_[l] = (ARRAY)[at_[l]][l]; found_; })
 #define SCATTER(MASK, ARRAY, AT, X) { vi mask_ = MASK, at_ = AT; EACH_LANE if (mask_[l]) (ARRAY)[at_[l]][l] = (X)[l]; }

@@ -23,7 +23,7 @@ from glft_schema.tensor_types.encoders.i_quants import (
     to_iq3_xxs,
     to_iq3_xxs_by_importance,
 )
-from glft_schema.tensor_types.encoders.old_iq1 import to_iq1_m, to_iq1_s
+from glft_schema.tensor_types.encoders.iq1 import to_iq1_m, to_iq1_m_by_importance, to_iq1_s
 from glft_schema.tensor_types.engine.bits import from_fields
 from glft_schema.tensor_types.grids import (
     IQ1_GRID,
@@ -186,7 +186,7 @@ IQ1_M = block_type("IQ1_M", 29, 256, Struct(
     "qs"     / u8[32]  * "the low eight bits of an index for 8 weights each",
     "qh"     / u8[16]  * "a nibble for 8 weights each: three high bits of the index, the sign of the shift",
     "scales" / u16[4]  * "four words: sixteen 3-bit scales in the low 12 bits, the float16 d in the high 4",
-), quantize=to_iq1_m, scales={"scales": lambda scales: top_nibbles(scales)})
+), quantize=(to_iq1_m, to_iq1_m_by_importance), scales={"scales": lambda scales: top_nibbles(scales)})
 # fmt: on
 
 

@@ -251,7 +251,7 @@ def test_a_type_of_ones_own_is_one_declaration() -> None:
 
 # fmt: off
 SEARCHING = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
-ON_GRIDS = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # which test_grid_searches.py compares with C
+ON_GRIDS = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # which test_i_quants.py compares with C
 ENCODERS = [
     "Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
     *SEARCHING,

@@ -22,12 +22,12 @@ def count_weights(w, importance, counts, mean):
         counts[i] = importance[i] * root(mean + w[i] * w[i])
 
 
-def mean_square(w):
-    """Returns the mean of w^2, added in order."""
+def mean_square(w, *, factor=1):
+    """Returns the mean of w^2, added in order, times a factor."""
     total = float32(0)
     for i in range(len(w)):
         total += w[i] * w[i]
-    return total / len(w)
+    return total * factor / len(w)
 
 
 def farthest(x):
@@ -98,6 +98,17 @@ def scale_and_minimum(x, counts, *, top, first, delta, tries, absolute):
     return scale, low, origin, inverse
 
 
+def range_and_codes(x, counts, codes, *, top, first, delta, tries, absolute=False):
+    """Searches for the scale and the minimum of x, which it returns, and computes the codes, see
+    `scale_and_minimum`."""
+    scale, low, origin, inverse = scale_and_minimum(
+        x, counts, top=top, first=first, delta=delta, tries=tries, absolute=absolute
+    )
+    for i in range(len(x)):
+        codes[i] = code_between(inverse * (x[i] - origin), low=0, high=top)
+    return scale, low
+
+
 def scale_alone(x, counts, *, top):
     """Searches for the scale of x by least squares, for codes from -top to top - 1.
 
@@ -109,23 +120,41 @@ def scale_alone(x, counts, *, top):
     Source: make_qx_quants.
     """
     peak = farthest(x)
-    scale, inverse, best = float32(0), float32(0), float32(0)
+    scale, inverse = float32(0), float32(0)
     if abs(peak) >= TINY:
-        for n in range(-10, 10):  # -10 stands for the first trial, with 0 tenths
+        inverse = -top / peak
+        fit, size = fit_and_size(x, counts, inverse, top=top)
+        if size != 0.0:
+            scale = fit / size
+        best = scale * fit
+        for n in range(-9, 10):
             if n != 0:
-                tried = -(float32(0 if n == -10 else n) * 0.1 + top) / peak
-                fit, size = float32(0), float32(0)
-                for i in range(len(x)):
-                    code = float32(code_between(tried * x[i], low=-top, high=top - 1))
-                    fit += counts[i] * x[i] * code
-                    size += counts[i] * code * code
-                if n == -10:
-                    scale, inverse = fit / size if size != 0.0 else float32(0), tried
-                    best = scale * fit
-                elif size > 0.0 and fit * fit > best * size:
+                tried = -(float32(n) * 0.1 + top) / peak
+                fit, size = fit_and_size(x, counts, tried, top=top)
+                if size > 0.0 and fit * fit > best * size:
                     scale, inverse = fit / size, tried
                     best = scale * fit
     return scale, inverse
+
+
+def scale_and_codes(x, counts, codes, *, top):
+    """Searches for the scale of x, which it returns, and computes the codes, see `scale_alone`. The
+    codes of zeros are -top."""
+    scale, inverse = scale_alone(x, counts, top=top)
+    for i in range(len(x)):
+        codes[i] = code_between(inverse * x[i], low=-top, high=top - 1) if inverse != 0.0 else -top
+    return scale
+
+
+def fit_and_size(x, counts, inverse, *, top):
+    """Returns the sums of count * x * code and of count * code^2. Their quotient is the scale that
+    fits these codes best."""
+    fit, size = float32(0), float32(0)
+    for i in range(len(x)):
+        code = float32(code_between(inverse * x[i], low=-top, high=top - 1))
+        fit += counts[i] * x[i] * code
+        size += counts[i] * code * code
+    return fit, size
 
 
 def scale_by_single_codes(x, codes, *, top):
@@ -140,13 +169,10 @@ def scale_by_single_codes(x, codes, *, top):
     if abs(peak) >= TINY:
         counts = floats(len(x))
         inverse = -top / peak
-        fit, size = float32(0), float32(0)
         for i in range(len(x)):
             counts[i] = x[i] * x[i]
             codes[i] = code_between(inverse * x[i], low=-top, high=top - 1)
-            fit += counts[i] * x[i] * float32(codes[i])
-            size += counts[i] * float32(codes[i]) * float32(codes[i])
-        scale = improve(x, counts, codes, fit, size, least=-top, top=top - 1)
+        scale = improve(x, counts, codes, least=-top, top=top - 1)
     return scale
 
 
@@ -165,29 +191,39 @@ def scale_of_positives(x, counts, codes, *, top):
         peak = max(peak, x[i])
         codes[i] = 0
     if peak >= TINY:
-        best, least = float32(0), float32(0)
-        for n in range(-5, 5):  # -5 stands for the first trial, with 0 tenths
+        best = top / peak
+        least = error_of_positives(x, counts, best, top=top)
+        for n in range(-4, 5):
             if n != 0:
-                inverse = (float32(0 if n == -5 else n) * 0.1 + top) / peak
-                error = float32(0)
-                for i in range(len(x)):
-                    wrong = x[i] - float32(code_between(x[i] * inverse, low=0, high=top)) * (1.0 / inverse)
-                    error += counts[i] * wrong * wrong
-                if n == -5 or error < least:
-                    least, best = error, inverse
-        fit, size = float32(0), float32(0)
+                tried = (float32(n) * 0.1 + top) / peak
+                error = error_of_positives(x, counts, tried, top=top)
+                if error < least:
+                    least, best = error, tried
         for i in range(len(x)):
             codes[i] = code_between(x[i] * best, low=0, high=top)
-            fit += counts[i] * x[i] * float32(codes[i])
-            size += counts[i] * float32(codes[i]) * float32(codes[i])
-        scale = improve(x, counts, codes, fit, size, least=0, top=top)
+        scale = improve(x, counts, codes, least=0, top=top)
     return scale
 
 
-def improve(x, counts, codes, fit, size, *, least, top):
+def error_of_positives(x, counts, inverse, *, top):
+    """Returns the sum of count * error^2 for the codes and the scale of a trial."""
+    error = float32(0)
+    for i in range(len(x)):
+        wrong = x[i] - float32(code_between(x[i] * inverse, low=0, high=top)) * (1.0 / inverse)
+        error += counts[i] * wrong * wrong
+    return error
+
+
+def improve(x, counts, codes, *, least, top):
     """Improves codes one by one: each is computed again from the scale that fits all others, and
     changed if that leaves less error. At most five passes. Returns the scale that fits the codes.
+
+    That scale is fit / size, of the sums of count * x * code and of count * code^2.
     """
+    fit, size = float32(0), float32(0)
+    for i in range(len(x)):
+        fit += counts[i] * x[i] * float32(codes[i])
+        size += counts[i] * float32(codes[i]) * float32(codes[i])
     for _turn in range(5):
         changed = False
         for i in range(len(x)):
