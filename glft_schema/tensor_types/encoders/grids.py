@@ -113,9 +113,7 @@ def separate_signs(w, counts, x, signs, *, even):
     return total - total != 0.0
 
 
-def best_scale(
-    x, counts, roots, scale, reach, words, indices, starts, candidates, *, base, values, tries, delta, again
-):
+def best_scale(x, counts, roots, scale, reach, words, indices, starts, candidates, *, base, values, tries, delta, again):
     """Returns the best scale of a group; `words` get its entries. The first trial maps `reach` to
     the largest value. If no trial is any good, the scale is kept and the entries have digits 0."""
     tried, best = integers(len(words)), float32(0)
@@ -146,35 +144,41 @@ def best_scale(
     return scale
 
 
-@alone
 def best_entry(x, roots, scale, inverse, indices, starts, candidates, *, base):
-    """Returns the entry for a vector divided by a scale, as a word, plus MOVED if it is not the
-    nearest point.
-
-    It is the candidate with the least sum of root * (scale * value - x)^2, the first one of
-    several.
-    """
-    width = 16 // len(x)
+    """Returns the entry for a vector divided by a scale, as a word, plus MOVED if the point was off
+    the grid."""
     point, word = 0, 0
     for n in range(len(x)):
         digit = odd_digit(x[len(x) - 1 - n] * inverse, top=base - 1)
-        point, word = base * point + digit, word << width | digit
+        point, word = base * point + digit, word << 16 // len(x) | digit
     point = min(max(point, 0), len(indices) - 1)
     if indices[point] < 0:
-        least = float32(INF)
-        for eight in range(starts[point], starts[point + 1]):
-            distances, near = floats(8), integers(8)
-            for k in range(8):
-                near[k] = candidates[8 * eight + k]
-            for k in range(8):
-                distance = float32(0)
-                for j in range(len(x)):
-                    wrong = scale * float32(2 * (near[k] >> width * j & (1 << width) - 1) + 1) - x[j]
-                    distance += roots[j] * wrong * wrong
-                distances[k] = distance
-            for k in range(8):
-                if distances[k] < least:
-                    least, word = distances[k], candidates[8 * eight + k] | MOVED
+        word = nearest_entry(x, roots, scale, float32(1), point, starts, candidates, step=2) | MOVED
+    return word
+
+
+@alone
+def nearest_entry(x, counts, scale, low, point, starts, candidates, *, step):
+    """Returns the entry for a point off the grid as a word. Values are step * digit + low.
+
+    It is the candidate with the least sum of count * (scale * value - x)^2, the first one of
+    several.
+    """
+    least, word, width = float32(INF), 0, 16 // len(x)
+    for eight in range(starts[point], starts[point + 1]):
+        near, distances = integers(8), floats(8)
+        for k in range(8):
+            near[k] = candidates[8 * eight + k]
+        for k in range(8):  # in this form, C compilers compute all distances at once
+            distance = float32(0)
+            for j in range(len(x)):
+                digit = near[k] >> width * j & (1 << width) - 1
+                wrong = scale * (float32(step * digit) + low) - x[j]
+                distance += counts[j] * wrong * wrong
+            distances[k] = distance
+        for k in range(8):
+            if distances[k] < least:
+                least, word = distances[k], near[k]
     return word
 
 
