@@ -73,7 +73,7 @@ def search(
         for v in range(group // 8):
             at = group // 8 * g + v
             signs[at] = 0 if zeros else signs[at] ^ 255 if scale < 0.0 else signs[at]
-    if even and largest == 0.0:
+    if even and largest == 0.0:  # scales underflowed
         for v in range(len(entries)):
             entries[v] = 0
         for v in range(32):
@@ -114,8 +114,11 @@ def separate_signs(w, counts, x, signs, *, even):
 
 
 def best_scale(x, counts, roots, scale, reach, words, indices, starts, candidates, *, base, values, tries, delta, again):
-    """Returns the best scale of a group; `words` get its entries. The first trial maps `reach` to
-    the largest value. If no trial is any good, the scale is kept and the entries have digits 0."""
+    """Searches for the best scale of a group, which it returns, and the entries, as words.
+
+    A scale that maps `reach` to the largest value is the middle of the trials. If none is any good,
+    the given scale is the best one and all digits are 0.
+    """
     tried, best = integers(len(words)), float32(0)
     for v in range(len(words)):
         words[v] = MOVED if again == GROUPS_MOVED else 0
@@ -188,7 +191,7 @@ def odd_digit(x, *, top):
 
 
 def index_of(word, indices, *, base, values):
-    """Returns the index of an entry, given as a word."""
+    """Returns the index in the grid of an entry, given as a word."""
     width, point = 16 // values, 0
     for n in range(values):
         point = base * point + (word >> width * (values - 1 - n) & (1 << width) - 1)
