@@ -1,8 +1,10 @@
 #ifndef LANES
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 #define LANES 16
-#else
+#elif defined(__AVX2__)
 #define LANES 8
+#else
+#define LANES 4
 #endif
 #endif
 typedef float vf __attribute__((vector_size(4 * LANES))); // a float32 of each block

@@ -20,9 +20,8 @@ from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
 from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
-from glft_schema.tensor_types.engine.chunks import Fault
+from glft_schema.tensor_types.engine.chunks import Fault, has_finite_sum
 from glft_schema.tensor_types.engine.functions import Encoder, Formula, is_scalar
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType, no_formula
 

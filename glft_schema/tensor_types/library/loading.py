@@ -161,6 +161,7 @@ class Library:
         try:
             test, function = self._functions[name], getattr(self._dll, name)
             inputs, counts = [bytes.fromhex(content) for content in test["inputs"]], test["counts"]
+            inputs[0] *= test.get("repeats", 1)
             outputs = [ctypes.create_string_buffer(size) for size in test["outputs"]]
             function.argtypes = [ctypes.c_void_p] * (len(inputs) + len(outputs)) + [ctypes.c_int64] * len(counts)
             function.restype = None
