@@ -356,7 +356,7 @@ def _signature(argument: Value) -> Any:
     """Returns what the tree of a called function depends on."""
     if isinstance(argument, Expression):
         return argument.kind, argument.span
-    return argument.type, _span_of(argument)
+    return argument.type, _span_of(argument), id(argument.table)
 
 
 def _shown(value: Expression) -> str:

@@ -73,7 +73,7 @@ def search(
         for v in range(group // 8):
             at = group // 8 * g + v
             signs[at] = 0 if zeros else signs[at] ^ 255 if scale < 0.0 else signs[at]
-    if even and largest == 0.0:
+    if even and largest == 0.0:  # scales underflowed
         for v in range(len(entries)):
             entries[v] = 0
         for v in range(32):
@@ -114,8 +114,11 @@ def separate_signs(w, counts, x, signs, *, even):
 
 
 def best_scale(x, counts, roots, scale, reach, words, indices, starts, candidates, *, base, values, tries, delta, again):
-    """Returns the best scale of a group; `words` get its entries. The first trial maps `reach` to
-    the largest value. If no trial is any good, the scale is kept and the entries have digits 0."""
+    """Searches for the best scale of a group, which it returns, and the entries, as words.
+
+    A scale that maps `reach` to the largest value is the middle of the trials. If none is any good,
+    the given scale is the best one and all digits are 0.
+    """
     tried, best = integers(len(words)), float32(0)
     for v in range(len(words)):
         words[v] = MOVED if again == GROUPS_MOVED else 0
@@ -144,32 +147,41 @@ def best_scale(x, counts, roots, scale, reach, words, indices, starts, candidate
     return scale
 
 
-@alone
 def best_entry(x, roots, scale, inverse, indices, starts, candidates, *, base):
-    """Returns the entry for a vector divided by a scale, as a word, plus MOVED if it is not the
-    nearest point.
-
-    It is the candidate with the least sum of root * (scale * value - x)^2, the first one of
-    several.
-    """
-    width = 16 // len(x)
+    """Returns the entry for a vector divided by a scale, as a word, plus MOVED if the point was off
+    the grid."""
     point, word = 0, 0
     for n in range(len(x)):
         digit = odd_digit(x[len(x) - 1 - n] * inverse, top=base - 1)
-        point, word = base * point + digit, word << width | digit
+        point, word = base * point + digit, word << 16 // len(x) | digit
     point = min(max(point, 0), len(indices) - 1)
     if indices[point] < 0:
-        least = float32(INF)
-        for eight in range(starts[point], starts[point + 1]):
-            distances = floats(8)
+        word = nearest_entry(x, roots, scale, float32(1), point, starts, candidates, step=2) | MOVED
+    return word
+
+
+@alone
+def nearest_entry(x, counts, scale, low, point, starts, candidates, *, step):
+    """Returns the entry for a point off the grid as a word. Values are step * digit + low.
+
+    It is the candidate with the least sum of count * (scale * value - x)^2, the first one of
+    several.
+    """
+    least, word, width = float32(INF), 0, 16 // len(x)
+    for eight in range(starts[point], starts[point + 1]):
+        near, distances = integers(8), floats(8)
+        for k in range(8):
+            near[k] = candidates[8 * eight + k]
+        for k in range(8):  # in this form, C compilers compute all distances at once
+            distance = float32(0)
             for j in range(len(x)):
-                for k in range(8):
-                    value = float32(2 * (candidates[8 * eight + k] >> width * j & (1 << width) - 1) + 1)
-                    wrong = scale * value - x[j]
-                    distances[k] += roots[j] * wrong * wrong
-            for k in range(8):
-                if distances[k] < least:
-                    least, word = distances[k], candidates[8 * eight + k] | MOVED
+                digit = near[k] >> width * j & (1 << width) - 1
+                wrong = scale * (float32(step * digit) + low) - x[j]
+                distance += counts[j] * wrong * wrong
+            distances[k] = distance
+        for k in range(8):
+            if distances[k] < least:
+                least, word = distances[k], near[k]
     return word
 
 
@@ -179,7 +191,7 @@ def odd_digit(x, *, top):
 
 
 def index_of(word, indices, *, base, values):
-    """Returns the index of an entry, given as a word."""
+    """Returns the index in the grid of an entry, given as a word."""
     width, point = 16 // values, 0
     for n in range(values):
         point = base * point + (word >> width * (values - 1 - n) & (1 << width) - 1)

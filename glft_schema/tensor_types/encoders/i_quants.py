@@ -1,12 +1,15 @@
-"""Encoders of ggml's i-quants: the search of each type, and the layout of its result in a block.
+"""Encoders of IQ2 and IQ3, whose vectors of weights are entries of a grid: the search of each type,
+see `grids`, and the layout of its result in a block.
 
-Source: the functions quantize_row_iq2_xxs_impl to quantize_row_iq2_s_impl of ggml-quants.c of
-llama.cpp; checked against it bit by bit.
+Means are of blocks. A search makes 2 * tries + 1 trials.
+
+Source: quantize_row_iq2_xxs_impl and the like of ggml-quants.c of llama.cpp; checked against them
+bit by bit.
 """
 
 from __future__ import annotations
 
-from glft_schema.scalar.language import float32, floats, integers, root
+from glft_schema.scalar.language import floats, integers
 from glft_schema.tensor_types.encoders.grids import ALL, GROUPS_MOVED, VECTORS_MOVED, search
 from glft_schema.tensor_types.encoders.neighbours import (
     IQ2_S_CANDIDATES,
@@ -25,32 +28,15 @@ from glft_schema.tensor_types.encoders.neighbours import (
     IQ3_XXS_INDICES,
     IQ3_XXS_STARTS,
 )
-
-
-def count_squares(w, counts, *, share):
-    """Sets each count to w^2 + share * mean of w^2."""
-    total = float32(0)
-    for i in range(256):
-        total += w[i] * w[i]
-    mean = share * (2.0 * total / 256.0)
-    for i in range(256):
-        counts[i] = w[i] * w[i] + mean
-
-
-def count_by_importance(w, importance, counts, *, factor):
-    """Sets each count to importance * sqrt(factor * mean of w^2 + w^2)."""
-    total = float32(0)
-    for i in range(256):
-        total += w[i] * w[i]
-    mean = total * factor / 256.0
-    for i in range(256):
-        counts[i] = importance[i] * root(mean + w[i] * w[i])
+from glft_schema.tensor_types.encoders.searches import count_weights, mean_square
 
 
 def to_iq2_xxs(w, importance, d, qs):
-    """13 trials per 32 weights. The first scale fits integers best."""
+    """Minimizes the sum of importance * sqrt(mean w^2 + w^2) * error^2, in groups of 32. The
+    first scale fits integers best.
+    """
     counts, scales, entries, signs = floats(256), integers(8), integers(32), integers(32)
-    count_by_importance(w, importance, counts, factor=1)
+    count_weights(w, importance, counts, mean_square(w))
     d[0] = search(
         w, counts, scales, entries, signs, IQ2_XXS_INDICES, IQ2_XXS_STARTS, IQ2_XXS_CANDIDATES,
         base=3, values=8, group=32, tries=6, delta=0.1, least=1e-15, even=True, fits=True, again=ALL,
@@ -71,9 +57,9 @@ def sevens_and_scale(signs, scale):
 
 
 def to_iq2_xs(w, importance, d, qs, scales):
-    """19 trials per 16 weights."""
+    """Minimizes the sum of importance * sqrt(mean w^2 + w^2) * error^2, in groups of 16."""
     counts, codes, entries, signs = floats(256), integers(16), integers(32), integers(32)
-    count_by_importance(w, importance, counts, factor=1)
+    count_weights(w, importance, counts, mean_square(w))
     d[0] = search(
         w, counts, codes, entries, signs, IQ2_XS_INDICES, IQ2_XS_STARTS, IQ2_XS_CANDIDATES,
         base=3, values=8, group=16, tries=9, delta=0.1, least=1e-15, even=True, fits=False, again=VECTORS_MOVED,
@@ -85,21 +71,22 @@ def to_iq2_xs(w, importance, d, qs, scales):
 
 
 def to_iq2_s(w, d, qs, sign_bits, qh, scales):
-    """19 trials per 16 weights, whose errors count w^2 + mean of w^2 / 2: small weights count,
-    too."""
-    counts = floats(256)
-    count_squares(w, counts, share=0.25)
+    """Minimizes the sum of (mean w^2 / 2 + w^2) * error^2: small weights count, too."""
+    counts, mean = floats(256), mean_square(w, factor=2)
+    for i in range(256):
+        counts[i] = w[i] * w[i] + 0.25 * mean
     search_iq2_s(w, counts, d, qs, sign_bits, qh, scales)
 
 
 def to_iq2_s_by_importance(w, importance, d, qs, sign_bits, qh, scales):
-    """19 trials per 16 weights."""
+    """Minimizes the sum of importance * sqrt(2 mean w^2 + w^2) * error^2."""
     counts = floats(256)
-    count_by_importance(w, importance, counts, factor=2)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
     search_iq2_s(w, counts, d, qs, sign_bits, qh, scales)
 
 
 def search_iq2_s(w, counts, d, qs, sign_bits, qh, scales):
+    """Encodes groups of 16 weights."""
     codes, entries, signs = integers(16), integers(32), integers(32)
     d[0] = 0.9875 * search(
         w, counts, codes, entries, signs, IQ2_S_INDICES, IQ2_S_STARTS, IQ2_S_CANDIDATES,
@@ -115,20 +102,22 @@ def search_iq2_s(w, counts, d, qs, sign_bits, qh, scales):
 
 
 def to_iq3_xxs(w, d, qs, scales_and_signs):
-    """31 trials per 32 weights, whose errors count w^2."""
+    """Minimizes the sum of w^2 * error^2."""
     counts = floats(256)
-    count_squares(w, counts, share=0.0)
+    for i in range(256):
+        counts[i] = w[i] * w[i]
     search_iq3_xxs(w, counts, d, qs, scales_and_signs)
 
 
 def to_iq3_xxs_by_importance(w, importance, d, qs, scales_and_signs):
-    """31 trials per 32 weights."""
+    """Minimizes the sum of importance * sqrt(2 mean w^2 + w^2) * error^2."""
     counts = floats(256)
-    count_by_importance(w, importance, counts, factor=2)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
     search_iq3_xxs(w, counts, d, qs, scales_and_signs)
 
 
 def search_iq3_xxs(w, counts, d, qs, scales_and_signs):
+    """Encodes groups of 32 weights."""
     scales, entries, signs = integers(8), integers(64), integers(32)
     d[0] = 1.0125 * search(
         w, counts, scales, entries, signs, IQ3_XXS_INDICES, IQ3_XXS_STARTS, IQ3_XXS_CANDIDATES,
@@ -141,20 +130,22 @@ def search_iq3_xxs(w, counts, d, qs, scales_and_signs):
 
 
 def to_iq3_s(w, d, qs, qh, sign_bits, scales):
-    """19 trials per 32 weights, whose errors count w^2."""
+    """Minimizes the sum of w^2 * error^2."""
     counts = floats(256)
-    count_squares(w, counts, share=0.0)
+    for i in range(256):
+        counts[i] = w[i] * w[i]
     search_iq3_s(w, counts, d, qs, qh, sign_bits, scales)
 
 
 def to_iq3_s_by_importance(w, importance, d, qs, qh, sign_bits, scales):
-    """19 trials per 32 weights."""
+    """Minimizes the sum of importance * sqrt(2 mean w^2 + w^2) * error^2."""
     counts = floats(256)
-    count_by_importance(w, importance, counts, factor=2)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
     search_iq3_s(w, counts, d, qs, qh, sign_bits, scales)
 
 
 def search_iq3_s(w, counts, d, qs, qh, sign_bits, scales):
+    """Encodes groups of 32 weights."""
     codes, entries, signs = integers(8), integers(64), integers(32)
     d[0] = 1.033 * search(
         w, counts, codes, entries, signs, IQ3_S_INDICES, IQ3_S_STARTS, IQ3_S_CANDIDATES,

@@ -12,10 +12,10 @@ sort.
 
 from __future__ import annotations
 
-from glft_schema.scalar.language import alone, as_bits, float16, float32, floats, int32, integers, nearest
-from glft_schema.tensor_types.encoders.grids import INF, index_of, odd_digit
-from glft_schema.tensor_types.encoders.i_quants import count_by_importance, count_squares
+from glft_schema.scalar.language import as_bits, float16, float32, floats, int32, integers, nearest
+from glft_schema.tensor_types.encoders.grids import INF, index_of, nearest_entry, odd_digit
 from glft_schema.tensor_types.encoders.neighbours import IQ1_CANDIDATES, IQ1_INDICES, IQ1_STARTS
+from glft_schema.tensor_types.encoders.searches import count_weights, mean_square
 from glft_schema.tensor_types.grids import IQ1_GRID
 
 LOWEST = -3.4028234663852886e38  # of float32
@@ -28,7 +28,7 @@ def to_iq1_s(w, importance, d, qs, qh):
     Source: quantize_row_iq1_s_impl.
     """
     counts, scales, entries, downs = floats(256), floats(8), integers(32), integers(32)
-    count_by_importance(w, importance, counts, factor=2)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
     largest = search(w, counts, scales, entries, downs, group=32, least=1e-12)
     scale = largest / 15.0
     inverse = 1.0 / scale if scale > 0.0 else float32(0)
@@ -44,14 +44,15 @@ def to_iq1_s(w, importance, d, qs, qh):
 def to_iq1_m(w, qs, qh, scales):
     """153 splits of 16 weights, whose errors count w^2."""
     counts = floats(256)
-    count_squares(w, counts, share=0.0)
+    for i in range(256):
+        counts[i] = w[i] * w[i]
     search_iq1_m(w, counts, qs, qh, scales)
 
 
 def to_iq1_m_by_importance(w, importance, qs, qh, scales):
     """153 splits of 16 weights."""
     counts = floats(256)
-    count_by_importance(w, importance, counts, factor=2)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
     search_iq1_m(w, counts, qs, qh, scales)
 
 
@@ -131,7 +132,10 @@ def search(w, counts, scales, entries, downs, *, group, least):
                 point = min(max(point, 0), len(IQ1_INDICES) - 1)
                 entry = IQ1_INDICES[point]
                 if entry < 0:
-                    entry = nearest_entry(x[8 * v : 8 * v + 8], counted[8 * v : 8 * v + 8], point, abs(scale), down)
+                    low, _middle, _high = values_of(down)
+                    vector, vector_counts = x[8 * v : 8 * v + 8], counted[8 * v : 8 * v + 8]
+                    word = nearest_entry(vector, vector_counts, abs(scale), low, point, IQ1_STARTS, IQ1_CANDIDATES, step=1)
+                    entry = index_of(word, IQ1_INDICES, base=3, values=8)
                     moved = True
                 entries[group // 8 * g + v], downs[group // 8 * g + v] = entry, down
             scales[g] = abs(scale)
@@ -227,6 +231,7 @@ def best_split_of_halves(products, counts, ranks):
     return first_part, two_parts, shift, scale
 
 
+<<<<<<< HEAD
 @alone
 def nearest_entry(x, counts, point, scale, down):
     """Returns the index of the entry for a point off the grid.
@@ -245,6 +250,18 @@ def nearest_entry(x, counts, point, scale, down):
             if distances[k] < least:
                 least, word = distances[k], IQ1_CANDIDATES[8 * eight + k]
     return index_of(word, IQ1_INDICES, base=3, values=8)
+=======
+def fit_of_half(sums, first, second, down):
+    """Returns the sum of count * weight * value. The values of neighbouring parts are 1 apart."""
+    _low, _middle, high = values_of(down)
+    return sums[16] * high - (sums[first] + sums[second])
+
+
+def size_of_half(sums, first, second, down):
+    """Returns the sum of count * value^2."""
+    low, middle, high = values_of(down)
+    return sums[16] * high * high + sums[first] * (low * low - middle * middle) + sums[second] * (middle * middle - high * high)
+>>>>>>> ei
 
 
 def shifted(entries, downs, i):

@@ -4,8 +4,8 @@ A vector divided by a scale and rounded is a point, a vector of digits. Its numb
 the first one lowest, in base 3 (6561 points of eight digits) or 8 (4096 points of four digits). Its
 word has them as fields, of 2 bits in base 3 and of 4 bits in base 8. A grid has few of the points.
 The candidates of a point off the grid are all entries nearly as close to it as the closest one:
-those at the least one, two or three distances. That are 1 to 292 entries, for most points only a
-few.
+those at the least one, two or three distances. A point has 1 to 292 candidates, most points have
+only a few.
 
 A grid has three tables:
 
