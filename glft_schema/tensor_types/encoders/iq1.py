@@ -132,8 +132,7 @@ def search(w, counts, scales, entries, downs, *, group, least):
                 point = min(max(point, 0), len(IQ1_INDICES) - 1)
                 entry = IQ1_INDICES[point]
                 if entry < 0:
-                    low, _middle, _high = values_of(down)
-                    vector, vector_counts = x[8 * v : 8 * v + 8], counted[8 * v : 8 * v + 8]
+                    low, vector, vector_counts = middle_of(down) - 1.0, x[8 * v : 8 * v + 8], counted[8 * v : 8 * v + 8]
                     word = nearest_entry(vector, vector_counts, abs(scale), low, point, IQ1_STARTS, IQ1_CANDIDATES, step=1)
                     entry = index_of(word, IQ1_INDICES, base=3, values=8)
                     moved = True
@@ -229,39 +228,6 @@ def best_split_of_halves(products, counts, ranks):
                     first_part, two_parts, shift, scale = first, second, downs, fit / size
                     gain = scale * fit
     return first_part, two_parts, shift, scale
-
-
-<<<<<<< HEAD
-@alone
-def nearest_entry(x, counts, point, scale, down):
-    """Returns the index of the entry for a point off the grid.
-
-    It is the candidate with the least sum of count * (scale * value - x)^2, the first one of
-    several.
-    """
-    low, least, word = middle_of(down) - 1.0, float32(INF), 0
-    for eight in range(IQ1_STARTS[point], IQ1_STARTS[point + 1]):
-        distances = floats(8)
-        for k in range(8):
-            for j in range(8):
-                wrong = scale * (float32(IQ1_CANDIDATES[8 * eight + k] >> 2 * j & 3) + low) - x[j]
-                distances[k] += wrong * counts[j] * wrong
-        for k in range(8):
-            if distances[k] < least:
-                least, word = distances[k], IQ1_CANDIDATES[8 * eight + k]
-    return index_of(word, IQ1_INDICES, base=3, values=8)
-=======
-def fit_of_half(sums, first, second, down):
-    """Returns the sum of count * weight * value. The values of neighbouring parts are 1 apart."""
-    _low, _middle, high = values_of(down)
-    return sums[16] * high - (sums[first] + sums[second])
-
-
-def size_of_half(sums, first, second, down):
-    """Returns the sum of count * value^2."""
-    low, middle, high = values_of(down)
-    return sums[16] * high * high + sums[first] * (low * low - middle * middle) + sums[second] * (middle * middle - high * high)
->>>>>>> ei
 
 
 def shifted(entries, downs, i):
