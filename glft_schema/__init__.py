@@ -12,7 +12,7 @@ and documentation follow from the declaration.
     glft.gguf_reader   gguf-py's GGUFReader, faster
     glft.manifests     SHA-256 of files and tensors
     glft.nn            modules whose weights stay packed
-    glft.scalar        the language of tensor types' formulas
+    glft.scalar        the language of tensor types' decoders and encoders
     glft.testing       declarations as test data; requires hypothesis
     glft.transformers  models and tokenizers of transformers, from GGUF files
     glft.lab           functions of the quantization lab

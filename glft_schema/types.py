@@ -26,10 +26,11 @@ __all__ = [
 
 
 def compile(type_: TensorType) -> None:
-    """Compiles the scalar functions of your own type by this machine's compiler, for this process.
+    """Compiles the formula and the encoders of your own type by this machine's compiler, for this
+    process, if they are scalar functions.
 
     Raises:
-        OptionError: if the type has no scalar formula or its name is none in C, or there is no
+        OptionError: if the type has no scalar function or its name is none in C, or there is no
             compiler, or it fails.
         ScalarError: if C or the printed helpers use the name.
     """

@@ -67,13 +67,13 @@ class Layout:
         return {"w": Array(output, self.weights or columns, "out"), **fields}
 
     def encoder_arrays(self) -> dict[str, Array]:
-        """Returns the arrays that an encoder may use, by name: `w` and the importance of each
-        weight, `mean_square` of the whole row's weights, and the fields, which it writes."""
+        """Returns the arrays that an encoder may use, by name: `w`, the fields, which it writes,
+        and for blocks the importance of each weight and the `mean_square` of the row's weights."""
         from glft_schema.scalar.tree import Array
 
-        fields = {one.name: Array(one.number, one.count, "out") for one in self.fields}
-        weights = Array("f32", self.weights)
-        return {"w": weights, "importance": weights, "mean_square": Array("f32", 1), **fields}
+        weights, fields = Array("f32", self.weights), {one.name: Array(one.number, one.count, "out") for one in self.fields}
+        more = {"importance": weights, "mean_square": Array("f32", 1)} if self.weights else {}
+        return {"w": weights, **more, **fields}
 
 
 class Functions(NamedTuple):

@@ -1,8 +1,8 @@
 """Types whose rows are sequences of equally sized blocks, each a small Struct. ggml stores its
 quantized tensors this way.
 
-A block type is declared by the fields of its block. A formula is a scalar function of one block, or
-a function of tensors, which sees each field of many blocks as one tensor.
+A block type is declared by the fields of its block. Its formula and encoder are scalar functions of
+one block, or functions of tensors, which see each field of many blocks as one tensor.
 """
 
 from __future__ import annotations
@@ -195,7 +195,8 @@ def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: An
     if twice := next((name for name in names if names.count(name) > 1), None):
         return f"{twice}: choose another name, because another field has this one"
     if not all(map(callable, quantize if isinstance(quantize, tuple) else () if quantize is None else (quantize,))):
-        return f"write the encoder as a function of (weights) or (weights, importance), found {shown(quantize)}"
+        forms = f"(w, {', '.join(names)}), or of tensors (weights) or (weights, importance)"
+        return f"write the encoder as a function of {forms}, found {shown(quantize)}"
     if not callable(dequantize):
         return f"write the formula as a function of ({', '.join(names)}), found {shown(dequantize)}"
     parameters = signature(dequantize)

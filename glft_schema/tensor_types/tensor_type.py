@@ -19,9 +19,9 @@ from glft_schema.codec.numbers import TensorField
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
-from glft_schema.errors import FormatError, TensorError
+from glft_schema.errors import FormatError, TensorError, alternatives
 from glft_schema.lazy import outside_graphs, torch
-from glft_schema.scalar.layout import Field, Functions, Layout
+from glft_schema.scalar.layout import NUMPY, Field, Functions, Layout
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
@@ -134,6 +134,7 @@ class TensorType:
             required = [_requires_importance(encoder) for encoder in self.encoders]
             object.__setattr__(self, "takes_importance", required != [None])
             object.__setattr__(self, "needs_importance", all(required))
+            _check_encoders(self, required)
         _check_formula(self)
         _NAMES.add(self.scheme)
 
@@ -199,7 +200,7 @@ class TensorType:
     @property
     def has_encoder(self) -> bool:
         """Whether the type has an encoder, which may require an importance."""
-        return self.quantize is not None
+        return bool(self.encoders)
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Tells whether `encode` accepts tensors of `dtype`."""
@@ -310,7 +311,7 @@ class TensorType:
             if self.block is not None and part.is_contiguous() and part.numel():
                 part = part.view(-1, columns)
                 target = {key: field.view(len(part), -1) for key, field in target.items()}
-            encode, at_once = self._encoding(row, columns)
+            encode, at_once = self._encoding(row, columns, name)
             encode_chunks(
                 encode,
                 part,
@@ -326,13 +327,16 @@ class TensorType:
             )
         return fields
 
-    def _encoding(self, importance: torch.Tensor | None, columns: int) -> tuple[Callable[[torch.Tensor, Fields], None], bool]:
+    def _encoding(
+        self, importance: torch.Tensor | None, columns: int, name: str
+    ) -> tuple[Callable[[torch.Tensor, Fields], None], bool]:
         """Returns a function that writes the fields of numbers [rows, in], and whether it may run
         in several threads at once.
 
         Args:
             importance: float32 [columns], if there is one.
             columns: of a row.
+            name: the tensor's name in errors.
         """
         encoder = self.encoders[-1 if importance is not None else 0]
         if encoder in self._scalar_encoders:
@@ -340,7 +344,7 @@ class TensorType:
 
             layout = _scalar_layout(self)
             compiled = by_library(layout, importance, columns)
-            return (compiled or by_arrays(encoder, layout, importance, columns)), compiled is not None
+            return (compiled or by_arrays(encoder, layout, importance, columns, name)), compiled is not None
 
         def encode(numbers: torch.Tensor, out: Fields) -> None:
             given = {}
@@ -544,12 +548,41 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
 
 
 def _check_formula(type_: TensorType) -> None:
-    """Raises ScalarError if a scalar function does not follow the language. Those of this package
+    """Raises ValueError if a scalar function does not follow the language. Those of this package
     are checked when the library is built."""
     if type_.layout and not type_.formula.__module__.startswith(PACKAGE):
-        from glft_schema.scalar.checking import check  # slow to import
+        _check(type_.formula, type_.layout, type_.layout.arrays)
 
-        check(type_.formula, type_.layout.arrays())
+
+def _check_encoders(type_: TensorType, required: Sequence[bool | None]) -> None:
+    """Raises ValueError unless there is one encoder, or two scalar functions without and with
+    importance; and for scalar functions like `_check_formula`.
+
+    Args:
+        type_: with encoders.
+        required: whether each encoder requires its importance, see `_requires_importance`.
+    """
+    scalar = type_._scalar_encoders
+    if isinstance(type_.quantize, tuple) and (required != [None, True] or len(scalar) != 2):
+        expected = "one encoder, or two scalar functions of which the second has a parameter importance"
+        raise ValueError(f"expected {expected}, found {' and '.join(str(signature(one)) for one in type_.encoders)}")
+    for encoder in scalar:
+        if not encoder.__module__.startswith(PACKAGE):
+            declared, layout = signature(encoder), _scalar_layout(type_)
+            names = [field.name for field in layout.fields]
+            if False in required:
+                raise ValueError(f"expected two encoders, or importance without a default, found {declared}")
+            if not {*names} <= {*declared.parameters}:
+                raise ValueError(f"expected an encoder of (w, {', '.join(names)}), which writes all fields, found {declared}")
+            _check(encoder, layout, layout.encoder_arrays)
+
+
+def _check(function: Any, layout: Layout, arrays: Callable[[], Mapping[str, Any]]) -> None:
+    if other := next((field for field in layout.fields if field.number not in NUMPY), None):
+        raise ValueError(f"{other.name}: expected numbers {alternatives(NUMPY)} for scalar functions, found {other.number}")
+    from glft_schema.scalar.checking import check  # slow to import
+
+    check(function, arrays())
 
 
 def _requires_importance(encoder: Encoder) -> bool | None:

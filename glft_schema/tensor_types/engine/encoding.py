@@ -12,7 +12,7 @@ from glft_schema.errors import TensorError
 from glft_schema.lazy import torch
 from glft_schema.scalar.layout import NUMPY, Layout
 from glft_schema.tensor_types.engine.functions import Encoder, Fields
-from glft_schema.tensor_types.library.loading import encoder_of
+from glft_schema.tensor_types.library.loading import command, encoder_of
 
 
 def by_library(layout: Layout, importance: torch.Tensor | None, columns: int) -> Callable[[torch.Tensor, Fields], None] | None:
@@ -45,13 +45,10 @@ def _is_plain(field: torch.Tensor) -> bool:
 
 
 def by_arrays(
-    source: Encoder, layout: Layout, importance: torch.Tensor | None, columns: int
+    source: Encoder, layout: Layout, importance: torch.Tensor | None, columns: int, name: str
 ) -> Callable[[torch.Tensor, Fields], None]:
-    """Returns a function as `by_library` does, without the library.
-
-    Raises:
-        TensorError: if the encoder has no such form.
-    """
+    """Returns a function as `by_library` does, without the library. It raises TensorError, about
+    the tensor `name`, if the encoder has no such form."""
     from glft_schema.scalar.as_c import mean_square_of_row  # slow to import, as below
     from glft_schema.scalar.checking import check
     from glft_schema.scalar.language import ScalarError
@@ -79,13 +76,15 @@ def by_arrays(
         try:
             run_side_by_side(function, arrays, blocks)
         except ScalarError as error:
-            raise TensorError(f"{error}: it needs the compiled library", layout.name) from None
-        stored = {field.name: arrays[field.name].T.astype(NUMPY[field.number]) for field in layout.fields}
+            how = f"{command()} compiles the library, glft_schema.types.compile a type of your own"
+            raise TensorError(f"{error}; {how}", name) from None
+        with np.errstate(over="ignore"):
+            stored = {field.name: arrays[field.name].T.astype(NUMPY[field.number]) for field in layout.fields}
         if layout.weights:
             parts = [np.ascontiguousarray(part).view(np.uint8).reshape(blocks, -1) for part in stored.values()]
             stored = {next(iter(out)): np.concatenate(parts, 1)}
-        for name, part in stored.items():
-            out[name].copy_(torch.from_numpy(np.ascontiguousarray(part)).view(out[name].shape))
+        for key, part in stored.items():
+            out[key].copy_(torch.from_numpy(np.ascontiguousarray(part)).view(out[key].shape))
 
     return step
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.scalar.as_c import FLAGS, Unit, mean_square_of_row
-from glft_schema.scalar.language import run
+from glft_schema.scalar.language import ScalarError, run
 from glft_schema.scalar.layout import NUMPY, Field, Functions, Layout
 from glft_schema.tensor_types.library.loading import DTYPES, MANIFEST, digest, digest_of_sources, this_machine
 
@@ -168,8 +168,12 @@ def _run(command: list[str], arguments: list[str], folder: str) -> None:
 
 
 def _printed(unit: Unit, layout: Layout, encoder: Callable[..., Any]) -> str:
-    """Adds an encoder in lanes, or in plain C where that is faster. Returns its name."""
-    return unit.encoder(layout, encoder, lanes=layout.weights is not None and layout.name not in PLAIN)
+    """Adds an encoder in lanes, or in plain C where that is faster or the only form. Returns its
+    name."""
+    if layout.weights is not None and layout.name not in PLAIN:
+        with suppress(ScalarError):
+            return unit.encoder(layout, encoder, lanes=True)
+    return unit.encoder(layout, encoder)
 
 
 def _test_of_decoder(layout: Layout, source: Callable[..., Any]) -> dict[str, Test]:

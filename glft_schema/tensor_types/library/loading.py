@@ -83,7 +83,7 @@ def _function(name: str) -> Compiled | None:
             _FUNCTIONS[name] = None if library is None else library.function(name)
         except LibraryError as error:
             _FUNCTIONS[name] = None
-            _say(logging.WARNING, f"{error}: some types are converted by slower formulas; {_command()} compiles them again")
+            _say(logging.WARNING, f"{error}: some types are converted by slower formulas; {command()} compiles them again")
     return _FUNCTIONS[name]
 
 
@@ -103,12 +103,12 @@ def forget() -> None:
 @lru_cache
 def _of_package() -> Library | None:
     if not (FOLDER / MANIFEST).exists():
-        _say(logging.INFO, f"no compiled functions: types are converted by slower formulas; {_command()} compiles them")
+        _say(logging.INFO, f"no compiled functions: types are converted by slower formulas; {command()} compiles them")
         return None
     try:
         return Library(FOLDER)
     except LibraryError as error:
-        _say(logging.WARNING, f"{error}: types are converted by slower formulas; {_command()} compiles them again")
+        _say(logging.WARNING, f"{error}: types are converted by slower formulas; {command()} compiles them again")
     return None
 
 
@@ -120,7 +120,8 @@ def _say(level: int, message: str) -> None:
     LOG.log(level, message)
 
 
-def _command() -> str:
+def command() -> str:
+    """Returns the command that compiles the library again."""
     return f"`{shlex.quote(sys.executable)} -m glft_schema.tensor_types.compiling`"
 
 
