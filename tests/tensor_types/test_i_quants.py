@@ -6,21 +6,15 @@ import hashlib
 
 import numpy as np
 import pytest
-import torch
 
 from glft_schema import load_file
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.oracles import llama_cpp
 from tests.tools.depth import FULL
+from tests.tools.encoding import encoded
 from tests.tools.real_files import downloaded
 
 FREE = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # which do not require an importance
-
-
-def encoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
-    """Returns u8 [rows, bytes of a row] for float32 [rows, weights of a row]."""
-    given = None if importance is None else torch.from_numpy(importance)
-    return GGML_TYPES[name].encode(torch.from_numpy(weights), "w", importance=given)["blocks"].numpy()
 
 
 def quantized_by_c(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
