@@ -195,7 +195,7 @@ def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: An
     if twice := next((name for name in names if names.count(name) > 1), None):
         return f"{twice}: choose another name, because another field has this one"
     if not all(map(callable, quantize if isinstance(quantize, tuple) else () if quantize is None else (quantize,))):
-        forms = f"(w, {', '.join(names)}), or of tensors (weights) or (weights, importance)"
+        forms = f"(w, {', '.join(names)}), (weights) or (weights, importance)"
         return f"write the encoder as a function of {forms}, found {shown(quantize)}"
     if not callable(dequantize):
         return f"write the formula as a function of ({', '.join(names)}), found {shown(dequantize)}"

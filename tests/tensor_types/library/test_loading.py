@@ -98,7 +98,7 @@ def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_sources_have_all_functions_and_tables() -> None:
-    """Every global name of a decoder, an encoder or a helper is defined in a file of the sources."""
+    """Every global name of a decoder, encoder or helper is defined in a file of the sources."""
     sources = {path for pattern in loading.SOURCES for path in loading.PACKAGE.glob(pattern)}
     used = [type_.functions for type_ in DECLARED if type_.functions]
     left, seen = [function for functions in used for function in (functions.decoder, *functions.encoders)], set()
