@@ -60,7 +60,7 @@ GUIDES = {  # pages that show the functions of a subject
     "Comparison": "comparing", "Models that run": "comparing", "Bytes": "byte-map", "The lab's": "lab",
 }  # fmt: skip
 SUBPACKAGES = (
-    "types", "scalar", "codec", "formats", "describe", "kernels", "nn", "transformers", "distributed", "gguf_reader",
+    "types", "scalar", "codec", "formats", "describe", "nn", "transformers", "distributed", "gguf_reader",
     "manifests", "testing", "lab",
 )  # fmt: skip
 DOCS = Path(__file__).parent

@@ -26,22 +26,23 @@ __all__ = [
 
 
 def compile(type_: TensorType) -> None:
-    """Compiles the scalar formula of your own type by this machine's compiler, for this process.
+    """Compiles the formula and the encoders of your own type by this machine's compiler, for this
+    process, if they are scalar functions.
 
     Raises:
-        OptionError: if the type has no scalar formula or its name is none in C, or there is no
+        OptionError: if the type has no scalar function or its name is none in C, or there is no
             compiler, or it fails.
         ScalarError: if C or the printed helpers use the name.
     """
     from glft_schema.tensor_types.library import building, loading  # slow to import
 
-    if type_.layout is None:
-        raise OptionError(f"{type_} has no scalar formula to compile: see formula_of")
+    if (functions := type_.functions) is None:
+        raise OptionError(f"{type_} has no scalar function to compile: see formula_of")
     if not type_.scheme.isidentifier():
         raise OptionError(f"{shown(type_.name)} cannot be compiled: expected a name of letters, digits and '_'")
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps a loaded library
-            building.build([(type_.layout, type_.formula)], Path(folder))
+            building.build([functions], Path(folder))
             loading.add(loading.Library(Path(folder)))
     except (building.BuildError, loading.LibraryError) as error:
         raise OptionError(f"{type_} cannot be compiled: {error}") from None

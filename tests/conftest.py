@@ -18,7 +18,6 @@ from tests.tools import processor_time
 FOREIGN = Path(__file__).with_name("foreign")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core runs a test process
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads of torch yield the core
-os.environ["GLFT_KERNELS"] = "off"  # tests do not depend on the kernels of who runs them
 default = settings(max_examples=25, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", default)
 settings.register_profile("full", default, max_examples=300)
@@ -50,13 +49,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests of the full tier, and those that build all kernels, unless selected."""
+    """Deselects tests of the full tier unless selected."""
     selecting = config.getoption("markexpr")
-    unselected = [] if "kernels" in selecting else ["kernels"]
-    if not (config.getoption("full") or any(mark in selecting for mark in ("full", "fuzz", "foreign", "kernels"))):
-        unselected += [] if any("::" in argument for argument in config.args) else ["full"]
-    left = [item for item in items if any(map(item.get_closest_marker, unselected))]
-    if left:
+    if config.getoption("full") or any(mark in selecting for mark in ("full", "fuzz", "foreign")):
+        return
+    left = [item for item in items if item.get_closest_marker("full")]
+    if left and not any("::" in argument for argument in config.args):
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
 

@@ -84,24 +84,21 @@ import pytest
 def test_one(): pass
 @pytest.mark.full
 def test_two(): pass
-@pytest.mark.kernels
-def test_three(): pass
 """
 
 
 @pytest.mark.parametrize(
     ("options", "passed", "deselected"),
     [
-        (["."], 1, 2),
-        ([".", "--full"], 2, 1),
-        pytest.param([".", "-m", "full"], 1, 2, marks=pytest.mark.full),
-        pytest.param([".", "-m", "kernels"], 1, 2, marks=pytest.mark.full),
+        (["."], 1, 1),
+        ([".", "--full"], 2, 0),
+        pytest.param([".", "-m", "full"], 1, 1, marks=pytest.mark.full),
         pytest.param(["test_some.py::test_two"], 1, 0, marks=pytest.mark.full),
     ],
 )
 def test_what_is_selected(options: list[str], passed: int, deselected: int, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from tests.conftest import *")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    full\n    kernels\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    full\n")
     (tmp_path / "test_some.py").write_text(OF_A_TIER)
     out, code = run(tmp_path, "-p", "no:xdist", *options)
     assert code == 0

@@ -37,7 +37,6 @@ def model(tmp_path: Path) -> Path:
         (["get-tensor", "MODEL", "blk.0.attn_q.weight", "o.npy", "--dtype", "flot16"], "'float16'"),
         (["schema", "Q4K"], "'q4_k'"),
         (["schema", "gguf", "--as", "kaitia"], "'kaitai'"),
-        (["kernels", "build", "q4k"], "'q4_k'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )

@@ -37,7 +37,6 @@ JOBS = {  # the commands of each job, with the first line of their help
         "plan":       "Plans a quantization: the best types for a size.",
         "imatrix":    "Measures, converts or merges llama.cpp's importance matrices.",
         "merge-lora": "Merges a LoRA adapter into a GGUF model.",
-        "kernels":    "Compiles encoders for this machine.",
     },
     "Test": {
         "fuzz":       "Fuzzes the parser with generated and corrupted files.",

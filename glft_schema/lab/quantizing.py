@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
 from typing import NamedTuple
 
 from glft_schema.errors import OptionError, SchemeError, TensorError, shown
 from glft_schema.formats.registry import format_named
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.tensor_types.encoders.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults, symmetric_codes
-from glft_schema.tensor_types.engine.chunks import matrix, quantize_chunks
-from glft_schema.tensor_types.engine.functions import Encoder
+from glft_schema.tensor_types.engine.chunks import encode_chunks, matrix
+from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL
 from glft_schema.tensor_types.tensor_type import is_float
 
@@ -85,16 +84,13 @@ def _quantize(
         raise TensorError(f"expected a row length that is a multiple of {size}, found {columns}", name)
     codes = torch.empty(rows, columns, dtype=torch.int8, device=w.device)
     scales = torch.empty(rows, columns // size, dtype=scale_dtype or torch.float16, device=w.device)
-    formula = _formula(size, largest, scales.dtype)
-    for _ in quantize_chunks(formula, w, {"scales": scales, "codes": codes}, True, scale_faults, name):
-        pass
+
+    def encode(weights: torch.Tensor, out: Fields) -> None:
+        for field, numbers in symmetric_codes(weights, size, largest, scales.dtype).items():
+            out[field].copy_(numbers)
+
+    encode_chunks(encode, w, {"scales": scales, "codes": codes}, scale_faults, name)
     return codes.reshape(w.shape), scales
-
-
-@lru_cache
-def _formula(group: int, largest: int, scale_dtype: torch.dtype) -> Encoder:
-    """Returns `symmetric_codes` as a function of the weights; cached to be compiled only once."""
-    return partial(symmetric_codes, group=group, largest=largest, scale_dtype=scale_dtype)
 
 
 def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:

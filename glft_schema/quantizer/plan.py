@@ -34,7 +34,7 @@ from glft_schema.quantizer.recipes import RECIPES, is_kept
 from glft_schema.quantizer.rules import Model, Recipe
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import spread_importance
+from glft_schema.tensor_types.engine.chunks import importance_rows
 from glft_schema.tensor_types.engine.workers import in_one_thread
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint
@@ -425,7 +425,7 @@ def _sample(name: str, tensor: StoredTensor, rows: int) -> tuple[torch.Tensor, t
     sample = numbers[:, spread_rows(count, -(-rows // max(stacks, 1)))].float()
     importance = None
     if tensor.importance is not None:
-        importance = spread_importance(tensor.importance, tensor.shape, name)[:stacks, 0]
+        importance = importance_rows(tensor.importance, tensor.shape, name)
     return sample, importance
 
 

@@ -1,5 +1,5 @@
-"""A small language for formulas of single blocks: a subset of Python that is checked, run as it is,
-and printed as C or as operations on arrays.
+"""A small language for decoders and encoders of single blocks: a subset of Python that is checked,
+run as it is, and printed as C or as operations on arrays.
 
 The package needs numpy only, and knows nothing of tensor types. docs/scalar-functions.md describes
 the language.
@@ -8,6 +8,7 @@ the language.
 from glft_schema.scalar.language import (
     ScalarError,
     Table,
+    alone,
     as_bits,
     as_float,
     as_float16,
@@ -19,11 +20,13 @@ from glft_schema.scalar.language import (
     nearest,
     root,
     run,
+    truncated,
 )
 
 __all__ = [
     "ScalarError",
     "Table",
+    "alone",
     "as_bits",
     "as_float",
     "as_float16",
@@ -35,4 +38,5 @@ __all__ = [
     "nearest",
     "root",
     "run",
+    "truncated",
 ]

@@ -16,7 +16,7 @@ import numpy as np
 
 from glft_schema.scalar import tree
 from glft_schema.scalar.checking import check
-from glft_schema.scalar.language import ScalarError
+from glft_schema.scalar.language import ScalarError, float32
 from glft_schema.scalar.layout import Layout
 from glft_schema.scalar.tree import Array, Constant, Expression, Function, Reference, Statement, Variable, walk
 
@@ -51,6 +51,7 @@ PRELUDE = {
     re.search(r"\w+(?= __attribute|\()", definition)[0]: definition  # type: ignore[index]
     for definition in re.split(r"\n(?=[a-z#])", Path(__file__).with_name("prelude.h").read_text("utf-8").rstrip())
 }
+LANES = Path(__file__).with_name("lanes.h").read_text("utf-8")
 RESERVED = KEYWORDS | PRELUDE.keys() | {"main", "NAME"}  # names to which an underscore is added
 
 
@@ -81,41 +82,44 @@ class Unit:
         self._tables: dict[str, str] = {}
         self._functions: dict[str, str] = {}
         self._taken = {*RESERVED, *taken}  # names of C, and of decoders
-        self._names: dict[int, tuple[Any, str]] = {}  # of the tables and functions, which are kept alive
+        self.names: dict[Any, tuple[Any, str]] = {}  # of the tables and functions, which are kept alive
 
     def __str__(self) -> str:
-        return f"#include <stdint.h>\n\n{with_prelude(self.text)}"
+        lanes = LANES if "LANES" in self.text else ""
+        return f"#include <stdint.h>\n\n{with_prelude(f'{lanes}{self.text}')}"
 
     @property
     def text(self) -> str:
         """The tables and functions."""
         return "\n".join([*self._tables.values(), "", *(map(_wrapped, self._functions.values()))])
 
-    def _add(self, thing: Any, name: str, text: str, printed: dict[str, str]) -> str:
-        """Adds a text in which NAME stands for the name; returns the name in C."""
+    def add(self, key: Any, thing: Any, name: str, text: str, printed: dict[str, str] | None = None) -> str:
+        """Adds a text, of a function unless printed in another way, in which NAME stands for the
+        name; returns the name in C, which `names` has under the key from now on."""
+        printed = self._functions if printed is None else printed
         names = (f"{self._prefix}{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 1000))))
         chosen = next(one for one in names if printed.get(one) in (None, text.replace("NAME", one)) and one not in self._taken)
         printed[chosen] = text.replace("NAME", chosen)
-        self._names[id(thing)] = thing, chosen
+        self.names[key] = thing, chosen
         return chosen
 
     def table(self, array: Reference) -> str:
         """Returns the name in C of a constant array."""
         numbers = array.table
         assert numbers is not None
-        if id(numbers) in self._names:
-            return self._names[id(numbers)][1]
+        if id(numbers) in self.names:
+            return self.names[id(numbers)][1]
         texts = [_constant(number, array.type.kind) for number in numbers.tolist()]
         rows = "".join(f"\n    {','.join(texts[at : at + 32])}," for at in range(0, len(texts), 32))
         text = f"static const {TYPES[array.type.number]} NAME[{len(texts)}] = {{{rows}\n}};"
-        return self._add(numbers, array.name, text, self._tables)
+        return self.add(id(numbers), numbers, array.name, text, self._tables)
 
     def function(self, function: Function, sentence: str = "", restrict: str = "") -> str:
         """Returns the name in C of a function, after adding it and what it calls."""
-        if id(function) not in self._names:
-            text = _Printer(self, function, restrict).text(sentence or function.sentence)
-            self._add(function, function.name, text, self._functions)
-        return self._names[id(function)][1]
+        if id(function) not in self.names:
+            text = Printer(self, function, restrict).text(sentence or function.sentence)
+            self.add(id(function), function, function.name, text)
+        return self.names[id(function)][1]
 
     def decoder(self, layout: Layout, source: Callable[..., Any]) -> str:
         """Adds decoders to float32, to float16 and to bfloat16: NAME, NAME_f16 and NAME_bf16.
@@ -156,19 +160,91 @@ class Unit:
     def _rows(self, layout: Layout, function: Function, name: str, output: str) -> None:
         places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
         for field in layout.fields:
-            places[field.name] = f"(const {TYPES[field.number]} *)({_name(field.name)} + r * ({field.size('columns')}))"
+            places[field.name] = f"(const {TYPES[field.number]} *)({name_in_c(field.name)} + r * ({field.size('columns')}))"
             lengths[field.name] = f"(int32_t)(columns / {field.weights})"
         given = [*(places[parameter] for parameter in function.parameters), *(lengths[array] for array in _lengths(function))]
         call = f"{self.function(function, '', '__restrict ')}({', '.join(given)})"
-        fields = "".join(f"const uint8_t *{_name(field.name)}, " for field in layout.fields)
-        unused = [f"    (void){_name(field.name)};\n" for field in layout.fields if field.name not in function.parameters]
+        fields = "".join(f"const uint8_t *{name_in_c(field.name)}, " for field in layout.fields)
+        unused = [f"    (void){name_in_c(field.name)};\n" for field in layout.fields if field.name not in function.parameters]
         self._functions[name] = (
             f"{self._static}void {name}({fields}{output} *w, int64_t rows, int64_t columns) {{\n"
             f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++)\n        {call};\n}}\n"
         )
 
+    def encoder(self, layout: Layout, source: Callable[..., Any], lanes: bool = False) -> str:
+        """Adds an encoder, ``encode_NAME`` or ``encode_NAME_by_importance``. Returns this name.
 
-class _Printer:
+        The parameters are ``(w, blocks, rows, columns)``, or for types of rows ``(w, FIELD, ...,
+        rows, columns)``. After `w` follows the importance of a row's weights, if the source has it.
+
+        Args:
+            layout: of what is written.
+            source: the scalar function.
+            lanes: whether several blocks are encoded at once, see `as_lanes`.
+
+        Raises:
+            ScalarError: if the function does not follow the language, or has no such form.
+        """
+        function = check(source, layout.encoder_arrays())
+        by_importance = "importance" in function.parameters
+        name = f"{self._prefix}encode_{layout.name}{'_by_importance' * by_importance}"
+        outputs = ["blocks"] if layout.weights else [name_in_c(field.name) for field in layout.fields]
+        lines = ["    float mean_square[1] = {0};"] if "mean_square" in function.parameters else []
+        if lanes:
+            from glft_schema.scalar.as_lanes import blocks_in_lanes
+
+            lines += ["    int64_t last = -1;"] if lines else []
+            lines += [f"    int64_t n = rows * (columns / {layout.weights});"]
+            lines += [f"    {line}" for line in blocks_in_lanes(self, layout, function)]
+        else:
+            inner = [f"{self.mean_square()}(w, mean_square, (int32_t)columns);"] if lines else []
+            inner += self._each_block(layout, function) if layout.weights else self._whole_row(layout, function)
+            lines += ["    for (int64_t r = 0; r < rows; r++) {", *(f"        {line}" for line in inner), "    }"]
+        given = [*["const float *importance"] * by_importance, *(f"uint8_t *{output}" for output in outputs)]
+        head = f"{self._static}void {name}(const float *w, {', '.join(given)}, int64_t rows, int64_t columns) {{"
+        self._functions[name] = "\n".join([head, *lines, "}\n"])
+        return name
+
+    def _each_block(self, layout: Layout, function: Function) -> list[str]:
+        """Returns the statements that encode the blocks of a row."""
+        places, at = {"w": "w", "importance": "importance + b", "mean_square": "mean_square"}, 0
+        for field in layout.fields:
+            places[field.name] = f"({TYPES[field.number]} *)(blocks + {at})"
+            at += int(field.size())
+        given = ", ".join(places[parameter] for parameter in function.parameters)
+        moved = f"b += {layout.weights}, w += {layout.weights}, blocks += {at}"
+        call = f"    {self.function(function, '', '__restrict ')}({given});"
+        return [f"for (int64_t b = 0; b < columns; {moved})", call]
+
+    def _whole_row(self, layout: Layout, function: Function) -> list[str]:
+        """Returns the statements that encode a row."""
+        places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
+        for field in layout.fields:
+            place = f"{name_in_c(field.name)} + r * ({field.size('columns')})"
+            places[field.name], lengths[field.name] = (
+                f"({TYPES[field.number]} *)({place})",
+                f"(int32_t)(columns / {field.weights})",
+            )
+        given = [*(places[parameter] for parameter in function.parameters), *(lengths[array] for array in _lengths(function))]
+        return [f"{self.function(function, '', '__restrict ')}({', '.join(given)});"]
+
+    def mean_square(self) -> str:
+        """Returns the name in C of `mean_square_of_row`, after adding it."""
+        if "mean_square" not in self.names:
+            function = check(mean_square_of_row, {"w": Array("f32", None), "mean_square": Array("f32", 1, "out")})
+            self.names["mean_square"] = function, self.function(function)
+        return self.names["mean_square"][1]
+
+
+def mean_square_of_row(w: Any, mean_square: Any) -> None:
+    """The mean of w^2, added in order."""
+    total = float32(0)
+    for i in range(len(w)):
+        total += w[i] * w[i]
+    mean_square[0] = total / float32(len(w))
+
+
+class Printer:
     """Prints a function."""
 
     def __init__(self, unit: Unit, function: Function, restrict: str) -> None:
@@ -183,31 +259,34 @@ class _Printer:
             parameters += [f"{KINDS[result.kind]} *result_{number}" for number, result in enumerate(results)]
         lines = (line.rstrip(" \\/?") for line in sentence.splitlines())  # no comment continues on the next line
         comment = "".join(f"// {line}".rstrip() + "\n" for line in lines)
-        used = {part.name for part in walk(function.body) if isinstance(part, (Reference, Variable))}
-        unused = [f"    (void){_name(name)};" for name in function.parameters if name not in used]
+        unused = [f"    (void){name_in_c(name)};" for name in self._unused()]
         body = "\n".join([*unused, *self._block(function.body, set(function.parameters), "    ")])
         return f"{comment}static inline {kind} NAME({', '.join(parameters)}) {{\n{body}\n}}\n"
 
+    def _unused(self) -> list[str]:
+        used = {part.name for part in walk(self._function.body) if isinstance(part, (Reference, Variable))}
+        return [name for name in self._function.parameters if name not in used]
+
     def _parameter(self, name: str, type_: Array | Variable) -> str:
         if isinstance(type_, Variable):
-            return f"{KINDS[type_.kind]} {_name(name)}"
-        return f"{_pointer(type_)}{self._restrict}{_name(name)}"
+            return f"{KINDS[type_.kind]} {name_in_c(name)}"
+        return f"{_pointer(type_)}{self._restrict}{name_in_c(name)}"
 
     # Statements
 
     def _block(self, body: Sequence[Statement], declared: set[str], indent: str) -> list[str]:
         """Prints statements. A variable is declared in the innermost block with all its uses."""
         lines, kinds, declared = [], self._function.variables, set(declared)
-        mentioned = [{name for part in walk(one) for name in _mentioned(part) if name in kinds} for one in body]
+        uses = [{name for part in walk(one) for name in mentioned(part) if name in kinds} for one in body]
         for number, statement in enumerate(body):
-            new, later, prefix = mentioned[number] - declared, set().union(*mentioned[number + 1 :]), ""
+            new, later, prefix = uses[number] - declared, set().union(*uses[number + 1 :]), ""
             if isinstance(statement, tree.Assign) and statement.name in new:
                 prefix, here = f"{KINDS[kinds[statement.name]]} ", new
             else:
                 here = {name for name in new if name in later or isinstance(statement, tree.Call)}
                 for kind in sorted({KINDS[kinds[name]] for name in here}):
                     lines.append(
-                        f"{indent}{kind} {', '.join(_name(name) for name in sorted(here) if KINDS[kinds[name]] == kind)};"
+                        f"{indent}{kind} {', '.join(name_in_c(name) for name in sorted(here) if KINDS[kinds[name]] == kind)};"
                     )
             declared |= here
             lines += [f"{indent}{line}" for line in self._statement(statement, prefix, declared)]
@@ -219,19 +298,19 @@ class _Printer:
     def _statement(self, node: Statement, prefix: str, declared: set[str]) -> list[str]:
         match node:
             case tree.Assign():
-                return [f"{prefix}{_name(node.name)} = {self._value(node.value)};"]
+                return [f"{prefix}{name_in_c(node.name)} = {self._value(node.value)};"]
             case tree.Store():
                 value, rounded = self._value(node.value), ROUNDED.get(node.array.type.number)
                 return [f"{self._element(node.array, node.at)} = {f'{rounded}({value})' if rounded else value};"]
             case tree.Declare():
-                return [f"{KINDS[node.type.kind]} {_name(node.name)}[{node.type.length}] = {{0}};"]
+                return [f"{KINDS[node.type.kind]} {name_in_c(node.name)}[{node.type.length}] = {{0}};"]
             case tree.View():
-                return [f"{_pointer(node.array.type)}{_name(node.name)} = {self._reference(node.array)};"]
+                return [f"{_pointer(node.array.type)}{name_in_c(node.name)} = {self._reference(node.array)};"]
             case tree.If():
                 other = ["} else {", *self._inner(node.other, declared)] if node.other else []
                 return [f"if ({self._value(node.test)}) {{", *self._inner(node.then, declared), *other, "}"]
             case tree.For():
-                i, low, high, bound = _name(node.name), self._value(node.low), self._value(node.high), ""
+                i, low, high, bound = name_in_c(node.name), self._value(node.low), self._value(node.high), ""
                 if not isinstance(node.high, (Constant, tree.Length)):  # computed once
                     bound, high = f", {i}_end = {high}", f"{i}_end"
                 return [f"for (int32_t {i} = {low}{bound}; {i} < {high}; {i}++) {{", *self._inner(node.body, declared), "}"]
@@ -249,7 +328,7 @@ class _Printer:
         given = [self._reference(one) if isinstance(one, Reference) else self._value(one) for one in arguments]
         arrays = dict(zip(function.parameters, arguments, strict=True))
         given += [f"{getattr(arrays[name], 'name', name)}_length" for name in _lengths(function)]
-        return f"{self._unit.function(function)}({', '.join([*given, *(f'&{_name(name)}' for name in targets)])})"
+        return f"{self._unit.function(function)}({', '.join([*given, *(f'&{name_in_c(name)}' for name in targets)])})"
 
     # Expressions
 
@@ -267,7 +346,7 @@ class _Printer:
             case Constant():
                 return _constant(node.value, node.kind), ""
             case Variable():
-                return _name(node.name), ""
+                return name_in_c(node.name), ""
             case tree.Length():
                 return f"{node.name}_length", ""
             case tree.Load():
@@ -324,7 +403,7 @@ class _Printer:
         return f"{self._operand(array.offset, '*')} + " if array.offset else ""
 
     def _base(self, array: Reference) -> str:
-        return _name(array.name) if array.table is None else self._unit.table(array)
+        return name_in_c(array.name) if array.table is None else self._unit.table(array)
 
 
 def _wrapped(function: str) -> str:
@@ -352,12 +431,12 @@ def _pointer(type_: Array) -> str:
     return f"{'const ' * (type_.use == 'in')}{TYPES[type_.number]} *"
 
 
-def _mentioned(node: Any) -> tuple[str, ...]:
+def mentioned(node: Any) -> tuple[str, ...]:
     """Returns the names of variables in a node itself."""
     return node.targets if isinstance(node, tree.Call) else (node.name,) if isinstance(node, (Variable, tree.Assign)) else ()
 
 
-def _name(name: str) -> str:
+def name_in_c(name: str) -> str:
     return f"{name}_" if name in RESERVED or name.startswith("result_") else name
 
 

@@ -22,6 +22,7 @@ from glft_schema.scalar.torch_arrays import (
     picked,
     root,
     table,
+    truncated,
     unsigned,
     where,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "picked",
     "root",
     "table",
+    "truncated",
     "unsigned",
     "where",
 ]

@@ -30,6 +30,7 @@ OF_INTEGERS = ("//", "%", "&", "|", "^", "<<", ">>")
 BUILTINS: dict[Any, tuple[str, tuple[str, ...], str]] = {
     language.float16:    ("float16",    ("float32",), "float32"),
     language.nearest:    ("nearest",    ("float32",), "int32"),
+    language.truncated:  ("truncated",  ("float32",), "int32"),
     language.root:       ("root",       ("float32",), "float32"),
     language.as_bits:    ("as_bits",    ("float32",), "int32"),
     language.as_float:   ("as_float",   ("int32",),   "float32"),
@@ -63,7 +64,7 @@ class Expressions(ABC):
         self.function, self.callers, self.known, self.bounds = function, (*callers, function), known, bounds
         self.names = {**vars(builtins), **function.__globals__, **(function.__kwdefaults__ or {}), **constants}
         self.environment: dict[str, Value] = {}  # what is assigned on every path
-        self.checked = tree.Function(function.__name__, inspect.getdoc(function) or "", {})
+        self.checked = tree.Function(function.__name__, inspect.getdoc(function) or "", {}, alone=hasattr(function, "alone"))
         self.first_line = 1
 
     def refused(self, node: Any, problem: str) -> ScalarError:
@@ -355,7 +356,7 @@ def _signature(argument: Value) -> Any:
     """Returns what the tree of a called function depends on."""
     if isinstance(argument, Expression):
         return argument.kind, argument.span
-    return argument.type, _span_of(argument)
+    return argument.type, _span_of(argument), id(argument.table)
 
 
 def _shown(value: Expression) -> str:

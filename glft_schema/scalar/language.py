@@ -119,6 +119,13 @@ class ScalarError(ValueError):
     """A function that does not follow the language. The text names the function and the line."""
 
 
+def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a function whose loops differ much in length from block to block: where blocks are
+    computed side by side, it is called for one after the other."""
+    function.alone = True  # type: ignore[attr-defined]
+    return function
+
+
 def float32(number: Any) -> Any:
     """Converts to float32: an integer, a literal or a bool."""
     return Float32(number)
@@ -137,6 +144,12 @@ def float16(x: Any) -> Any:
 def nearest(x: Any) -> Any:
     """Rounds to int32, half to even. Wrong beyond 2^22, as in ggml."""
     return (as_bits(float32(x) + MAGIC) & 0x7FFFFF) - 0x400000
+
+
+def truncated(x: Any) -> Any:
+    """The integer part as int32; -2^31 for NaN and beyond int32, as on x86."""
+    number = Float32(x).number
+    return Int32(int(number) if -(2.0**31) <= number < 2.0**31 else LEAST)
 
 
 def root(x: Any) -> Any:

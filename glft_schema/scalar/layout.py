@@ -1,12 +1,18 @@
-"""Layouts of what decoders read: the fields of a block, or those of a row."""
+"""Layouts of what decoders read and encoders write: the fields of a block, or those of a row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from glft_schema.scalar.tree import Array
+
+
+# fmt: off
+NUMPY = {"f16": "<f2", "f32": "<f4", "u8": "u1", "i8": "i1", "u16": "<u2", "i16": "<i2", "u32": "<u4", "i32": "<i4"}
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -59,3 +65,26 @@ class Layout:
         counts = {one.name: one.count or (columns // one.weights if columns else None) for one in self.fields}
         fields = {one.name: Array(one.number, counts[one.name]) for one in self.fields}
         return {"w": Array(output, self.weights or columns, "out"), **fields}
+
+    def encoder_arrays(self) -> dict[str, Array]:
+        """Returns the arrays that an encoder may use, by name: `w`, the fields, which it writes,
+        and for blocks the importance of each weight and the `mean_square` of the row's weights."""
+        from glft_schema.scalar.tree import Array
+
+        weights, fields = Array("f32", self.weights), {one.name: Array(one.number, one.count, "out") for one in self.fields}
+        more = {"importance": weights, "mean_square": Array("f32", 1)} if self.weights else {}
+        return {"w": weights, **more, **fields}
+
+
+class Functions(NamedTuple):
+    """The scalar functions of a type.
+
+    Attributes:
+        layout: of a block or a row.
+        decoder: None if the type is decoded by a function of tensors.
+        encoders: without and with importance.
+    """
+
+    layout: Layout
+    decoder: Callable[..., Any] | None
+    encoders: tuple[Callable[..., Any], ...] = ()

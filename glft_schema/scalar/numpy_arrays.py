@@ -103,6 +103,11 @@ def nearest(x: Array) -> Array:
     return np.asarray(((x + np.float32(MAGIC)).view(np.int32) & 0x7FFFFF) - 0x400000)
 
 
+def truncated(x: Array) -> Array:
+    fits = (x >= -(2.0**31)) & (x < 2.0**31)
+    return np.where(fits, np.where(fits, x, 0).astype(np.int32), np.int32(-(2**31)))
+
+
 def float16(x: Array) -> Array:
     return x.astype(np.float16).astype(np.float32)
 

@@ -16,6 +16,7 @@ static inline float max_float32(float x, float y) { return y > x ? y : x; }
 static inline int32_t min_int32(int32_t x, int32_t y) { return y < x ? y : x; }
 static inline int32_t max_int32(int32_t x, int32_t y) { return y > x ? y : x; }
 static inline int32_t nearest(float x) { return (int32_t)(as_bits(x + 12582912.0f) & 0x7FFFFF) - 0x400000; }
+static inline int32_t truncated(float x) { return x >= -2147483648.0f && x < 2147483648.0f ? (int32_t)x : -2147483647 - 1; }
 static inline float of_bfloat(uint16_t upper) { return as_float((uint32_t)upper << 16); }
 static inline float of_half(uint16_t half) { // subnormal numbers are integers times 2^-24
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 0x3FF;

@@ -87,6 +87,11 @@ def nearest(x: torch.Tensor) -> torch.Tensor:
     return ((x + MAGIC).view(torch.int32) & 0x7FFFFF) - 0x400000
 
 
+def truncated(x: torch.Tensor) -> torch.Tensor:
+    fits = (x >= -(2.0**31)) & (x < 2.0**31)
+    return torch.where(fits, torch.where(fits, x, 0).to(torch.int32), -(2**31))
+
+
 def float16(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float16).to(torch.float32)
 

@@ -227,6 +227,7 @@ class Function:
         body: its statements.
         results: the kind and span of each.
         variables: the kind of each variable; those of loops are int32 and not listed.
+        alone: whether it is computed block by block, see `language.alone`.
     """
 
     name: str
@@ -235,6 +236,7 @@ class Function:
     body: list[Statement] = field(default_factory=list)
     results: list[Expression] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
+    alone: bool = False
 
 
 def walk(node: Any) -> Iterator[Any]:

@@ -1,8 +1,8 @@
 """Types whose rows are sequences of equally sized blocks, each a small Struct. ggml stores its
 quantized tensors this way.
 
-A block type is declared by the fields of its block. A formula is a scalar function of one block, or
-a function of tensors, which sees each field of many blocks as one tensor.
+A block type is declared by the fields of its block. Its formula and encoder are scalar functions of
+one block, or functions of tensors, which see each field of many blocks as one tensor.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
 from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
-from glft_schema.tensor_types.engine.chunks import Fault
+from glft_schema.tensor_types.engine.chunks import Fault, has_finite_sum
 from glft_schema.tensor_types.engine.functions import Encoder, Formula, is_scalar
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType, no_formula
 
@@ -34,7 +33,7 @@ def block_type(
     block: Struct,
     *,
     dequantize: Formula = no_formula,
-    quantize: Encoder | None = None,
+    quantize: Encoder | tuple[Encoder, ...] | None = None,
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
 ) -> TensorType:
@@ -67,7 +66,8 @@ def block_type(
         Rule(f"{name.lower()}-rows", DIMS, rows),
         "blocks" / blocks * f"blocks of {weights} weights in {blocks.size} bytes",
     )
-    encoder = blocks.encoder(quantize) if quantize else None
+    scalar = isinstance(quantize, tuple) or quantize is None or is_scalar(quantize, [])
+    encoder = quantize if scalar else blocks.encoder(quantize)  # type: ignore[arg-type]
     return TensorType(name, code, payload, dequantize, encoder, faults, block=block, scales=scales, reserved=reserved)
 
 
@@ -152,8 +152,8 @@ def fault_of(type_: TensorType, weights: int) -> str | None:
         if type_.layout is None:  # a scalar function has been checked
             type_.decode({"blocks": torch.zeros(1, blocks.size, dtype=torch.uint8)}, weights)
         function = "encoder"
-        if type_.quantize:
-            type_.quantize(numbers, **importance)
+        if type_.encoders and not is_scalar(type_.encoders[0], []):
+            type_.encoders[0](numbers, **importance)
     except Exception as error:  # of a function of the caller: any class
         problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         return f"the {function} fails on one block: {one_line(problem)}"
@@ -172,7 +172,7 @@ def _slip_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) -> st
     return None
 
 
-def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: Encoder | None) -> str | None:
+def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: Any) -> str | None:
     """Returns what is wrong with a declaration and what to write, or None."""
     if not isinstance(name, str) or not name:
         return f"write the name as text, found {name!r}"
@@ -194,8 +194,9 @@ def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: En
     names = [field.name for field in block.subcons]
     if twice := next((name for name in names if names.count(name) > 1), None):
         return f"{twice}: choose another name, because another field has this one"
-    if quantize is not None and not callable(quantize):
-        return f"write the encoder as a function of (weights) or (weights, importance), found {shown(quantize)}"
+    if not all(map(callable, quantize if isinstance(quantize, tuple) else () if quantize is None else (quantize,))):
+        forms = f"(w, {', '.join(names)}), (weights) or (weights, importance)"
+        return f"write the encoder as a function of {forms}, found {shown(quantize)}"
     if not callable(dequantize):
         return f"write the formula as a function of ({', '.join(names)}), found {shown(dequantize)}"
     parameters = signature(dequantize)

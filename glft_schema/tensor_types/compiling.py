@@ -1,4 +1,4 @@
-"""Compiles the formulas of the tensor types that the package declares.
+"""Compiles the formulas and encoders of the tensor types that the package declares.
 
 python -m glft_schema.tensor_types.compiling            for this machine, into this package
 python -m glft_schema.tensor_types.compiling x86_64-windows FOLDER
@@ -17,8 +17,8 @@ DECLARED = (*ggml.DECLARED, *(value for value in vars(symmetric).values() if isi
 
 
 def build_library(folder: Path = loading.FOLDER, target: str = "") -> None:
-    """Compiles the decoders of the types that the package declares, see `building.build`."""
-    building.build([(type_.layout, type_.formula) for type_ in DECLARED if type_.layout], folder, target)
+    """Compiles the functions of the types that the package declares, see `building.build`."""
+    building.build([functions for type_ in DECLARED if (functions := type_.functions)], folder, target)
 
 
 if __name__ == "__main__":

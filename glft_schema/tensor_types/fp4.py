@@ -12,7 +12,14 @@ from glft_schema.codec.numbers import f16, u8, u16
 from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.encoders.fp4 import to_iq4_nl, to_iq4_xs, to_mxfp4, to_nvfp4
+from glft_schema.tensor_types.encoders.fp4 import (
+    to_iq4_nl,
+    to_iq4_nl_by_importance,
+    to_iq4_xs,
+    to_iq4_xs_by_importance,
+    to_mxfp4,
+    to_nvfp4,
+)
 from glft_schema.tensor_types.small_floats import (
     IQ4_VALUES,
     e2m1_doubled,
@@ -64,7 +71,7 @@ def decode_nvfp4(w, d, qs):
 IQ4_NL = block_type("IQ4_NL", 20, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / u8[16]  * "indices: low nibbles are weights 0..15, high nibbles 16..31",
-), quantize=to_iq4_nl)
+), quantize=(to_iq4_nl, to_iq4_nl_by_importance))
 # fmt: on
 
 
@@ -82,7 +89,7 @@ IQ4_XS = block_type("IQ4_XS", 23, 256, Struct(
     "scales_h" / u16[1]  * "the high two bits of eight 6-bit scales",
     "scales_l" / u8[4]   * "the low four bits of them; scale - 32",
     "qs"       / u8[128] * "indices: per 16 bytes, low nibbles are the first 16 weights",
-), quantize=to_iq4_xs)
+), quantize=(to_iq4_xs, to_iq4_xs_by_importance))
 # fmt: on
 
 

@@ -26,7 +26,7 @@ def register_type(
     weights: int,
     block: Struct,
     dequantize: Formula,
-    quantize: Encoder | None = None,
+    quantize: Encoder | tuple[Encoder, ...] | None = None,
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
 ) -> TensorType:
@@ -43,10 +43,12 @@ def register_type(
         block: a `Struct` of the block's fields in file order, each an array of constant dims.
         dequantize: a scalar function of one block, or a function of tensors: the block's fields as
             keywords, each [blocks, numbers] -> float32 [blocks, weights]; see `formula_of`.
-        quantize: the encoder: float32 [blocks, weights] -> the block's fields by name. An encoder
-            that uses an importance has a parameter `importance`, float32 [rows, in] of the tensor's
-            rows, with the default None if it is optional. Without an encoder, files with the type
-            can be read and copied only.
+        quantize: the encoder, a scalar function of one block, which writes all fields, or two,
+            ``(to_x, to_x_by_importance)``; see docs/scalar-functions.md. Or a function of tensors:
+            float32 [blocks, weights] -> the block's fields by name. Such an encoder that uses an
+            importance has a parameter `importance`, float32 [rows, in] of the tensor's rows, with
+            the default None if it is optional. Without an encoder, files with the type can be read
+            and copied only.
         scales: for each field of integers that encodes floats, the conversion to them, used by
             checks of values.
         reserved: bit patterns that no encoder writes, reported by checks of values.

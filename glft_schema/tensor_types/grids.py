@@ -40,15 +40,15 @@ VALUES = {
 # fmt: on
 
 GRIDS = Path(__file__).with_name("ggml_grids.bin")
-NOT_IN_FINGERPRINTS = ("Grids",)  # of kernels; the file counts, which `Grids` only reads
 
 
 def levels(name: str) -> torch.Tensor:
     """Returns a grid as u8 [entries, values]: the index of each value in VALUES."""
-    return torch.from_numpy(_levels(name))
+    return torch.from_numpy(digits(name))
 
 
-def _levels(name: str) -> np.ndarray[Any, Any]:
+def digits(name: str) -> np.ndarray[Any, Any]:
+    """Returns a grid as u8 [entries, values]: the index of each value in VALUES."""
     sizes = {field.name: field.sizeof() for field in Grids.subcons}
     start = sum(size for other, size in list(sizes.items())[: list(sizes).index(name)])
     packed = np.fromfile(GRIDS, np.uint8, sizes[name], offset=start).reshape(-1, 2, 1)
@@ -59,7 +59,7 @@ def _levels(name: str) -> np.ndarray[Any, Any]:
 
 def _table(name: str) -> Table:
     """Returns the numbers of a grid, entry by entry, for scalar functions."""
-    return Table(lambda: np.array(VALUES[name], np.int8)[_levels(name)].reshape(-1))
+    return Table(lambda: np.array(VALUES[name], np.int8)[digits(name)].reshape(-1))
 
 
 IQ2_XXS_GRID, IQ2_XS_GRID, IQ2_S_GRID = _table("iq2_xxs"), _table("iq2_xs"), _table("iq2_s")

@@ -13,7 +13,17 @@ from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
 from glft_schema.scalar.language import as_float16, float32
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.encoders.i_quants import to_iq1_m, to_iq1_s, to_iq2_s, to_iq2_xs, to_iq2_xxs, to_iq3_s, to_iq3_xxs
+from glft_schema.tensor_types.encoders.i_quants import (
+    to_iq2_s,
+    to_iq2_s_by_importance,
+    to_iq2_xs,
+    to_iq2_xxs,
+    to_iq3_s,
+    to_iq3_s_by_importance,
+    to_iq3_xxs,
+    to_iq3_xxs_by_importance,
+)
+from glft_schema.tensor_types.encoders.iq1 import to_iq1_m, to_iq1_m_by_importance, to_iq1_s
 from glft_schema.tensor_types.engine.bits import from_fields
 from glft_schema.tensor_types.grids import (
     IQ1_GRID,
@@ -84,7 +94,7 @@ IQ3_XXS = block_type("IQ3_XXS", 18, 256, Struct(
     "d"                / f16[1] * "scale of the scales",
     "qs"               / u8[64] * "an index for 4 weights each",
     "scales_and_signs" / u32[8] * "per 32 weights a word: 4 x 7 sign bits and a 4-bit scale",
-), quantize=to_iq3_xxs)
+), quantize=(to_iq3_xxs, to_iq3_xxs_by_importance))
 # fmt: on
 
 
@@ -130,7 +140,7 @@ IQ3_S = block_type("IQ3_S", 21, 256, Struct(
     "qh"        / u8[8]   * "the high bits of eight indices each",
     "sign_bits" / u8[32]  * "the signs of 8 weights each",
     "scales"    / u8[4]   * "a nibble for 32 weights each",
-), quantize=to_iq3_s)
+), quantize=(to_iq3_s, to_iq3_s_by_importance))
 # fmt: on
 
 
@@ -154,7 +164,7 @@ IQ2_S = block_type("IQ2_S", 22, 256, Struct(
     "sign_bits" / u8[32]  * "the signs of 8 weights each",
     "qh"        / u8[8]   * "the high two bits of four indices each",
     "scales"    / u8[8]   * "a nibble for 16 weights each",
-), quantize=to_iq2_s)
+), quantize=(to_iq2_s, to_iq2_s_by_importance))
 # fmt: on
 
 
@@ -176,7 +186,7 @@ IQ1_M = block_type("IQ1_M", 29, 256, Struct(
     "qs"     / u8[32]  * "the low eight bits of an index for 8 weights each",
     "qh"     / u8[16]  * "a nibble for 8 weights each: three high bits of the index, the sign of the shift",
     "scales" / u16[4]  * "four words: sixteen 3-bit scales in the low 12 bits, the float16 d in the high 4",
-), quantize=to_iq1_m, scales={"scales": lambda scales: top_nibbles(scales)})
+), quantize=(to_iq1_m, to_iq1_m_by_importance), scales={"scales": lambda scales: top_nibbles(scales)})
 # fmt: on
 
 

@@ -11,7 +11,19 @@ from glft_schema.codec.numbers import f16, f32, i8, i16, u8
 from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.encoders.k_quants import to_q2_k, to_q3_k, to_q4_k, to_q5_k, to_q6_k, to_q8_k
+from glft_schema.tensor_types.encoders.k_quants import (
+    to_q2_k,
+    to_q2_k_by_importance,
+    to_q3_k,
+    to_q3_k_by_importance,
+    to_q4_k,
+    to_q4_k_by_importance,
+    to_q5_k,
+    to_q5_k_by_importance,
+    to_q6_k,
+    to_q6_k_by_importance,
+    to_q8_k,
+)
 from glft_schema.tensor_types.tensor_type import formula_of
 
 # fmt: off
@@ -20,7 +32,7 @@ Q2_K = block_type("Q2_K", 10, 256, Struct(
     "qs"     / u8[64]  * "two bits per weight",
     "d"      / f16[1]  * "scale of the scales",
     "dmin"   / f16[1]  * "scale of the minima",
-), quantize=to_q2_k)
+), quantize=(to_q2_k, to_q2_k_by_importance))
 # fmt: on
 
 
@@ -40,7 +52,7 @@ Q3_K = block_type("Q3_K", 11, 256, Struct(
     "qs"     / u8[64]  * "two bits per weight",
     "scales" / u8[12]  * "sixteen 6-bit scales of 16 weights each; scale - 32",
     "d"      / f16[1]  * "scale of the scales",
-), quantize=to_q3_k)
+), quantize=(to_q3_k, to_q3_k_by_importance))
 # fmt: on
 
 
@@ -63,7 +75,7 @@ Q4_K = block_type("Q4_K", 12, 256, Struct(
     "dmin"   / f16[1]  * "scale of the minima",
     "scales" / u8[12]  * "eight 6-bit scales and eight 6-bit minima of 32 weights each",
     "qs"     / u8[128] * "four bits per weight",
-), quantize=to_q4_k)
+), quantize=(to_q4_k, to_q4_k_by_importance))
 # fmt: on
 
 
@@ -101,7 +113,7 @@ Q5_K = block_type("Q5_K", 13, 256, Struct(
     "scales" / u8[12]  * "eight 6-bit scales and eight 6-bit minima of 32 weights each",
     "qh"     / u8[32]  * "the fifth bit of each weight",
     "qs"     / u8[128] * "four bits per weight",
-), quantize=to_q5_k)
+), quantize=(to_q5_k, to_q5_k_by_importance))
 # fmt: on
 
 
@@ -123,7 +135,7 @@ Q6_K = block_type("Q6_K", 14, 256, Struct(
     "qh"     / u8[64]  * "the high two bits of each weight; code - 32",
     "scales" / i8[16]  * "scale of 16 weights each",
     "d"      / f16[1]  * "scale of the scales",
-), quantize=to_q6_k)
+), quantize=(to_q6_k, to_q6_k_by_importance))
 # fmt: on
 
 

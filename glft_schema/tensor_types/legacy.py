@@ -10,7 +10,20 @@ from glft_schema.codec.numbers import f16, i8, u8, u32
 from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.encoders.legacy import to_q1_0, to_q2_0, to_q4_0, to_q4_1, to_q5_0, to_q5_1, to_q8_0, to_q8_1
+from glft_schema.tensor_types.encoders.legacy import (
+    to_q1_0,
+    to_q2_0,
+    to_q4_0,
+    to_q4_0_by_importance,
+    to_q4_1,
+    to_q4_1_by_importance,
+    to_q5_0,
+    to_q5_0_by_importance,
+    to_q5_1,
+    to_q5_1_by_importance,
+    to_q8_0,
+    to_q8_1,
+)
 from glft_schema.tensor_types.tensor_type import formula_of
 
 # fmt: off
@@ -49,7 +62,7 @@ def decode_q2_0(w, d, qs):
 Q4_0 = block_type("Q4_0", 2, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31; code - 8",
-), quantize=to_q4_0)
+), quantize=(to_q4_0, to_q4_0_by_importance))
 # fmt: on
 
 
@@ -66,7 +79,7 @@ Q4_1 = block_type("Q4_1", 3, 32, Struct(
     "d"  / f16[1]  * "scale",
     "m"  / f16[1]  * "minimum",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31",
-), quantize=to_q4_1)
+), quantize=(to_q4_1, to_q4_1_by_importance))
 # fmt: on
 
 
@@ -83,7 +96,7 @@ Q5_0 = block_type("Q5_0", 6, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qh" / u32[1]  * "bit i is the fifth bit of weight i",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31; code - 16",
-), quantize=to_q5_0)
+), quantize=(to_q5_0, to_q5_0_by_importance))
 # fmt: on
 
 
@@ -101,7 +114,7 @@ Q5_1 = block_type("Q5_1", 7, 32, Struct(
     "m"  / f16[1]  * "minimum",
     "qh" / u32[1]  * "bit i is the fifth bit of weight i",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31",
-), quantize=to_q5_1)
+), quantize=(to_q5_1, to_q5_1_by_importance))
 # fmt: on
 
 

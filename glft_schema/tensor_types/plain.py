@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
-from glft_schema.tensor_types.engine.chunks import Fault
+from glft_schema.tensor_types.engine.chunks import Fault, has_finite_sum
 from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 
 

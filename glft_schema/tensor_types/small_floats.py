@@ -34,15 +34,6 @@ def e2m1_doubled(code):
     return -doubled if (code & 8) > 0 else doubled
 
 
-def half_of_power(e: torch.Tensor) -> torch.Tensor:
-    """E8M0 u8 -> float32 2^(e - 128): half of the value, since E2M1_DOUBLED has doubled values.
-
-    Built from bits: exponent e - 1, or a subnormal number if e < 2.
-    """
-    e = e.to(torch.int32)
-    return torch.where(e < 2, 0x00200000 << e, (e - 1) << 23).view(torch.float32)
-
-
 def half_power(e):
     """E8M0 -> float32 2^(e - 128): exponent e - 1, or a subnormal number."""
     return as_float(0x00200000 << e if e < 2 else e - 1 << 23)
@@ -73,13 +64,3 @@ def half_e4m3(d):
     normal = (1 + mantissa / 8) * as_float(exponent + 120 << 23)
     value = mantissa / 512 if exponent == 0 else normal
     return float32(0) if d == 127 else value * 0.5
-
-
-def to_ue4m3(numbers: torch.Tensor) -> torch.Tensor:
-    """Rounds float32 to unsigned E4M3, halves up, from 240 on to 448, as in llama.cpp."""
-    bits = numbers.clamp(max=448).view(torch.int32)
-    exponent, mantissa = (bits >> 23 & 255) - 120, (bits >> 20 & 7) + (bits >> 19 & 1)
-    normal = (exponent << 3) + mantissa
-    normal = torch.where(normal >= 15 << 3, 0x7E, normal)
-    subnormal = (numbers * 2.0**9 + 0.5).to(torch.int32).clamp(max=7)
-    return torch.where(numbers > 0, torch.where(exponent > 0, normal, subnormal), 0).to(torch.uint8)

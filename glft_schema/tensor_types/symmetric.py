@@ -17,7 +17,7 @@ from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import float32
-from glft_schema.tensor_types.encoders.symmetric import GROUP, quantize_q4, quantize_q8, scale_faults
+from glft_schema.tensor_types.encoders.symmetric import GROUP, scale_faults, to_q4_per_group_64, to_q8_per_channel
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType, formula_of
 
 matrices = Predicate("at least 2 dims [out, in], none of them 0", FuncPath(lambda dims: len(dims) >= 2 and 0 not in dims))
@@ -28,7 +28,7 @@ Q8_PER_CHANNEL = TensorType("Q8_per_channel", 2, Struct(
     AT_LEAST_2_DIMS,
     "scales" / f16[OUT]     * "one scale per output channel",
     "codes"  / i8[OUT, IN]  * "signed 8-bit codes; weight = code * scale of its row",
-), quantize=quantize_q8, faults=scale_faults)
+), quantize=to_q8_per_channel, faults=scale_faults)
 # fmt: on
 
 
@@ -45,7 +45,7 @@ Q4_PER_GROUP_64 = TensorType("Q4_per_group_64", 3, Struct(
     Rule("q4-groups", DIMS, meets(IN % GROUP == 0, f"`in` to be a multiple of {GROUP}")),
     "scales"  / f16[OUT, IN // GROUP] * "one scale per 64 neighbours in a row",
     "nibbles" / u8[OUT, IN // 2]      * "two 4-bit codes a byte, two's complement, [-8, 7]; low nibble: even column",
-), quantize=quantize_q4, faults=scale_faults)
+), quantize=to_q4_per_group_64, faults=scale_faults)
 # fmt: on
 
 

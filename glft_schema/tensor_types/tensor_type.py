@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
 from construct import this
@@ -19,14 +19,14 @@ from glft_schema.codec.numbers import TensorField
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
-from glft_schema.errors import FormatError, TensorError
+from glft_schema.errors import FormatError, TensorError, alternatives
 from glft_schema.lazy import outside_graphs, torch
-from glft_schema.scalar.layout import Field, Layout
+from glft_schema.scalar.layout import NUMPY, Field, Functions, Layout
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
-from glft_schema.tensor_types.engine.chunks import Fault, matrix, quantize_chunks, spread_importance
-from glft_schema.tensor_types.engine.functions import Encoder, Formula, is_scalar
+from glft_schema.tensor_types.engine.chunks import Fault, encode_chunks, importance_rows, matrix
+from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar
 from glft_schema.tensor_types.engine.memory import new_memory
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
@@ -100,9 +100,9 @@ class TensorType:
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
         formula: a scalar function of one block or row, or a function of tensors, see `formula_of`.
             The formula of an exact type returns the numbers as they are stored.
-        quantize: the encoder: numbers [rows, in] (float32 if the type is quantized) -> the
-            payload's fields by name. Its parameter `importance`, if any, is float32 [rows, in]; it
-            is optional if it has a default. None if the type has no encoder.
+        quantize: the encoder: a scalar function of one block or row, or two, the second of which
+            reads the importance; or a function of tensors, see `Encoder`. None if the type has
+            none.
         faults: (numbers, the fields that encode them) -> the numbers that were lost.
         exact: the name of the torch dtype that the payload stores unchanged; None for quantized
             types.
@@ -117,7 +117,7 @@ class TensorType:
     code: int | str
     payload: Struct
     formula: Formula = no_formula
-    quantize: Encoder | None = None
+    quantize: Encoder | tuple[Encoder, ...] | None = None
     faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]] = no_faults
     _: KW_ONLY
     exact: str | None = None
@@ -130,9 +130,11 @@ class TensorType:
     def __post_init__(self) -> None:
         if self.scheme in _NAMES:
             raise ValueError(f"expected an unused type name, found {self.name!r}")
-        if self.quantize and (parameter := _importance(self.quantize)):
-            object.__setattr__(self, "takes_importance", True)
-            object.__setattr__(self, "needs_importance", parameter.default is parameter.empty)
+        if self.encoders:
+            required = [_requires_importance(encoder) for encoder in self.encoders]
+            object.__setattr__(self, "takes_importance", required != [None])
+            object.__setattr__(self, "needs_importance", all(required))
+            _check_encoders(self, required)
         _check_formula(self)
         _NAMES.add(self.scheme)
 
@@ -191,9 +193,14 @@ class TensorType:
         return self.exact in INTEGERS
 
     @property
+    def encoders(self) -> tuple[Encoder, ...]:
+        """The encoders, of which the last one takes an importance, if any does."""
+        return self.quantize if isinstance(self.quantize, tuple) else (self.quantize,) if self.quantize else ()
+
+    @property
     def has_encoder(self) -> bool:
         """Whether the type has an encoder, which may require an importance."""
-        return self.quantize is not None
+        return bool(self.encoders)
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Tells whether `encode` accepts tensors of `dtype`."""
@@ -273,7 +280,7 @@ class TensorType:
                 or for a stack of matrices as many for each matrix; see
                 `glft_schema.read_importance`. Ignored by types that do not use it.
             watch: called with each chunk of rows [rows, in], as given, and the fields that encode
-                them.
+                them, by several threads.
             lost: gets the count of weights for each kind of loss, such as scales that round to
                 zero; by default they are a QuantizationWarning.
 
@@ -286,20 +293,71 @@ class TensorType:
             raise TensorError(self.dtype_refusal(tensor.dtype), name)
         dims, device, rows = tuple(tensor.shape), tensor.device, tensor if tensor.dim() > 1 else tensor.reshape(1, -1)
         self.nbytes(dims)
-        if self.quantize is None:
+        if not self.encoders:
             raise TensorError(f"{self} can only be read: it has no encoder", name)
         if importance is None and self.needs_importance:
             raise TensorError(f"{self} requires an importance matrix", name)
-        spread = None if importance is None else spread_importance(importance, dims, name).to(device)
+        stacks = [None] if importance is None else importance_rows(importance, dims, name)
+        out, columns = matrix(dims)
         fields = {
-            key: torch.empty(matrix(dims)[0], pitch, dtype=part.number.dtype, device=device)
-            for key, part, _, pitch in _layout(self, dims)
+            key: torch.empty(out, pitch, dtype=part.number.dtype, device=device) for key, part, _, pitch in _layout(self, dims)
         }
-        used = spread if self.takes_importance else None
-        for chunk, encoded in quantize_chunks(self.quantize, rows, fields, not self.exact, self.faults, name, dims, used, lost):
-            if watch:
-                watch(chunk, encoded)
+        if not self.takes_importance:
+            stacks = [None]
+        if self.block is not None:  # the rows of all matrices are encoded alike
+            columns = dims[-1] if dims else 1
+        for number, row in enumerate(stacks):
+            part, target = (rows, fields) if len(stacks) == 1 else (rows[number], {k: f[number] for k, f in fields.items()})
+            if self.block is not None and part.is_contiguous() and part.numel():
+                part = part.view(-1, columns)
+                target = {key: field.view(len(part), -1) for key, field in target.items()}
+            encode, at_once = self._encoding(row, columns, name)
+            encode_chunks(
+                encode,
+                part,
+                target,
+                self.faults,
+                name,
+                as_float32=not self.exact,
+                at_once=at_once,
+                first=number * part.numel(),
+                shape=dims,
+                watch=watch,
+                lost=lost,
+            )
         return fields
+
+    def _encoding(
+        self, importance: torch.Tensor | None, columns: int, name: str
+    ) -> tuple[Callable[[torch.Tensor, Fields], None], bool]:
+        """Returns a function that writes the fields of numbers [rows, in], and whether it may run
+        in several threads at once.
+
+        Args:
+            importance: float32 [columns], if there is one.
+            columns: of a row.
+            name: the tensor's name in errors.
+        """
+        encoder = self.encoders[-1 if importance is not None else 0]
+        if encoder in self._scalar_encoders:
+            from glft_schema.tensor_types.engine.encoding import by_arrays, by_library  # slow to import
+
+            layout = _scalar_layout(self)
+            compiled = by_library(layout, importance, columns)
+            return (compiled or by_arrays(encoder, layout, importance, columns, name)), compiled is not None
+
+        def encode(numbers: torch.Tensor, out: Fields) -> None:
+            given = {}
+            if importance is not None:
+                given["importance"] = importance.to(numbers.device).expand(numbers.numel() // columns, columns)
+            for key, stored in encoder(numbers, **given).items():
+                out[key].copy_(stored)
+
+        return encode, False
+
+    @property
+    def _scalar_encoders(self) -> tuple[Encoder, ...]:
+        return tuple(encoder for encoder in self.encoders if is_scalar(encoder, ()))
 
     def decode(
         self,
@@ -365,7 +423,15 @@ class TensorType:
     def layout(self) -> Layout | None:
         """The fields that a scalar formula reads, of a block or of a row; None for a function of
         tensors."""
-        return _formula_layout(self, self.formula)
+        return _scalar_layout(self) if _is_scalar(self, self.formula) else None
+
+    @property
+    def functions(self) -> Functions | None:
+        """The scalar functions of the type, None if it has none."""
+        scalar = self._scalar_encoders
+        if self.layout is None and not scalar:
+            return None
+        return Functions(_scalar_layout(self), self.formula if self.layout else None, scalar)
 
     def cell(self, columns: int) -> int:
         """Returns the numbers that are decoded together: a block, a group, or a whole row of
@@ -482,32 +548,69 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
 
 
 def _check_formula(type_: TensorType) -> None:
-    """Raises ScalarError if a scalar function does not follow the language. Those of this package
+    """Raises ValueError if a scalar function does not follow the language. Those of this package
     are checked when the library is built."""
     if type_.layout and not type_.formula.__module__.startswith(PACKAGE):
-        from glft_schema.scalar.checking import check  # slow to import
-
-        check(type_.formula, type_.layout.arrays())
+        _check(type_.formula, type_.layout, type_.layout.arrays)
 
 
-def _importance(encoder: Encoder) -> Parameter | None:
-    """Returns the parameter `importance` or None. Raises ValueError for other parameters."""
+def _check_encoders(type_: TensorType, required: Sequence[bool | None]) -> None:
+    """Raises ValueError unless there is one encoder, or two scalar functions without and with
+    importance; and for scalar functions like `_check_formula`.
+
+    Args:
+        type_: with encoders.
+        required: whether each encoder requires its importance, see `_requires_importance`.
+    """
+    scalar = type_._scalar_encoders
+    if isinstance(type_.quantize, tuple) and (required != [None, True] or len(scalar) != 2):
+        expected = "one encoder, or two scalar functions of which the second has a parameter importance"
+        raise ValueError(f"expected {expected}, found {' and '.join(str(signature(one)) for one in type_.encoders)}")
+    for encoder in scalar:
+        if not encoder.__module__.startswith(PACKAGE):
+            declared, layout = signature(encoder), _scalar_layout(type_)
+            names = [field.name for field in layout.fields]
+            if False in required:
+                raise ValueError(f"expected two encoders, or importance without a default, found {declared}")
+            if not {*names} <= {*declared.parameters}:
+                raise ValueError(f"expected an encoder of (w, {', '.join(names)}), which writes all fields, found {declared}")
+            _check(encoder, layout, layout.encoder_arrays)
+
+
+def _check(function: Any, layout: Layout, arrays: Callable[[], Mapping[str, Any]]) -> None:
+    if other := next((field for field in layout.fields if field.number not in NUMPY), None):
+        raise ValueError(f"{other.name}: expected numbers {alternatives(NUMPY)} for scalar functions, found {other.number}")
+    from glft_schema.scalar.checking import check  # slow to import
+
+    check(function, arrays())
+
+
+def _requires_importance(encoder: Encoder) -> bool | None:
+    """Tells whether an encoder requires its parameter `importance`; None if it has none.
+
+    Raises:
+        ValueError: if a function of tensors has other parameters.
+    """
     declared = signature(encoder)
     parameter = declared.parameters.get("importance")
     if parameter is not None and parameter.kind is parameter.VAR_KEYWORD:
         parameter = None
-    try:
-        declared.bind("weights", **{"importance": None} if parameter else {})
-    except TypeError:
-        raise ValueError(f"expected an encoder of (weights) or (weights, importance), found {declared}") from None
-    return parameter
+    if "w" not in declared.parameters:
+        try:
+            declared.bind("weights", **{"importance": None} if parameter else {})
+        except TypeError:
+            raise ValueError(f"expected an encoder of (weights) or (weights, importance), found {declared}") from None
+    return None if parameter is None else parameter.default is parameter.empty
 
 
 @lru_cache(maxsize=1 << 8)
-def _formula_layout(type_: TensorType, formula: Formula) -> Layout | None:
+def _is_scalar(type_: TensorType, formula: Formula) -> bool:
     names = [part.name for part in (type_.block or type_.payload).subcons if part.name]
-    if type_.exact or not is_scalar(formula, names):
-        return None
+    return not type_.exact and is_scalar(formula, names)
+
+
+@lru_cache(maxsize=1 << 8)
+def _scalar_layout(type_: TensorType) -> Layout:
     if type_.block is not None:
         parts = [(field, field.subcon.number) for field in type_.block.subcons]
         fields = [Field(field.name, str(number), field.sizeof() // number.itemsize, field.docs) for field, number in parts]

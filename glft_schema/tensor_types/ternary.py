@@ -65,6 +65,6 @@ def decode_tq2_0(w, qs, d):
 
 
 def not_packed(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """Finds, in u8 [blocks, k], the bytes that `pack_trits` returns for no `count` digits."""
+    """Finds, in u8 [blocks, k], the bytes that `pack_digits` gives for no `count` digits."""
     numbers = torch.arange(0, 243, 3 ** (5 - count), device=packed.device)
     return ~torch.isin(packed, ((numbers * 256 + 242) // 243).to(torch.uint8))

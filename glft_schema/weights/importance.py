@@ -34,7 +34,7 @@ from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source, StrPath, path_text
-from glft_schema.tensor_types.engine.chunks import spread_importance
+from glft_schema.tensor_types.engine.chunks import importance_rows
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.importance_statistics import ColumnStatistics, column_statistics
 
@@ -291,6 +291,6 @@ def with_importance(
         raise OptionError(f"the importance matrix covers none of these tensors ({others}): measure one of this model")
     weighted = dict(tensors)
     for name in tensors.keys() & importance.keys():
-        spread_importance(importance[name], tensors[name].shape, name)
+        importance_rows(importance[name], tensors[name].shape, name)
         weighted[name] = replace(tensors[name], importance=importance[name])
     return weighted

@@ -85,7 +85,7 @@ def by_gguf_py(type_: TensorType, blocks: np.ndarray) -> float | None:
 
 
 def without(variable: str, run: Callable[[], object]) -> Callable[[], None]:
-    """Returns a call for which the variable of the library, or of kernels, is "off"."""
+    """Returns a call for which the variable of the library is "off"."""
 
     def run_without() -> None:
         before = os.environ.get(variable, "")

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import glft_schema
-from glft_schema import convert, kernels, save_file
+from glft_schema import convert, save_file
 from glft_schema.quantizer.recipes import recipe_named
 from tests.bench.files import CACHE, smollm2
 from tests.bench.measure import Row, in_turn
@@ -39,7 +39,6 @@ def deeper(source: str, path: str, times: int) -> None:
 
 
 def rows() -> Iterator[Row]:
-    kernels.build()
     package = llama_quantize.package(CACHE / f"llama-quantize-{llama_quantize.VERSION}")
     oracle, threads = [sys.executable, llama_quantize.__file__, str(package)], torch.get_num_threads()
 

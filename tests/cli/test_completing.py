@@ -20,7 +20,6 @@ from glft_schema.cli import app
     [
         ("", {"inspect", "merge-lora"}),
         ("qua", {"quantize"}),
-        ("kernels ", {"build", "list", "remove"}),
         ("convert a b --all", {"--allow-requantize"}),
         ("--limit te", {"text="}),
         ("quantize a b q4_k", {"Q4_K_M", "Q4_K_S"}),
@@ -35,7 +34,6 @@ from glft_schema.cli import app
         ("edit MODEL --set general.n", {"general.name="}),
         ("edit none --remove general.n", set()),
         ("schema q4_k", {"q4_k"}),
-        ("kernels build q4_k", {"q4_k"}),
         ("explain a --color a", {"auto", "always"}),
         ("convert MODEL b --scheme blk", {"blk.0.attn_q.weight="}),
         ("fuzz g", {"gguf", "glft"}),

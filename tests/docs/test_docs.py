@@ -84,18 +84,28 @@ def test_page_of_types_has_the_values_of_codes() -> None:
 
 
 @pytest.mark.full
-def test_a_type_is_one_edit(tmp_path: Path) -> None:
+def test_a_type_in_the_package(tmp_path: Path) -> None:
     """The program of the page runs, and so does a copy of the package with the page's edit."""
     page = ROOT / "docs" / "adding-a-type.md"
     (program,), (diff,) = blocks(page, "python"), blocks(page, "diff")
     package = tmp_path / "glft_schema"
     shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__", "compiled"))
-    edited = package / "tensor_types" / "legacy.py"
-    added = [line[1:] for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    added: dict[Path, list[str]] = {}
+    for line in diff.splitlines():
+        if line.startswith("+++ b/"):
+            lines = added.setdefault(tmp_path / line.removeprefix("+++ b/"), [])
+        elif line.startswith("+"):
+            lines.append(line[1:])
     built_in = """
+import torch
+
 import glft_schema as glft
+
 file = glft.open("own.gguf")
 assert file.tensors["w"].dtype.name == "Q4_X" and file.get_slice("w")[2].shape == (64,)
+w = torch.linspace(-1, 1, 256).view(4, 64)
+glft.save_file({"w": w}, "again.gguf", schemes={"w": "q4_x"}, format="gguf", rules=[])
+assert (glft.load_file("again.gguf")["w"] - w).abs().max() < 1 / 7
 """
     for name, code in (
         ("program", program + 'assert row.shape == (64,) and glft.load_file("own.gguf")["w"].shape == (4, 64)'),
@@ -104,7 +114,8 @@ assert file.tensors["w"].dtype.name == "Q4_X" and file.get_slice("w")[2].shape =
         (tmp_path / "own.py").write_text(code, "utf-8")  # formulas need their source
         done = subprocess.run([sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), name
-        edited.write_text(edited.read_text("utf-8") + "\n".join(added) + "\n", "utf-8")
+        for edited, lines in added.items():
+            edited.write_text(edited.read_text("utf-8") + "\n".join(lines) + "\n", "utf-8")
 
 
 def test_every_field_of_the_schema_has_a_sentence() -> None:

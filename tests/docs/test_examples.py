@@ -309,8 +309,8 @@ def format_and_type(session: Session) -> None:
     assert Path("weight.npy").stat().st_size == 4 * 128 + 128
     assert b"author=you" in Path("edited.toy").read_bytes()
     verbs = {command.split()[1] for command in outputs if command.startswith("glft ")}
-    # of GGUF, of the machine, of the lab
-    of_others = {"imatrix", "kernels", "lab", "merge", "merge-lora", "plan", "quantize", "split"}
+    # of GGUF, of the lab
+    of_others = {"imatrix", "lab", "merge", "merge-lora", "plan", "quantize", "split"}
     assert verbs | of_others == set(COMMANDS)
 
 

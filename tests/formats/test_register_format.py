@@ -653,7 +653,7 @@ def test_slips_in_blocks(block: Any, weights: int, sentence: str) -> None:
     ("declared", "sentence"),
     [
         ({"dequantize": None}, "write the formula as a function of (d), found None"),
-        ({"quantize": "q"}, "write the encoder as a function of (weights) or (weights, importance), found 'q'"),
+        ({"quantize": "q"}, "write the encoder as a function of (w, d), (weights) or (weights, importance), found 'q'"),
         ({"scales": ["d"]}, "write scales as a mapping of fields to functions, found ['d']"),
         ({"scales": {"e": taken}}, "expected a field of the block, d, in scales and reserved, found 'e'"),
         ({"reserved": ["d"]}, "write reserved as a list of Reserved(field, text, function), found 'd'"),

@@ -16,8 +16,23 @@ import pytest
 from glft_schema.scalar import language
 from glft_schema.scalar.as_c import FLAGS
 
+GNU = ("-std=gnu11", "-Wno-psabi")  # lanes use vectors of gcc and clang
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
-NAMES = ("float32", "int32", "float16", "nearest", "root", "as_bits", "as_float", "as_float16", "floats", "integers", "Table")
+NAMES = (
+    "float32",
+    "int32",
+    "float16",
+    "nearest",
+    "root",
+    "as_bits",
+    "as_float",
+    "as_float16",
+    "floats",
+    "integers",
+    "Table",
+    "truncated",
+    "alone",
+)
 _numbers = count()
 
 

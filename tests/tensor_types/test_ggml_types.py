@@ -32,6 +32,7 @@ from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
 from tests.tools import forked
 from tests.tools.depth import FULL, some, some_by_default
+from tests.tools.encoding import encoded
 
 BLOCKS = 4000
 BLOCK_TYPES = [type_ for type_ in GGML_TYPES if type_.block]
@@ -245,13 +246,13 @@ def test_a_type_of_ones_own_is_one_declaration() -> None:
             assert torch.equal(by_importance, w * importance if takes else w)
         with pytest.raises(ValueError, match="expected a type without a formula, found PAIR"):
             formula_of(own)(dequantize)
-    with pytest.raises(ValueError, match=r"expected an encoder of \(weights\) or \(weights, importance\), found \(w, counts\)"):
-        block_type("NO_PAIR", 200, 2, block(), dequantize=dequantize, quantize=lambda w, counts: {})
+    with pytest.raises(ValueError, match=r"expected an encoder of \(weights\) or \(weights, importance\), found \(x, counts\)"):
+        block_type("NO_PAIR", 200, 2, block(), dequantize=dequantize, quantize=lambda x, counts: {})
 
 
 # fmt: off
 SEARCHING = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
-ON_GRIDS = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # which test_grid_searches.py compares with C
+ON_GRIDS = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # which test_i_quants.py compares with C
 ENCODERS = [
     "Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
     *SEARCHING,
@@ -311,12 +312,6 @@ def test_quantizes_as_llama_cpp(name: str) -> None:
 
 
 WITH_IMPORTANCE = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", *SEARCHING]
-
-
-def encoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
-    """Returns u8 [rows, bytes of a row] of float32 [rows, n], by the importance of each column."""
-    counts = {} if importance is None else {"importance": torch.from_numpy(importance).expand(weights.shape)}
-    return GGML_TYPES[name].quantize(torch.from_numpy(weights), **counts)["blocks"].numpy()
 
 
 @pytest.mark.parametrize("name", WITH_IMPORTANCE)

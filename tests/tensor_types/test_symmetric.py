@@ -12,7 +12,6 @@ from hypothesis.extra.numpy import arrays
 from glft_schema import QuantizationWarning, SchemeError, TensorError, fake_quantize
 from glft_schema.errors import OptionError
 from glft_schema.lab.quantizing import dequantize_symmetric, quantize_symmetric_per_channel, quantize_symmetric_per_group
-from glft_schema.tensor_types.encoders.symmetric import pack_nibbles
 from glft_schema.tensor_types.engine import chunks
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from tests.oracles import glft_reference as reference
@@ -151,11 +150,11 @@ def test_float32_scales_differ_from_stored_ones_by_less_than_a_step() -> None:
 
 
 def test_nibbles_pack_low_first_in_twos_complement() -> None:
-    codes = torch.tensor([[0, 1, -8, 7, -1, -2]], dtype=torch.int8)
-    assert pack_nibbles(codes).tolist() == [[0x10, 0x78, 0xEF]]
     every = torch.arange(256).to(torch.uint8).view(2, 128)
-    codes = Q4_PER_GROUP_64.decode({"scales": torch.ones(2, 4, dtype=torch.float16), "nibbles": every}, 256)
-    assert torch.equal(pack_nibbles(codes.to(torch.int8)), every)
+    weights = Q4_PER_GROUP_64.decode({"scales": torch.ones(2, 4, dtype=torch.float16), "nibbles": every}, 256)
+    assert (weights.min(), weights.max()) == (-8, 7)
+    codes = weights.to(torch.int32) & 15
+    assert torch.equal(codes[:, 0::2] | codes[:, 1::2] << 4, every.to(torch.int32))
 
 
 @pytest.mark.parametrize(

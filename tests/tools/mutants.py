@@ -43,7 +43,6 @@ from hypothesis import Phase, settings
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "glft_schema"
-KERNELS = f"{PACKAGE}/tensor_types/kernels/"  # a cache of compiled kernels, which `pytest -m kernels` tests
 NOT_COPIED = (".git", ".ci", "__pycache__", "compiled", ".hypothesis", ".mypy_cache", ".ruff_cache", ".coverage*", "_site")
 TIERS = {"default": [], "full": ["--full"]}  # pytest's options
 REPORTS, SELECTION = "MUTANTS_REPORTS", "MUTANTS_SELECTION"  # environment variables: files of the hooks below
@@ -184,7 +183,7 @@ def drawn(tree: Path, seed: int, count: int) -> list[Mutant]:
     packages: dict[str, dict[str, int]] = defaultdict(dict)  # number of statements of each module
     for path in sorted((tree / PACKAGE).rglob("*.py")):
         file = str(path.relative_to(tree))
-        if path.name != "__main__.py" and not file.startswith(KERNELS):
+        if path.name != "__main__.py":
             packages[folder_of(file)][file] = sum(isinstance(node, ast.stmt) for node in ast.walk(ast.parse(path.read_bytes())))
     rng, found = random.Random(seed), list[Mutant]()
     while len(found) < count:

@@ -92,7 +92,7 @@ def warm_up() -> None:
     forked.run("glft_schema", "--version")  # starts the fork server
     weights, importance = torch.linspace(-1, 1, 512).reshape(2, 256), torch.ones(256)
     for type_ in GGML_TYPES:
-        if type_.quantize and not type_.exact:
+        if type_.has_encoder and not type_.exact:
             type_.encode(weights, "warm-up", importance=importance if type_.takes_importance else None)
 
 

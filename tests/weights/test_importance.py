@@ -22,6 +22,7 @@ from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
 from tests.tools.command_line import assert_refused
 from tests.tools.command_line import in_this_process as glft
+from tests.tools.encoding import encoded
 
 SUMS = np.arange(1, 513, dtype=np.float32)
 
@@ -470,13 +471,13 @@ def test_the_command_line_takes_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_what_is_searched_needs_no_gradient(mode: type) -> None:
     weights = torch.randn(7, 512, generator=torch.Generator().manual_seed(0))
-    expected = GGML_TYPES["Q4_K"].quantize(weights)["blocks"]
+    expected = torch.from_numpy(encoded("Q4_K", weights.numpy()))
     with mode():
         given = weights.clone().requires_grad_(mode is torch.enable_grad)
         assert torch.equal(GGML_TYPES["Q4_K"].encode(given, "w")["blocks"], expected)
         importance = torch.rand(512).requires_grad_(mode is torch.enable_grad)
         weighted = GGML_TYPES["Q4_K"].encode(given, "w", importance=importance)["blocks"]
-    assert torch.equal(weighted, GGML_TYPES["Q4_K"].quantize(weights, importance=importance.detach().expand(7, 512))["blocks"])
+    assert np.array_equal(weighted.numpy(), encoded("Q4_K", weights.numpy(), importance.detach().numpy()))
 
 
 def test_a_fault_is_told_with_its_index(monkeypatch: pytest.MonkeyPatch) -> None:

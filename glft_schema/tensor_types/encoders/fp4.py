@@ -1,104 +1,204 @@
-"""Encoders of MXFP4, NVFP4 and ggml's IQ4.
+"""Encoders of MXFP4, NVFP4 and ggml's IQ4, as scalar functions.
 
 Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
 from itertools import pairwise
 
-from glft_schema.lazy import torch
-from glft_schema.tensor_types.encoders.scale_searches import by_block, by_importance, columns, scale_of_table
-from glft_schema.tensor_types.engine.arithmetic import farthest, float16, nearest, reciprocal
-from glft_schema.tensor_types.engine.bits import once, ones, pack, pack_halves
-from glft_schema.tensor_types.engine.functions import Fields
-from glft_schema.tensor_types.engine.steps import row_step
-from glft_schema.tensor_types.small_floats import IQ4_VALUES, half_of_power, to_ue4m3, ue4m3
+from glft_schema.scalar.language import Table, as_bits, as_float, float32, floats, int32, integers, truncated
+from glft_schema.tensor_types.encoders.arithmetic import farthest, inverse_of, largest
+from glft_schema.tensor_types.encoders.legacy import pack_halves
+from glft_schema.tensor_types.encoders.searches import TINY, code_between, count_weights, mean_square
+from glft_schema.tensor_types.small_floats import IQ4_VALUES, half_e4m3, half_power
 
-HALF_WAY = (0.5, 1.5, 2.5, 3.5, 5, 7, 10)  # between the numbers of E2M1_DOUBLED; ties go to the smaller one
-
-
-def to_iq4_nl(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for the scale; by default, an error counts w^2."""
-    x = columns(weights, 32)
-    scale = iq4_scales(x, x * x if importance is None else by_importance(weights, importance, 32, 32, 2))
-    codes = nearest_iq4(x.mul_(reciprocal(scale)), iq4_table(range(16), torch.uint8, x.device))
-    return {"d": scale.to(torch.float16).unsqueeze(1), "qs": pack(codes.view(2, 16, -1), 4, 0).t()}
+LEAST_NORMAL = 2.0**-126
+PER_LN_2 = 1.442695  # 1 / ln 2
+INFINITY = float("inf")
 
 
-def to_iq4_xs(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for scales of 32 weights, stored in steps of d; the farthest from zero is -32."""
-    x = columns(weights, 32)
-    best = iq4_scales(x, x * x if importance is None else by_importance(weights, importance, 32, 256, 2))
-    rows = by_block(best, 8)
-    d = farthest(rows).squeeze(0) / -32
-    scales = nearest(rows * reciprocal(d)).clamp_(-32, 31)
-    inverse = reciprocal(d * scales).t().flatten()
-    codes = nearest_iq4(x.mul_(inverse), iq4_table(range(16), torch.uint8, x.device))
-    scales = (scales + 32).to(torch.uint8).t()
-    return {
-        "d": float16(d, best),
-        "scales_h": pack((scales >> 4).view(-1, 2, 4), 2, 2),
-        "scales_l": pack((scales & 15).view(-1, 4, 2), 4, 2),
-        "qs": pack(codes.t().reshape(-1, 8, 2, 16), 4, 2).flatten(1),
-    }
+def to_mxfp4(w, e, qs):
+    """The scale is the power of two at max |w|, divided by 4.
+
+    Source: quantize_row_mxfp4_ref.
+    """
+    peak = largest(w)
+    power = floor_of_log2(peak) - 2 + 127 & 255 if peak > 0.0 else 0
+    e[0] = power
+    codes = integers(32)
+    e2m1_codes(w, half_power(power), codes)
+    pack_halves(codes, qs)
 
 
-def to_mxfp4(weights: torch.Tensor) -> Fields:
-    """The scale is the power of two at max |w|, divided by 4."""
-    e, codes = _by_power(weights)
-    return {"e": e, "qs": pack_halves(codes)}
+def to_nvfp4(w, d, qs):
+    """The scale of 16 weights is max |w| / 6.
+
+    Source: quantize_row_nvfp4_ref.
+    """
+    for g in range(4):
+        x = w[16 * g : 16 * g + 16]
+        scale, codes = to_ue4m3(largest(x) / 6.0), integers(16)
+        d[g] = scale
+        e2m1_codes(x, half_e4m3(scale), codes)
+        pack_halves(codes, qs[8 * g : 8 * g + 8])
 
 
-@row_step
-def _by_power(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns e of MXFP4, u8 [blocks, 1], and the codes of weights [blocks, 32]."""
-    peak = weights.abs().amax(1, keepdim=True)
-    exponent = torch.where(peak > 0, peak.log2().floor() - 2 + 127, 0.0)
-    e = exponent.to(torch.int32).to(torch.uint8)
-    return e, nearest_e2m1(weights, half_of_power(e))
+def floor_of_log2(x):
+    """Returns what floorf(log2f(x)) is in C, for x > 0.
+
+    C rounds the logarithm. So it counts a number just below 2^n as 2^n: if x is 2^n * (1 - m), and
+    m is small, then log2(x) is n - m / ln 2, which may round to n. If m is larger, it does not.
+    """
+    bits = as_bits(x if x >= LEAST_NORMAL else x * 16777216.0)
+    n = (bits >> 23) - 126 if x >= LEAST_NORMAL else (bits >> 23) - 150
+    m = 1.0 - as_float(bits & 0x7FFFFF | 126 << 23)
+    return n if float32(n) - m * PER_LN_2 == float32(n) else n - 1
 
 
-def to_nvfp4(weights: torch.Tensor) -> Fields:
-    """The scale of 16 weights is max |w| / 6."""
-    groups = weights.reshape(weights.shape[0], 4, 16)
-    d = to_ue4m3(groups.abs().amax(2) / 6)
-    codes = nearest_e2m1(groups, ue4m3(d).unsqueeze(-1))
-    return {"d": d, "qs": pack(codes.reshape(-1, 4, 2, 8), 4, 2).flatten(1)}
+def to_ue4m3(x):
+    """Rounds float32 to unsigned E4M3, halves up, from 240 on to 448.
+
+    Source: ggml_fp32_to_ue4m3.
+    """
+    bits = as_bits(min(x, float32(448)))
+    exponent = (bits >> 23) - 120
+    normal = (exponent << 3) + (bits >> 20 & 7) + (bits >> 19 & 1)
+    subnormal = min(truncated(x * 512.0 + 0.5), 7)
+    return (normal if normal < 120 else 126) if exponent > 0 else subnormal
 
 
-def iq4_scales(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Searches for the scale of each group, for weights x and counts [32, groups] each."""
-    table = iq4_table(IQ4_VALUES, torch.float32, x.device)
-    return scale_of_table(x, counts, lambda numbers: nearest_iq4(numbers, table), IQ4_VALUES[0])
-
-
-def iq4_table(entries: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns the entry for each number n / 2, n from -256 to 255, at n modulo 512. Ties go up."""
-    borders = [(low + high) / 2 for low, high in pairwise(IQ4_VALUES)]
-    codes = [bisect_right(borders, n / 2) for n in (*range(256), *range(-256, 0))]
-    return torch.tensor([entries[code] for code in codes], dtype=dtype, device=device)
-
-
-def nearest_iq4(numbers: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Returns the entries of an `iq4_table` nearest to the numbers, which it overwrites."""
-    twice = numbers.mul_(2).clamp_(-256, 255).floor_()  # all borders are multiples of a half
-    return table.index_select(0, nearest(twice).bitwise_and_(511).flatten()).view(numbers.shape)
-
-
-def nearest_e2m1(weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Returns, as u8, the code of E2M1_DOUBLED nearest to each weight / scale, or 0 if the scale is
-    0.
+def e2m1_codes(x, half, codes):
+    """Sets the codes of E2M1_DOUBLED nearest to x / half. They are 0 if `half`, half of a scale,
+    is 0.
 
     The products are exact: no scale has more than four bits. A weight beyond the last code gets the
     last code. llama.cpp gives it the first one if it is so large, from 2^25 scales on, that
     rounding makes all errors equal.
     """
-    scale = torch.where(scale == 0, float("inf"), scale)
-    borders, sizes = [once(border * scale) for border in HALF_WAY], weights.abs()
-    codes = ones(weights < -borders[0]) << 3  # zero has no sign
-    for border in borders:
-        codes += ones(sizes > border)
-    return codes.to(torch.uint8)
+    step = half if half > 0.0 else float32(INFINITY)
+    for i in range(len(x)):
+        size, code = abs(x[i]), int32(x[i] < -0.5 * step) << 3  # zero has no sign
+        for b in range(7):
+            code += int32(size > E2M1_BORDERS[b] * step)  # ties go to the smaller one
+        codes[i] = code
+
+
+def to_iq4_nl(w, d, qs):
+    """Searches for the scale. Errors count w^2.
+
+    Source: quantize_row_iq4_nl_impl, also of the next three functions.
+    """
+    counts = floats(32)
+    count_squares(w, counts)
+    finish_iq4_nl(w, counts, d, qs)
+
+
+def to_iq4_nl_by_importance(w, importance, d, qs):
+    """Errors count importance * sqrt(2 mean w^2 + w^2), with the mean of the block."""
+    counts = floats(32)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
+    finish_iq4_nl(w, counts, d, qs)
+
+
+def to_iq4_xs(w, d, scales_h, scales_l, qs):
+    """Searches for scales of 32 weights, stored in steps of d; the farthest from zero is -32.
+    Errors count w^2."""
+    counts = floats(256)
+    count_squares(w, counts)
+    finish_iq4_xs(w, counts, d, scales_h, scales_l, qs)
+
+
+def to_iq4_xs_by_importance(w, importance, d, scales_h, scales_l, qs):
+    """Errors count importance * sqrt(2 mean w^2 + w^2), with the mean of the block."""
+    counts = floats(256)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
+    finish_iq4_xs(w, counts, d, scales_h, scales_l, qs)
+
+
+def finish_iq4_nl(w, counts, d, qs):
+    """Searches and packs."""
+    scale = scale_of_iq4(w, counts)
+    d[0] = scale
+    pack_iq4(w, inverse_of(scale), qs)
+
+
+def finish_iq4_xs(w, counts, d, scales_h, scales_l, qs):
+    """Searches and packs. d is infinite if a scale is not finite."""
+    found, sixes, high, defect = floats(8), integers(8), 0, float32(0)
+    for g in range(8):
+        found[g] = scale_of_iq4(w[32 * g : 32 * g + 32], counts[32 * g : 32 * g + 32])
+        defect += found[g] - found[g]  # 0 if it is finite, else NaN
+    step = farthest(found) / -32.0
+    d[0] = step if defect == 0.0 else float32(INFINITY)
+    inverse = inverse_of(step)
+    for g in range(8):
+        scale = code_between(found[g] * inverse, low=-32, high=31)
+        pack_iq4(w[32 * g : 32 * g + 32], inverse_of(step * float32(scale)), qs[16 * g : 16 * g + 16])
+        sixes[g] = scale + 32
+        high |= sixes[g] >> 4 << 2 * g
+    scales_h[0] = high
+    for j in range(4):
+        scales_l[j] = sixes[2 * j] & 15 | (sixes[2 * j + 1] & 15) << 4
+
+
+def count_squares(w, counts):
+    """Sets each count to w^2."""
+    for i in range(len(w)):
+        counts[i] = w[i] * w[i]
+
+
+def scale_of_iq4(x, counts):
+    """Searches for the scale of x. The trials give the x farthest from zero the value -127, or by
+    whole numbers more or less. Returns 0 for a group of zeros.
+
+    Source: quantize_row_iq4_nl_impl.
+    """
+    peak, scale, best = farthest(x), float32(0), float32(0)
+    values = floats(32)
+    if abs(peak) >= TINY:
+        for n in range(-8, 8):  # -8 stands for the first trial, with -127
+            inverse = 1.0 / (peak / 127.0) if n == -8 else float32(n - 127) / peak
+            fit, size = float32(0), float32(0)
+            for i in range(len(x)):
+                values[i] = iq4_value(x[i] * inverse)
+            for i in range(len(x)):
+                fit += counts[i] * values[i] * x[i]
+                size += counts[i] * values[i] * values[i]
+            if n == -8 or (size > 0.0 and fit * fit > best * size):
+                scale = fit / size if size != 0.0 else float32(0)
+                best = scale * fit
+    return scale
+
+
+def pack_iq4(x, inverse, qs):
+    """Packs the codes nearest to x * inverse."""
+    codes = integers(32)
+    for i in range(32):
+        codes[i] = iq4_code(x[i] * inverse)
+    pack_halves(codes, qs)
+
+
+def iq4_code(x):
+    """Returns the code of the value nearest to x; ties go up. It is 8, of the value 1, for NaN."""
+    code = 8
+    for b in range(8):
+        code -= int32(x < IQ4_BORDERS[b])
+    for b in range(8, 15):
+        code += int32(x >= IQ4_BORDERS[b])
+    return code
+
+
+def iq4_value(x):
+    """Returns the value of `iq4_code`. Vector units compare faster than they look up."""
+    value = float32(1)
+    for b in range(8):
+        value -= IQ4_STEPS[b] if x < IQ4_BORDERS[b] else float32(0)
+    for b in range(8, 15):
+        value += IQ4_STEPS[b] if x >= IQ4_BORDERS[b] else float32(0)
+    return value
+
+
+E2M1_BORDERS = Table(lambda: [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0])  # between the numbers of E2M1_DOUBLED
+IQ4_BORDERS = Table(lambda: [(low + high) / 2 for low, high in pairwise(IQ4_VALUES)])
+IQ4_STEPS = Table(lambda: [float(high - low) for low, high in pairwise(IQ4_VALUES)])

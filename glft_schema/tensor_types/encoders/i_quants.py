@@ -1,130 +1,164 @@
-"""Encoders of ggml's i-quants: the search of each type, and the layout of its result in a block.
+"""Encoders of IQ2 and IQ3, whose vectors of weights are entries of a grid: the search of each type,
+see `grids`, and the layout of its result in a block.
 
-Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
+Means are of blocks. A search makes 2 * tries + 1 trials.
+
+Source: quantize_row_iq2_xxs_impl and the like of ggml-quants.c of llama.cpp; checked against them
+bit by bit.
 """
 
 from __future__ import annotations
 
-from glft_schema.lazy import torch
-from glft_schema.tensor_types.encoders.grid_searches import (
-    BLOCK,
-    BestEntries,
-    GridSearch,
-    all_vectors,
-    by_blocks,
-    digits,
-    groups_of_moved,
-    moved,
+from glft_schema.scalar.language import floats, integers
+from glft_schema.tensor_types.encoders.grids import ALL, GROUPS_MOVED, VECTORS_MOVED, search
+from glft_schema.tensor_types.encoders.neighbours import (
+    IQ2_S_CANDIDATES,
+    IQ2_S_INDICES,
+    IQ2_S_STARTS,
+    IQ2_XS_CANDIDATES,
+    IQ2_XS_INDICES,
+    IQ2_XS_STARTS,
+    IQ2_XXS_CANDIDATES,
+    IQ2_XXS_INDICES,
+    IQ2_XXS_STARTS,
+    IQ3_S_CANDIDATES,
+    IQ3_S_INDICES,
+    IQ3_S_STARTS,
+    IQ3_XXS_CANDIDATES,
+    IQ3_XXS_INDICES,
+    IQ3_XXS_STARTS,
 )
-from glft_schema.tensor_types.encoders.iq1_searches import SplitSearch, shifted, sums_by_group, sums_by_half, ternary
-from glft_schema.tensor_types.encoders.scale_searches import mean_square
-from glft_schema.tensor_types.engine.arithmetic import total
-from glft_schema.tensor_types.engine.bits import as_bytes, fields, from_fields, pack_neighbours
-from glft_schema.tensor_types.engine.functions import Fields
+from glft_schema.tensor_types.encoders.searches import count_weights, mean_square
 
 
-def squares(blocks: torch.Tensor) -> torch.Tensor:
-    """Returns the counts w^2: [blocks, 256] -> the same shape."""
-    return blocks * blocks
+def to_iq2_xxs(w, importance, d, qs):
+    """Minimizes the sum of importance * sqrt(mean w^2 + w^2) * error^2, in groups of 32. The
+    first scale fits integers best.
+    """
+    counts, scales, entries, signs = floats(256), integers(8), integers(32), integers(32)
+    count_weights(w, importance, counts, mean_square(w))
+    d[0] = search(
+        w, counts, scales, entries, signs, IQ2_XXS_INDICES, IQ2_XXS_STARTS, IQ2_XXS_CANDIDATES,
+        base=3, values=8, group=32, tries=6, delta=0.1, least=1e-15, even=True, fits=True, again=ALL,
+    )  # fmt: skip
+    for g in range(8):
+        word = 0
+        for v in range(4):
+            word |= entries[4 * g + v] << 8 * v
+        qs[2 * g], qs[2 * g + 1] = word, sevens_and_scale(signs[4 * g : 4 * g + 4], scales[g])
 
 
-def squares_and_mean(blocks: torch.Tensor) -> torch.Tensor:
-    """Returns the counts w^2 plus half the mean square of the block: small weights count, too."""
-    return squares(blocks).add_(mean_square(blocks, BLOCK, 2).mul_(0.25).unsqueeze(1))
+def sevens_and_scale(signs, scale):
+    """Returns a word of 4 x 7 sign bits and a 4-bit scale."""
+    word = scale << 28
+    for v in range(4):
+        word |= (signs[v] & 127) << 7 * v
+    return word
 
 
-# fmt: off
-#               grid, shells, values, vectors, tries, step, least, factor, counts, even, fits, again
-IQ3_XXS = GridSearch("iq3_xxs", 2, 4, 8, 15, 0.2, 1e-8,  1.0125, squares,          True,  False, moved)
-IQ3_S   = GridSearch("iq3_s",   3, 4, 8,  9, 0.2, 1e-45, 1.033,  squares,          False, False, groups_of_moved)
-IQ2_XXS = GridSearch("iq2_xxs", 2, 8, 4,  6, 0.1, 1e-15, 1.0,    None,             True,  True,  all_vectors)
-IQ2_XS  = GridSearch("iq2_xs",  2, 8, 2,  9, 0.1, 1e-15, 1.0,    None,             True,  False, moved)
-IQ2_S   = GridSearch("iq2_s",   1, 8, 2,  9, 0.1, 1e-8,  0.9875, squares_and_mean, False, False, moved)
-# fmt: on
+def to_iq2_xs(w, importance, d, qs, scales):
+    """Minimizes the sum of importance * sqrt(mean w^2 + w^2) * error^2, in groups of 16."""
+    counts, codes, entries, signs = floats(256), integers(16), integers(32), integers(32)
+    count_weights(w, importance, counts, mean_square(w))
+    d[0] = search(
+        w, counts, codes, entries, signs, IQ2_XS_INDICES, IQ2_XS_STARTS, IQ2_XS_CANDIDATES,
+        base=3, values=8, group=16, tries=9, delta=0.1, least=1e-15, even=True, fits=False, again=VECTORS_MOVED,
+    )  # fmt: skip
+    for v in range(32):
+        qs[v] = entries[v] | (signs[v] & 127) << 9
+    for g in range(8):
+        scales[g] = codes[2 * g] | codes[2 * g + 1] << 4
 
 
-def sevens_and_scales(signs: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Returns words of 4 x 7 sign bits and a 4-bit scale as int64 [blocks, 8]."""
-    seven = signs.to(torch.int64).reshape(len(signs), -1, 4) & 127
-    return from_fields(seven, 7, 2) | scales.to(torch.int64) << 28
+def to_iq2_s(w, d, qs, sign_bits, qh, scales):
+    """Minimizes the sum of (mean w^2 / 2 + w^2) * error^2: small weights count, too."""
+    counts, mean = floats(256), mean_square(w, factor=2)
+    for i in range(256):
+        counts[i] = w[i] * w[i] + 0.25 * mean
+    search_iq2_s(w, counts, d, qs, sign_bits, qh, scales)
 
 
-def to_iq3_xxs(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """31 trials per 32 weights."""
-    best = IQ3_XXS(weights, importance)
-    words = sevens_and_scales(best.signs, best.scales)
-    return {"d": best.d, "qs": best.entries.to(torch.uint8), "scales_and_signs": as_bytes(words, 4)}
+def to_iq2_s_by_importance(w, importance, d, qs, sign_bits, qh, scales):
+    """Minimizes the sum of importance * sqrt(2 mean w^2 + w^2) * error^2."""
+    counts = floats(256)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
+    search_iq2_s(w, counts, d, qs, sign_bits, qh, scales)
 
 
-def to_iq3_s(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """19 trials per 32 weights."""
-    return _with_sign_bytes(IQ3_S(weights, importance), 1)
+def search_iq2_s(w, counts, d, qs, sign_bits, qh, scales):
+    """Encodes groups of 16 weights."""
+    codes, entries, signs = integers(16), integers(32), integers(32)
+    d[0] = 0.9875 * search(
+        w, counts, codes, entries, signs, IQ2_S_INDICES, IQ2_S_STARTS, IQ2_S_CANDIDATES,
+        base=3, values=8, group=16, tries=9, delta=0.1, least=1e-8, even=False, fits=False, again=VECTORS_MOVED,
+    )  # fmt: skip
+    for v in range(32):
+        qs[v], sign_bits[v] = entries[v], signs[v]
+    for g in range(8):
+        high = 0
+        for v in range(4):
+            high |= entries[4 * g + v] >> 8 << 2 * v
+        qh[g], scales[g] = high, codes[2 * g] | codes[2 * g + 1] << 4
 
 
-def to_iq2_s(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """19 trials per 16 weights."""
-    return _with_sign_bytes(IQ2_S(weights, importance), 2)
+def to_iq3_xxs(w, d, qs, scales_and_signs):
+    """Minimizes the sum of w^2 * error^2."""
+    counts = floats(256)
+    for i in range(256):
+        counts[i] = w[i] * w[i]
+    search_iq3_xxs(w, counts, d, qs, scales_and_signs)
 
 
-def _with_sign_bytes(best: BestEntries, high: int) -> Fields:
-    """Stores the low eight bits of indices in qs, and the `high` ones above in qh."""
-    return {
-        "d": best.d,
-        "qs": (best.entries & 255).to(torch.uint8),
-        "qh": pack_neighbours(best.entries >> 8, high),
-        "sign_bits": best.signs,
-        "scales": pack_neighbours(best.scales, 4),
-    }
+def to_iq3_xxs_by_importance(w, importance, d, qs, scales_and_signs):
+    """Minimizes the sum of importance * sqrt(2 mean w^2 + w^2) * error^2."""
+    counts = floats(256)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
+    search_iq3_xxs(w, counts, d, qs, scales_and_signs)
 
 
-def to_iq2_xxs(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
-    """13 trials per 32 weights."""
-    best = IQ2_XXS(weights, importance)
-    index = best.entries.reshape(len(weights), 8, 4)
-    words = as_bytes(sevens_and_scales(best.signs, best.scales), 4).reshape(len(weights), 8, 4)
-    return {"d": best.d, "qs": torch.cat((index.to(torch.uint8), words), 2).flatten(1)}
+def search_iq3_xxs(w, counts, d, qs, scales_and_signs):
+    """Encodes groups of 32 weights."""
+    scales, entries, signs = integers(8), integers(64), integers(32)
+    d[0] = 1.0125 * search(
+        w, counts, scales, entries, signs, IQ3_XXS_INDICES, IQ3_XXS_STARTS, IQ3_XXS_CANDIDATES,
+        base=8, values=4, group=32, tries=15, delta=0.2, least=1e-8, even=True, fits=False, again=VECTORS_MOVED,
+    )  # fmt: skip
+    for v in range(64):
+        qs[v] = entries[v]
+    for g in range(8):
+        scales_and_signs[g] = sevens_and_scale(signs[4 * g : 4 * g + 4], scales[g])
 
 
-def to_iq2_xs(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
-    """19 trials per 16 weights."""
-    best = IQ2_XS(weights, importance)
-    words = best.entries | (best.signs & 127).to(torch.int32) << 9
-    return {"d": best.d, "qs": as_bytes(words, 2), "scales": pack_neighbours(best.scales, 4)}
+def to_iq3_s(w, d, qs, qh, sign_bits, scales):
+    """Minimizes the sum of w^2 * error^2."""
+    counts = floats(256)
+    for i in range(256):
+        counts[i] = w[i] * w[i]
+    search_iq3_s(w, counts, d, qs, qh, sign_bits, scales)
 
 
-IQ1_S = SplitSearch(4, 1e-12, 2, sums_by_group)
-IQ1_M = SplitSearch(2, 1e-7, 4, sums_by_half)
+def to_iq3_s_by_importance(w, importance, d, qs, qh, sign_bits, scales):
+    """Minimizes the sum of importance * sqrt(2 mean w^2 + w^2) * error^2."""
+    counts = floats(256)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
+    search_iq3_s(w, counts, d, qs, qh, sign_bits, scales)
 
 
-def to_iq1_s(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
-    """561 splits of 32 weights in three, each with two shifts."""
-    best = IQ1_S(weights, importance)
-    d = best.largest / 15
-    scales = digits(best.scales, 1 / d, 7) | (best.down[0] << 3) * (best.largest > 0)
-    word = scales << 12 | from_fields(best.entries >> 8, 3, 0)
-    return {
-        "d": (d * 1.125).to(torch.float16).unsqueeze(1),
-        "qs": by_blocks(best.entries & 255).to(torch.uint8),
-        "qh": as_bytes(word.T, 2),
-    }
-
-
-def to_iq1_m(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """153 splits of 16 weights in three, with four shifts each. Last, d is fitted to them."""
-    best = IQ1_M(weights, importance)
-    d = best.largest / 15
-    scales = digits(best.scales, 1 / d, 7)
-    values = shifted(ternary(weights.device), best.words, best.down) * (2 * scales + 1).to(torch.float32)
-    parts = best.counts * values
-    fit, size = (total((parts * other).permute(2, 1, 0, 3).flatten(0, 2)) for other in (best.weights, values))
-    nonzero = best.largest > 0
-    d = torch.where(nonzero, torch.where((size > 0) & d.isfinite(), fit / size, d), 0.0)
-    half = (d * 1.1125).to(torch.float16).view(torch.int16).to(torch.int32) & 0xFFFF
-    high = by_blocks(best.entries >> 8 | (best.down << 3) * nonzero)
-    scales = (scales * nonzero).T.reshape(len(weights), 4, 4)
-    words = fields(half, 4, 4, 1) << 12 | from_fields(scales, 3, 2)
-    return {
-        "qs": by_blocks(best.entries & 255).to(torch.uint8),
-        "qh": pack_neighbours(high, 4),
-        "scales": as_bytes(words, 2),
-    }
+def search_iq3_s(w, counts, d, qs, qh, sign_bits, scales):
+    """Encodes groups of 32 weights."""
+    codes, entries, signs = integers(8), integers(64), integers(32)
+    d[0] = 1.033 * search(
+        w, counts, codes, entries, signs, IQ3_S_INDICES, IQ3_S_STARTS, IQ3_S_CANDIDATES,
+        base=8, values=4, group=32, tries=9, delta=0.2, least=1e-45, even=False, fits=False, again=GROUPS_MOVED,
+    )  # fmt: skip
+    for v in range(64):
+        qs[v] = entries[v]
+    for v in range(32):
+        sign_bits[v] = signs[v]
+    for g in range(8):
+        high = 0
+        for v in range(8):
+            high |= entries[8 * g + v] >> 8 << v
+        qh[g] = high
+    for g in range(4):
+        scales[g] = codes[2 * g] | codes[2 * g + 1] << 4

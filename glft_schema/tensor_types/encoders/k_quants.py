@@ -1,208 +1,299 @@
-"""Encoders of ggml's k-quants.
+"""Encoders of ggml's k-quants, as scalar functions of one block.
 
-Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
+They search for the scale of each group, and its minimum if the type has minima. Then the scales of
+the block are stored as multiples of a step, d. By importance, d is fitted, too. Last, codes are
+computed from the scales as stored; if a scale is stored as 0, the codes of the search are kept.
 
-The encoders search for the scales of all groups, whose weights are columns [n, groups]; then for
-the scale of each block's scales, which are rows [groups of a block, blocks]. Last, codes are
-computed from the scales as stored.
+If a scale is not finite, or an error overflows, d is infinite, so that the block is refused.
+llama.cpp stores other numbers then.
+
+Source: ggml-quants.c of llama.cpp, quantize_row_q4_K_ref, quantize_row_q4_K_impl and their
+counterparts for other types; checked against it bit by bit.
 """
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
-from glft_schema.lazy import torch
-from glft_schema.tensor_types.encoders.code_searches import scale_by_single_codes, scale_of_positives
-from glft_schema.tensor_types.encoders.scale_searches import (
+from glft_schema.scalar.language import float16, float32, floats, integers, root
+from glft_schema.tensor_types.encoders.searches import (
     TINY,
-    Affine,
-    Signed,
-    by_block,
-    by_importance,
-    columns,
-    of_columns,
-    scale_alone,
-    scale_and_minimum,
-)
-from glft_schema.tensor_types.encoders.trials import tries
-from glft_schema.tensor_types.engine.arithmetic import (
-    codes_unless_zero,
-    divided,
+    code_between,
+    count_weights,
     farthest,
-    float16,
-    nearest,
-    over,
-    product,
-    root,
-    total,
+    mean_square,
+    range_and_codes,
+    scale_and_codes,
+    scale_by_single_codes,
+    scale_of_positives,
 )
-from glft_schema.tensor_types.engine.bits import once, pack, pack_planes
-from glft_schema.tensor_types.engine.functions import Fields
-from glft_schema.tensor_types.engine.steps import row_step, step
+
+INFINITY = float("inf")
 
 
-def to_q2_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for scales and minima of 16 weights in 15 steps. By default, errors count |w|."""
-    x = columns(weights, 16)
-    if importance is None:
-        best = scale_and_minimum(x, x.abs(), 3, tries(-0.5, 0.1, range(16), 3), absolute=True)
-        stored = in_steps(best, 16, 15)
-    else:
-        best, stored = fit_and_steps(x, by_importance(weights, importance, 16, 256), 3, 15)
-    codes = codes_above(x, best, stored, 3)
-    scales = stored.scales | stored.minima << 4
-    return {"scales": scales.to(torch.uint8).t(), "qs": pack_planes(codes, 2), "d": stored.d, "dmin": stored.dmin}
+# Types with scales and minima
 
 
-def to_q3_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for scales of 16 weights, stored in steps of d; the farthest from zero is -32."""
-    x = columns(weights, 16)
-    if importance is None:
-        best = scale_by_single_codes(x, 4)
-        d, scales = in_signed_steps(best.scale, 32, 0)
-        scales.add_(32).masked_fill_(d == 0, 0)
-    else:
-        counts = by_importance(weights, importance, 16, 256, 2)
-        best = scale_alone(x, counts, 4)
-        of_scales = scale_alone(by_block(best.scale, 16), by_block(total(counts), 16), 32)
-        d, scales = of_scales.scale, of_scales.codes()  # already plus 32
-    d = float16(d, best.scale)
-    codes = signed_codes(x, best, product(d, scales.t() - 32), 4)
-    low = scales[:8] & 15 | (scales[8:] & 15) << 4
-    high = pack((scales >> 4).view(4, 4, -1), 2, 0)
-    six = torch.cat((low.to(torch.uint8), high)).t()
-    return {"hmask": pack_planes(codes >> 2, 1), "qs": pack_planes(codes & 3, 2), "scales": six, "d": d}
+def to_q2_k(w, scales, qs, d, dmin):
+    """Groups of 16, scales and minima of 4 bits. Minimizes the sum of |w| * |error|."""
+    counts = floats(256)
+    for i in range(256):
+        counts[i] = abs(w[i])
+    d[0], dmin[0] = encode_q2(w, counts, scales, qs, first=-0.5, delta=0.1, tries=16, absolute=True, fitted=False)
 
 
-def to_q4_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for scales and minima of 32 weights, stored in 63 steps."""
-    fields, codes = _to_q4_k(weights, importance, 15, tries(-1.0, 0.1, range(21), 15))
-    return {**fields, "qs": pack_planes(codes, 4)}
+def to_q2_k_by_importance(w, importance, scales, qs, d, dmin):
+    """Minimizes the sum of importance * sqrt(mean w^2 + w^2) * error^2, with the block's mean."""
+    counts = floats(256)
+    count_weights(w, importance, counts, mean_square(w))
+    d[0], dmin[0] = encode_q2(w, counts, scales, qs, first=-0.9, delta=0.05, tries=37, absolute=False, fitted=True)
 
 
-def to_q5_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
+def encode_q2(w, counts, scales, qs, *, first, delta, tries, absolute, fitted):
+    """Stores codes, scales and minima. Returns d and dmin."""
+    codes, steps, low_steps = integers(256), integers(16), integers(16)
+    d, dmin = encode_ranges(
+        w, counts, codes, steps, low_steps,
+        size=16, top=3, last=15, first=first, delta=delta, tries=tries, absolute=absolute, fitted=fitted,
+    )  # fmt: skip
+    for g in range(16):
+        scales[g] = steps[g] | low_steps[g] << 4
+    pack(codes, qs, width=2)
+    return d, dmin
+
+
+def to_q4_k(w, d, dmin, scales, qs):
+    """Groups of 32, scales and minima of 6 bits. Minimizes the sum of
+    (sqrt(mean w^2) + |w|) * error^2, with the group's mean."""
+    counts, codes = floats(256), integers(256)
+    count_by_groups(w, counts)
+    d[0], dmin[0] = encode_in_32s(w, counts, codes, scales, top=15, first=-1.0, delta=0.1, tries=21, fitted=False)
+    pack(codes, qs, width=4)
+
+
+def to_q4_k_by_importance(w, importance, d, dmin, scales, qs):
+    """Minimizes the sum of importance * sqrt(2 mean w^2 + w^2) * error^2, with the block's mean."""
+    counts, codes = floats(256), integers(256)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
+    d[0], dmin[0] = encode_in_32s(w, counts, codes, scales, top=15, first=-0.9, delta=0.05, tries=37, fitted=True)
+    pack(codes, qs, width=4)
+
+
+def to_q5_k(w, d, dmin, scales, qh, qs):
     """Like Q4_K."""
-    fields, codes = _to_q4_k(weights, importance, 31, tries(-0.5, 0.1, range(16), 31))
-    return {**fields, "qh": pack_planes(codes >> 4, 1), "qs": pack_planes(codes & 15, 4)}
+    counts, codes = floats(256), integers(256)
+    count_by_groups(w, counts)
+    d[0], dmin[0] = encode_in_32s(w, counts, codes, scales, top=31, first=-0.5, delta=0.1, tries=16, fitted=False)
+    pack(codes, qh, width=1, shift=4)
+    pack(codes, qs, width=4)
 
 
-def _to_q4_k(
-    weights: torch.Tensor, importance: torch.Tensor | None, top: int, parts: torch.Tensor
-) -> tuple[Fields, torch.Tensor]:
-    """Returns all other fields, and the codes. By default, errors count |w| + sqrt(mean w^2)."""
-    x = columns(weights, 32)
-    if importance is None:
-        best = scale_and_minimum(x, x.abs().add_(root(total(x * x) / 32)), top, parts)
-        stored = in_steps(best, 8, 63)
+def to_q5_k_by_importance(w, importance, d, dmin, scales, qh, qs):
+    """Like Q4_K."""
+    counts, codes = floats(256), integers(256)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
+    d[0], dmin[0] = encode_in_32s(w, counts, codes, scales, top=31, first=-0.9, delta=0.05, tries=37, fitted=True)
+    pack(codes, qh, width=1, shift=4)
+    pack(codes, qs, width=4)
+
+
+def count_by_groups(w, counts):
+    """Sets each count to sqrt(mean w^2) + |w|, with the mean of 32 weights."""
+    for g in range(8):
+        size = root(mean_square(w[32 * g : 32 * g + 32]))
+        for i in range(32):
+            counts[32 * g + i] = size + abs(w[32 * g + i])
+
+
+def encode_in_32s(w, counts, codes, scales, *, top, first, delta, tries, fitted):
+    """Computes codes, and stores scales and minima, in the order that `scale_and_minimum` of the
+    decoders reads. Returns d and dmin."""
+    steps, low_steps = integers(8), integers(8)
+    d, dmin = encode_ranges(
+        w, counts, codes, steps, low_steps,
+        size=32, top=top, last=63, first=first, delta=delta, tries=tries, absolute=False, fitted=fitted,
+    )  # fmt: skip
+    for g in range(4):
+        scales[g] = steps[g] | steps[g + 4] >> 4 << 6
+        scales[g + 4] = low_steps[g] | low_steps[g + 4] >> 4 << 6
+        scales[g + 8] = steps[g + 4] & 15 | (low_steps[g + 4] & 15) << 4
+    return d, dmin
+
+
+def encode_ranges(w, counts, codes, steps, low_steps, *, size, top, last, first, delta, tries, absolute, fitted):
+    """Searches for the scales and minima of groups of `size` weights, and stores them as `steps` of
+    d and `low_steps` of dmin, from 0 to `last`. Computes codes from 0 to `top`.
+
+    If `fitted`, d and dmin minimize the errors of scales and minima, which count the sums of their
+    groups; else the greatest scale and the greatest minimum are `last` steps. Returns d and dmin.
+    """
+    scales, minima, sums, lost = floats(256 // size), floats(256 // size), floats(256 // size), False
+    for g in range(256 // size):
+        x, count, code = w[size * g : size * g + size], counts[size * g : size * g + size], codes[size * g : size * g + size]
+        scale, low = range_and_codes(x, count, code, top=top, first=first, delta=delta, tries=tries, absolute=absolute)
+        scales[g], minima[g] = scale, -low
+        error = float32(0)  # of zeros
+        for i in range(size):
+            sums[g] += count[i]
+            error += count[i] * x[i] * x[i]
+        lost = lost or not abs(error) < INFINITY
+    if fitted:
+        step, low_step = (
+            scale_of_positives(scales, sums, steps, top=last),
+            scale_of_positives(minima, sums, low_steps, top=last),
+        )
+        step = float32(INFINITY) if lost else step  # no trial has succeeded
     else:
-        best, stored = fit_and_steps(x, by_importance(weights, importance, 32, 256, 2), top, 63)
-    scales = in_six_bits(stored.scales, stored.minima)
-    return {"d": stored.d, "dmin": stored.dmin, "scales": scales}, codes_above(x, best, stored, top)
+        step, low_step = positive_steps(scales, steps, last=last), positive_steps(minima, low_steps, last=last)
+    d, dmin = float16(step), float16(low_step)
+    for g in range(256 // size):
+        x, code = w[size * g : size * g + size], codes[size * g : size * g + size]
+        round_codes(x, code, d * float32(steps[g]), dmin * float32(low_steps[g]), low=0, high=top)
+    return d, dmin
 
 
-def to_q6_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for scales of 16 weights, stored in steps of d; the farthest from zero is -128."""
-    x = columns(weights, 16)
-    best = scale_alone(x, x * x if importance is None else columns(importance, 16), 32)
-    d, scales = in_signed_steps(best.scale, 128, TINY)
-    zeros, d = d == 0, float16(d, best.scale)
-    scales = scales.to(torch.int8).t()
-    codes = signed_codes(x, best, product(d, scales), 32).masked_fill_(zeros.unsqueeze(1), 0)
-    ql = pack((codes & 15).view(-1, 2, 2, 64), 4, 2).flatten(1)
-    return {"ql": ql, "qh": pack_planes(codes >> 4, 2), "scales": scales, "d": d}
+def positive_steps(x, steps, *, last):
+    """Stores numbers as `steps` from 0 to `last`, which the greatest one is; negative ones as 0.
+    Returns the step."""
+    greatest = float32(0)
+    for g in range(len(x)):
+        greatest = max(greatest, x[g])
+    inverse = last / greatest if greatest != 0.0 else float32(0)
+    for g in range(len(x)):
+        steps[g] = code_between(inverse * x[g], low=0, high=last)
+    return greatest / last
 
 
-def to_q8_k(weights: torch.Tensor) -> Fields:
-    """d gives the weight farthest from zero code -127."""
-    d, codes, sums = _in_eight_bits_with_sums(weights)
-    return {"d": d, "qs": codes, "bsums": sums.to(torch.int16)}
+# Types with scales only
 
 
-@row_step
-def _in_eight_bits_with_sums(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns d, codes, and their sums of 16, float32."""
-    peak = farthest(weights, 1)
-    inverse = divided(-127, peak)
-    d = (1 / inverse).masked_fill_(peak == 0, 0)
-    codes = (weights * once(inverse.masked_fill(inverse.isinf(), 0))).round_().clamp_(max=127)  # 0 if 127 / w overflows
-    return d, codes.to(torch.int8), codes.view(-1, 16, 16).sum(2)
+def to_q3_k(w, hmask, qs, scales, d):
+    """Groups of 16, scales of 6 bits, of which the farthest from zero is -32. Minimizes the sum of
+    w^2 * error^2."""
+    found, codes, steps = floats(16), integers(256), integers(16)
+    for g in range(16):
+        found[g] = scale_by_single_codes(w[16 * g : 16 * g + 16], codes[16 * g : 16 * g + 16], top=4)
+    step = signed_steps(found, steps, last=32, tiny=0.0)
+    if step == 0.0:
+        for g in range(16):
+            steps[g] = -32
+    d[0] = finish_q3(w, found, codes, step, steps, hmask, qs, scales)
 
 
-class StoredScales(NamedTuple):
-    """Scales and minima of groups as a block stores them: d * scales and dmin * minima.
-
-    d and dmin are float16 [blocks, 1], scales and minima int32 [groups of a block, blocks].
-    """
-
-    d: torch.Tensor
-    scales: torch.Tensor
-    dmin: torch.Tensor
-    minima: torch.Tensor
-
-
-def in_steps(best: Affine, groups: int, last: int) -> StoredScales:
-    """Stores scales and minima, `groups` per block; the greatest of each is `last` steps."""
-
-    def step(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = by_block(numbers, groups)
-        greatest = rows.amax(0).clamp_(min=0) + 0.0  # turns -0 into 0
-        inverse = divided(last, greatest).masked_fill_(greatest == 0, 0)
-        return over(greatest, last).to(torch.float16).unsqueeze(1), nearest(rows * inverse).clamp_(0, last)
-
-    return StoredScales(*step(best.scale), *step(-best.minimum))
+def to_q3_k_by_importance(w, importance, hmask, qs, scales, d):
+    """Minimizes the sum of importance * sqrt(2 mean w^2 + w^2) * error^2, with the block's mean.
+    Errors of scales count the sums of their groups."""
+    found, codes, steps, counts, sums = floats(16), integers(256), integers(16), floats(256), floats(16)
+    count_weights(w, importance, counts, mean_square(w, factor=2))
+    for g in range(16):
+        x, count, code = w[16 * g : 16 * g + 16], counts[16 * g : 16 * g + 16], codes[16 * g : 16 * g + 16]
+        found[g] = scale_and_codes(x, count, code, top=4)
+        for i in range(16):
+            sums[g] += count[i]
+    step = scale_and_codes(found, sums, steps, top=32)
+    d[0] = finish_q3(w, found, codes, step, steps, hmask, qs, scales)
 
 
-def fit_and_steps(x: torch.Tensor, counts: torch.Tensor, top: int, last: int) -> tuple[Affine, StoredScales]:
-    """Searches for scales and minima, and then for the steps, at most `last`, that store them with
-    the least error.
-
-    The error of a scale or a minimum counts the sum of its group.
-    """
-    best = scale_and_minimum(x, counts, top, tries(-0.9, 0.05, range(37), top))
-    groups = 256 // len(x)  # of a block
-    sums = by_block(total(counts), groups)
-    d, scales = scale_of_positives(by_block(best.scale, groups), sums, last)
-    dmin, minima = scale_of_positives(by_block(-best.minimum, groups), sums, last)
-    lost = ~by_block(total(counts * x * x), groups).isfinite().all(0)  # errors overflowed, so that every trial failed
-    d = d.masked_fill(lost, math.inf)
-    return best, StoredScales(d.to(torch.float16).unsqueeze(1), scales, dmin.to(torch.float16).unsqueeze(1), minima)
+def finish_q3(w, found, codes, step, steps, hmask, qs, scales):
+    """Stores codes and scales, of which two high bits are in the last four bytes. Returns d."""
+    d = round_signed(w, found, codes, step, steps, top=4)
+    for g in range(16):
+        steps[g] += 32
+    for g in range(8):
+        scales[g] = steps[g] & 15 | (steps[g + 8] & 15) << 4
+    for g in range(4):
+        scales[g + 8] = steps[g] >> 4 | steps[g + 4] >> 4 << 2 | steps[g + 8] >> 4 << 4 | steps[g + 12] >> 4 << 6
+    pack(codes, hmask, width=1, shift=2)
+    pack(codes, qs, width=2)
+    return d
 
 
-def in_signed_steps(scale: torch.Tensor, last: int, tiny: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns scales of 16 weights as float32 d [blocks] and codes, int32 [16, blocks].
-
-    The scale farthest from zero is -last * d. If all scales are below `tiny`, d is 0.
-    """
-    rows = by_block(scale, 16)
-    peak = farthest(rows).squeeze(0)
-    zeros = ~(peak.abs() >= tiny) | (peak == 0)
-    inverse = divided(-last, peak).masked_fill_(zeros, 0)
-    return (1 / inverse).masked_fill_(zeros, 0), nearest(rows * inverse).clamp_(-last, last - 1)
+def to_q6_k(w, ql, qh, scales, d):
+    """Groups of 16, scales of 8 bits, of which the farthest from zero is -128. Minimizes the sum of
+    w^2 * error^2."""
+    counts = floats(256)
+    for i in range(256):
+        counts[i] = w[i] * w[i]
+    d[0] = encode_q6(w, counts, ql, qh, scales)
 
 
-def codes_above(x: torch.Tensor, best: Affine, stored: StoredScales, top: int) -> torch.Tensor:
-    """Returns codes, u8 [blocks, 256], for scales and minima as stored."""
-    scale, minimum = (product(d, codes.t()).flatten() for d, codes in ((stored.d, stored.scales), (stored.dmin, stored.minima)))
-    (codes,) = _stored_codes(x, scale, minimum, least=0, top=top)
-    return of_columns(codes_unless_zero(scale, codes, best.codes), 256)
+def to_q6_k_by_importance(w, importance, ql, qh, scales, d):
+    """Minimizes the sum of importance * error^2."""
+    d[0] = encode_q6(w, importance, ql, qh, scales)
 
 
-def signed_codes(x: torch.Tensor, best: Signed, scale: torch.Tensor, top: int) -> torch.Tensor:
-    """Returns codes + top, u8 [blocks, 256], for scales [blocks, 16] as stored."""
-    (codes,) = _stored_codes(x, scale.flatten(), least=-top, top=top - 1)
-    return of_columns(codes_unless_zero(scale.flatten(), codes, best.codes), 256)
+def encode_q6(w, counts, ql, qh, scales):
+    """Stores codes and scales, and returns d. If all scales are tiny, all bytes are 0."""
+    found, codes, steps = floats(16), integers(256), integers(16)
+    for g in range(16):
+        x, count, code = w[16 * g : 16 * g + 16], counts[16 * g : 16 * g + 16], codes[16 * g : 16 * g + 16]
+        found[g] = scale_and_codes(x, count, code, top=32)
+    step = signed_steps(found, steps, last=128, tiny=TINY)
+    d = round_signed(w, found, codes, step, steps, top=32)
+    for g in range(16):
+        scales[g] = steps[g]
+    for i in range(256):
+        codes[i] = codes[i] if step != 0.0 else 0
+    pack(codes, ql, width=4, apart=64)
+    pack(codes, qh, width=2, shift=4)
+    return d
 
 
-@step
-def _stored_codes(x: torch.Tensor, scale: torch.Tensor, *minimum: torch.Tensor, least: int, top: int) -> tuple[torch.Tensor]:
-    """Returns the codes from `least` to `top` for scales, and minima if any, as int8 from 0 on."""
-    quotient = sum(minimum, x) / scale
-    return (nearest(quotient).clamp_(least, top).sub_(least).to(torch.int8),)
+def signed_steps(x, steps, *, last, tiny):
+    """Stores numbers as `steps` from -last, which the one farthest from zero is, to last - 1.
+    Returns the step. If all numbers are 0 or below `tiny`, the step and the steps are 0."""
+    peak = farthest(x)
+    inverse = -last / peak if abs(peak) >= tiny and peak != 0.0 else float32(0)
+    for g in range(len(x)):
+        steps[g] = code_between(inverse * x[g], low=-last, high=last - 1)
+    return 1.0 / inverse if inverse != 0.0 else float32(0)
 
 
-def in_six_bits(scales: torch.Tensor, minima: torch.Tensor) -> torch.Tensor:
-    """Packs int32 [8, blocks] each into u8 [blocks, 12], the inverse of `six_bits`."""
-    (scale, high_scale), (minimum, high_minimum) = scales.view(2, 4, -1), minima.view(2, 4, -1)
-    low = high_scale & 15 | (high_minimum & 15) << 4
-    return torch.cat((scale | high_scale >> 4 << 6, minimum | high_minimum >> 4 << 6, low)).to(torch.uint8).t()
+def round_signed(w, found, codes, step, steps, *, top):
+    """Computes the codes plus `top` for scales as stored. Returns d, which is infinite if a scale
+    that was found is not finite."""
+    finite = True
+    for g in range(16):
+        finite = finite and abs(found[g]) < INFINITY
+    d = float16(step if finite else float32(INFINITY))
+    for g in range(16):
+        x, code = w[16 * g : 16 * g + 16], codes[16 * g : 16 * g + 16]
+        round_codes(x, code, d * float32(steps[g]), float32(0), low=-top, high=top - 1)
+    for i in range(256):
+        codes[i] += top
+    return d
+
+
+def to_q8_k(w, d, qs, bsums):
+    """d gives the weight farthest from zero the code -127. If 127 / w overflows, all codes are 0;
+    llama.cpp multiplies by infinity."""
+    peak = farthest(w)
+    inverse = -127 / peak if peak != 0.0 else float32(0)
+    d[0] = 1.0 / inverse if peak != 0.0 else float32(0)
+    inverse = inverse if abs(inverse) < INFINITY else float32(0)
+    for g in range(16):
+        total = 0
+        for i in range(16):
+            code = code_between(inverse * w[16 * g + i], low=-127, high=127)
+            qs[16 * g + i] = code
+            total += code
+        bsums[g] = total
+
+
+# Codes of all types
+
+
+def round_codes(x, codes, scale, minimum, *, low, high):
+    """Computes the codes of a group, unless rounding has made its scale 0."""
+    if scale != 0.0:
+        for i in range(len(x)):
+            codes[i] = code_between((x[i] + minimum) / scale, low=low, high=high)
+
+
+def pack(codes, packed, *, width, shift=0, apart=32):
+    """Packs `width` bits of each code, from bit `shift` on. A byte holds those of weights that are
+    `apart`, the first in its lowest bits."""
+    for h in range(32 * width // apart):
+        for i in range(apart):
+            byte = 0
+            for k in range(8 // width):
+                byte |= (codes[(8 // width * h + k) * apart + i] >> shift & (1 << width) - 1) << width * k
+            packed[apart * h + i] = byte

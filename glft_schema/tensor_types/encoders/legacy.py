@@ -1,119 +1,181 @@
-"""Encoders of ggml's first quantized types.
+"""Encoders of ggml's first quantized types, as scalar functions.
 
-Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
+Source: ggml-quants.c of llama.cpp, the functions quantize_row_TYPE_ref and, by importance,
+quantize_row_TYPE_impl; checked against it bit by bit.
 
-The encoders compute in float32 with the scale before it is rounded to float16, like llama.cpp.
-Numbers become codes by conversion to int8, which truncates: in torch, this is many times faster
-than `trunc`. If all weights of a block are so small that 1 / d is infinite, d is stored as 0 and
-the codes are meaningless.
-
-With an importance, scales are searched for. An `importance` is [rows, in] of the tensor, because
-the mean of a row enters the counts; `weights` are split into blocks.
+The encoders compute in float32 with the scale before it is rounded to float16, like llama.cpp. If
+all weights of a block are so small that 1 / d is infinite, d is stored as 0 and the codes are
+meaningless.
 """
 
 from __future__ import annotations
 
-from glft_schema.lazy import torch
-from glft_schema.tensor_types.encoders.scale_searches import by_importance, columns, of_columns, scale_alone, scale_and_minimum
-from glft_schema.tensor_types.encoders.trials import tries
-from glft_schema.tensor_types.engine.arithmetic import away_from_zero, farthest, first_of_zeros, reciprocal, total, truncated
-from glft_schema.tensor_types.engine.bits import once, pack_halves, pack_neighbours
-from glft_schema.tensor_types.engine.functions import Fields
-from glft_schema.tensor_types.engine.steps import row_step
+from glft_schema.scalar.language import float32, floats, int32, integers, truncated
+from glft_schema.tensor_types.encoders.arithmetic import (
+    away_from_zero,
+    farthest,
+    inverse_of,
+    largest,
+    least_and_greatest,
+)
+from glft_schema.tensor_types.encoders.searches import code_between, count_weights, scale_alone, scale_and_minimum
 
 
-def to_q1_0(weights: torch.Tensor) -> Fields:
-    """d is the mean of |w|, added up in order."""
-    d = total(weights.abs().t()) / weights.shape[1]
-    return {"d": d.to(torch.float16).unsqueeze(1), "qs": pack_neighbours(weights >= 0, 1)}
+def to_q1_0(w, d, qs):
+    """d is the mean of |w|, added in order."""
+    total = float32(0)
+    for i in range(128):
+        total += abs(w[i])
+    d[0] = total / 128.0
+    for b in range(16):
+        byte = 0
+        for j in range(8):
+            byte |= int32(w[8 * b + j] >= 0.0) << j
+        qs[b] = byte
 
 
-def to_q2_0(weights: torch.Tensor) -> Fields:
+def to_q2_0(w, d, qs):
     """d is max |w|."""
-    d = weights.abs().amax(1, keepdim=True)
-    codes = (away_from_zero(weights * reciprocal(d)) + 1).clamp_(0, 3)
-    return {"d": d.to(torch.float16), "qs": pack_neighbours(codes, 2)}
+    d[0] = largest(w)
+    inverse, codes = inverse_of(largest(w)), integers(64)
+    for i in range(64):
+        codes[i] = away_from_zero(w[i] * inverse) + 1 & 3
+    for b in range(16):
+        qs[b] = codes[4 * b] | codes[4 * b + 1] << 2 | codes[4 * b + 2] << 4 | codes[4 * b + 3] << 6
 
 
-def to_q4_0(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """d gives the weight farthest from zero code 0, which is -8. By importance, a search."""
-    d, codes = _with_scale(weights, importance, 8)
-    return {"d": d.to(torch.float16), "qs": pack_halves(codes)}
+def to_q4_0(w, d, qs):
+    """d gives the weight farthest from zero code 0, which is -8."""
+    codes = integers(32)
+    d[0] = scale_of_farthest(w, codes, top=8)
+    pack_halves(codes, qs)
 
 
-def to_q4_1(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """d and m give the least weight code 0 and the greatest code 15. By importance, a search."""
-    d, m, codes = _with_minimum(weights, importance, 15)
-    return {"d": d.to(torch.float16), "m": m.to(torch.float16), "qs": pack_halves(codes)}
+def to_q4_0_by_importance(w, importance, mean_square, d, qs):
+    """Searches for the scale."""
+    codes = integers(32)
+    d[0] = searched_scale(w, importance, mean_square[0], codes, top=8)
+    pack_halves(codes, qs)
 
 
-def to_q5_0(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
+def to_q4_1(w, d, m, qs):
+    """d and m give the least weight code 0 and the greatest code 15."""
+    codes = integers(32)
+    scale, low = scale_of_range(w, codes, top=15)
+    d[0], m[0] = scale, low
+    pack_halves(codes, qs)
+
+
+def to_q4_1_by_importance(w, importance, mean_square, d, m, qs):
+    """Searches for the scale and the minimum."""
+    codes = integers(32)
+    scale, low = searched_range(w, importance, mean_square[0], codes, top=15)
+    d[0], m[0] = scale, low
+    pack_halves(codes, qs)
+
+
+def to_q5_0(w, d, qh, qs):
     """Like Q4_0, with the code 0 for -16."""
-    d, codes = _with_scale(weights, importance, 16)
-    return {"d": d.to(torch.float16), "qh": pack_neighbours(codes >> 4, 1), "qs": pack_halves(codes & 15)}
+    codes = integers(32)
+    d[0] = scale_of_farthest(w, codes, top=16)
+    qh[0] = fifth_bits(codes)
+    pack_halves(codes, qs)
 
 
-def to_q5_1(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
+def to_q5_0_by_importance(w, importance, mean_square, d, qh, qs):
+    """Searches for the scale."""
+    codes = integers(32)
+    d[0] = searched_scale(w, importance, mean_square[0], codes, top=16)
+    qh[0] = fifth_bits(codes)
+    pack_halves(codes, qs)
+
+
+def to_q5_1(w, d, m, qh, qs):
     """Like Q4_1, with codes up to 31."""
-    d, m, codes = _with_minimum(weights, importance, 31)
-    qh, qs = pack_neighbours(codes >> 4, 1), pack_halves(codes & 15)
-    return {"d": d.to(torch.float16), "m": m.to(torch.float16), "qh": qh, "qs": qs}
+    codes = integers(32)
+    scale, low = scale_of_range(w, codes, top=31)
+    d[0], m[0], qh[0] = scale, low, fifth_bits(codes)
+    pack_halves(codes, qs)
 
 
-def to_q8_0(weights: torch.Tensor) -> Fields:
+def to_q5_1_by_importance(w, importance, mean_square, d, m, qh, qs):
+    """Searches for the scale and the minimum."""
+    codes = integers(32)
+    scale, low = searched_range(w, importance, mean_square[0], codes, top=31)
+    d[0], m[0], qh[0] = scale, low, fifth_bits(codes)
+    pack_halves(codes, qs)
+
+
+def to_q8_0(w, d, qs):
     """d is max |w| / 127."""
-    d, codes = _in_eight_bits(weights)
-    return {"d": d.to(torch.float16), "qs": codes}
+    scale = largest(w) / 127.0
+    d[0], inverse = scale, inverse_of(scale)
+    for i in range(32):
+        qs[i] = away_from_zero(w[i] * inverse)
 
 
-def to_q8_1(weights: torch.Tensor) -> Fields:
+def to_q8_1(w, d, s, qs):
     """Like Q8_0, with the sum."""
-    d, codes = _in_eight_bits(weights)
-    sums = codes.sum(1, keepdim=True, dtype=torch.int32)
-    return {"d": d.to(torch.float16), "s": (sums * d).to(torch.float16), "qs": codes}
+    scale = largest(w) / 127.0
+    inverse, codes, total = inverse_of(scale), integers(32), 0
+    for i in range(32):
+        codes[i] = away_from_zero(w[i] * inverse)
+        total += codes[i]
+    for i in range(32):
+        qs[i] = codes[i]
+    d[0], s[0] = scale, float32(total) * scale
 
 
-def _with_scale(weights: torch.Tensor, importance: torch.Tensor | None, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns float32 d [blocks, 1], and codes + `top`, which are below 2 `top`."""
-    if importance is not None:
-        counts = by_importance(weights, importance, 32, importance.shape[1])
-        best = scale_alone(columns(weights, 32), counts, top)
-        return best.scale.unsqueeze(1), of_columns(best.codes(), 32)
-    return _from_farthest(weights, top=top)
+def scale_of_farthest(w, codes, *, top):
+    """Returns the scale that gives the weight farthest from zero the code -top. `codes` gets codes
+    plus `top`, which are below 2 `top`."""
+    scale = farthest(w) / -top
+    inverse = inverse_of(scale)
+    for i in range(32):
+        codes[i] = min(truncated(w[i] * inverse + (top + 0.5)), 2 * top - 1)
+    return scale
 
 
-@row_step
-def _from_farthest(weights: torch.Tensor, *, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns float32 d [blocks, 1], which gives the weight farthest from zero the code -top, and
-    codes + `top`.
-    """
-    d = farthest(weights, 1) / -top
-    return d, truncated((weights * once(reciprocal(d))).add_(top + 0.5)).clamp_(max=2 * top - 1)
+def searched_scale(w, importance, mean, codes, *, top):
+    """Searches for the scale. `codes` gets codes plus `top`; 0 for a block of zeros."""
+    counts = floats(32)
+    count_weights(w, importance, counts, mean)
+    scale, inverse = scale_alone(w, counts, top=top)
+    for i in range(32):
+        codes[i] = code_between(inverse * w[i], low=-top, high=top - 1) + top if inverse != 0.0 else 0
+    return scale
 
 
-def _with_minimum(
-    weights: torch.Tensor, importance: torch.Tensor | None, top: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns float32 d and m, [blocks, 1] each, and codes from 0 to `top`."""
-    if importance is not None:
-        counts = by_importance(weights, importance, 32, importance.shape[1])
-        best = scale_and_minimum(columns(weights, 32), counts, top, tries(-0.9, 0.05, range(37), top))
-        return best.scale.unsqueeze(1), best.minimum.unsqueeze(1), of_columns(best.codes(), 32)
-    d, m, codes = _above_least(weights, top=top)
-    return d, first_of_zeros(m, weights, 1), codes
+def scale_of_range(w, codes, *, top):
+    """Returns the scale and the minimum that give codes from 0 to `top`."""
+    low, high = least_and_greatest(w)
+    scale = (high - low) / top
+    inverse = inverse_of(scale)
+    for i in range(32):
+        codes[i] = min(truncated((w[i] - low) * inverse + 0.5), top)
+    return scale, low
 
 
-@row_step
-def _above_least(weights: torch.Tensor, *, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns float32 d and m, [blocks, 1] each, and codes from 0 to `top`. m is 0, not -0."""
-    low, high = weights.amin(1, keepdim=True), weights.amax(1, keepdim=True)
-    low = torch.where(low == 0, 0.0, low)
-    d = (high - low).abs_() / top  # no -0
-    return d, low, truncated((weights - low).mul_(once(reciprocal(d))).add_(0.5)).clamp_(max=top)
+def searched_range(w, importance, mean, codes, *, top):
+    """Searches for the scale and the minimum, which it returns, for codes from 0 to `top`."""
+    counts = floats(32)
+    count_weights(w, importance, counts, mean)
+    scale, low, origin, inverse = scale_and_minimum(w, counts, top=top, first=-0.9, delta=0.05, tries=37, absolute=False)
+    for i in range(32):
+        codes[i] = code_between(inverse * (w[i] - origin), low=0, high=top)
+    return scale, low
 
 
-@row_step
-def _in_eight_bits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns float32 d [blocks, 1] and codes."""
-    d = weights.abs().amax(1, keepdim=True) / 127
-    return d, away_from_zero(weights * once(reciprocal(d)))
+def pack_halves(codes, qs):
+    """Packs the low four bits of each code: the first half as low nibbles, the second as high
+    ones."""
+    for i in range(len(qs)):
+        qs[i] = codes[i] & 15 | (codes[len(qs) + i] & 15) << 4
+
+
+def fifth_bits(codes):
+    """Returns the fifth bit of each of 32 codes."""
+    bits = 0
+    for i in range(32):
+        bits |= (codes[i] >> 4 & 1) << i
+    return bits

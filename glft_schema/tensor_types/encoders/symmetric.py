@@ -1,10 +1,18 @@
-"""Encoders of GLFT's quantized types. torch.compile compiles each as a single graph."""
+"""Encoders of GLFT's quantized types, as scalar functions of a row, and `symmetric_codes`, which
+computes the same codes and scales by torch, for any group.
+
+The scale is rounded before the codes are computed with it. A subnormal scale, rounded down by up to
+a third, can give codes beyond the largest one, which are clamped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from glft_schema.lazy import torch
+from glft_schema.scalar.language import float16, float32
+from glft_schema.tensor_types.encoders.arithmetic import largest
+from glft_schema.tensor_types.encoders.searches import code_between
 from glft_schema.tensor_types.engine.chunks import Fault
 
 GROUP = 64  # weights that share a scale in Q4_per_group_64
@@ -13,15 +21,26 @@ Q8_MAX = INT8_MAX
 Q4_MAX = 7
 
 
-def quantize_q8(weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """float32 [rows, in] -> scales f16 [rows, 1], codes int8 [rows, in]."""
-    return symmetric_codes(weights, weights.shape[1], Q8_MAX, torch.float16)
+def to_q8_per_channel(w, scales, codes):
+    """The scale of a row is max |w| / 127."""
+    scale = float16(largest(w) / Q8_MAX)
+    divisor = scale if scale != 0.0 else float32(1)
+    scales[0] = scale
+    for i in range(len(w)):
+        codes[i] = code_between(w[i] / divisor, low=-Q8_MAX - 1, high=Q8_MAX)
 
 
-def quantize_q4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """float32 [rows, in] -> scales f16 [rows, in / 64], nibbles u8 [rows, in / 2]."""
-    fields = symmetric_codes(weights, GROUP, Q4_MAX, torch.float16)
-    return {"scales": fields["scales"], "nibbles": pack_nibbles(fields["codes"])}
+def to_q4_per_group_64(w, scales, nibbles):
+    """The scale of 64 neighbours is max |w| / 7. The low nibble of a byte is the even column."""
+    for g in range(len(scales)):
+        x, packed = w[64 * g : 64 * g + 64], nibbles[32 * g : 32 * g + 32]
+        scale = float16(largest(x) / Q4_MAX)
+        divisor = scale if scale != 0.0 else float32(1)
+        scales[g] = scale
+        for i in range(32):
+            even = code_between(x[2 * i] / divisor, low=-Q4_MAX - 1, high=Q4_MAX)
+            odd = code_between(x[2 * i + 1] / divisor, low=-Q4_MAX - 1, high=Q4_MAX)
+            packed[i] = even & 15 | (odd & 15) << 4
 
 
 def symmetric_codes(weights: torch.Tensor, group: int, largest: int, scale_dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -46,16 +65,6 @@ def symmetric_codes(weights: torch.Tensor, group: int, largest: int, scale_dtype
         codes.clamp_(-largest - 1, largest)
     codes = codes.to(torch.int8).clamp_(-largest - 1, largest)
     return {"scales": scales, "codes": codes.reshape(weights.shape)}
-
-
-def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """Packs int8 [rows, in] of [-8, 7] into u8 [rows, in / 2].
-
-    A pair of codes, read as one little-endian int16, is ``hhhhhhhh llllllll``. The low four bits of
-    both codes move into one byte: ``hhhh llll``, the even column low.
-    """
-    pairs = codes.view(torch.int16) & 0x0F0F
-    return pairs.bitwise_or_(pairs >> 4).to(torch.uint8)
 
 
 def scale_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:

@@ -1,36 +1,49 @@
-"""Encoders of ggml's ternary types.
+"""Encoders of ggml's ternary types, as scalar functions.
 
-Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
+Source: quantize_row_tq1_0_ref and quantize_row_tq2_0_ref in ggml-quants.c of llama.cpp; checked
+against it bit by bit.
 """
 
 from __future__ import annotations
 
-from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.arithmetic import away_from_zero, reciprocal
-from glft_schema.tensor_types.engine.bits import once, pack, pack_trits
-from glft_schema.tensor_types.engine.functions import Fields
-from glft_schema.tensor_types.engine.steps import row_step
+from glft_schema.tensor_types.encoders.arithmetic import away_from_zero, inverse_of, largest
 
 
-def to_tq1_0(weights: torch.Tensor) -> Fields:
+def to_tq1_0(w, qs, qh, d):
+    """d is max |w|. Bytes have the digits of weights that are 32, 16 and 4 apart."""
+    d[0] = largest(w)
+    inverse = inverse_of(largest(w))
+    pack_digits(w[0:160], inverse, qs[0:32], digits=5)
+    pack_digits(w[160:240], inverse, qs[32:48], digits=5)
+    pack_digits(w[240:256], inverse, qh, digits=4)
+
+
+def pack_digits(w, inverse, packed, *, digits):
+    """Packs digits into bytes, the most significant first.
+
+    A byte is the number of five digits times 256 / 243, rounded up; missing digits are 0.
+    """
+    for i in range(len(packed)):
+        number = 0
+        for n in range(digits):
+            number = 3 * number + digit(w[len(packed) * n + i] * inverse)
+        for _n in range(digits, 5):
+            number *= 3
+        packed[i] = (256 * (number & 255) + 242) // 243  # all are below 243
+
+
+def to_tq2_0(w, qs, d):
     """d is max |w|."""
-    d, digits = to_digits(weights)
-    blocks = len(weights)
-    first = pack_trits(digits[:, :160].reshape(blocks, 5, 32), 5)
-    second = pack_trits(digits[:, 160:240].reshape(blocks, 5, 16), 5)
-    last = pack_trits(digits[:, 240:].reshape(blocks, 4, 4), 4)
-    return {"qs": torch.cat((first, second), 1), "qh": last, "d": d.to(torch.float16)}
+    d[0] = largest(w)
+    inverse = inverse_of(largest(w))
+    for h in range(2):
+        for i in range(32):
+            byte = 0
+            for k in range(4):
+                byte |= digit(w[128 * h + 32 * k + i] * inverse) << 2 * k
+            qs[32 * h + i] = byte
 
 
-def to_tq2_0(weights: torch.Tensor) -> Fields:
-    """d is max |w|."""
-    d, digits = to_digits(weights)
-    qs = pack(digits.reshape(len(weights), 2, 4, 32), 2, 2)
-    return {"qs": qs.flatten(1), "d": d.to(torch.float16)}
-
-
-@row_step
-def to_digits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns d = max |w| and the digits round(w / d) + 1 as u8."""
-    d = weights.abs().amax(1, keepdim=True)
-    return d, (away_from_zero(weights * once(reciprocal(d))) + 1).view(torch.uint8)
+def digit(x):
+    """Rounds to -1, 0 or 1, plus 1. If x is not finite, because all weights are tiny, it is 1."""
+    return away_from_zero(x) + 1 & 3

@@ -35,8 +35,7 @@ def by_arrays(formula: Formula, layout: Layout | None, cells: Callable[[], Field
             used = _as_arrays(formula, layout, weights, out.device, is_fused)
             step = _by_compiler if is_fused else _by_operations
             memory = out.view(rows, *_dims(used, fields, out)) if is_fused else out
-        for _ in in_chunks(step, used, fields, {"weights": memory}, rows, weights, is_fused):
-            pass
+        in_chunks(step, used, fields, {"weights": memory}, rows, weights, is_fused)
 
     run() if out.is_cuda else in_one_thread(run)
 

@@ -1,4 +1,4 @@
-"""Runs a type's formula over a matrix in chunks of rows, which on a CPU fit into its cache.
+"""Runs a type's formula or encoder over a matrix in chunks of rows, which fit into a CPU's cache.
 
 A formula makes several passes over its data. The passes over a chunk stay in the cache, so memory
 is read and written once; docs/speed.md has measurements. A compiled formula is a single pass; see
@@ -15,10 +15,9 @@ from typing import Any
 
 from glft_schema.errors import QuantizationWarning, TensorError, shown
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.compiled import Step, compiles, fixed_chunks, run_compiled
-from glft_schema.tensor_types.engine.functions import Encoder, Fields
+from glft_schema.tensor_types.engine.compiled import Step, fixed_chunks, run_compiled
+from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
-from glft_schema.tensor_types.engine.steps import watched
 
 # A loss of information: whether it is fatal, a description, and a mask of the affected elements of
 # the chunk [rows, in].
@@ -26,7 +25,6 @@ Fault = tuple[bool, str, "torch.Tensor"]
 
 CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
 LEAST_CHUNK = 1 << 16  # numbers that are worth a thread
-_BY_KERNELS: set[int] = set()  # ids of the formulas whose last chunk kernels ran in; only speed depends on it
 
 
 def matrix(dims: Sequence[int]) -> tuple[int, int]:
@@ -50,9 +48,9 @@ def row_chunks(rows: int, columns: int) -> Iterator[slice]:
     return slices(rows if columns else 0, max(CHUNK // max(columns, 1), 1))
 
 
-def spread_importance(importance: torch.Tensor, dims: Sequence[int], name: str) -> torch.Tensor:
-    """Expands an importance of columns to all numbers of a tensor: float32, a view [out, rows of
-    each, in].
+def importance_rows(importance: torch.Tensor, dims: Sequence[int], name: str) -> torch.Tensor:
+    """Returns an importance of columns as float32 [1, in], or for a stack of matrices as [matrices,
+    in] if each has its own.
 
     Args:
         importance: one number per index of the last dim, or for a stack of matrices as many for
@@ -75,21 +73,7 @@ def spread_importance(importance: torch.Tensor, dims: Sequence[int], name: str) 
         column = int(invalid[0])
         problem = f"expected importance values that are finite and not negative, found {importance.flatten()[column]:g}"
         raise TensorError(f"{problem} for column {column}", name)
-    out, width = matrix(dims)
-    spread = numbers.view(stacks if numbers.numel() > columns else 1, 1, columns)
-    return spread.expand(out, width // columns if columns else 0, columns)
-
-
-def encode(formula: Encoder, given: Fields, out: Fields) -> None:
-    """Writes the fields of weights [rows, ...], with their importance if given."""
-    importance = {name: field.flatten(0, -2) for name, field in given.items() if name == "importance"}
-    for name, field in formula(as_matrix(given["weights"]), **importance).items():
-        out[name].copy_(field)
-
-
-def encode_float32(formula: Encoder, given: Fields, out: Fields) -> None:
-    """Writes the fields of weights converted to float32."""
-    encode(formula, {name: field.to(torch.float32) for name, field in given.items()}, out)
+    return numbers.view(stacks if numbers.numel() > columns else 1, columns)
 
 
 def as_matrix(weights: torch.Tensor) -> torch.Tensor:
@@ -99,122 +83,103 @@ def as_matrix(weights: torch.Tensor) -> torch.Tensor:
 
 def in_chunks(
     step: Step, formula: Any, given: Mapping[str, torch.Tensor], out: Fields, rows: int, columns: int, compiled: bool
-) -> Iterator[tuple[int, Fields, Fields]]:
+) -> None:
     """Runs a step over rows of `columns` numbers in chunks: of the cache's size, or of fixed sizes
-    if it is compiled.
-
-    Yields:
-        The first row of the chunk not yielded before, and the arguments and results of the rows
-            from there on.
-    """
+    if it is compiled."""
     if not rows or not columns:
         return
     keep_freed_memory()
-    on_gpu, done = next(iter(out.values())).is_cuda, 0
+    on_gpu = next(iter(out.values())).is_cuda
     parts = list(fixed_chunks(rows, columns)) if compiled or on_gpu else []
     if not on_gpu and not any(is_fixed for _, is_fixed in parts):  # nothing is compiled
-        yield from _on_cpu(step, formula, given, out, rows, columns)
-        return
+        parts = [(part, False) for part in row_chunks(rows, columns)]
     for part, is_fixed in parts:
         chunk, results = _taken(given, part), _taken(out, part)
         if is_fixed and compiled:
             run_compiled(step, formula, chunk, results)
         else:
             step(formula, chunk, results)
-        overlap = done - part.start
-        yield done, _taken(chunk, slice(overlap, None)), _taken(results, slice(overlap, None))
-        done = part.stop
-
-
-def _on_cpu(
-    step: Step, formula: Any, given: Mapping[str, torch.Tensor], out: Fields, rows: int, columns: int
-) -> Iterator[tuple[int, Fields, Fields]]:
-    """Runs a step over rows in chunks of the cache's size: in several threads if kernels ran in the
-    chunk before.
-
-    Operations one by one are slower in several threads, since they wait for Python's global lock.
-    """
-    size, threads = max(CHUNK // columns, 1), torch.get_num_threads()
-
-    def chunks(first: int, size: int) -> Iterator[tuple[int, Fields, Fields]]:
-        for part in slices(rows, size, first):
-            yield part.start, _taken(given, part), _taken(out, part)
-
-    def run(chunk: tuple[int, Fields, Fields]) -> None:
-        with watched() as by_kernels:
-            step(formula, *chunk[1:])
-        (_BY_KERNELS.add if any(by_kernels) else _BY_KERNELS.discard)(id(formula))
-
-    done = 0
-    if id(formula) not in _BY_KERNELS:
-        first = next(chunks(0, size))
-        run(first)
-        yield first
-        done = size
-    left = rows - done
-    if threads > 1 and left * columns > LEAST_CHUNK and id(formula) in _BY_KERNELS:
-        from glft_schema.tensor_types.engine.workers import in_order  # slow to import
-
-        rounds = -(-left // (threads * size))
-        yield from in_order(run, chunks(done, max(-(-left // (threads * rounds)), LEAST_CHUNK // columns)))
-    else:
-        for chunk in chunks(done, size):
-            run(chunk)
-            yield chunk
 
 
 def _taken(fields: Mapping[str, torch.Tensor], rows: slice) -> Fields:
     return {name: field[rows] for name, field in fields.items()}
 
 
-def quantize_chunks(
-    formula: Encoder,
+def encode_chunks(
+    encode: Callable[[torch.Tensor, Fields], None],
     weights: torch.Tensor,
     out: Fields,
-    as_float32: bool,
     faults: Callable[[torch.Tensor, Fields], Iterable[Fault]],
     name: str,
+    *,
+    as_float32: bool = True,
+    at_once: bool = False,
+    first: int = 0,
     shape: Sequence[int] | None = None,
-    importance: torch.Tensor | None = None,
+    watch: Callable[[torch.Tensor, Fields], None] | None = None,
     lost: Counter[str] | None = None,
-) -> Iterator[tuple[torch.Tensor, Fields]]:
-    """Writes ``formula(weights)`` into the fields `out`, for `weights` seen as a matrix [out, in].
+) -> None:
+    """Encodes weights [rows, ...] of any strides, and checks and watches them while they are in the
+    cache.
 
     Args:
-        formula: numbers [rows, in] -> fields [rows, numbers per row].
-        weights: a tensor of at least one dim and any strides.
+        encode: writes the fields of numbers [rows, in].
+        weights: of at least one dim.
         out: the fields, by name.
-        as_float32: whether chunks are converted to float32 for the formula.
-        faults: finds what the formula loses of a chunk.
+        faults: finds what the encoder loses of a chunk.
         name: of the tensor, for errors and warnings.
+        as_float32: whether chunks are converted to float32 for the encoder.
+        at_once: whether several threads encode. Operations of torch one by one are slower in
+            several threads, since they wait for Python's global lock.
+        first: the number of the first weight in the tensor, for errors.
         shape: of the tensor, for errors, if `weights` has another one.
-        importance: [rows, ..., in], if the formula uses one.
+        watch: called with each chunk of rows [rows, in], as given, and the fields that encode
+            them; in several threads if `at_once`.
         lost: gets the count of weights for each kind of loss; by default they are a warning.
-
-    Yields:
-        Some rows of the matrix and their fields, while they are in the CPU's cache.
 
     Raises:
         TensorError: at the first fatal fault, with the index of its first element.
     """
     counts = Counter[str]() if lost is None else lost
-    weights = weights.detach()
-    columns = math.prod(weights.shape[1:])
-    step = encode_float32 if as_float32 else encode
-    given = {"weights": weights} if importance is None else {"weights": weights, "importance": importance}
-    compiled = compiles(next(iter(out.values())))
-    for start, taken, encoded in in_chunks(step, formula, given, out, len(weights), columns, compiled):
-        chunk = as_matrix(taken["weights"])
-        for fatal, problem, mask in faults(chunk.to(torch.float32) if as_float32 else chunk, encoded):
+    weights, rows, columns = weights.detach(), len(weights), math.prod(weights.shape[1:])
+
+    def run(chunk: tuple[slice, Counter[str]]) -> None:
+        part, found = chunk
+        given, encoded = as_matrix(weights[part]), _taken(out, part)
+        numbers = given.to(torch.float32) if as_float32 else given
+        encode(numbers, encoded)
+        for fatal, problem, mask in faults(numbers, encoded):
             count = int(mask.sum())
             if count and fatal:
-                first = start * columns + int(mask.flatten().to(torch.uint8).argmax())
-                raise TensorError(problem, name, index_of(first, weights.shape if shape is None else shape))
+                number = first + part.start * columns + int(mask.flatten().to(torch.uint8).argmax())
+                raise TensorError(problem, name, index_of(number, weights.shape if shape is None else shape))
             if count:
-                counts[problem] += count
-        yield chunk, encoded
+                found[problem] += count
+        if watch:
+            watch(given, encoded)
+
+    if columns:
+        keep_freed_memory()
+        threads, size = torch.get_num_threads() if at_once else 1, max(CHUNK // columns, 1)
+        if threads > 1:
+            rounds = -(-rows // (threads * size))
+            size = max(-(-rows // (threads * rounds)), LEAST_CHUNK // columns, 1)
+        chunks: Iterator[tuple[slice, Counter[str]]] = ((part, Counter[str]()) for part in slices(rows, size))
+        if threads > 1 and rows > size:
+            from glft_schema.tensor_types.engine.workers import in_order  # slow to import
+
+            chunks = in_order(run, chunks)
+        for chunk in chunks:
+            if threads == 1 or rows <= size:
+                run(chunk)
+            counts.update(chunk[1])
     if lost is None:
         warn_of_lost(name, counts)
+
+
+def has_finite_sum(numbers: torch.Tensor) -> bool:
+    """Tells whether the sum is finite: the fastest check that all numbers are."""
+    return bool(numbers.sum(dtype=torch.float32).isfinite())
 
 
 def warn_of_lost(name: str, lost: Mapping[str, int]) -> None:

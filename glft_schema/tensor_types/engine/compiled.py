@@ -5,8 +5,7 @@ pass.
 
 A function compiled for one shape is several times faster than one for any shape. So a matrix is
 processed in chunks of a few fixed sizes; the last chunk may overlap the previous one. Formulas are
-not compiled for smaller matrices, nor if they have more than `OPERATIONS` operations, as searches
-do: compiling them would take minutes.
+not compiled for smaller matrices.
 
 Compiling takes seconds, once per process for each formula, dtype and shape of a chunk; block types
 have two shapes. The logger ``glft_schema`` reports the time. torch starts processes for it and
@@ -15,8 +14,7 @@ Triton, a `RuntimeWarning` is issued once and formulas run uncompiled; ``TORCH_C
 turns compiling off.
 
 Decoded weights are bit for bit the same on a GPU and a CPU: products of codes and scales are exact,
-so that a fused multiply-add rounds like two operations. Encoded codes may differ by one if a
-quotient is near half way between two codes, because a GPU divides less exactly.
+so that a fused multiply-add rounds like two operations.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ Step = Callable[[Any, Fields, Fields], None]  # formula, arguments, destinations
 
 SIZES = (1 << 26, 1 << 22)  # numbers in a chunk: large ones amortize the call, small ones serve small tensors
 ALIGNED = 16  # a chunk is a multiple of so many rows, so that vector loads of all its fields are aligned
-OPERATIONS = 500  # the limit for compiling; the formulas of this package have at most 170, searches at least 1,400
 BACKEND = "inductor"
 
 _COMPILED: dict[Hashable, Step] = {}
@@ -44,7 +41,7 @@ _LOCK = threading.RLock()  # torch compiles in one thread at a time
 
 
 def compiles(out: torch.Tensor) -> bool:
-    """Tells whether formulas and encoders that write into `out` are compiled."""
+    """Tells whether formulas that write into `out` are compiled."""
     return out.is_cuda
 
 
@@ -72,25 +69,9 @@ def run_compiled(step: Step, formula: Any, given: Fields, out: Fields) -> None:
             with _LOCK:
                 if key not in _COMPILED:
                     rows = [{name: tensor[:1] for name, tensor in fields.items()} for fields in (given, out)]
-                    operations = _operations(step, formula, *rows)  # also makes grids, which cannot be made while compiling
-                    uncompiled = operations > OPERATIONS or tensors[0].device.type in _FAILED
-                    _COMPILED[key] = step if uncompiled else _compile(step, formula, given, out)
+                    step(formula, *rows)  # makes tables, which cannot be made while compiling
+                    _COMPILED[key] = step if tensors[0].device.type in _FAILED else _compile(step, formula, given, out)
         _COMPILED[key](formula, given, out)
-
-
-def _operations(step: Step, formula: Any, given: Fields, out: Fields) -> int:
-    """Runs a step and returns how many functions and attributes of torch it uses."""
-    count = 0
-
-    class Counting(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal count
-            count += 1
-            return function(*args, **(kwargs or {}))
-
-    with Counting():
-        step(formula, given, out)
-    return count
 
 
 def _kind(tensor: torch.Tensor) -> Hashable:

@@ -12,13 +12,15 @@ from glft_schema.lazy import torch
 # function of tensors: the fields of a payload or block as keywords, each [rows, numbers] -> weights
 # [rows, n].
 Formula = Callable[..., Any]
-# Numbers [rows, n], and by keyword their importance if the encoder has such a parameter -> the
-# fields of a payload or block by name, each [rows, numbers].
-Encoder = Callable[..., Mapping[str, "torch.Tensor"]]
+# A scalar function of one block or row, which reads `w` and writes the fields. Or a function of
+# tensors: numbers [rows, n], and by keyword their importance if the encoder has such a parameter ->
+# the fields of a payload or block by name, each [rows, numbers].
+Encoder = Callable[..., Any]
 
 Fields = Mapping[str, "torch.Tensor"]
 
 
-def is_scalar(formula: Formula, fields: Collection[str]) -> bool:
-    """Tells whether a formula of fields is a scalar function: it writes `w`, which is no field."""
-    return "w" not in fields and "w" in signature(formula).parameters
+def is_scalar(function: Callable[..., Any], fields: Collection[str]) -> bool:
+    """Tells whether a formula or an encoder of fields is a scalar function: one of `w`, which is no
+    field."""
+    return "w" not in fields and "w" in signature(function).parameters

@@ -1,10 +1,11 @@
-"""Compiles decoders to shared libraries, for this machine or another.
+"""Compiles decoders and encoders to shared libraries, for this machine or another.
 
 The compiler is one of this machine, or the package ziglang, which compiles for all machines.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -17,25 +18,27 @@ import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256, shake_128
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from glft_schema.errors import alternatives, one_line, shown
-from glft_schema.scalar.as_c import FLAGS, Unit
-from glft_schema.scalar.language import run
-from glft_schema.scalar.layout import Field, Layout
+from glft_schema.scalar.as_c import FLAGS, Unit, mean_square_of_row
+from glft_schema.scalar.language import ScalarError, run
+from glft_schema.scalar.layout import NUMPY, Field, Functions, Layout
 from glft_schema.tensor_types.library.loading import DTYPES, MANIFEST, digest, digest_of_sources, this_machine
 
 # fmt: off
 V3 = ("-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mfma", "-mlzcnt", "-mmovbe")  # known also to compilers without names of levels
 V4 = ("-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
 LEVELS = {"x86_64": {"1": (), "3": V3, "4": (*V3, *V4)}}
-ALONE = ("-std=c11", "-ffreestanding", "-g0", "-shared")
-NUMPY = {"f16": "<f2", "f32": "<f4", "u8": "u1", "i8": "i1", "u16": "<u2", "i16": "<i2", "u32": "<u4", "i32": "<i4"}
+ALONE = ("-std=gnu11", "-Wno-psabi", "-ffreestanding", "-g0", "-shared")
+PLAIN = ("q2_0", "q8_0", "q8_1", "tq1_0", "tq2_0")  # types whose encoders are faster in plain C than in lanes
+ROWS = 17  # in the self-test of an encoder: more than lanes
 
 
 class Target(NamedTuple):
@@ -59,7 +62,7 @@ TARGETS = {
 }
 # Flags of the linker, and the ending. A library of Linux or Windows refers to no other library.
 LINKED = {
-    "macos":   (("-fPIC", "-Wl,-install_name,@rpath/decoders.dylib"), ".dylib"),
+    "macos":   (("-fPIC", "-Wl,-install_name,@rpath/types.dylib"), ".dylib"),
     "windows": (("-nostdlib", "-s", "-Wl,-e,DllMain"), ".dll"),
 }
 ELSEWHERE = ("-fPIC", "-nostdlib", "-s", "-Wl,-Bsymbolic"), ".so"
@@ -67,8 +70,11 @@ ELSEWHERE = ("-fPIC", "-nostdlib", "-s", "-Wl,-Bsymbolic"), ".so"
 OWN = re.compile(r"\w+-\d-[0-9a-f]{32}\.(so|dylib|dll)")  # names of libraries
 
 
+Test: TypeAlias = dict[str, Any]  # see `loading.Library.function`
+
+
 class BuildError(Exception):
-    """Decoders that cannot be compiled; the text says why."""
+    """Functions that cannot be compiled; the text says why."""
 
 
 def compiler(*, portable: bool = False) -> list[str] | None:
@@ -88,12 +94,12 @@ def compiler(*, portable: bool = False) -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else None
 
 
-def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, target: str = "") -> None:
-    """Compiles decoders into a folder, in place of the libraries there. Equal sources and compilers
-    give equal bytes.
+def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
+    """Compiles functions into a folder, in place of the libraries there. Equal sources and
+    compilers give equal bytes.
 
     Args:
-        decoders: layouts and scalar functions.
+        types: their functions.
         folder: created if it is missing.
         target: a key of TARGETS, compiled for by ziglang; by default this machine.
 
@@ -108,23 +114,28 @@ def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, t
         raise BuildError(f"no C compiler: {'' if target else 'install clang or gcc, or '}pip install ziglang")
     if any(Path(word).stem in ("zig", "ziglang") for word in command):  # by default it uses all that this processor has
         command += ["-target", TARGETS[machine].triple] if machine in TARGETS else ["-mcpu=baseline"]
-    unit, functions = Unit(), {}
-    for layout, source in decoders:
-        unit.decoder(layout, source)
-        functions[layout.name] = _self_test(layout, source)
+    unit, tests = Unit(), []
+    for layout, decoder, encoders in types:
+        if decoder:
+            unit.decoder(layout, decoder)
+            tests.append(partial(_test_of_decoder, layout, decoder))
+        for encoder in encoders:
+            tests.append(partial(_test_of_encoder, layout, encoder, _printed(unit, layout, encoder)))
     architecture, _, system = machine.partition("-")
     linked, ending = LINKED.get(system, ELSEWHERE)
     levels = LEVELS.get(architecture, {"1": ()})
     with tempfile.TemporaryDirectory() as temporary:
-        (Path(temporary) / "decoders.c").write_text(f"{unit}\n{Path(__file__).with_name('machine.c').read_text()}", "utf-8")
+        (Path(temporary) / "types.c").write_text(f"{unit}\n{Path(__file__).with_name('machine.c').read_text()}", "utf-8")
 
         def compiled(level: str) -> Path:
             path = Path(temporary) / f"{level}{ending}"
-            _run(command, [*ALONE, *FLAGS, *levels[level], *linked, "-o", path.name, "decoders.c"], temporary)
+            _run(command, [*ALONE, *FLAGS, *levels[level], *linked, "-o", path.name, "types.c"], temporary)
             return path
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            paths = dict(zip(levels, pool.map(compiled, levels), strict=True))
+            compiling = pool.map(compiled, levels)
+            functions = {name: test for made in tests for name, test in made().items()}
+            paths = dict(zip(levels, compiling, strict=True))
         names = {level: f"{architecture}-{level}-{digest(path)}{ending}" for level, path in paths.items()}
         manifest = {"machine": machine, "sources": digest_of_sources(), "levels": names, "functions": functions}
         (Path(temporary) / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
@@ -156,18 +167,27 @@ def _run(command: list[str], arguments: list[str], folder: str) -> None:
         raise BuildError(f"the compiler {shlex.join(command)} failed: {one_line(lines[0])}")
 
 
-def _self_test(layout: Layout, source: Callable[..., Any]) -> dict[str, Any]:
+def _printed(unit: Unit, layout: Layout, encoder: Callable[..., Any]) -> str:
+    """Adds an encoder in lanes, or in plain C where that is faster or the only form. Returns its
+    name."""
+    if layout.weights is not None and layout.name not in PLAIN:
+        with suppress(ScalarError):
+            return unit.encoder(layout, encoder, lanes=True)
+    return unit.encoder(layout, encoder)
+
+
+def _test_of_decoder(layout: Layout, source: Callable[..., Any]) -> dict[str, Test]:
     """Returns the bytes of a block, or of the fields of a row, and digests of its weights in each
-    dtype, computed by plain Python.
+    dtype, computed by plain Python, for the functions by name.
 
     The bytes are pseudorandom. None of the weights is NaN, whose bits C does not define, and the
     largest is a normal float16, if one of the first blocks is like this.
     """
-    columns, kept = layout.weights or 2 * math.lcm(*(field.weights for field in layout.fields if not field.count)), None
-    names = source.__code__.co_varnames[: source.__code__.co_argcount]
+    columns, kept = _columns(layout), None
     for trial in range(100):
-        w, fields = np.zeros(columns, "<f4"), {field.name: _random(layout, field, columns, trial) for field in layout.fields}
-        run(source, **{name: {"w": w, **fields}[name] for name in names})
+        w = np.zeros(columns, "<f4")
+        fields = {field.name: _random(layout, field, columns, trial) for field in layout.fields}
+        _run_plainly(source, w=w, **fields)
         if not np.isnan(w).any():
             kept = w, fields
             if 2**-10 < np.abs(w).max() < 2**15:
@@ -179,12 +199,38 @@ def _self_test(layout: Layout, source: Callable[..., Any]) -> dict[str, Any]:
     bfloat16 = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
     with np.errstate(over="ignore"):
         made = {"float32": w, "float16": w.astype("<f2"), "bfloat16": bfloat16}
-    return {
-        "fields": [b"".join(inputs).hex()] if layout.weights else [field.hex() for field in inputs],
-        "counts": [1] if layout.weights else [1, columns],
-        "weights": columns,
-        "expected": {dtype: sha256(made[dtype].tobytes()).hexdigest() for dtype in DTYPES},
-    }
+    inputs, counts = ([b"".join(inputs)], [1]) if layout.weights else (inputs, [1, columns])
+    return {layout.name + suffix: _test(inputs, counts, [made[dtype].tobytes()]) for dtype, (suffix, _) in DTYPES.items()}
+
+
+def _test_of_encoder(layout: Layout, source: Callable[..., Any], name: str) -> dict[str, Test]:
+    """Returns pseudorandom weights, and their importance if it is used, and a digest of the bytes
+    that encode `ROWS` rows of them."""
+    columns = _columns(layout)
+    w, importance = (_random(layout, Field(part, "f32", columns), columns, 0) for part in ("w", "importance"))
+    mean_square = np.zeros(1, "<f4")
+    run(mean_square_of_row, w=w, mean_square=mean_square)
+    fields = {field.name: np.zeros(field.count or columns // field.weights, NUMPY[field.number]) for field in layout.fields}
+    _run_plainly(source, w=w, importance=abs(importance), mean_square=mean_square, **fields)
+    inputs = [w.tobytes()] + [abs(importance).tobytes()] * name.endswith("_by_importance")
+    outputs = [field.tobytes() for field in fields.values()]
+    outputs = [b"".join(outputs) * ROWS] if layout.weights else [output * ROWS for output in outputs]
+    return {name: {"repeats": ROWS, **_test(inputs, [ROWS, columns], outputs)}}
+
+
+def _test(inputs: list[bytes], counts: list[int], outputs: list[bytes]) -> Test:
+    content = sha256(b"".join(outputs)).hexdigest()
+    return {"inputs": [field.hex() for field in inputs], "counts": counts, "outputs": [*map(len, outputs)], "expected": content}
+
+
+def _columns(layout: Layout) -> int:
+    return layout.weights or 2 * math.lcm(*(field.weights for field in layout.fields if not field.count))
+
+
+def _run_plainly(source: Callable[..., Any], **arrays: np.ndarray[Any, Any]) -> None:
+    """Runs a function on the arrays that it has as parameters."""
+    names = inspect.signature(source).parameters.values()
+    run(source, **{one.name: arrays[one.name] for one in names if one.kind is not one.KEYWORD_ONLY})
 
 
 def _random(layout: Layout, field: Field, columns: int, trial: int) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""Finds the compiled decoders of this installation, and loads the library for this processor.
+"""Finds the compiled functions of this installation, and loads the library for this processor.
 
 The environment variable ``GLFT_LIBRARY=off`` makes a process use none.
 """
@@ -25,9 +25,10 @@ LOG = logging.getLogger("glft_schema")
 PACKAGE = Path(__file__).parents[2]
 FOLDER = Path(__file__).with_name("compiled")
 MANIFEST = "manifest.json"
-SOURCES = (  # files that the decoders' bits depend on
+SOURCES = (  # files that the functions' bits depend on
     "scalar/*.py",
-    "scalar/prelude.h",
+    "scalar/*.h",
+    "tensor_types/encoders/*.py",
     "tensor_types/library/building.py",
     "tensor_types/library/machine.c",
     *(f"tensor_types/{name}.py" for name in ("blocks", "fp4", "grids", "i_quants", "k_quants", "legacy")),
@@ -38,8 +39,8 @@ DTYPES = {"float32": ("", 4), "float16": ("_f16", 2), "bfloat16": ("_bf16", 2)} 
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 SYSTEMS = {"darwin": "macos", "win32": "windows"}
 
-Decode = Callable[..., None]
-_FUNCTIONS: dict[tuple[str, str], Decode | None] = {}
+Compiled = Callable[..., None]
+_FUNCTIONS: dict[str, Compiled | None] = {}
 _UNSAID = [True]  # one message per process
 
 
@@ -47,7 +48,7 @@ class LibraryError(Exception):
     """Libraries that cannot be used; the text says why."""
 
 
-def function_of(scheme: str, dtype: str) -> Decode | None:
+def function_of(scheme: str, dtype: str) -> Compiled | None:
     """Returns the compiled decoder of a type, or None if there is none that can be used.
 
     The function takes addresses and counts: ``(blocks, w, n)``, or for types of rows ``(FIELD, ...,
@@ -61,29 +62,39 @@ def function_of(scheme: str, dtype: str) -> Decode | None:
     Raises:
         OptionError: if ``GLFT_LIBRARY`` is invalid.
     """
+    return _function(scheme + DTYPES[dtype][0])
+
+
+def encoder_of(scheme: str, by_importance: bool) -> Compiled | None:
+    """Returns the compiled encoder of a type, like `function_of`. It takes ``(w, [importance,]
+    blocks, rows, columns)``, or for types of rows each FIELD in place of the blocks, see
+    `as_c.Unit.encoder`."""
+    return _function(f"encode_{scheme}{'_by_importance' * by_importance}")
+
+
+def _function(name: str) -> Compiled | None:
     if mode := os.environ.get(MODE):
         if mode != "off":
             raise OptionError(f"expected {MODE} as off, found {shown(mode)}")
         return None
-    key = scheme, dtype
-    if key not in _FUNCTIONS:  # without a lock, which a forked child could inherit locked
+    if name not in _FUNCTIONS:  # without a lock, which a forked child could inherit locked
         library = _of_package()
         try:
-            _FUNCTIONS[key] = None if library is None else library.function(scheme, dtype)
+            _FUNCTIONS[name] = None if library is None else library.function(name)
         except LibraryError as error:
-            _FUNCTIONS[key] = None
-            _say(logging.WARNING, f"{error}: some types are decoded by slower formulas; {_command()} compiles them again")
-    return _FUNCTIONS[key]
+            _FUNCTIONS[name] = None
+            _say(logging.WARNING, f"{error}: some types are converted by slower formulas; {command()} compiles them again")
+    return _FUNCTIONS[name]
 
 
 def add(library: Library) -> None:
-    """Makes `function_of` return the functions of another library. Raises LibraryError if one
-    fails its self-test."""
-    _FUNCTIONS.update({(scheme, dtype): library.function(scheme, dtype) for scheme in library.schemes for dtype in DTYPES})
+    """Makes functions of another library available. Raises LibraryError if one fails its
+    self-test."""
+    _FUNCTIONS.update({name: library.function(name) for name in library.names})
 
 
 def forget() -> None:
-    """Makes this process look for compiled decoders again."""
+    """Makes this process look for compiled functions again."""
     _FUNCTIONS.clear()
     _of_package.cache_clear()
     _UNSAID[:] = [True]
@@ -92,12 +103,12 @@ def forget() -> None:
 @lru_cache
 def _of_package() -> Library | None:
     if not (FOLDER / MANIFEST).exists():
-        _say(logging.INFO, f"no compiled decoders: types are decoded by slower formulas; {_command()} compiles them")
+        _say(logging.INFO, f"no compiled functions: types are converted by slower formulas; {command()} compiles them")
         return None
     try:
         return Library(FOLDER)
     except LibraryError as error:
-        _say(logging.WARNING, f"{error}: types are decoded by slower formulas; {_command()} compiles them again")
+        _say(logging.WARNING, f"{error}: types are converted by slower formulas; {command()} compiles them again")
     return None
 
 
@@ -109,7 +120,8 @@ def _say(level: int, message: str) -> None:
     LOG.log(level, message)
 
 
-def _command() -> str:
+def command() -> str:
+    """Returns the command that compiles the library again."""
     return f"`{shlex.quote(sys.executable)} -m glft_schema.tensor_types.compiling`"
 
 
@@ -121,46 +133,46 @@ class Library:
         try:
             manifest = json.loads((folder / MANIFEST).read_bytes())
             if manifest["machine"] != this_machine():
-                raise LibraryError(f"the decoders are compiled for {shown(manifest['machine'])}, not for {this_machine()}")
+                raise LibraryError(f"the functions are compiled for {shown(manifest['machine'])}, not for {this_machine()}")
             if manifest["sources"] != digest_of_sources():
-                raise LibraryError("the decoders are compiled from other sources")
+                raise LibraryError("the functions are compiled from other sources")
             self._functions: dict[str, dict[str, Any]] = manifest["functions"]
             levels: dict[str, str] = manifest["levels"]
             self._dll = _opened(folder, levels["1"])
             if len(levels) > 1 and (level := str(self._dll.x86_64_level())) != "1":
                 self._dll = _opened(folder, levels[level])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LibraryError(f"the compiled decoders are damaged: {one_line(str(error))}") from None
+            raise LibraryError(f"the compiled functions are damaged: {one_line(str(error))}") from None
 
     @property
-    def schemes(self) -> list[str]:
-        """The names of the types that it decodes."""
+    def names(self) -> list[str]:
+        """The names of the functions."""
         return list(self._functions)
 
-    def function(self, scheme: str, dtype: str) -> Decode | None:
-        """Returns a function after its self-test, or None for other types.
+    def function(self, name: str) -> Compiled | None:
+        """Returns a function after its self-test, or None for another name.
 
-        The self-test decodes one block or row, and compares with plain Python.
+        The self-test gives it some inputs, and compares the outputs with those of plain Python.
 
         Raises:
-            LibraryError: if the weights are others.
+            LibraryError: if the outputs are others.
         """
-        if scheme not in self._functions:
+        if name not in self._functions:
             return None
         try:
-            (suffix, size), test = DTYPES[dtype], self._functions[scheme]
-            function = getattr(self._dll, scheme + suffix)
-            inputs, counts = [bytes.fromhex(field) for field in test["fields"]], test["counts"]
-            function.argtypes = [ctypes.c_void_p] * (len(inputs) + 1) + [ctypes.c_int64] * len(counts)
+            test, function = self._functions[name], getattr(self._dll, name)
+            inputs, counts = [bytes.fromhex(content) for content in test["inputs"]], test["counts"]
+            inputs[0] *= test.get("repeats", 1)
+            outputs = [ctypes.create_string_buffer(size) for size in test["outputs"]]
+            function.argtypes = [ctypes.c_void_p] * (len(inputs) + len(outputs)) + [ctypes.c_int64] * len(counts)
             function.restype = None
-            found = ctypes.create_string_buffer(test["weights"] * size)
-            function(*inputs, found, *counts)
-            if sha256(found.raw).hexdigest() != test["expected"][dtype]:
-                raise LibraryError(f"the compiled decoder of {scheme} to {dtype} fails its self-test")
+            function(*inputs, *outputs, *counts)
+            if sha256(b"".join(output.raw for output in outputs)).hexdigest() != test["expected"]:
+                raise LibraryError(f"the compiled function {name} fails its self-test")
         except (ValueError, KeyError, TypeError, AttributeError, ctypes.ArgumentError) as error:
-            raise LibraryError(f"the compiled decoders are damaged: {one_line(str(error))}") from None
-        decode: Decode = function
-        return decode
+            raise LibraryError(f"the compiled functions are damaged: {one_line(str(error))}") from None
+        compiled: Compiled = function
+        return compiled
 
 
 def _opened(folder: Path, name: str) -> ctypes.CDLL:
@@ -180,7 +192,7 @@ def digest(*paths: Path) -> str:
 
 
 def digest_of_sources() -> str:
-    """Returns a digest of the files that decoders are compiled from."""
+    """Returns a digest of the files that functions are compiled from."""
     return digest(*(path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern))))
 
 

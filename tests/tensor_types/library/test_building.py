@@ -25,7 +25,7 @@ from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
 from glft_schema.tensor_types.tensor_type import TensorType
 from tests.scalar.sources import pointer, same_bits
 from tests.scalar.test_as_arrays import columns
-from tests.tensor_types.library.conftest import DECODERS, TYPES
+from tests.tensor_types.library.conftest import FUNCTIONS, TYPES
 from tests.tensor_types.test_ggml_types import random_blocks, weights_in
 
 X86_64 = loading.this_machine().startswith("x86_64-")
@@ -87,7 +87,7 @@ def test_a_type_of_rows_decodes_as_by_its_formula(compiled_once: Path) -> None:
 def test_equal_sources_compile_to_equal_bytes_in_place_of_older_libraries(compiled_once: Path, tmp_path: Path) -> None:
     (tmp_path / f"x86_64-1-{'0' * 32}.so").write_bytes(b"of other sources")
     (tmp_path / "libother.so").write_bytes(b"another library")
-    building.build(DECODERS, tmp_path)
+    building.build(FUNCTIONS, tmp_path)
     (tmp_path / "libother.so").unlink()
     files = {path.name: path.read_bytes() for path in compiled_once.iterdir()}
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
@@ -129,19 +129,19 @@ def test_decoders_with_a_large_array_or_tiny_weights(tmp_path: Path) -> None:
     """An array may need memset, which is found in the process; no block has large weights."""
     if building.compiler() is None:
         pytest.skip("no C compiler")
-    building.build([(LARGE.layout, decode_large), (TINY.layout, decode_tiny)], tmp_path)
+    building.build([LARGE.functions, TINY.functions], tmp_path)
     library = loading.Library(tmp_path)
     blocks, found = np.random.default_rng(1).integers(0, 256, (1, 256), np.uint8), np.zeros(256, np.float32)
-    library.function("large_own", "float32")(blocks.ctypes.data, found.ctypes.data, 1)
+    library.function("large_own")(blocks.ctypes.data, found.ctypes.data, 1)
     expected = np.zeros(256, np.float32)
     run(decode_large, w=expected, qs=blocks[0])
     assert same_bits(found, expected)
-    assert library.function("tiny_own", "float32")
+    assert library.function("tiny_own")
 
 
 def test_a_decoder_of_nan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(building.BuildError) as raised:
-        building.build([(NAN.layout, decode_nan)], tmp_path)
+        building.build([NAN.functions], tmp_path)
     assert str(raised.value) == "nan_own: expected a decoder of numbers, found NaN in each of 100 random blocks"
 
 
@@ -155,17 +155,17 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(building.BuildError) as raised:
-        building.build(DECODERS, tmp_path / "compiled")
+        building.build(FUNCTIONS, tmp_path / "compiled")
     assert str(raised.value) == "no C compiler: install clang or gcc, or pip install ziglang"
     with pytest.raises(building.BuildError) as raised:
-        building.build(DECODERS, tmp_path / "compiled", "x86_64-windows")
+        building.build(FUNCTIONS, tmp_path / "compiled", "x86_64-windows")
     assert str(raised.value) == "no C compiler: pip install ziglang"
     assert not (tmp_path / "compiled").exists()
 
 
 def test_an_unknown_target(tmp_path: Path) -> None:
     with pytest.raises(building.BuildError) as raised:
-        building.build(DECODERS, tmp_path, "x86-linux")
+        building.build(FUNCTIONS, tmp_path, "x86-linux")
     assert str(raised.value) == (
         "expected a target x86_64-linux, aarch64-linux, x86_64-macos, aarch64-macos or x86_64-windows, found 'x86-linux'"
     )
@@ -178,10 +178,10 @@ def test_zig_compiles_for_no_certain_processor(tmp_path: Path, monkeypatch: pyte
     path.write_text("#!/bin/sh\necho error: $1 $2 $3 >&2; exit 1\n")
     path.chmod(0o755)
     monkeypatch.setenv("CC", f"{path} cc")
-    for machine, option in (("x86_64-linux", "-target x86_64-linux-gnu.2.17"), ("riscv64-linux", "-mcpu=baseline -std=c11")):
+    for machine, option in (("x86_64-linux", "-target x86_64-linux-gnu.2.17"), ("riscv64-linux", "-mcpu=baseline -std=gnu11")):
         monkeypatch.setattr(building, "this_machine", lambda machine=machine: machine)
         with pytest.raises(building.BuildError) as raised:
-            building.build(DECODERS, tmp_path / "compiled")
+            building.build(FUNCTIONS, tmp_path / "compiled")
         assert str(raised.value).endswith(f"failed: error: cc {option}")
 
 
@@ -189,7 +189,7 @@ def test_zig_compiles_for_no_certain_processor(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        ("echo unit.c: warning: w >&2; echo unit.c:3: error: boom >&2; exit 1", "failed: unit.c:3: error: boom"),
+        ("echo types.c: warning: w >&2; echo types.c:3: error: boom >&2; exit 1", "failed: types.c:3: error: boom"),
         ("echo killed >&2; exit 137", "failed: killed"),
         ("exit 1", "failed: no message"),
     ],
@@ -200,7 +200,7 @@ def test_a_compiler_that_fails(script: str, problem: str, tmp_path: Path, monkey
     path.chmod(0o755)
     monkeypatch.setenv("CC", f"{path} -pipe")
     with pytest.raises(building.BuildError) as raised:
-        building.build(DECODERS, tmp_path / "compiled")
+        building.build(FUNCTIONS, tmp_path / "compiled")
     assert str(raised.value) == f"the compiler {path} -pipe {problem}"
     assert not (tmp_path / "compiled").exists()
 
@@ -208,21 +208,22 @@ def test_a_compiler_that_fails(script: str, problem: str, tmp_path: Path, monkey
 def test_a_compiler_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(building.BuildError) as raised:
-        building.build(DECODERS, tmp_path)
+        building.build(FUNCTIONS, tmp_path)
     assert str(raised.value) == "the compiler no-such-compiler cannot run: No such file or directory"
 
 
 @pytest.mark.full
 def test_all_types_compile_to_small_libraries(tmp_path: Path) -> None:
-    """Less than 1 MB, with each dtype of each type."""
+    """Less than 8 MB in all levels, of which the candidates of grids are 5."""
     if building.compiler() is None:
         pytest.skip("no C compiler")
-    decoders = [(type_.layout, type_.formula) for type_ in DECLARED if type_.layout]
-    building.build(decoders, tmp_path)
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 1_000_000
+    functions = [type_.functions for type_ in DECLARED if type_.functions]
+    building.build(functions, tmp_path)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 8_000_000
     library = loading.Library(tmp_path)
-    assert len(library.schemes) == len(decoders) == 29
-    assert all(library.function(scheme, dtype) for scheme in library.schemes for dtype in loading.DTYPES)
+    assert len(functions) == 29
+    assert len(library.names) == 3 * 29 + sum(len(one.encoders) for one in functions)
+    assert all(map(library.function, library.names))
 
 
 def test_machines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tests.tensor_types.library.test_building import by_arrays
 from tests.tensor_types.test_ggml_types import random_blocks
 
 COMMAND = f"`{sys.executable} -m glft_schema.tensor_types.compiling`"
-AGAIN = f"types are decoded by slower formulas; {COMMAND} compiles them again"
+AGAIN = f"types are converted by slower formulas; {COMMAND} compiles them again"
 Change = Callable[[Callable[[Any], object]], None]
 
 
@@ -60,18 +60,21 @@ def test_functions_of_all_dtypes(caplog: pytest.LogCaptureFixture) -> None:
     found = np.zeros((100, 256), np.float32)
     functions["q4_k", "float32"](blocks.ctypes.data, found.ctypes.data, 100)
     assert same_bits(found, by_arrays(TYPES[0], blocks))
+    assert loading.encoder_of("q4_k", False)
+    assert loading.encoder_of("q4_k", True)
+    assert loading.encoder_of("iq2_xxs", True) is None
     assert messages(caplog) == []
 
 
 def test_no_folder(folder: Path, passed_over: Callable[..., None]) -> None:
     folder.rename(folder.with_name("elsewhere"))
-    problem = f"no compiled decoders: types are decoded by slower formulas; {COMMAND} compiles them"
+    problem = f"no compiled functions: types are converted by slower formulas; {COMMAND} compiles them"
     passed_over(problem, logging.INFO)
 
 
 def test_other_sources(change_manifest: Change, passed_over: Callable[..., None]) -> None:
     change_manifest(lambda manifest: manifest.update(sources="0" * 32))
-    passed_over(f"the decoders are compiled from other sources: {AGAIN}")
+    passed_over(f"the functions are compiled from other sources: {AGAIN}")
 
 
 def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,10 +97,11 @@ def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.Mon
         path.write_bytes(content)
 
 
-def test_the_sources_have_all_functions_and_tables_of_decoders() -> None:
-    """Every global name of a decoder or helper is defined in a file of the sources."""
+def test_the_sources_have_all_functions_and_tables() -> None:
+    """Every global name of a decoder, encoder or helper is defined in a file of the sources."""
     sources = {path for pattern in loading.SOURCES for path in loading.PACKAGE.glob(pattern)}
-    left, seen = [type_.formula for type_ in DECLARED if type_.layout], set()
+    used = [type_.functions for type_ in DECLARED if type_.functions]
+    left, seen = [function for functions in used for function in (functions.decoder, *functions.encoders)], set()
     while left:
         function = inspect.unwrap(left.pop())
         if function in seen or function.__module__ == language.__name__:
@@ -116,19 +120,19 @@ def test_the_sources_have_all_functions_and_tables_of_decoders() -> None:
                 assert Path(inspect.getsourcefile(sys.modules[imported[name]])) in sources, (function, name)
             if isinstance(value := vars(module).get(name), types.FunctionType):
                 left.append(value)
-    assert len(seen) > 29
+    assert len(seen) > 100
 
 
 def test_another_machine(change_manifest: Change, passed_over: Callable[..., None]) -> None:
     change_manifest(lambda manifest: manifest.update(machine="sparc-solaris"))
-    passed_over(f"the decoders are compiled for 'sparc-solaris', not for {loading.this_machine()}: {AGAIN}")
+    passed_over(f"the functions are compiled for 'sparc-solaris', not for {loading.this_machine()}: {AGAIN}")
 
 
 @pytest.mark.parametrize("changed", [lambda content: content[:-1], lambda content: content[:-1] + bytes([content[-1] ^ 1])])
 def test_a_damaged_library(changed: Callable[[bytes], bytes], folder: Path, passed_over: Callable[..., None]) -> None:
     path = next(folder.glob("*-1-*"))
     path.write_bytes(changed(path.read_bytes()))
-    passed_over(f"the compiled decoders are damaged: {path.name} has another content: {AGAIN}")
+    passed_over(f"the compiled functions are damaged: {path.name} has another content: {AGAIN}")
 
 
 def test_a_library_that_the_system_refuses(folder: Path, change_manifest: Change, passed_over: Callable[..., None]) -> None:
@@ -139,7 +143,7 @@ def test_a_library_that_the_system_refuses(folder: Path, change_manifest: Change
     change_manifest(lambda manifest: manifest.update(levels={"1": name}))
     with pytest.raises(loading.LibraryError) as raised:
         loading.Library(folder)
-    assert str(raised.value).startswith("the compiled decoders are damaged: ")
+    assert str(raised.value).startswith("the compiled functions are damaged: ")
     assert "\n" not in str(raised.value)
     passed_over(f"{raised.value}: {AGAIN}")
 
@@ -147,7 +151,7 @@ def test_a_library_that_the_system_refuses(folder: Path, change_manifest: Change
 def test_a_missing_library(folder: Path, passed_over: Callable[..., None]) -> None:
     path = next(folder.glob("*-1-*"))
     path.unlink()
-    passed_over(f"the compiled decoders are damaged: [Errno 2] No such file or directory: '{path}': {AGAIN}")
+    passed_over(f"the compiled functions are damaged: [Errno 2] No such file or directory: '{path}': {AGAIN}")
 
 
 @pytest.mark.parametrize(
@@ -161,27 +165,27 @@ def test_a_missing_library(folder: Path, passed_over: Callable[..., None]) -> No
 )
 def test_a_damaged_manifest(content: bytes, problem: str, folder: Path, passed_over: Callable[..., None]) -> None:
     (folder / "manifest.json").write_bytes(content)
-    passed_over(f"the compiled decoders are damaged: {problem}: {AGAIN}")
+    passed_over(f"the compiled functions are damaged: {problem}: {AGAIN}")
 
 
 def test_a_function_that_fails_its_self_test(change_manifest: Change, caplog: pytest.LogCaptureFixture) -> None:
     """It is not used; the others are."""
-    change_manifest(lambda manifest: manifest["functions"]["q4_k"]["expected"].update(float16="0" * 64))
+    change_manifest(lambda manifest: manifest["functions"]["q4_k_f16"].update(expected="0" * 64))
     with caplog.at_level(logging.INFO, "glft_schema"):
         assert loading.function_of("q4_k", "float16") is None
         assert loading.function_of("q4_k", "float16") is None
         assert loading.function_of("q4_k", "float32")
         assert loading.function_of("iq2_xxs", "float16")
-    problem = "the compiled decoder of q4_k to float16 fails its self-test: some " + AGAIN
+    problem = "the compiled function q4_k_f16 fails its self-test: some " + AGAIN
     assert messages(caplog) == [(logging.WARNING, problem)]
 
 
 def test_a_damaged_self_test(change_manifest: Change, caplog: pytest.LogCaptureFixture) -> None:
-    change_manifest(lambda manifest: manifest["functions"]["q4_k"].update(fields=["0"]))
+    change_manifest(lambda manifest: manifest["functions"]["q4_k"].update(inputs=["0"]))
     assert loading.function_of("q4_k", "float32") is None
     [(level, problem)] = messages(caplog)
     assert level == logging.WARNING
-    assert problem.startswith("the compiled decoders are damaged: ")
+    assert problem.startswith("the compiled functions are damaged: ")
     assert problem.endswith(f": some {AGAIN}")
 
 
@@ -202,7 +206,7 @@ def test_turned_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
 
 
 def test_threads_that_begin_together(change_manifest: Change, caplog: pytest.LogCaptureFixture) -> None:
-    change_manifest(lambda manifest: manifest["functions"]["q4_k"]["expected"].update(float16="0" * 64))
+    change_manifest(lambda manifest: manifest["functions"]["q4_k_f16"].update(expected="0" * 64))
     keys = [(type_.scheme, dtype) for type_ in TYPES for dtype in loading.DTYPES] * 20
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda key: loading.function_of(*key), keys))

@@ -6,25 +6,15 @@ import hashlib
 
 import numpy as np
 import pytest
-import torch
 
 from glft_schema import load_file
-from glft_schema.tensor_types.encoders.grid_neighbours import best_entries, neighbours, points
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.grids import VALUES, levels
 from tests.oracles import llama_cpp
 from tests.tools.depth import FULL
+from tests.tools.encoding import encoded
 from tests.tools.real_files import downloaded
 
-CPU = torch.device("cpu")
 FREE = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # which do not require an importance
-
-
-def encoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
-    """Returns u8 [rows, bytes of a row] for float32 [rows, weights of a row]."""
-    rows, type_ = torch.from_numpy(weights), GGML_TYPES[name]
-    counts = {} if importance is None else {"importance": torch.from_numpy(importance).expand_as(rows)}
-    return type_.quantize(rows, **counts)["blocks"].numpy()
 
 
 def quantized_by_c(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
@@ -140,26 +130,6 @@ def test_pieces_of_any_size_give_the_same() -> None:
     weights = np.random.default_rng(3).standard_normal((1100, 256)).astype(np.float32)
     whole = encoded("IQ3_S", weights)
     assert np.array_equal(whole, np.concatenate([encoded("IQ3_S", weights[:7]), encoded("IQ3_S", weights[7:])]))
-
-
-@pytest.mark.parametrize(("name", "shells"), [("iq3_xxs", 2), ("iq3_s", 3), ("iq2_s", 1), ("iq2_xxs", 2), ("iq2_xs", 2)])
-def test_entries_are_the_best_of_the_nearest(name: str, shells: int) -> None:
-    """Against a search of the whole grid."""
-    known, grid, base = neighbours(name, shells, CPU), levels(name).to(torch.float64), len(VALUES[name])
-    made = torch.Generator().manual_seed(0)
-    digits = torch.randint(0, base, (grid.shape[1], 500), generator=made, dtype=torch.int32)
-    weights = 2 * digits + 1 + 2 * torch.rand(digits.shape, generator=made) - 1
-    counts = torch.rand(digits.shape, generator=made)
-    found = known.entries(best_entries(known, points(digits, base), weights, counts, torch.ones(500)))
-
-    distances = (digits.T.unsqueeze(1) - grid).square().sum(2)
-    shell = distances.amin(1, keepdim=True)
-    on_grid = shell == 0
-    for _ in range(shells - 1):
-        shell = distances.masked_fill(distances <= shell, torch.inf).amin(1, keepdim=True)
-    errors = ((2 * grid + 1 - weights.T.unsqueeze(1)).square() * counts.T.unsqueeze(1)).sum(2)
-    errors = torch.where(on_grid, distances, errors.masked_fill(distances > shell, torch.inf))
-    assert torch.equal(found.long(), errors.argmin(1))
 
 
 @pytest.mark.network

@@ -1,0 +1,243 @@
+"""Searches for the scale of a group of weights, or its scale and minimum, as scalar functions.
+
+A scale determines codes, by division and rounding, and codes determine the best scale, by least
+squares. There is no closed form for the best pair. So a few scales are tried: the codes of each
+give a better scale, and the one with the smallest error is kept. Some searches then change single
+codes. Counts weight the errors.
+
+Source: ggml-quants.c of llama.cpp, whose functions (named in each search) the searches follow
+operation by operation; the encoders that use them are checked against it bit by bit.
+"""
+
+from __future__ import annotations
+
+from glft_schema.scalar.language import float32, floats, nearest, root
+
+TINY = 1e-15  # groups whose weights are all smaller are stored as zeros, in searches without a minimum
+
+
+def count_weights(w, importance, counts, mean):
+    """Sets each count to importance * sqrt(mean + w^2)."""
+    for i in range(len(counts)):
+        counts[i] = importance[i] * root(mean + w[i] * w[i])
+
+
+def mean_square(w, *, factor=1):
+    """Returns the mean of w^2, added in order, times a factor."""
+    total = float32(0)
+    for i in range(len(w)):
+        total += w[i] * w[i]
+    return total * factor / len(w)
+
+
+def farthest(x):
+    """Returns the (first) number farthest from zero, 0 rather than -0."""
+    peak = float32(0)
+    for i in range(len(x)):
+        peak = x[i] if abs(x[i]) > abs(peak) else peak
+    return peak
+
+
+def code_between(x, *, low, high):
+    """Rounds to an integer from `low` to `high`."""
+    return min(max(nearest(x), low), high)
+
+
+def scale_and_minimum(x, counts, *, top, first, delta, tries, absolute):
+    """Searches for the scale and the minimum of x, for codes from 0 to `top`.
+
+    Minimizes the sum of count * error^2, or of count * |error| if `absolute`. The first trial spans
+    the range from the least number, or 0, to the greatest; the others divide it into top + first,
+    top + first + delta, ... parts. The codes of a trial give the best scale and minimum, which
+    solve two linear equations. The best minimum so far is the origin of the next trial. It is never
+    above 0.
+
+    Returns the scale, the minimum, and the origin and the inverse of a scale that give codes.
+
+    Source: make_qkx2_quants and make_qkx3_quants.
+    """
+    low, high = x[0], x[0]
+    sum_w, sum_x = float32(0), float32(0)
+    for i in range(len(x)):
+        low, high = min(low, x[i]), max(high, x[i])
+        sum_w += counts[i]
+        sum_x += counts[i] * x[i]
+    low = min(low, float32(0))
+    scale, origin, inverse = float32(0), low, float32(0)
+    if high > low:
+        codes = floats(len(x))
+        inverse = top / (high - low)
+        scale = 1.0 / inverse
+        least = float32(0)
+        for i in range(len(x)):
+            wrong = scale * float32(code_between(inverse * (x[i] - low), low=0, high=top)) + low - x[i]
+            least += counts[i] * (abs(wrong) if absolute else wrong * wrong)
+        for n in range(tries):
+            tried = (float32(n) * delta + first + top) / (high - low)
+            sum_l, sum_l2, sum_xl = float32(0), float32(0), float32(0)
+            for i in range(len(x)):
+                code = float32(code_between(tried * (x[i] - low), low=0, high=top))
+                counted = counts[i] * code
+                sum_l += counted
+                sum_l2 += counted * code
+                sum_xl += counted * x[i]
+                codes[i] = code
+            determinant = sum_w * sum_l2 - sum_l * sum_l
+            if determinant > 0.0:
+                new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
+                new_low = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+                if new_low > 0.0:
+                    new_low = float32(0)
+                    new_scale = sum_xl / sum_l2
+                error = float32(0)
+                for i in range(len(x)):
+                    wrong = new_scale * codes[i] + new_low - x[i]
+                    error += counts[i] * (abs(wrong) if absolute else wrong * wrong)
+                if error < least:
+                    least, scale, origin, inverse, low = error, new_scale, low, tried, new_low
+    return scale, low, origin, inverse
+
+
+def range_and_codes(x, counts, codes, *, top, first, delta, tries, absolute=False):
+    """Searches for the scale and the minimum of x, which it returns, and computes the codes, see
+    `scale_and_minimum`."""
+    scale, low, origin, inverse = scale_and_minimum(
+        x, counts, top=top, first=first, delta=delta, tries=tries, absolute=absolute
+    )
+    for i in range(len(x)):
+        codes[i] = code_between(inverse * (x[i] - origin), low=0, high=top)
+    return scale, low
+
+
+def scale_alone(x, counts, *, top):
+    """Searches for the scale of x by least squares, for codes from -top to top - 1.
+
+    The first trial gives the x farthest from zero the code -top, which has no positive counterpart;
+    the others a little more or less, by tenths.
+
+    Returns the scale and the inverse that gives codes, both 0 for a group of zeros.
+
+    Source: make_qx_quants.
+    """
+    peak = farthest(x)
+    scale, inverse = float32(0), float32(0)
+    if abs(peak) >= TINY:
+        inverse = -top / peak
+        fit, size = fit_and_size(x, counts, inverse, top=top)
+        if size != 0.0:
+            scale = fit / size
+        best = scale * fit
+        for n in range(-9, 10):
+            if n != 0:
+                tried = -(float32(n) * 0.1 + top) / peak
+                fit, size = fit_and_size(x, counts, tried, top=top)
+                if size > 0.0 and fit * fit > best * size:
+                    scale, inverse = fit / size, tried
+                    best = scale * fit
+    return scale, inverse
+
+
+def scale_and_codes(x, counts, codes, *, top):
+    """Searches for the scale of x, which it returns, and computes the codes, see `scale_alone`. The
+    codes of zeros are -top."""
+    scale, inverse = scale_alone(x, counts, top=top)
+    for i in range(len(x)):
+        codes[i] = code_between(inverse * x[i], low=-top, high=top - 1) if inverse != 0.0 else -top
+    return scale
+
+
+def fit_and_size(x, counts, inverse, *, top):
+    """Returns the sums of count * x * code and of count * code^2. Their quotient is the scale that
+    fits these codes best."""
+    fit, size = float32(0), float32(0)
+    for i in range(len(x)):
+        code = float32(code_between(inverse * x[i], low=-top, high=top - 1))
+        fit += counts[i] * x[i] * code
+        size += counts[i] * code * code
+    return fit, size
+
+
+def scale_by_single_codes(x, codes, *, top):
+    """Searches like `scale_alone` with the counts x^2, but by changing single codes, see `improve`.
+    Returns the scale; `codes` gets codes from -top to top - 1.
+
+    Source: make_q3_quants.
+    """
+    peak, scale = farthest(x), float32(0)
+    for i in range(len(x)):
+        codes[i] = -top
+    if abs(peak) >= TINY:
+        counts = floats(len(x))
+        inverse = -top / peak
+        for i in range(len(x)):
+            counts[i] = x[i] * x[i]
+            codes[i] = code_between(inverse * x[i], low=-top, high=top - 1)
+        scale = improve(x, counts, codes, least=-top, top=top - 1)
+    return scale
+
+
+def scale_of_positives(x, counts, codes, *, top):
+    """Searches for the scale of numbers that should not be negative, for codes from 0 to `top`: the
+    best of nine, then single codes change, see `improve`. Returns the scale; 0 for zeros.
+
+    The numbers are scales themselves, and noise may make one negative if a single weight of its
+    group counts. Its code is 0. In that this differs from llama.cpp, which stores 255 and so spoils
+    all scales of the block.
+
+    Source: make_qp_quants.
+    """
+    peak, scale = float32(0), float32(0)
+    for i in range(len(x)):
+        peak = max(peak, x[i])
+        codes[i] = 0
+    if peak >= TINY:
+        best = top / peak
+        least = error_of_positives(x, counts, best, top=top)
+        for n in range(-4, 5):
+            if n != 0:
+                tried = (float32(n) * 0.1 + top) / peak
+                error = error_of_positives(x, counts, tried, top=top)
+                if error < least:
+                    least, best = error, tried
+        for i in range(len(x)):
+            codes[i] = code_between(x[i] * best, low=0, high=top)
+        scale = improve(x, counts, codes, least=0, top=top)
+    return scale
+
+
+def error_of_positives(x, counts, inverse, *, top):
+    """Returns the sum of count * error^2 for the codes and the scale of a trial."""
+    error = float32(0)
+    for i in range(len(x)):
+        wrong = x[i] - float32(code_between(x[i] * inverse, low=0, high=top)) * (1.0 / inverse)
+        error += counts[i] * wrong * wrong
+    return error
+
+
+def improve(x, counts, codes, *, least, top):
+    """Improves codes one by one: each is computed again from the scale that fits all others, and
+    changed if that leaves less error. At most five passes. Returns the scale that fits the codes.
+
+    That scale is fit / size, of the sums of count * x * code and of count * code^2.
+    """
+    fit, size = float32(0), float32(0)
+    for i in range(len(x)):
+        fit += counts[i] * x[i] * float32(codes[i])
+        size += counts[i] * float32(codes[i]) * float32(codes[i])
+    for _turn in range(5):
+        changed = False
+        for i in range(len(x)):
+            code = float32(codes[i])
+            other_fit, other_size = fit - counts[i] * x[i] * code, size - counts[i] * code * code
+            if other_fit > 0.0:
+                new = code_between(x[i] * other_size / other_fit, low=least, high=top)
+                if new != codes[i]:
+                    new_fit = counts[i] * x[i] * float32(new) + other_fit
+                    new_size = counts[i] * float32(new) * float32(new) + other_size
+                    if new_size > 0.0 and new_fit * new_fit * size > fit * fit * new_size:
+                        fit, size = new_fit, new_size
+                        codes[i] = new
+                        changed = True
+        if not changed:
+            break
+    return fit / size if size > 0.0 else float32(0)

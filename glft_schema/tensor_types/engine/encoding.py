@@ -1,0 +1,96 @@
+"""Encodes rows by scalar functions: by the compiled library, or side by side by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from glft_schema.errors import TensorError
+from glft_schema.lazy import torch
+from glft_schema.scalar.layout import NUMPY, Layout
+from glft_schema.tensor_types.engine.functions import Encoder, Fields
+from glft_schema.tensor_types.library.loading import command, encoder_of
+
+
+def by_library(layout: Layout, importance: torch.Tensor | None, columns: int) -> Callable[[torch.Tensor, Fields], None] | None:
+    """Returns a function that writes the fields of weights, float32 [rows, numbers], or None if the
+    library lacks the type. It may run in several threads.
+
+    Args:
+        layout: of a block or a row.
+        importance: float32 [columns], if the encoder uses it.
+        columns: of a row of the tensor.
+    """
+    function = encoder_of(layout.name, importance is not None)
+    if function is None:
+        return None
+    row = [] if importance is None else [importance.cpu().contiguous()]
+
+    def step(weights: torch.Tensor, out: Fields) -> None:
+        weights = weights.cpu().contiguous()
+        fields = {name: field if _is_plain(field) else torch.empty_like(field, device="cpu") for name, field in out.items()}
+        function(*(part.data_ptr() for part in (weights, *row, *fields.values())), weights.numel() // columns, columns)
+        for name, field in fields.items():
+            if field is not out[name]:
+                out[name].copy_(field)
+
+    return step
+
+
+def _is_plain(field: torch.Tensor) -> bool:
+    return field.device.type == "cpu" and field.is_contiguous()
+
+
+def by_arrays(
+    source: Encoder, layout: Layout, importance: torch.Tensor | None, columns: int, name: str
+) -> Callable[[torch.Tensor, Fields], None]:
+    """Returns a function as `by_library` does, without the library. It raises TensorError, about
+    the tensor `name`, if the encoder has no such form."""
+    from glft_schema.scalar.as_c import mean_square_of_row  # slow to import, as below
+    from glft_schema.scalar.checking import check
+    from glft_schema.scalar.language import ScalarError
+    from glft_schema.scalar.side_by_side import run_side_by_side
+    from glft_schema.scalar.tree import Array
+
+    function = _checked(source, layout)
+    of_row = check(mean_square_of_row, {"w": Array("f32", None), "mean_square": Array("f32", 1, "out")})
+
+    def step(weights: torch.Tensor, out: Fields) -> None:
+        rows = weights.cpu().contiguous().numpy().reshape(-1, columns)
+        width = layout.weights or columns
+        arrays = {"w": rows.reshape(-1, width).T}
+        blocks = arrays["w"].shape[1]
+        per_row = columns // width
+        if importance is not None:
+            arrays["importance"] = np.tile(importance.cpu().numpy().reshape(-1, width).T, len(rows))
+        if "mean_square" in function.parameters:
+            means = np.zeros((1, len(rows)), np.float32)
+            run_side_by_side(of_row, {"w": rows.T, "mean_square": means}, len(rows))
+            arrays["mean_square"] = means.repeat(per_row, 1)
+        counts = {field.name: field.count or columns // field.weights for field in layout.fields}
+        for field in layout.fields:
+            arrays[field.name] = np.zeros((counts[field.name], blocks), np.float32 if field.number[0] == "f" else np.int32)
+        try:
+            run_side_by_side(function, arrays, blocks)
+        except ScalarError as error:
+            how = f"{command()} compiles the library, glft_schema.types.compile a type of your own"
+            raise TensorError(f"{error}; {how}", name) from None
+        with np.errstate(over="ignore"):
+            stored = {field.name: arrays[field.name].T.astype(NUMPY[field.number]) for field in layout.fields}
+        if layout.weights:
+            parts = [np.ascontiguousarray(part).view(np.uint8).reshape(blocks, -1) for part in stored.values()]
+            stored = {next(iter(out)): np.concatenate(parts, 1)}
+        for key, part in stored.items():
+            out[key].copy_(torch.from_numpy(np.ascontiguousarray(part)).view(out[key].shape))
+
+    return step
+
+
+@lru_cache(maxsize=1 << 8)
+def _checked(source: Encoder, layout: Layout) -> Any:
+    from glft_schema.scalar.checking import check
+
+    return check(source, layout.encoder_arrays())
