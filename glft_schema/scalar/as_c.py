@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -64,6 +64,9 @@ def with_prelude(text: str, prefix: str = "") -> str:
             words.update(re.findall(r"\w+", definition))
     in_code = re.compile(rf"(//.*)|\b({'|'.join(PRELUDE)})\b")
     return in_code.sub(lambda found: found[1] or prefix + found[2], "\n".join(used))
+
+
+Several: TypeAlias = Callable[["Unit", Layout, Function], list[str]]
 
 
 class Unit:
@@ -171,7 +174,7 @@ class Unit:
             f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++)\n        {call};\n}}\n"
         )
 
-    def encoder(self, layout: Layout, source: Callable[..., Any], lanes: bool = False) -> str:
+    def encoder(self, layout: Layout, source: Callable[..., Any], several: Several | None = None) -> str:
         """Adds an encoder, ``encode_NAME`` or ``encode_NAME_by_importance``. Returns this name.
 
         The parameters are ``(w, blocks, rows, columns)``, or for types of rows ``(w, FIELD, ...,
@@ -180,7 +183,8 @@ class Unit:
         Args:
             layout: of what is written.
             source: the scalar function.
-            lanes: whether several blocks are encoded at once, see `as_lanes`.
+            several: prints the statements that encode several blocks at once, such as
+                `as_lanes.blocks_in_lanes`. By default one block is encoded after the other.
 
         Raises:
             ScalarError: if the function does not follow the language, or has no such form.
@@ -190,12 +194,10 @@ class Unit:
         name = f"{self._prefix}encode_{layout.name}{'_by_importance' * by_importance}"
         outputs = ["blocks"] if layout.weights else [name_in_c(field.name) for field in layout.fields]
         lines = ["    float mean_square[1] = {0};"] if "mean_square" in function.parameters else []
-        if lanes:
-            from glft_schema.scalar.as_lanes import blocks_in_lanes
-
+        if several:
             lines += ["    int64_t last = -1;"] if lines else []
             lines += [f"    int64_t n = rows * (columns / {layout.weights});"]
-            lines += [f"    {line}" for line in blocks_in_lanes(self, layout, function)]
+            lines += [f"    {line}" for line in several(self, layout, function)]
         else:
             inner = [f"{self.mean_square()}(w, mean_square, (int32_t)columns);"] if lines else []
             inner += self._each_block(layout, function) if layout.weights else self._whole_row(layout, function)

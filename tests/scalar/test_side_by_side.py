@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from glft_schema.scalar.as_c import Unit
+from glft_schema.scalar.as_lanes import blocks_in_lanes
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, run
 from glft_schema.scalar.layout import NUMPY, Field, Layout
@@ -241,7 +242,7 @@ def test_all_forms_are_equal(body: str, tmp_path: Path) -> None:
     assert len(np.unique(expected, axis=0)) > 5
     plain, lanes = Unit(), Unit()
     name = plain.encoder(LAYOUT, function)
-    assert lanes.encoder(LAYOUT, function, lanes=True) == name
+    assert lanes.encoder(LAYOUT, function, blocks_in_lanes) == name
     assert (numbers(by_c(compiled(str(plain), tmp_path, "-O1"), name)) == expected).all()
     for width in WIDTHS:
         library = compiled(str(lanes), tmp_path, "-O1", f"-DLANES={width}", *GNU)
@@ -301,7 +302,7 @@ def test_random_programs(tmp_path: Path) -> None:
         except ScalarError as error:
             assert re.search("kind|shift|32 bits|index|every path|statement", str(error)), error
             continue
-        assert lanes.encoder(layout, function, lanes=True) == name
+        assert lanes.encoder(layout, function, blocks_in_lanes) == name
         functions.append((function, name))
     libraries = [compiled(str(plain), tmp_path, "-O1", "-w")]
     libraries += [compiled(str(lanes), tmp_path, "-O1", "-w", f"-DLANES={width}", *GNU) for width in (4, 8)]

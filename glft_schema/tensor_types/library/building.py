@@ -28,6 +28,7 @@ import numpy as np
 
 from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.scalar.as_c import FLAGS, Unit, mean_square_of_row
+from glft_schema.scalar.as_lanes import blocks_in_lanes
 from glft_schema.scalar.language import ScalarError, run
 from glft_schema.scalar.layout import NUMPY, Field, Functions, Layout
 from glft_schema.tensor_types.library.loading import DTYPES, MANIFEST, digest, digest_of_sources, this_machine
@@ -172,7 +173,7 @@ def _printed(unit: Unit, layout: Layout, encoder: Callable[..., Any]) -> str:
     name."""
     if layout.weights is not None and layout.name not in PLAIN:
         with suppress(ScalarError):
-            return unit.encoder(layout, encoder, lanes=True)
+            return unit.encoder(layout, encoder, blocks_in_lanes)
     return unit.encoder(layout, encoder)
 
 

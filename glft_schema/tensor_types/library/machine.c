@@ -1,4 +1,21 @@
-// What a library has beside decoders: the level of the processor, and an entry point for Windows.
+// What a library has beside functions of types: the level of the processor, `memset`, by which compilers
+// clear arrays, and an entry point for Windows.
+
+typedef uint64_t words __attribute__((vector_size(32), aligned(1), may_alias));
+
+__attribute__((visibility("hidden"), used)) void *memset(void *start, int value, __SIZE_TYPE__ size) {
+    uint64_t word = (uint8_t)value * 0x0101010101010101u;
+    uint8_t *to = start, *end = to + size;
+    for (; end - to >= 32; to += 32) {
+        *(words *)to = (words){word, word, word, word};
+        __asm__ volatile("" ::: "memory");  // or the loop becomes a call of memset
+    }
+    for (; to < end; to++) {
+        *to = (uint8_t)value;
+        __asm__ volatile("" ::: "memory");
+    }
+    return start;
+}
 
 #ifdef __x86_64__
 static void cpuid(uint32_t leaf, uint32_t *b, uint32_t *c) {
