@@ -18,12 +18,13 @@ from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
 from glft_schema.tensor_types.engine.chunks import slices
+from glft_schema.tensor_types.engine.compiled import SIZES
 from glft_schema.tensor_types.engine.workers import in_order
 from glft_schema.tensor_types.library.loading import function_of
 
 FEW = 4  # rows of an input, for which converting weights to its dtype would take longer
 HALF = (torch.float16, torch.bfloat16)
-CHUNK = 1 << 22  # weights decoded at a time: 16 MiB as float32; fewer have more overhead in Python
+CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
 DEVICES = ("cpu", "cuda")  # whose autocast is followed
 LIBRARY: Any = torch.library.Library("glft_schema", "DEF")  # type: ignore[no-untyped-call]
 LIBRARY.define("linear(Tensor x, Tensor packed, str type, int rows, int columns) -> Tensor")
@@ -94,7 +95,8 @@ def _for_each_part(
     numbers, threads = together * columns, torch.get_num_threads()
     in_library = packed.device.type == "cpu" and function_of(type.lower(), "float32") is not None
     is_parallel = in_threads and in_library and threads > 1
-    size = max(min(CHUNK // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
+    most = CHUNK if packed.device.type == "cpu" else SIZES[0]
+    size = max(min(most // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
 
     def run(part: slice) -> None:
         weights = _memory((part.stop - part.start) * numbers, dtype, packed.device).view(-1, numbers)

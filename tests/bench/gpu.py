@@ -1,4 +1,4 @@
-"""Formulas on a GPU, and whole files loaded to it; no measurements without a GPU."""
+"""Formulas and packed layers on a GPU, and whole files loaded to it; nothing without a GPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file as load_safetensors
 from safetensors.torch import save_file as save_safetensors
+from torch import nn
 
 from glft_schema import load_file, save_file
 from glft_schema.formats.glft import GLFT
+from glft_schema.nn import Linear
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.bench.measure import Row, in_turn
 
 ROWS, COLUMNS = 32768, 8192  # 1 GiB as float32
-TYPES = [*GLFT.types, *(GGML_TYPES[name] for name in ("Q8_0", "Q4_0", "Q4_K", "Q6_K"))]
+TYPES = [*GLFT.types, *(GGML_TYPES[name] for name in ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "IQ3_S"))]
 
 
 def waited(run: Callable[[], object]) -> Callable[[], None]:
@@ -31,7 +33,7 @@ def waited(run: Callable[[], object]) -> Callable[[], None]:
 
 
 def formulas() -> Iterator[Row]:
-    """Measures dequantizing and quantizing on the device against copying."""
+    """Measures dequantizing on the device against copying."""
     weights = torch.randn(ROWS, COLUMNS, device="cuda")
     other = torch.empty_like(weights)
     copy, copied = waited(lambda: other.copy_(weights)), 2 * weights.nbytes * 1e-9
@@ -39,7 +41,7 @@ def formulas() -> Iterator[Row]:
         if type_.exact:
             continue
         packed = type_.nbytes([ROWS, COLUMNS])
-        if not type_.needs_importance:
+        if type_ in list(GLFT.types):
             fields = type_.encode(weights, "w")
         else:
             fields = {"blocks": torch.randint(0, 256, (ROWS, packed // ROWS), dtype=torch.uint8, device="cuda")}
@@ -49,11 +51,19 @@ def formulas() -> Iterator[Row]:
             times, moved = in_turn({"ours": waited(decode), "copy": copy}, 10), (packed + out.nbytes) * 1e-9
             what = f"dequantize {type_} to {str(dtype).removeprefix('torch.')} on the device, bytes moved"
             yield Row(what, moved / times["ours"], "device copy", copied / times["copy"], "GB/s", at_least=0.85)
-        if type_ in list(GLFT.types):
-            encode = waited(partial(type_.encode, weights, "w"))
-            times, moved = in_turn({"ours": encode, "copy": copy}, 10), (packed + weights.nbytes) * 1e-9
-            what = f"quantize {type_} on the device, bytes moved"
-            yield Row(what, moved / times["ours"], "device copy", copied / times["copy"], "GB/s", at_least=0.5)
+
+
+def packed_layers() -> Iterator[Row]:
+    """Measures forward passes of packed layers against a dense one."""
+    dense = nn.Linear(COLUMNS, COLUMNS, bias=False, dtype=torch.bfloat16, device="cuda")
+    for name in ("Q8_0", "Q4_K"):
+        layer = Linear(COLUMNS, COLUMNS, name).cuda()
+        for batch in (1, 512, 4096):
+            x = torch.randn(batch, COLUMNS, dtype=torch.bfloat16, device="cuda")
+            with torch.no_grad():
+                times = in_turn({"ours": waited(partial(layer, x)), "dense": waited(partial(dense, x))}, 10)
+            what = f"forward of packed {name}, {COLUMNS} x {COLUMNS}, batch {batch}, bfloat16, on the device"
+            yield Row(what, times["ours"], "dense bfloat16", times["dense"], "s")
 
 
 def files_to_the_device(folder: Path) -> Iterator[Row]:
@@ -81,5 +91,6 @@ def rows() -> Iterator[Row]:
     if not torch.cuda.is_available():
         return
     yield from formulas()
+    yield from packed_layers()
     with tempfile.TemporaryDirectory() as name:
         yield from files_to_the_device(Path(name))

@@ -225,7 +225,7 @@ def test_a_file_over_a_source_of_ones_own_is_not_pickled() -> None:
 
 def test_tensors_are_arrays_for_numpy(tmp_path: Path) -> None:
     values = torch.linspace(-3, 3, 128).reshape(2, 64)
-    tensors = {"a": values, "b": values.bfloat16(), "c": values, "d": torch.arange(3, dtype=torch.int32)}
+    tensors = {"a": values, "b": values.bfloat16(), "c": values.clone(), "d": torch.arange(3, dtype=torch.int32)}
     save_file(tensors, tmp_path / "m.gguf", schemes={"c": "q8_0"})
     with glft_schema.open(tmp_path / "m.gguf") as file:
         for name, dtype in (("a", np.float32), ("b", np.float32), ("c", np.float32), ("d", np.int32)):

@@ -484,12 +484,18 @@ def test_an_unknown_option_names_the_closest(call: Callable[[Path], object], pro
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("w.ggfu", "; did you mean '.gguf'?"), ("w.pt", ""), ("w", ""), ("w.gguf.part", "")]
+    ("name", "hint"),
+    [
+        ("w.ggfu", "; did you mean '.gguf'?"),
+        ("w.pt", ""),
+        ("w", "; convert writes a Hugging Face folder to {}/"),
+        ("w.gguf.part", ""),
+    ],
 )
 def test_an_ending_of_no_format_is_refused(name: str, hint: str, tmp_path: Path) -> None:
     """Unless the format is given."""
     path = tmp_path / name
-    text = f"output file that ends in .glft, .gguf-lite, .gguf, .safetensors, found {str(path)!r}{hint}"
+    text = f"output file that ends in .glft, .gguf-lite, .gguf, .safetensors, found {str(path)!r}{hint.format(path)}"
     with pytest.raises(OptionError, match=f"{re.escape(text)}$"):
         save_file({"w": torch.ones(2)}, path)
     assert not path.exists()

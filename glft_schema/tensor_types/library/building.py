@@ -113,6 +113,7 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
     machine, command = target or this_machine(), compiler(portable=bool(target))
     if command is None:
         raise BuildError(f"no C compiler: {'' if target else 'install clang or gcc, or '}pip install ziglang")
+    _run(command, ["--version"], os.curdir)  # before the minute of work that needs it
     if any(Path(word).stem in ("zig", "ziglang") for word in command):  # by default it uses all that this processor has
         command += ["-target", TARGETS[machine].triple] if machine in TARGETS else ["-mcpu=baseline"]
     unit, tests = Unit(), []
