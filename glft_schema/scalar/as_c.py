@@ -136,9 +136,7 @@ class Unit:
         """
         name, places, at = f"{self._prefix}{layout.name}", {"w": "w"}, 0
         names = {name + suffix for suffix in self._outputs}
-        if names & (self._taken | self._functions.keys() | self._tables.keys()):
-            raise ScalarError(f"{name}: expected another name in C")
-        self._taken |= names
+        self._take(name, names)
         if layout.weights is None:
             for suffix, output in self._outputs.items():
                 self._rows(layout, check(source, layout.arrays(output)), name + suffix, TYPES[output])
@@ -159,6 +157,12 @@ class Unit:
             if output in ROUNDED:
                 self._functions[name] += f"TO_HALVES({name}, {suffix}, {ROUNDED[output]}, {at}, {layout.weights})\n"
         return name
+
+    def _take(self, name: str, names: Collection[str]) -> None:
+        """Reserves the names of a decoder or an encoder. Raises ScalarError if one is in use."""
+        if self._taken.union(self._functions, self._tables).intersection(names):
+            raise ScalarError(f"{name}: expected another name in C")
+        self._taken.update(names)
 
     def _rows(self, layout: Layout, function: Function, name: str, output: str) -> None:
         places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
@@ -187,7 +191,8 @@ class Unit:
                 `as_lanes.blocks_in_lanes`. By default one block is encoded after the other.
 
         Raises:
-            ScalarError: if the function does not follow the language, or has no such form.
+            ScalarError: if the function does not follow the language or has no such form, or the
+                name is in use.
         """
         function = check(source, layout.encoder_arrays())
         by_importance = "importance" in function.parameters
@@ -204,6 +209,7 @@ class Unit:
             lines += ["    for (int64_t r = 0; r < rows; r++) {", *(f"        {line}" for line in inner), "    }"]
         given = [*["const float *importance"] * by_importance, *(f"uint8_t *{output}" for output in outputs)]
         head = f"{self._static}void {name}(const float *w, {', '.join(given)}, int64_t rows, int64_t columns) {{"
+        self._take(name, [name])
         self._functions[name] = "\n".join([head, *lines, "}\n"])
         return name
 

@@ -102,7 +102,7 @@ class _LanePrinter(Printer):
         kind = results[0] if len(results) == 1 else "void"
         self._block(function.body)
         if kind != "void":
-            self._lines = [f"{kind} result = {{0}};", *self._lines, "return result;"]
+            self._lines = [f"{kind} result_0 = {{0}};", *self._lines, "return result_0;"]
         unused = [f"(void){name};" for name in ("all", *map(name_in_c, self._unused()))]
         body = "".join(f"    {line}\n" for line in [*unused, *self._lines])
         return f"static inline {kind} NAME({', '.join(parameters)}) {{\n{body}}}\n"
@@ -229,7 +229,7 @@ class _LanePrinter(Printer):
                 self._loop(node)
             case tree.Return():
                 for number, value in enumerate(node.values):
-                    target = f"*result_{number}" if len(node.values) > 1 else "result"
+                    target = f"*result_{number}" if len(node.values) > 1 else "result_0"
                     self._lines.append(f"{target} = {self._picked(value.kind, self._vector(value), target)};")
                 self._leave(0)
                 self._returned = True

@@ -161,11 +161,12 @@ LEAVES = {
 # fmt: on
 HELPER = """
 def helper(a, x):
+    result = a
     if x > 0.5:
         if a > 3:
             return a - 1
-        a = a ^ 5
-    return a
+        result = a ^ 5
+    return result
 """
 
 
