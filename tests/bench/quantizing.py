@@ -42,7 +42,8 @@ def peers(type_: TensorType, weights: np.ndarray, importance: np.ndarray | None)
     parts = np.array_split(weights, torch.get_num_threads())
     outs = [np.zeros((len(part), type_.nbytes([1, COLUMNS])), np.uint8) for part in parts]
     pairs = list(zip(parts, outs, strict=True))
-    found: dict[str, Callable[[], object]] = {C: in_threads([llama_cpp.quantizing(type_.code, part, out, importance) for part, out in pairs])}
+    by_c = [llama_cpp.quantizing(type_.code, part, out, importance) for part, out in pairs]
+    found: dict[str, Callable[[], object]] = {C: in_threads(by_c)}
     if find_spec("libgguf"):
         import libgguf
 
