@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from glft_schema.codec.context import LITTLE, ByteOrder
@@ -25,6 +26,7 @@ from glft_schema.weights.schemes import Choice
 PART = 4 * CHUNK  # numbers that are encoded at once
 GROUP = CHUNK // 16  # numbers of a group of rows
 VALUES = "values"
+_COMPARING = Lock()
 
 Source = Mapping[str, "torch.Tensor"]  # what rows are encoded from: their `VALUES`, or the fields of a file's tensor
 
@@ -250,9 +252,11 @@ class PlannedPayload:
             raise TensorError(f"expected {planned} as planned, found {found}", self.name)
 
     def _compare(self, source: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> None:
-        """Updates the error with some rows [rows, in] and their encoded fields."""
-        stored = self.type.decode(fields, source.shape[1])
-        self.error = max(self.error or 0.0, max_error(stored, source))
+        """Updates the error with some rows [rows, in] and their encoded fields. May be called by
+        several threads."""
+        error = max_error(self.type.decode(fields, source.shape[1]), source)
+        with _COMPARING:
+            self.error = max(self.error or 0.0, error)
 
     def written(self, alias_of: PlannedPayload | None = None) -> WrittenTensor:
         """Returns the report after writing. `alias_of` is the tensor whose payload it shares."""

@@ -30,6 +30,8 @@ from glft_schema import (
 )
 from glft_schema.errors import OptionError
 from glft_schema.lab import fake_quantize, read_gguf_lite, write_gguf_lite
+from glft_schema.tensor_types.engine import chunks
+from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.tensor_type import FLOATS
 from glft_schema.weights.checkpoints import open_checkpoint
 from tests.tools import forked
@@ -501,3 +503,19 @@ def test_an_ending_of_no_format_is_refused(name: str, hint: str, tmp_path: Path)
     assert not path.exists()
     save_file({"w": torch.ones(2)}, path, format="gguf")
     assert path.read_bytes()[:4] == b"GGUF"
+
+
+def test_the_error_of_chunks_that_several_threads_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest one, in whatever order the chunks are done."""
+    monkeypatch.setattr(chunks, "CHUNK", 1 << 10)
+    monkeypatch.setattr(chunks, "LEAST_CHUNK", 1 << 10)
+    weights, before = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)), torch.get_num_threads()
+    expected = float((GGML_TYPES["Q8_0"].round_trip(weights, "w") - weights).abs().max())
+    torch.set_num_threads(4)
+    try:
+        found = {
+            save_file({"w": weights}, tmp_path / "w.gguf", schemes={"*": "q8_0"}, measure=True)[0].error for _ in range(50)
+        }
+    finally:
+        torch.set_num_threads(before)
+    assert {tensor.error for tensor in saved} == {expected}
