@@ -513,9 +513,7 @@ def test_the_error_of_chunks_that_several_threads_compare(tmp_path: Path, monkey
     expected = float((GGML_TYPES["Q8_0"].round_trip(weights, "w") - weights).abs().max())
     torch.set_num_threads(4)
     try:
-        found = {
-            save_file({"w": weights}, tmp_path / "w.gguf", schemes={"*": "q8_0"}, measure=True)[0].error for _ in range(50)
-        }
+        saved = [save_file({"w": weights}, tmp_path / "w.gguf", schemes={"*": "q8_0"}, measure=True)[0] for _ in range(50)]
     finally:
         torch.set_num_threads(before)
     assert {tensor.error for tensor in saved} == {expected}
