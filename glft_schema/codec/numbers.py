@@ -2,14 +2,14 @@
 
 ================  =================================================================
 `Number`          one number; with dims a `TensorField`
-`TensorField`     an array of numbers, as a torch tensor
+`TensorField`     an array of numbers
 `Picked`          one of two numbers, depending on the context
 `Sizes`           a count, then that many integers
 `ByteOrderOf`     the container's byte order: constant, or detected from the following number
 ================  =================================================================
 
 The byte order is a parameter of the container, ``context._params.byte_order``: little-endian by
-default. Tensors are returned in the machine's byte order.
+default. Arrays are returned in the machine's byte order.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from glft_schema.codec.expressions import compiled, read
 from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, unpacking_reader
 from glft_schema.codec.structs import check_count
 from glft_schema.errors import FormatError, alternatives, shown
-from glft_schema.lazy import torch
 from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import Cursor, bytes_left, read_exactly
-from glft_schema.storage.tensor_bytes import in_c_order, tensor_bytes, tensor_over, write_all
+from glft_schema.storage.dtypes import Array, Dtype, dtype_of, name_of, words
+from glft_schema.storage.tensor_bytes import array_bytes, array_over, write_all
+from glft_schema.storage.torch_tensors import arrays_of
 
 MANY_DIMS = 8  # a row with as many dims is parsed in full
 cached_struct = lru_cache(maxsize=256)(struct.Struct)  # slower to make than to use
@@ -50,13 +51,14 @@ class Number(construct.Construct):
         is_float: whether it is a floating-point number.
         is_signed: whether it is a signed integer.
         is_unsigned: whether it is an unsigned integer.
+        dtype: of its arrays; see `storage.dtypes` for those that numpy lacks.
     """
 
-    def __init__(self, kind: str, numpy_kind: str, torch_name: str | None = None) -> None:
+    def __init__(self, kind: str, numpy_kind: str, dtype: str | None = None) -> None:
         super().__init__()
         self.kind = kind
         self._numpy = np.dtype(numpy_kind)
-        self._torch_name = torch_name or self._numpy.name
+        self.dtype = dtype_of(dtype or self._numpy.name)
         self.itemsize = self._numpy.itemsize
         self.is_float = self._numpy.kind == "f"
         self.is_signed = self._numpy.kind == "i"
@@ -75,20 +77,9 @@ class Number(construct.Construct):
         """Returns itself, see `Picked.pick`."""
         return self
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of its arrays in torch."""
-        dtype: torch.dtype = getattr(torch, self._torch_name)
-        return dtype
-
-    @property
-    def signed_dtype(self) -> torch.dtype:
-        """Its dtype in torch, signed for unsigned words, with which torch computes little."""
-        return getattr(torch, f"int{8 * self.itemsize}") if self.is_unsigned and self.itemsize > 1 else self.dtype
-
-    def numpy_dtype(self, order: ByteOrder = LITTLE) -> np.dtype[Any]:
-        """Returns the dtype of its arrays in numpy."""
-        dtype: np.dtype[Any] = self._numpy.newbyteorder("<" if order == LITTLE else ">")
+    def numpy_dtype(self, order: ByteOrder = LITTLE) -> Dtype:
+        """Returns the dtype of its words in a byte order."""
+        dtype: Dtype = self._numpy.newbyteorder("<" if order == LITTLE else ">")
         return dtype
 
     def unpacker(self, order: ByteOrder, count: int = 1) -> Callable[[bytes | memoryview, int], tuple[int, ...]]:
@@ -140,8 +131,9 @@ class Number(construct.Construct):
 class TensorField(construct.Construct):
     """An array of numbers, ``f16[OUT, IN // 64]``: dims are integers or expressions.
 
-    Parses into a torch tensor: a view if possible, but writing to it never changes the file or the
-    caller's bytes. Builds from a tensor of exactly this type and shape. Size: that of its elements.
+    Parses into an array of numpy: a view if possible, but writing to it never changes the file or
+    the caller's bytes. Builds from an array of exactly this dtype and shape, or from a torch tensor.
+    Size: that of its elements.
     """
 
     def __init__(self, number: Number, dims: tuple[Any, ...]) -> None:
@@ -160,34 +152,36 @@ class TensorField(construct.Construct):
             sizes.extend(size) if isinstance(size, list) else sizes.append(size)
         return sizes
 
-    def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
+    def swapped(self, array: Array) -> Array:
         """Returns numbers of this field, in any shape, in the other byte order."""
-        if self.number.itemsize == 1 or not tensor.numel():
-            return tensor
-        parts = in_c_order(tensor).view(torch.uint8).reshape(-1, tensor.element_size())
-        return parts.flip(1).reshape(-1).view(tensor.dtype).reshape(tensor.shape)
+        return words(array).byteswap().view(array.dtype)
 
-    def columns(self, name: str, numbers: torch.Tensor, words: bool = False) -> dict[str, torch.Tensor]:
-        """Returns the tensors that formulas take of this field, by name: one unless it is split.
-        Unsigned words are returned as signed ones if `words`."""
-        return {name: numbers.view(self.number.signed_dtype) if words else numbers}
+    def parts(self, name: str) -> list[tuple[str, slice | None, Number]]:
+        """Returns the arrays that formulas take of this field: name, span of bytes in a row, and
+        kind of number; None for all of the field."""
+        return [(name, None, self.number)]
 
-    def _parse(self, stream: Any, context: Context, path: str) -> torch.Tensor:
+    def columns(self, name: str, numbers: Array) -> dict[str, Array]:
+        """Returns the arrays that formulas take of this field, by name: one unless it is split."""
+        return {name: numbers}
+
+    def _parse(self, stream: Any, context: Context, path: str) -> Array:
         nbytes = self._sizeof(context, path)
         if isinstance(stream, Cursor):
             view = stream.private(nbytes)
         else:
             view = memoryview(bytearray(construct.stream_read(stream, nbytes, path)))
-        tensor = tensor_over(view, self.number.dtype, self.shape(context))
-        return tensor if byte_order(context) == LITTLE else self.swapped(tensor)
+        array = array_over(view, self.number.dtype, self.shape(context))
+        return array if byte_order(context) == LITTLE else self.swapped(array)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        dtype, shape = self.number.dtype, self.shape(context)
-        if not isinstance(obj, torch.Tensor):
-            raise FormatError(f"expected a torch.Tensor, found {shown(obj)}", path)
-        if obj.dtype != dtype or list(obj.shape) != shape:
-            raise FormatError(f"expected {dtype} {shape}, found {obj.dtype} {list(obj.shape)}", path)
-        write_all(stream, tensor_bytes(obj if byte_order(context) == LITTLE else self.swapped(obj)))
+        dtype, shape, array = self.number.dtype, self.shape(context), arrays_of(obj)
+        if not isinstance(array, np.ndarray):
+            raise FormatError(f"expected an array of numpy or torch, found {shown(obj)}", path)
+        if array.dtype != dtype or list(array.shape) != shape:
+            found = f"{name_of(array.dtype)} {list(array.shape)}"
+            raise FormatError(f"expected {name_of(dtype)} {shape}, found {found}", path)
+        write_all(stream, array_bytes(array if byte_order(context) == LITTLE else self.swapped(array)))
         return obj
 
     def _sizeof(self, context: Context, path: str) -> int:

@@ -1,4 +1,4 @@
-"""Conversion between bytes and torch tensors. Numbers are little-endian."""
+"""Conversion between bytes and arrays. Numbers are little-endian."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from glft_schema.lazy import torch
+import numpy as np
+
+from glft_schema.storage.dtypes import Array, Dtype
 from glft_schema.storage.source import Source
 
 PIECE = 1 << 24  # bytes per read when bytes are copied unchanged
@@ -16,23 +18,16 @@ if sys.byteorder != "little":
     raise ImportError("glft_schema requires a little-endian machine: it uses stored numbers in place")
 
 
-def tensor_over(view: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Returns a tensor of `shape` over a writable `view`, in C order."""
+def array_over(view: memoryview, dtype: Dtype, shape: Sequence[int]) -> Array:
+    """Returns an array of `shape` over a `view`, in C order."""
     if math.prod(shape) == 0:
-        return torch.empty(list(shape), dtype=dtype)
-    flat = torch.frombuffer(view, dtype=dtype)
-    return flat if len(shape) == 1 else flat.view(list(shape))
+        return np.empty(shape, dtype)
+    return np.frombuffer(view, dtype).reshape(shape)
 
 
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Returns the elements of `tensor` in C order; copies only if they are stored otherwise."""
-    flat = in_c_order(tensor.detach().cpu().resolve_conj().resolve_neg())
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
-
-
-def in_c_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the elements of `tensor` flat and contiguous; a view if possible."""
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,))  # a dim of one element can have any stride
+def array_bytes(array: Array) -> memoryview:
+    """Returns the elements of `array` in C order; copies only if they are stored otherwise."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 class Sink:
@@ -83,15 +78,3 @@ def write_all(stream: Any, data: bytes | bytearray | memoryview) -> int:
             raise OSError("the stream accepts no more bytes")
         left = left[written:]
     return memoryview(data).nbytes
-
-
-def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Tells whether compiled code can use the memory of a tensor: on the CPU, strided, no subclass,
-    not wrapped by torch.func, and without a gradient."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and not (tensor.requires_grad or tensor.is_neg())
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )

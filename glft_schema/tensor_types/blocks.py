@@ -13,6 +13,7 @@ from functools import cached_property, wraps
 from inspect import signature
 from typing import Any
 
+import numpy as np
 from construct.expr import FuncPath
 
 from glft_schema.codec.numbers import Number, TensorField, u8
@@ -20,9 +21,10 @@ from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
+from glft_schema.storage.dtypes import Array
+from glft_schema.tensor_types.engine.bits import side_by_side
 from glft_schema.tensor_types.engine.chunks import Fault, has_finite_sum
-from glft_schema.tensor_types.engine.functions import Encoder, Formula, is_scalar
+from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType, no_formula
 
 
@@ -51,13 +53,13 @@ def block_type(
     block.title = name.lower()
     blocks = Blocks(block, weights)
 
-    def faults(numbers: torch.Tensor, encoded: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
+    def faults(numbers: Array, encoded: Fields) -> Iterable[Fault]:
         if not has_finite_sum(numbers):
-            yield True, "NaN and infinities cannot be quantized", ~numbers.isfinite()
+            yield True, "NaN and infinities cannot be quantized", ~np.isfinite(numbers)
         for key, field in blocks.columns("blocks", encoded["blocks"]).items():
             field = scales[key](field) if scales and key in scales else field
-            if field.is_floating_point() and not has_finite_sum(field):
-                beyond = (~field.isfinite().all(1)).repeat_interleave(weights).reshape(numbers.shape)
+            if field.dtype.kind == "f" and not has_finite_sum(field):
+                beyond = (~np.isfinite(field).all(1)).repeat(weights).reshape(numbers.shape)
                 yield True, "weights are too large for the scale of their block", beyond
 
     whole_blocks = FuncPath(lambda dims: _row(dims) % weights == 0)
@@ -83,7 +85,7 @@ class Blocks(TensorField):
     def __init__(self, block: Struct, weights: int) -> None:
         self.block = block
         self.weights = weights
-        self._spans: list[tuple[str, slice, Number]] = []  # of each field: its name, bytes and kind of number
+        self._spans: list[tuple[str, slice | None, Number]] = []  # of each field: its name, bytes and kind of number
         start = 0
         for field in block.subcons:
             end = start + field.sizeof()
@@ -119,23 +121,17 @@ class Blocks(TensorField):
 
         return encode
 
-    def columns(self, name: str, raw: torch.Tensor, words: bool = False) -> dict[str, torch.Tensor]:
-        """Splits u8 of whole blocks, of any shape, into one tensor [blocks, numbers] per field, of
-        the field's type.
+    def parts(self, name: str) -> list[tuple[str, slice | None, Number]]:
+        return [*self._spans]
 
-        Unsigned words are returned as signed ones if `words`, or else as their bytes, the lowest
-        first.
-        """
-        rows = raw.reshape(-1, self.size)
-        return {
-            name: rows[:, span]
-            if number.is_unsigned and not words
-            else numbers_of_rows(rows, span, number.signed_dtype, number.itemsize)
-            for name, span, number in self._spans
-        }
+    def columns(self, name: str, raw: Array) -> dict[str, Array]:
+        """Splits u8 of whole blocks, of any shape, into one array [blocks, numbers] per field, of
+        the field's type."""
+        rows = np.ascontiguousarray(raw).reshape(-1, self.size)
+        return {name: rows[:, span].view(number.dtype) for name, span, number in self._spans}
 
-    def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.reshape(-1, self.size)[:, self._swap].reshape(tensor.shape) if tensor.numel() else tensor
+    def swapped(self, array: Array) -> Array:
+        return array.reshape(-1, self.size)[:, self._swap].reshape(array.shape) if array.size else array
 
 
 def fault_of(type_: TensorType, weights: int) -> str | None:
@@ -150,7 +146,7 @@ def fault_of(type_: TensorType, weights: int) -> str | None:
         numbers = torch.linspace(-1, 1, weights).reshape(1, -1)
         importance = {"importance": torch.ones(1, weights)} if type_.takes_importance else {}
         if type_.layout is None:  # a scalar function has been checked
-            type_.decode({"blocks": torch.zeros(1, blocks.size, dtype=torch.uint8)}, weights)
+            type_.decode({"blocks": np.zeros((1, blocks.size), np.uint8)}, weights)
         function = "encoder"
         if type_.encoders and not is_scalar(type_.encoders[0], []):
             type_.encoders[0](numbers, **importance)

@@ -14,19 +14,19 @@ from glft_schema.tensor_types.plain import as_stored
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
 
-def copied_type(name: str, numpy_kind: str, torch_name: str, sentence: str) -> TensorType:
-    """Declares a type of one kind of number, a dtype of torch."""
-    payload = Struct("weights" / Number(name.lower(), numpy_kind, torch_name)[DIMS] * sentence)
-    return TensorType(name, name, payload, as_stored, exact=torch_name)
+def copied_type(name: str, numpy_kind: str, dtype: str, sentence: str) -> TensorType:
+    """Declares a type of one kind of number."""
+    payload = Struct("weights" / Number(name.lower(), numpy_kind, dtype)[DIMS] * sentence)
+    return TensorType(name, name, payload, as_stored, exact=dtype)
 
 
-def packed_type(name: str, torch_name: str, bits: int, sentence: str) -> TensorType:
-    """Declares a type of numbers that are no whole bytes. Torch has no such dtype."""
+def packed_type(name: str, dtype: str, bits: int, sentence: str) -> TensorType:
+    """Declares a type of numbers that are no whole bytes. There is no such dtype."""
     payload = Struct(
         "bits" / u8[OUT * IN * bits // 8] * sentence,
         Rule(f"{name.lower()}-bytes", DIMS, meets(OUT * IN * bits % 8 == 0, f"numbers of {bits} bits that fill whole bytes")),
     )
-    return TensorType(name, name, payload, as_stored, exact=torch_name)
+    return TensorType(name, name, payload, as_stored, exact=dtype)
 
 
 # fmt: off

@@ -16,7 +16,6 @@ import numpy as np
 
 from glft_schema.codec.numbers import u8
 from glft_schema.codec.structs import Struct
-from glft_schema.lazy import torch
 from glft_schema.scalar.language import Table
 
 # fmt: off
@@ -40,11 +39,6 @@ VALUES = {
 # fmt: on
 
 GRIDS = Path(__file__).with_name("ggml_grids.bin")
-
-
-def levels(name: str) -> torch.Tensor:
-    """Returns a grid as u8 [entries, values]: the index of each value in VALUES."""
-    return torch.from_numpy(digits(name))
 
 
 def digits(name: str) -> np.ndarray[Any, Any]:

@@ -8,10 +8,12 @@ llama.cpp; checked bit by bit against both. The encoders are in `encoders.i_quan
 
 from __future__ import annotations
 
+import numpy as np
+
 from glft_schema.codec.numbers import f16, u8, u16, u32
 from glft_schema.codec.structs import Struct
-from glft_schema.lazy import torch
 from glft_schema.scalar.language import as_float16, float32
+from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.i_quants import (
     to_iq2_s,
@@ -24,7 +26,6 @@ from glft_schema.tensor_types.encoders.i_quants import (
     to_iq3_xxs_by_importance,
 )
 from glft_schema.tensor_types.encoders.iq1 import to_iq1_m, to_iq1_m_by_importance, to_iq1_s
-from glft_schema.tensor_types.engine.bits import from_fields
 from glft_schema.tensor_types.grids import (
     IQ1_GRID,
     IQ2_S_GRID,
@@ -208,7 +209,7 @@ def decode_iq1_m(w, qs, qh, scales):
                 w[16 * g + 8 * v + j] = factor * (float32(IQ1_GRID[entry + j]) + shift)
 
 
-def top_nibbles(scales: torch.Tensor) -> torch.Tensor:
-    """Returns the float16 in the top nibbles of four words: u8 [blocks, 8] -> [blocks, 1]."""
-    bits = from_fields((scales[:, 1::2] >> 4).to(torch.int32), 4, 1)
-    return bits.to(torch.int16).view(torch.float16).unsqueeze(1)
+def top_nibbles(scales: Array) -> Array:
+    """Returns the float16 in the top nibbles of four words: u16 [blocks, 4] -> [blocks, 1]."""
+    shifted = scales >> 12 << np.arange(0, 16, 4, dtype=np.uint16)
+    return np.bitwise_or.reduce(shifted, 1, keepdims=True).view(np.float16)

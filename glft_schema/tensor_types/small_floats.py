@@ -6,24 +6,12 @@ ggml-common.h of llama.cpp.
 
 from __future__ import annotations
 
-from glft_schema.lazy import torch
+import numpy as np
+
 from glft_schema.scalar.language import as_float, float32, int32
+from glft_schema.storage.dtypes import Array
 
-E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value of each four-bit float
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-
-
-def widened(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns float8 and float4, with which torch computes little, as float32; others unchanged.
-
-    A byte of float4 has two numbers, the first one in its low bits, so the last dim doubles.
-    """
-    if not numbers.dtype.is_floating_point or numbers.dtype.itemsize > 1:
-        return numbers
-    if "float4" not in str(numbers.dtype):
-        return numbers.to(torch.float32)
-    codes, values = numbers.view(torch.uint8), torch.tensor(E2M1_DOUBLED, device=numbers.device) / 2
-    return values[torch.stack((codes & 15, codes >> 4), -1).to(torch.int64)].flatten(-2)
 
 
 def e2m1_doubled(code):
@@ -39,27 +27,21 @@ def half_power(e):
     return as_float(0x00200000 << e if e < 2 else e - 1 << 23)
 
 
-def e8m0(e: torch.Tensor) -> torch.Tensor:
+def e8m0(e: Array) -> Array:
     """E8M0 u8 -> float64 2^(e - 127). 255 is NaN, as the OCP specifies; the formula reads 2^128."""
-    e = e.to(torch.float64)
-    return torch.where(e == 255, float("nan"), (e - 127).exp2())
+    return np.where(e == 255, np.nan, np.exp2(e - 127.0))
 
 
-def e4m3_scale(d: torch.Tensor) -> torch.Tensor:
-    """Unsigned E4M3 u8 -> float32. 127 is NaN, as the OCP specifies; the formula reads it as 0."""
-    return torch.where(d == 127, float("nan"), 2 * ue4m3(d))
-
-
-def ue4m3(d: torch.Tensor) -> torch.Tensor:
-    """Unsigned E4M3 u8 -> float32, halved. Bit 7 is ignored. 0x7F, a NaN, is 0; 0xFF is 240."""
-    exponent, mantissa = (d >> 3 & 15).to(torch.int32), (d & 7).to(torch.float32)
-    normal = (1 + mantissa / 8) * ((exponent + 120) << 23).view(torch.float32)
-    value = torch.where(exponent == 0, mantissa * 2.0**-9, normal)
-    return torch.where(d == 127, 0.0, value) * 0.5
+def e4m3_scale(d: Array) -> Array:
+    """Unsigned E4M3 u8 -> float32. Bit 7 is ignored. 127 is NaN, as the OCP specifies; the formula
+    reads it as 0, and 255 as 480."""
+    exponent, mantissa = d >> 3 & 15, (d & 7).astype(np.float32)
+    normal = np.ldexp(1 + mantissa / 8, exponent.astype(np.int32) - 7)
+    return np.where(d == 127, np.float32(np.nan), np.where(exponent == 0, mantissa / 512, normal))
 
 
 def half_e4m3(d):
-    """Unsigned E4M3 -> float32, halved, with the exceptions of `ue4m3`."""
+    """Unsigned E4M3 -> float32, halved. Bit 7 is ignored. 0x7F, a NaN, is 0; 0xFF is 240."""
     exponent, mantissa = d >> 3 & 15, float32(d & 7)
     normal = (1 + mantissa / 8) * as_float(exponent + 120 << 23)
     value = mantissa / 512 if exponent == 0 else normal

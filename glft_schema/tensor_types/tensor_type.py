@@ -12,20 +12,25 @@ from functools import lru_cache
 from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from construct import this
+from numpy.lib.stride_tricks import as_strided
 
 from glft_schema.codec.context import LITTLE, ByteOrder, new_context
-from glft_schema.codec.numbers import TensorField
+from glft_schema.codec.numbers import Number, TensorField
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
-from glft_schema.errors import FormatError, TensorError, alternatives
-from glft_schema.lazy import outside_graphs, torch
+from glft_schema.errors import FormatError, TensorError, alternatives, shown
+from glft_schema.lazy import outside_graphs
 from glft_schema.scalar.layout import NUMPY, Field, Functions, Layout
 from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.dtypes import FLOAT32, INTEGERS, NAMES, Array, Dtype, dtype_of, is_float, is_integer, name_of, words
 from glft_schema.storage.source import Source
-from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
+from glft_schema.storage.tensor_bytes import array_bytes, array_over
+from glft_schema.storage.torch_tensors import arrays_of
 from glft_schema.tensor_types.engine.chunks import Fault, encode_chunks, importance_rows, matrix
+from glft_schema.tensor_types.engine.conversions import converted
 from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar
 from glft_schema.tensor_types.engine.memory import new_memory
 
@@ -35,34 +40,17 @@ DIMS = this._params.dims
 OUT = this._params.out
 IN = this._params["in"]
 
-# The torch dtypes with one number per element, each of which float32 or float64 holds exactly.
-FLOATS = (
-    *("float64", "float32", "float16", "bfloat16"),
-    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
-)
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
-
 ROW = 1 << 20  # the length of a row, which tells the weights per number of each field
 PACKAGE = f"{__name__.partition('.')[0]}."
 _NAMES: set[str] = set()  # of all types in schemes: types with equal names are equal
 
 
-def is_float(dtype: torch.dtype) -> bool:
-    """Tells whether tensors of `dtype` hold floats that can be stored."""
-    return str(dtype).removeprefix("torch.") in FLOATS
-
-
-def is_integer(dtype: torch.dtype) -> bool:
-    """Tells whether tensors of `dtype` hold integers that can be stored."""
-    return str(dtype).removeprefix("torch.") in INTEGERS
-
-
-def no_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
+def no_faults(weights: Array, fields: Fields) -> Iterable[Fault]:
     """The faults of an encoder that keeps every number."""
     return ()
 
 
-def no_formula(**fields: torch.Tensor) -> torch.Tensor:
+def no_formula(**fields: Any) -> Any:
     raise NotImplementedError
 
 
@@ -72,18 +60,17 @@ class Reserved(NamedTuple):
     Attributes:
         field: the name of the field.
         numbers: the patterns in words, for errors and documentation.
-        found: the field [rows, numbers] -> a mask of the same shape. Unsigned words are given as
-            their bytes.
+        found: the field [rows, numbers], an array of numpy -> a mask of the same shape.
     """
 
     field: str
     numbers: str
-    found: Callable[[torch.Tensor], torch.Tensor]
+    found: Callable[[Array], Array]
 
 
-# Converts a field of integers to the floats that it encodes: [blocks, numbers] -> [blocks, k].
-# Unsigned words are given as their bytes.
-Floats = Callable[["torch.Tensor"], "torch.Tensor"]
+# Converts a field of integers to the floats that it encodes: [blocks, numbers] -> [blocks, k],
+# arrays of numpy.
+Floats = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,14 +85,14 @@ class TensorType:
         code: the number on disk, or its name in formats that store names. The table of a format may
             give the type another code.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
-        formula: a scalar function of one block or row, or a function of tensors, see `formula_of`.
+        formula: a scalar function of one block or row, or a function of torch tensors, see
+            `formula_of`.
             The formula of an exact type returns the numbers as they are stored.
         quantize: the encoder: a scalar function of one block or row, or two, the second of which
-            reads the importance; or a function of tensors, see `Encoder`. None if the type has
-            none.
+            reads the importance; or a function of torch tensors, of an exact type of arrays, see
+            `Encoder`. None if the type has none.
         faults: (numbers, the fields that encode them) -> the numbers that were lost.
-        exact: the name of the torch dtype that the payload stores unchanged; None for quantized
-            types.
+        exact: the name of the dtype that the payload stores unchanged; None for quantized types.
         block: the fields of a block, if the payload is a sequence of blocks.
         scales: for each field of integers that encodes floats, the conversion to them.
         reserved: bit patterns that no encoder writes.
@@ -118,7 +105,7 @@ class TensorType:
     payload: Struct
     formula: Formula = no_formula
     quantize: Encoder | tuple[Encoder, ...] | None = None
-    faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]] = no_faults
+    faults: Callable[[Array, Fields], Iterable[Fault]] = no_faults
     _: KW_ONLY
     exact: str | None = None
     block: Struct | None = None
@@ -164,11 +151,9 @@ class TensorType:
         return self.name.lower()
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The torch dtype that `decode` returns by default; uint8 if torch lacks it."""
-        dtype = getattr(torch, self.exact or "float32", torch.uint8)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
+    def dtype(self) -> Dtype:
+        """The dtype that `decode` returns by default, see `storage.dtypes`; uint8 if there is none."""
+        return dtype_of(self.exact or "float32") if self.exact in (None, *NAMES) else dtype_of("uint8")
 
     @property
     def is_known(self) -> bool:
@@ -182,10 +167,10 @@ class TensorType:
 
     @property
     def bytes_only(self) -> str | None:
-        """Why tensors of the type have bytes, but no values in torch; None if they have values."""
-        if self.exact is None or hasattr(torch, self.exact):
+        """Why tensors of the type have bytes, but no values; None if they have values."""
+        if self.exact in (None, *NAMES):
             return None
-        return f"torch {torch.__version__} has no {self.exact}: {self} can be copied and hashed only"
+        return f"neither numpy nor torch has {self.exact}: {self} can be copied and hashed only"
 
     @property
     def is_integer(self) -> bool:
@@ -202,14 +187,14 @@ class TensorType:
         """Whether the type has an encoder, which may require an importance."""
         return bool(self.encoders)
 
-    def takes(self, dtype: torch.dtype) -> bool:
-        """Tells whether `encode` accepts tensors of `dtype`."""
+    def takes(self, dtype: Dtype) -> bool:
+        """Tells whether `encode` accepts numbers of `dtype`."""
         return is_integer(dtype) if self.is_integer else is_float(dtype)
 
-    def dtype_refusal(self, dtype: torch.dtype) -> str:
-        """Returns why `encode` does not accept tensors of `dtype`."""
+    def dtype_refusal(self, dtype: Dtype) -> str:
+        """Returns why `encode` does not accept numbers of `dtype`."""
         kind = "a signed integer dtype, uint8 or bool" if self.is_integer else "a float dtype"
-        return f"expected {kind}, found {dtype}: exclude or convert the tensor"
+        return f"expected {kind}, found {name_of(dtype)}: exclude or convert the tensor"
 
     @property
     def least_row(self) -> int:
@@ -233,12 +218,12 @@ class TensorType:
         return None
 
     def parse(self, cursor: Cursor, dims: Sequence[int], order: ByteOrder = LITTLE) -> Record:
-        """Returns the payload that begins at `cursor`, its fields as tensors."""
+        """Returns the payload that begins at `cursor`, its fields as arrays."""
         record = self.payload._parse(cursor, _context(dims, order), "(parsing)")
         assert isinstance(record, Record)
         return record
 
-    def build(self, fields: Mapping[str, torch.Tensor], dims: Sequence[int]) -> bytes:
+    def build(self, fields: Fields, dims: Sequence[int]) -> bytes:
         """Returns the payload's bytes. Raises FormatError if a field has another type or shape."""
         stream = io.BytesIO()
         self.write(fields, stream, dims)
@@ -246,7 +231,7 @@ class TensorType:
 
     def write(
         self,
-        fields: Mapping[str, torch.Tensor],
+        fields: Fields,
         stream: Any,
         dims: Sequence[int],
         path: str = "(building)",
@@ -255,26 +240,25 @@ class TensorType:
         """Writes the payload field by field. Raises FormatError like `build`."""
         self.payload._build(fields, stream, _context(dims, order), path)
 
-    def pieces(self, fields: Mapping[str, torch.Tensor], order: ByteOrder = LITTLE) -> Iterator[memoryview]:
+    def pieces(self, fields: Fields, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
         """Yields the bytes of fields that `encode` returned, in the payload's order."""
         for name, part in self.fields():
-            yield tensor_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
+            yield array_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
 
     @outside_graphs
     def encode(
         self,
-        tensor: torch.Tensor,
+        numbers: Any,
         name: str,
         *,
-        importance: torch.Tensor | None = None,
-        watch: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None] | None = None,
+        importance: Any = None,
+        watch: Callable[[Array, Fields], None] | None = None,
         lost: Counter[str] | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its
-        device.
+    ) -> dict[str, Array]:
+        """Returns the payload's fields, [out, numbers per row].
 
         Args:
-            tensor: the numbers.
+            numbers: an array of numpy or torch, of any strides.
             name: the tensor's name in errors and warnings.
             importance: the weight of an error in each column: one number per index of the last dim,
                 or for a stack of matrices as many for each matrix; see
@@ -285,13 +269,16 @@ class TensorType:
                 zero; by default they are a QuantizationWarning.
 
         Raises:
-            FormatError: if the type cannot store a tensor of these dims.
+            FormatError: if the type cannot store numbers of these dims.
             TensorError: if the numbers would lose their meaning, or the importance is invalid or
-                missing.
+                missing; if they are no array.
         """
+        tensor = arrays_of(numbers)
+        if not isinstance(tensor, np.ndarray):
+            raise TensorError(f"expected a tensor or an array, found {shown(numbers)}", name)
         if not self.takes(tensor.dtype):
             raise TensorError(self.dtype_refusal(tensor.dtype), name)
-        dims, device, rows = tuple(tensor.shape), tensor.device, tensor if tensor.dim() > 1 else tensor.reshape(1, -1)
+        dims, rows = tensor.shape, tensor if tensor.ndim > 1 else tensor.reshape(1, -1)
         self.nbytes(dims)
         if not self.encoders:
             raise TensorError(f"{self} can only be read: it has no encoder", name)
@@ -299,18 +286,16 @@ class TensorType:
             raise TensorError(f"{self} requires an importance matrix", name)
         stacks = [None] if importance is None else importance_rows(importance, dims, name)
         out, columns = matrix(dims)
-        fields = {
-            key: torch.empty(out, pitch, dtype=part.number.dtype, device=device) for key, part, _, pitch in _layout(self, dims)
-        }
+        fields = {key: np.empty((out, pitch), part.number.dtype) for key, part, _, pitch in _layout(self, dims)}
         if not self.takes_importance:
             stacks = [None]
         if self.block is not None:  # the rows of all matrices are encoded alike
             columns = dims[-1] if dims else 1
         for number, row in enumerate(stacks):
             part, target = (rows, fields) if len(stacks) == 1 else (rows[number], {k: f[number] for k, f in fields.items()})
-            if self.block is not None and part.is_contiguous() and part.numel():
-                part = part.view(-1, columns)
-                target = {key: field.view(len(part), -1) for key, field in target.items()}
+            if self.block is not None and part.flags.c_contiguous and part.size:
+                part = part.reshape(-1, columns)
+                target = {key: field.reshape(len(part), -1) for key, field in target.items()}
             encode, at_once = self._encoding(row, columns, name)
             encode_chunks(
                 encode,
@@ -320,7 +305,7 @@ class TensorType:
                 name,
                 as_float32=not self.exact,
                 at_once=at_once,
-                first=number * part.numel(),
+                first=number * part.size,
                 shape=dims,
                 watch=watch,
                 lost=lost,
@@ -328,8 +313,8 @@ class TensorType:
         return fields
 
     def _encoding(
-        self, importance: torch.Tensor | None, columns: int, name: str
-    ) -> tuple[Callable[[torch.Tensor, Fields], None], bool]:
+        self, importance: Array | None, columns: int, name: str
+    ) -> tuple[Callable[[Array, Fields], None], bool]:
         """Returns a function that writes the fields of numbers [rows, in], and whether it may run
         in several threads at once.
 
@@ -346,78 +331,72 @@ class TensorType:
             compiled = by_library(layout, importance, columns)
             return (compiled or by_arrays(encoder, layout, importance, columns, name)), compiled is not None
 
-        def encode(numbers: torch.Tensor, out: Fields) -> None:
-            given = {}
-            if importance is not None:
-                given["importance"] = importance.to(numbers.device).expand(numbers.numel() // columns, columns)
-            for key, stored in encoder(numbers, **given).items():
-                out[key].copy_(stored)
+        if self.exact:
 
-        return encode, False
+            def encode(numbers: Array, out: Fields) -> None:
+                for key, stored in encoder(numbers).items():
+                    words(out[key])[...] = words(stored)
+
+            return encode, False
+        from glft_schema.tensor_types.engine.on_torch import encoder_of_tensors
+
+        return encoder_of_tensors(encoder, importance, columns), False
 
     @property
     def _scalar_encoders(self) -> tuple[Encoder, ...]:
         return tuple(encoder for encoder in self.encoders if is_scalar(encoder, ()))
 
-    def decode(
-        self,
-        fields: Mapping[str, torch.Tensor],
-        columns: int,
-        *,
-        dtype: torch.dtype | None = None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Returns the numbers [rows, columns] of fields [rows, numbers per row], on their device.
+    def decode(self, fields: Fields, columns: int, *, dtype: Dtype | None = None, out: Array | None = None) -> Array:
+        """Returns the numbers [rows, columns] of fields [rows, numbers per row].
 
         Args:
             fields: as `cut` and `encode` return them.
             columns: numbers per row.
-            dtype: a float dtype; the type's own by default. Numbers that keep their dtype are not
-                copied.
-            out: the destination, contiguous, of this shape, dtype and device; new memory by
-                default.
+            dtype: float16, bfloat16, float32 or float64; the type's own by default. Numbers that
+                keep their dtype are not copied.
+            out: the destination, contiguous, of this shape and such a dtype; new memory by default.
 
         Raises:
             FormatError: if rows of the type cannot have so many numbers.
             ValueError: if a field or `out` of a quantized type has another shape or dtype.
         """
-        if self.exact and out is None:
-            numbers: torch.Tensor = self.formula(**fields)
-            dtype = dtype or self.dtype
-            return numbers if numbers.dtype == dtype else numbers.to(dtype)
-        if out is None:
-            first = next(iter(fields.values()))
-            out = new_memory([first.shape[0], columns], dtype or self.dtype, first.device)
         if self.exact:
-            out.copy_(self.formula(**fields))
-        elif out.numel():
-            from glft_schema.tensor_types.engine.decoding import by_library  # slow to import, as below
+            numbers = self.formula(**fields)
+            if out is None:
+                return converted(numbers, dtype or self.dtype)
+            words(out)[...] = words(converted(numbers, out.dtype))
+            return out
+        if out is None:
+            out = new_memory((len(next(iter(fields.values()))), columns), dtype or FLOAT32)
+        if out.size:
+            from glft_schema.tensor_types.engine import decoding  # slow to import
 
-            self._check_shapes(fields, out, columns)
-            layout = self.layout
-            if layout is None or not by_library(layout, [fields[name] for name, _ in self.fields()], out):
-                from glft_schema.tensor_types.engine.array_decoding import by_arrays
-
-                cell = self.cell(columns)
-
-                def cells() -> dict[str, torch.Tensor]:
-                    return self.columns(self.cells(fields, columns, cell), words=layout is not None)
-
-                by_arrays(self.formula, layout, cells, out.view(-1, cell))
+            if not out.flags.c_contiguous:
+                raise ValueError(f"expected contiguous memory, found strides {out.strides}")
+            self.check_shapes({name: field.shape for name, field in fields.items()}, out.shape, columns)
+            for name, part in self.fields():
+                if fields[name].dtype != part.number.dtype:
+                    raise ValueError(f"expected {name} as {name_of(part.number.dtype)}, found {name_of(fields[name].dtype)}")
+            layout, cell = self.layout, self.cell(columns)
+            if layout and decoding.by_library(layout, [fields[name] for name, _ in self.fields()], out):
+                return out
+            cells = self.columns({key: field.reshape(-1, field.shape[1] * cell // columns) for key, field in fields.items()})
+            if layout:
+                decoding.by_arrays(self.formula, layout, cells, out.reshape(-1, cell))
+            else:
+                decoding.by_tensors(self.formula, self.block is not None, cells, out.reshape(-1, cell))
         return out
 
-    def _check_shapes(self, fields: Mapping[str, torch.Tensor], out: torch.Tensor, columns: int) -> None:
-        """Raises ValueError unless fields and `out` have the rows, the sizes and the dtypes of rows
-        of `columns` numbers."""
+    def check_shapes(self, fields: Mapping[str, Sequence[int]], out: Sequence[int], columns: int) -> None:
+        """Raises ValueError unless the shapes of fields and weights are those of rows of `columns`
+        numbers; FormatError if rows cannot have so many."""
         self.nbytes([1, columns])
-        rows = len(out)
-        if out.shape != (rows, columns) or not out.is_contiguous():
-            raise ValueError(f"expected contiguous memory [{rows}, {columns}], found {list(out.shape)}, strides {out.stride()}")
-        for name, part, _, pitch in _layout(self, (1, columns)):
-            field = fields[name]
-            if field.dtype != part.number.dtype or len(field) != rows or field.numel() != rows * pitch:
-                expected, found = f"{part.number.dtype} [{rows}, {pitch}]", f"{field.dtype} {list(field.shape)}"
-                raise ValueError(f"expected {name} as {expected}, found {found}")
+        rows = out[0]
+        if tuple(out) != (rows, columns):
+            raise ValueError(f"expected weights [{rows}, {columns}], found {list(out)}")
+        for name, _, _, pitch in _layout(self, (1, columns)):
+            if fields[name][0] != rows or math.prod(fields[name]) != rows * pitch:
+                raise ValueError(f"expected {name} as [{rows}, {pitch}], found {list(fields[name])}")
 
     @property
     def layout(self) -> Layout | None:
@@ -438,25 +417,17 @@ class TensorType:
         `columns`."""
         return columns if any(_per_row(part) for _, part in self.fields()) else self.unit([1, columns])
 
-    def cells(self, fields: Mapping[str, torch.Tensor], columns: int, cell: int) -> dict[str, torch.Tensor]:
-        """Returns fields of rows of `columns` numbers, split into cells, see `cell`."""
-        return {name: fields[name].reshape(-1, fields[name].shape[1] * cell // columns) for name, _ in self.fields()}
-
-    def columns(self, fields: Mapping[str, torch.Tensor], *, words: bool = False) -> dict[str, torch.Tensor]:
+    def columns(self, fields: Fields) -> dict[str, Array]:
         """Returns the formula's arguments: the payload's fields, or the fields of a block, each
-        [blocks, numbers].
-
-        torch computes with neither u16 nor u32. So unsigned words are returned as signed ones if
-        `words`, or else, those of blocks, as their bytes, the lowest first.
-        """
-        columns: dict[str, torch.Tensor] = {}
+        [blocks, numbers]."""
+        columns: dict[str, Array] = {}
         for name, part in self.fields():
-            columns |= part.columns(name, fields[name], words)
+            columns |= part.columns(name, fields[name])
         return columns
 
-    def round_trip(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Returns `tensor` as a file gives it back, encoded and decoded. Raises like `encode`."""
-        return self.decode(self.encode(tensor, name), matrix(tensor.shape)[1]).reshape(tensor.shape)
+    def round_trip(self, numbers: Array, name: str) -> Array:
+        """Returns numbers as a file gives them back, encoded and decoded. Raises like `encode`."""
+        return self.decode(self.encode(numbers, name), matrix(numbers.shape)[1]).reshape(numbers.shape)
 
     def field_spans(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Returns the offset of each field from the payload's first byte, and its size in bytes."""
@@ -472,7 +443,7 @@ class TensorType:
 
     def cut(
         self, source: Source, start: int, dims: Sequence[int], rows: range, columns: range, order: ByteOrder = LITTLE
-    ) -> dict[str, torch.Tensor]:
+    ) -> dict[str, Array]:
         """Returns the payload's fields [rows, numbers per row] for a part of the matrix.
 
         Reads, of each requested row, the bytes from the first requested number to the last. The
@@ -495,21 +466,25 @@ class TensorType:
             fields[name] = numbers if order == LITTLE else part.swapped(numbers)
         return fields
 
-    def packed(self, fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def packed(self, fields: Fields) -> Array:
         """Returns fields [rows, numbers per row] as u8 [rows, bytes of a row]: a payload's bytes,
         row by row. Those of a single field are not copied."""
-        parts = [fields[name].contiguous().view(torch.uint8) for name, _ in self.fields()]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        parts = [_as_bytes(fields[name]) for name, _ in self.fields()]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
-    def unpacked(self, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:
+    def unpacked(self, packed: Array, columns: int) -> dict[str, Array]:
         """Returns the fields of packed rows of `columns` numbers, the inverse of `packed`."""
-        fields, start = {}, 0
+        return {
+            name: np.ascontiguousarray(packed[:, span]).view(number.dtype) for name, span, number in self.spans_of_row(columns)
+        }
+
+    def spans_of_row(self, columns: int) -> Iterator[tuple[str, slice, Number]]:
+        """Yields each field's bytes in a packed row of `columns` numbers, and its kind of number."""
+        start = 0
         for name, part, _, pitch in _layout(self, (1, columns)):
             size = pitch * part.number.itemsize
-            numbers = packed if size == packed.shape[1] else packed[:, start : start + size].contiguous()
-            fields[name] = numbers.view(part.number.dtype)
+            yield name, slice(start, start + size), part.number
             start += size
-        return fields
 
     def fields(self) -> Iterator[tuple[str, TensorField]]:
         """Yields the payload's fields by name, in its order."""
@@ -529,7 +504,7 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
     the block.
 
     A formula is a scalar function of one block or row: it writes `w`, and reads fields by their
-    names; see docs/scalar-functions.md. Or it is a function of tensors: the payload's or block's
+    names; see docs/scalar-functions.md. Or it is a function of torch tensors: the payload's or block's
     fields as keywords, each [rows, numbers] -> float32 [rows, n].
 
     Raises:
@@ -647,19 +622,24 @@ def _per_row(part: TensorField) -> bool:
     return len(part.dims) == 1 and part.dims[0] is OUT
 
 
-def _read_rows(source: Source, start: int, part: TensorField, rows: range, pitch: int, span: range) -> torch.Tensor:
+def _as_bytes(field: Array) -> Array:
+    """Returns [rows, numbers] as u8 [rows, bytes]: a view if the numbers of a row are neighbours."""
+    return field.view(np.uint8) if field.strides[1] == field.itemsize else np.ascontiguousarray(field).view(np.uint8)
+
+
+def _read_rows(source: Source, start: int, part: TensorField, rows: range, pitch: int, span: range) -> Array:
     """Returns the numbers `span` of rows of a field that begins at `start`, `pitch` per row."""
     dtype, size = part.number.dtype, part.number.itemsize
 
-    def numbers(first: int, last: int) -> torch.Tensor:
-        return tensor_over(source.private(start + first * size, (last - first) * size), dtype, [last - first])
+    def numbers(first: int, last: int) -> Array:
+        return array_over(source.private(start + first * size, (last - first) * size), dtype, [last - first])
 
     if not rows or not span:
-        return torch.empty(len(rows), len(span), dtype=dtype)
+        return np.empty((len(rows), len(span)), dtype)
     if source.mapped or len(rows) == 1 or (rows.step == 1 and len(span) == pitch):
         whole = numbers(rows[0] * pitch + span.start, rows[-1] * pitch + span.stop)
-        return whole.as_strided((len(rows), len(span)), (rows.step * pitch, 1))
-    return torch.stack([numbers(row * pitch + span.start, row * pitch + span.stop) for row in rows])
+        return as_strided(whole, (len(rows), len(span)), (rows.step * pitch * size, size))
+    return np.stack([numbers(row * pitch + span.start, row * pitch + span.stop) for row in rows])
 
 
 def _params(dims: Sequence[int]) -> dict[str, Any]:

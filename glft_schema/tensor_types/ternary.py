@@ -6,10 +6,12 @@ checked bit by bit against both. The encoders are in `encoders.ternary`.
 
 from __future__ import annotations
 
+import numpy as np
+
 from glft_schema.codec.numbers import f16, u8
 from glft_schema.codec.structs import Struct
-from glft_schema.lazy import torch
 from glft_schema.scalar.language import float32
+from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.ternary import to_tq1_0, to_tq2_0
 from glft_schema.tensor_types.tensor_type import Reserved, formula_of
@@ -64,7 +66,7 @@ def decode_tq2_0(w, qs, d):
                 w[128 * h + 32 * k + i] = d[0] * float32((qs[32 * h + i] >> 2 * k & 3) - 1)
 
 
-def not_packed(packed: torch.Tensor, count: int) -> torch.Tensor:
+def not_packed(packed: Array, count: int) -> Array:
     """Finds, in u8 [blocks, k], the bytes that `pack_digits` gives for no `count` digits."""
-    numbers = torch.arange(0, 243, 3 ** (5 - count), device=packed.device)
-    return ~torch.isin(packed, ((numbers * 256 + 242) // 243).to(torch.uint8))
+    numbers = np.arange(0, 243, 3 ** (5 - count))
+    return ~np.isin(packed, (numbers * 256 + 242) // 243)

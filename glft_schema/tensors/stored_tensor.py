@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from glft_schema.display import with_display
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import Array, Dtype, name_of
 from glft_schema.storage.source import Source
-from glft_schema.storage.tensor_bytes import tensor_bytes
+from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.tensor import Place, Tensor
@@ -24,7 +26,7 @@ class StoredTensor:
 
     Attributes:
         shape: its sizes.
-        dtype: its torch dtype.
+        dtype: of its values, see `storage.dtypes`.
         load: returns its values; called for each use, and the result is not kept.
         identity: equal for tensors with the same storage; None if unknown.
         file_tensor: the tensor with its bytes, or None.
@@ -35,18 +37,18 @@ class StoredTensor:
     """
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
-    load: Callable[[], torch.Tensor]
+    dtype: Dtype
+    load: Callable[[], Array]
     identity: Hashable = None
     file_tensor: Tensor | None = None
-    importance: torch.Tensor | None = None
-    read: Callable[[Slices], torch.Tensor] | None = None
+    importance: Array | None = None
+    read: Callable[[Slices], Array] | None = None
     quantized: TensorType | None = None
     transposed: StoredTensor | None = None
 
     def _display(self) -> Iterator[str]:
-        type_ = self.file_tensor.dtype if self.file_tensor else self.dtype
-        yield f"{str(type_).removeprefix('torch.')} {list(self.shape)}"
+        type_ = self.file_tensor.dtype if self.file_tensor else name_of(self.dtype)
+        yield f"{type_} {list(self.shape)}"
 
     @property
     def numel(self) -> int:
@@ -64,17 +66,17 @@ class StoredTensor:
         is_source = self.read is not None or self.file_tensor is not None
         return is_source or (self.transposed is not None and self.transposed.has_parts)
 
-    def part(self, index: Slices) -> torch.Tensor:
+    def part(self, index: Slices) -> Array:
         """Returns the values at one slice for each dim. Reads no others if it can."""
         if self.read is not None:
             return self.read(index)
         if self.file_tensor is not None:
-            return self.file_tensor[index]
+            return self.file_tensor.array(index)
         if self.transposed is not None:
-            return self.transposed.part((*index[:-2], index[-1], index[-2])).mT
+            return self.transposed.part((*index[:-2], index[-1], index[-2])).swapaxes(-1, -2)
         return self.load()[index]
 
-    def rows(self, rows: slice) -> torch.Tensor:
+    def rows(self, rows: slice) -> Array:
         """Returns some rows of the first dim; all of a tensor without dims."""
         return self.part((rows, *(slice(0, size) for size in self.shape[1:]))[: len(self.shape)])
 
@@ -83,15 +85,15 @@ def of_file(tensor: Tensor) -> StoredTensor:
     """Returns a tensor of an open file."""
     type_, identity = tensor.dtype, tensor.identity if tensor.nbytes else None
     quantized = type_ if type_.is_quantized else None
-    return StoredTensor(tensor.shape, type_.dtype, tensor.dequantize, identity, tensor, quantized=quantized)
+    return StoredTensor(tensor.shape, type_.dtype, tensor.array, identity, tensor, quantized=quantized)
 
 
-def of_values(values: torch.Tensor) -> StoredTensor:
+def of_values(values: Array) -> StoredTensor:
     """Returns a tensor with its values in memory."""
-    return StoredTensor(tuple(values.shape), values.dtype, lambda: values, read=values.__getitem__)
+    return StoredTensor(values.shape, values.dtype, lambda: values, read=values.__getitem__)
 
 
-def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable[[Slices], torch.Tensor]) -> StoredTensor:
+def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable[[Slices], Array]) -> StoredTensor:
     """Returns a quantized tensor whose bytes are computed.
 
     Args:
@@ -109,7 +111,7 @@ def transposed(source: StoredTensor) -> StoredTensor:
     if source.transposed is not None:
         return source.transposed
     *outer, rows, columns = source.shape
-    load, shape = lambda: source.load().mT.contiguous(), (*outer, columns, rows)
+    load, shape = lambda: np.ascontiguousarray(source.load().swapaxes(-1, -2)), (*outer, columns, rows)
     return StoredTensor(shape, source.dtype, load, transposed=source, quantized=source.quantized)
 
 
@@ -121,7 +123,7 @@ class _PackedSource(Source):
         read: as for `of_packed`.
     """
 
-    def __init__(self, place: Place, read: Callable[[Slices], torch.Tensor]) -> None:
+    def __init__(self, place: Place, read: Callable[[Slices], Array]) -> None:
         super().__init__("<computed>", place.nbytes)
         self._rows, self._read = max(matrix(place.shape)[0], 1), read
         self._fields = place.dtype.field_spans(place.shape).values()
@@ -136,7 +138,7 @@ class _PackedSource(Source):
                 kept, self._kept = self._kept, None
                 parts = [kept[1]] if kept is not None and kept[0] == (row, column) else []
                 if row + len(parts) < stop:
-                    parts.append(tensor_bytes(self._read((slice(row + len(parts), stop), slice(column, column + pitch)))))
+                    parts.append(array_bytes(self._read((slice(row + len(parts), stop), slice(column, column + pitch)))))
                 stored = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
                 skipped = first - at - row * pitch
                 found[first - start : last - start] = stored[skipped : skipped + last - first]

@@ -9,6 +9,7 @@ from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.codec.records import Record
@@ -16,15 +17,40 @@ from glft_schema.display import Listing, Part, with_display
 from glft_schema.errors import TensorError, shown
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import Source
-from glft_schema.storage.tensor_bytes import PIECE, copy_all, tensor_over
+from glft_schema.storage.tensor_bytes import PIECE, array_over, copy_all
+from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
+from glft_schema.tensor_types.engine.conversions import converted, widened
 from glft_schema.tensor_types.plain import as_stored
-from glft_schema.tensor_types.small_floats import widened
 from glft_schema.tensors.upload import to_device, torch_dtype, usable_device
 
 Index = int | slice | EllipsisType
+Indices = Index | tuple[Index, ...]
+
+
+class Part(NamedTuple):
+    """The numbers of a part of a tensor, in a block of rows and columns of its matrix.
+
+    Attributes:
+        rows: of the matrix.
+        columns: of the matrix, whole units of the type.
+        shape: of the part.
+        steps: of its dims: numbers along a row of the block, or None from one row to the next.
+        first: its first number in a row of the block.
+    """
+
+    rows: range
+    columns: range
+    shape: list[int]
+    steps: list[int | None]
+    first: int
+
+    def strides(self, down: int, across: int) -> list[int]:
+        """Returns the strides of the part's dims, from those of the block."""
+        return [down if step is None else step * across for step in self.steps]
 
 
 class Place(NamedTuple):
@@ -71,7 +97,7 @@ class Tensor:
         self._source = source
 
     def __getattr__(self, name: str) -> Any:
-        problem = f"a tensor in a file has no attribute {name!r}: dequantize() returns a torch.Tensor, numpy.asarray() an array"
+        problem = f"a tensor in a file has no attribute {name!r}: dequantize() returns a torch.Tensor, numpy() an array"
         raise AttributeError(problem)
 
     def _display(self) -> Iterator[Part]:
@@ -83,7 +109,7 @@ class Tensor:
         }
         for name, (start, nbytes) in self.dtype.field_spans(self.shape).items():
             rows[name] = f"{nbytes:,} bytes at {self.position + start:,}"
-        yield Listing("values by dequantize(), tensor[rows] or numpy.asarray(tensor)", ("", ""), [*rows.items()])
+        yield Listing("values by dequantize() or tensor[rows] for torch, by numpy() for numpy", ("", ""), [*rows.items()])
 
     @property
     def identity(self) -> tuple[Source, int, int, TensorType, tuple[int, ...]]:
@@ -99,16 +125,16 @@ class Tensor:
     @property
     @outside_graphs
     def payload(self) -> Record:
-        """The payload's fields as torch tensors, ``payload.scales``. Raises as `dequantize`."""
+        """The payload's fields as arrays, ``payload.scales``. Raises as `dequantize`."""
         self._check_known()
         return self.dtype.parse(Cursor(self._source, self.position), self.shape, self.order)
 
     @property
     @outside_graphs
-    def fields(self) -> dict[str, torch.Tensor]:
-        """The stored fields in file order; those of block types are [blocks, elements].
+    def fields(self) -> dict[str, Array]:
+        """The stored fields in file order, as arrays; those of block types are [blocks, elements].
 
-        Unsigned words are returned as bytes, lowest first. Raises as `dequantize`.
+        Raises as `dequantize`.
         """
         return self.dtype.columns(self.payload)
 
@@ -131,7 +157,7 @@ class Tensor:
         return self.dtype.name
 
     @outside_graphs
-    def packed(self) -> torch.Tensor:
+    def packed(self) -> Array:
         """Returns the payload as u8 [rows, bytes of a row], little-endian; rows are those of
         ``shape[0]``.
 
@@ -142,7 +168,7 @@ class Tensor:
         return self.dtype.packed(self._fields())
 
     @outside_graphs
-    def packed_part(self, index: Sequence[slice]) -> torch.Tensor:
+    def packed_part(self, index: Sequence[slice]) -> Array:
         """Returns a part of `packed`, and reads no other bytes.
 
         Args:
@@ -194,10 +220,10 @@ class Tensor:
         for start in range(first, last, PIECE):
             yield start, self._source.read(self.position + start, min(PIECE, last - start))
 
-    def _fields(self) -> dict[str, torch.Tensor]:
+    def _fields(self) -> dict[str, Array]:
         return self.fields_of(range(matrix(self.shape)[0]))
 
-    def fields_of(self, rows: range) -> dict[str, torch.Tensor]:
+    def fields_of(self, rows: range) -> dict[str, Array]:
         """Returns the fields of rows of the matrix, [rows, numbers per row], little-endian. Raises
         as `dequantize`."""
         self._check_known()
@@ -240,40 +266,82 @@ class Tensor:
             TruncatedError: if the file was truncated after opening.
             TensorError: if the type is unknown, or `out` has another shape, dtype or device.
             ValueError: if `dtype` is not a float dtype.
-            OptionError: if torch cannot use the device.
+            OptionError: if torch cannot use the device, or is not installed.
         """
         dtype = torch_dtype(dtype)
         self._source.check_open()
         self._check_known()
         rows, columns = matrix(self.shape)
         if out is None:
-            stored = self._as_mapped(dtype, device)
-            return self._numbers(range(rows), range(columns), dtype, device).reshape(self.shape) if stored is None else stored
+            return self._numbers(range(rows), range(columns), dtype, device).reshape(self.shape)
         self.check_out(out, self.shape, dtype, device)
         self._numbers(range(rows), range(columns), dtype, device, out.detach().view(rows, columns))
         return out
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """Returns the values for numpy, as `dequantize`; those without a dtype of numpy as float32.
+    @outside_graphs
+    def numpy(self, index: Indices = ..., dtype: Any = None) -> Array:
+        """Returns the values, or a part of them, as an array of numpy.
+
+        bfloat16, float8 and float4, which numpy lacks, are float32 by default. A byte of float4 has
+        two numbers, so the last dim doubles.
+
+        Args:
+            index: integers, slices and ``...``, as in numpy: `read` says what is read of the file.
+            dtype: of the result; by default the stored one, float32 for quantized tensors. For
+                dtypes that numpy lacks, one of ml_dtypes.
+
+        Returns:
+            An array. Numbers of a mapped little-endian file that keep their dtype are a view of it.
+            Writing to it changes other views of the open file, but not the file.
+
+        Raises:
+            IndexError: as numpy does; also for a step below 1 and other kinds of index.
+            ClosedError, TruncatedError: as `dequantize`.
+            TensorError: if the type is unknown.
+        """
+        values = self.array(index)
+        return widened(values) if dtype is None else converted(values, np.dtype(dtype))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Returns the values for numpy, as `numpy`.
 
         Raises ValueError if `copy` is False and the values are not those in a mapped file. Others
         as `dequantize`.
         """
-        values = widened(self.dequantize(device="cpu"))
-        stored = (values.to(torch.float32) if values.dtype == torch.bfloat16 else values).numpy()
-        found = stored.astype(stored.dtype if dtype is None else dtype, copy=bool(copy))
-        if copy is False and (found is not stored or self._as_mapped(None, "cpu") is None):
+        found = self.numpy(dtype=dtype)
+        is_view = self._as_mapped() is not None and found.dtype == self.dtype.dtype
+        if copy is False and not is_view:
             raise ValueError(f"tensor {shown(self.name)}: expected copy=None or copy=True, since values are decoded")
-        return found
+        return found.copy() if copy and is_view else found
 
-    def _as_mapped(self, dtype: torch.dtype | None, device: str | torch.device | None) -> torch.Tensor | None:
+    @outside_graphs
+    def array(self, index: Indices = ...) -> Array:
+        """Returns the values, or a part of them, in the type's own dtype; see `storage.dtypes`.
+        Raises as `numpy`."""
+        self._source.check_open()
+        self._check_known()
+        if index is ...:
+            rows, columns = matrix(self.shape)
+            stored = self._as_mapped()
+            return self._array(range(rows), range(columns)).reshape(self.shape) if stored is None else stored
+        part = self._part(index)
+        if 0 in part.shape:
+            return np.empty(part.shape, self.dtype.dtype)
+        block = self._array(part.rows, part.columns)
+        found = as_strided(block[:, part.first :], part.shape, part.strides(*block.strides))
+        return found if self._is_view or found.size == block.size else found.copy()
+
+    def _array(self, rows: range, columns: range) -> Array:
+        """Returns part of the matrix [out, in]; `columns` is aligned to the type's unit."""
+        return self.dtype.decode(
+            self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order), len(columns)
+        )
+
+    def _as_mapped(self) -> Array | None:
         """Returns the values if they are the numbers in a mapped file, otherwise None."""
-        own = self.dtype.dtype
         if self.dtype.formula is not as_stored or not self._source.mapped or self.order != LITTLE:
             return None
-        if (dtype is not None and dtype != own) or str(device or self.device) != "cpu":
-            return None
-        return tensor_over(self._source.private(self.position, self.nbytes), own, self.shape)
+        return array_over(self._source.private(self.position, self.nbytes), self.dtype.dtype, self.shape)
 
     def check_out(
         self,
@@ -286,7 +354,7 @@ class Tensor:
         if not isinstance(out, torch.Tensor) or tuple(out.shape) != tuple(shape):
             found = list(out.shape) if isinstance(out, torch.Tensor) else shown(out)
             raise TensorError(f"expected out as a torch.Tensor of {list(shape)}, found {found}", self.name)
-        own = self.dtype.dtype
+        own = dtype_in_torch(self.dtype.dtype)
         if out.dtype != (dtype or out.dtype) or not (out.dtype.is_floating_point or out.dtype == own):
             possible = "a float dtype" if own.is_floating_point else f"a float dtype or {own}"
             raise TensorError(f"expected out of {dtype or possible}, found {out.dtype}", self.name)
@@ -304,28 +372,35 @@ class Tensor:
         Raises:
             ClosedError, TruncatedError, TensorError: as `dequantize`.
         """
-        out, columns, rows, width = self._chunk_sizes(numbers)
-        for row in range(0, out, rows):
-            for first in range(0, columns, width):
-                part = range(row, min(row + rows, out)), range(first, min(first + width, columns))
-                yield self._numbers(*part, None, None).reshape(-1)
+        for part in self._chunks(numbers):
+            yield self._numbers(*part, None, None).reshape(-1)
+
+    def arrays(self, numbers: int = CHUNK) -> Iterator[Array]:
+        """Yields the values as `chunks`, as flat arrays in the type's own dtype; see `array`."""
+        for part in self._chunks(numbers):
+            yield self._array(*part).reshape(-1)
 
     @outside_graphs
-    def _chunk_sizes(self, numbers: int) -> tuple[int, int, int, int]:
-        """Returns rows and columns of the matrix and of a chunk; no rows if the tensor is empty."""
+    def _chunks(self, numbers: int) -> list[tuple[range, range]]:
+        """Returns rows and columns of the matrix, chunk by chunk; none if the tensor is empty."""
         self._check_known()
         (out, columns), unit = matrix(self.shape), self.dtype.unit(self.shape)
         if 0 in (out, columns):
-            return 0, 0, 1, 1
-        return out, columns, max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
+            return []
+        rows, width = max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
+        return [
+            (range(row, min(row + rows, out)), range(first, min(first + width, columns)))
+            for row in range(0, out, rows)
+            for first in range(0, columns, width)
+        ]
 
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
+    def __getitem__(self, index: Indices) -> torch.Tensor:
         """Returns a part of the tensor, see `read`."""
         return self.read(index)
 
     @outside_graphs
     def read(
-        self, index: Index | tuple[Index, ...], *, dtype: torch.dtype | str | None = None, out: torch.Tensor | None = None
+        self, index: Indices, *, dtype: torch.dtype | str | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Returns a part of the tensor. Indices are integers, slices and ``...``, as in torch.
 
@@ -343,15 +418,37 @@ class Tensor:
         """
         self._source.check_open()
         self._check_known()
-        dtype = torch_dtype(dtype)
-        ranges, dropped = self._ranges(index)
-        shape = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
+        dtype, part = torch_dtype(dtype), self._part(index)
+        rows, columns, shape = part[:3]
         if out is not None:
             self.check_out(out, shape, dtype)
             dtype = out.dtype
         if 0 in shape:
-            dtype = dtype or self.dtype.dtype
+            dtype = dtype or dtype_in_torch(self.dtype.dtype)
             return torch.empty(shape, dtype=dtype, device=usable_device(self.device)) if out is None else out
+        if out is not None and math.prod(shape) == len(rows) * len(columns):  # then the block has no other numbers
+            self._numbers(rows, columns, dtype, None, out.detach().view(len(rows), len(columns)))
+            return out
+        block = self._numbers(rows, columns, dtype, None if out is None else out.device)
+        down, across = block.stride()
+        found = block.as_strided(shape, part.strides(down, across), block.storage_offset() + part.first * across)
+        if out is not None:
+            out.detach().copy_(found)
+            return out
+        is_view = self._is_view and block.device.type == "cpu"
+        return found if is_view or found.numel() == block.numel() else found.clone()
+
+    @property
+    def _is_view(self) -> bool:
+        """Whether values that keep their dtype are those in a mapped file."""
+        return bool(self._source.mapped and self.dtype.exact and self.order == LITTLE)
+
+    def _part(self, index: Indices) -> Part:
+        """Returns where a part is. Raises IndexError as `read`."""
+        ranges, dropped = self._ranges(index)
+        shape = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
+        if 0 in shape:
+            return Part(range(0), range(0), shape, [], 0)
         has_rows = len(ranges) > 1  # otherwise the matrix has one row, see `matrix`
         rows, inner = (ranges[0], ranges[1:]) if has_rows else (range(1), ranges)
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(has_rows, len(self.shape))]
@@ -359,25 +456,15 @@ class Tensor:
         last = sum(part[-1] * stride for part, stride in zip(inner, strides, strict=True))
         unit = self.dtype.unit(self.shape)
         columns = range(first // unit * unit, -(-(last + 1) // unit) * unit)
-        if out is not None and math.prod(shape) == len(rows) * len(columns):  # then the block has no other numbers
-            self._numbers(rows, columns, dtype, None, out.detach().view(len(rows), len(columns)))
-            return out
-        block = self._numbers(rows, columns, dtype, None if out is None else out.device)
-        down, across = block.stride()
-        steps = [down] * has_rows + [across * stride * part.step for part, stride in zip(inner, strides, strict=True)]
-        steps = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
-        part = block.as_strided(shape, steps, block.storage_offset() + (first - columns.start) * across)
-        if out is not None:
-            out.detach().copy_(part)
-            return out
-        is_view = self._source.mapped and self.dtype.exact and self.order == LITTLE and block.device.type == "cpu"
-        return part if is_view or part.numel() == block.numel() else part.clone()
+        steps = [*[None] * has_rows, *(stride * part.step for part, stride in zip(inner, strides, strict=True))]
+        kept = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
+        return Part(rows, columns, shape, kept, first - columns.start)
 
     def _check_known(self) -> None:
         if problem := self.dtype.bytes_only:
             raise TensorError(problem, self.name)
 
-    def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:
+    def _ranges(self, index: Indices) -> tuple[list[range], list[bool]]:
         """Returns the range of each dim, and whether the result drops the dim."""
         indices = list(index) if isinstance(index, tuple) else [index]
         if any(part is None for part in indices):
@@ -418,12 +505,15 @@ class Tensor:
         """Returns part of the matrix [out, in]; `columns` is aligned to the type's unit."""
         if out is not None:
             dtype, device = out.dtype, out.device
-        dtype, device = dtype or self.dtype.dtype, device or self.device
-        if not dtype.is_floating_point and dtype != self.dtype.dtype:
+        own = dtype_in_torch(self.dtype.dtype)
+        dtype, device = dtype or own, device or self.device
+        if not dtype.is_floating_point and dtype != own:
             raise ValueError(f"expected a float dtype, found {dtype}")
-        if "float4" in str(self.dtype.dtype) and dtype != self.dtype.dtype:
-            problem = "an element has two numbers of float4, which torch converts to no other dtype: use numpy.asarray(tensor)"
-            raise TensorError(f"expected {self.dtype.dtype}, found {dtype}; {problem}", self.name)
+        if "float4" in str(own) and dtype != own:
+            problem = "an element has two numbers of float4, which torch converts to no other dtype: use tensor.numpy()"
+            raise TensorError(f"expected {own}, found {dtype}; {problem}", self.name)
+        from glft_schema.tensor_types.engine import on_torch  # slow to import
+
         fields = self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order)
-        fields = {name: to_device(field, device) for name, field in fields.items()}
-        return self.dtype.decode(fields, len(columns), dtype=dtype, out=out)
+        tensors = {name: to_device(as_tensor(field), device) for name, field in fields.items()}
+        return on_torch.decode(self.dtype, tensors, len(columns), dtype=dtype, out=out)

@@ -69,7 +69,7 @@ def to_ue4m3(x):
 
 
 def e2m1_codes(x, half, codes):
-    """Sets the codes of E2M1_DOUBLED nearest to x / half. They are 0 if `half`, half of a scale,
+    """Sets the codes of E2M1 numbers nearest to x / half. They are 0 if `half`, half of a scale,
     is 0.
 
     The products are exact: no scale has more than four bits. A weight beyond the last code gets the
@@ -199,6 +199,6 @@ def iq4_value(x):
     return value
 
 
-E2M1_BORDERS = Table(lambda: [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0])  # between the numbers of E2M1_DOUBLED
+E2M1_BORDERS = Table(lambda: [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0])  # between the doubled numbers of E2M1
 IQ4_BORDERS = Table(lambda: [(low + high) / 2 for low, high in pairwise(IQ4_VALUES)])
 IQ4_STEPS = Table(lambda: [float(high - low) for low, high in pairwise(IQ4_VALUES)])

@@ -1,8 +1,7 @@
 """Runs a type's formula or encoder over a matrix in chunks of rows, which fit into a CPU's cache.
 
 A formula makes several passes over its data. The passes over a chunk stay in the cache, so memory
-is read and written once; docs/speed.md has measurements. A compiled formula is a single pass; see
-`compiled`.
+is read and written once; docs/speed.md has measurements.
 """
 
 from __future__ import annotations
@@ -13,15 +12,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from glft_schema.errors import QuantizationWarning, TensorError, shown
-from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.compiled import Step, fixed_chunks, run_compiled
+from glft_schema.storage.dtypes import Array
+from glft_schema.storage.torch_tensors import arrays_of
+from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
+from glft_schema.tensor_types.engine.threads import threads
 
 # A loss of information: whether it is fatal, a description, and a mask of the affected elements of
 # the chunk [rows, in].
-Fault = tuple[bool, str, "torch.Tensor"]
+Fault = tuple[bool, str, Array]
 
 CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
 LEAST_CHUNK = 1 << 16  # numbers that are worth a thread
@@ -38,85 +41,62 @@ def slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
         yield slice(first, min(first + size, n))
 
 
-def cache_slices(n: int, size: int, device: torch.device, elsewhere: int) -> Iterator[slice]:
-    """Yields slices of `size` on a CPU, for its cache, and of `elsewhere` on other devices."""
-    return slices(n, max(size if device.type == "cpu" else elsewhere, 1))
-
-
 def row_chunks(rows: int, columns: int) -> Iterator[slice]:
     """Yields slices of rows with about `CHUNK` numbers each; none if rows are empty."""
     return slices(rows if columns else 0, max(CHUNK // max(columns, 1), 1))
 
 
-def importance_rows(importance: torch.Tensor, dims: Sequence[int], name: str) -> torch.Tensor:
+def importance_rows(importance: Any, dims: Sequence[int], name: str) -> Array:
     """Returns an importance of columns as float32 [1, in], or for a stack of matrices as [matrices,
     in] if each has its own.
 
     Args:
         importance: one number per index of the last dim, or for a stack of matrices as many for
-            each matrix.
+            each matrix; an array of numpy or torch.
         dims: of the tensor.
         name: the tensor's name in errors.
 
     Raises:
         TensorError: if the importance is invalid.
     """
-    if not isinstance(importance, torch.Tensor) or importance.is_complex():
-        raise TensorError(f"expected the importance as a torch.Tensor of real numbers, found {shown(importance)}", name)
+    given = arrays_of(importance)
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "fiubV":
+        raise TensorError(f"expected the importance as a tensor or an array of real numbers, found {shown(importance)}", name)
     columns, stacks = dims[-1] if dims else 1, dims[0] if len(dims) > 2 else 1
-    numbers = importance.detach().to(torch.float32).flatten()
-    if numbers.numel() not in (columns, stacks * columns):
+    numbers = float32_of(given).reshape(-1)
+    if numbers.size not in (columns, stacks * columns):
         either = f"{columns} or {stacks * columns}" if stacks > 1 else f"{columns}"
-        raise TensorError(f"expected {either} importance values, one per column, found {numbers.numel()}", name)
-    invalid = ((numbers >= 0) & numbers.isfinite()).logical_not_().nonzero()
-    if len(invalid):
-        column = int(invalid[0])
-        problem = f"expected importance values that are finite and not negative, found {importance.flatten()[column]:g}"
+        raise TensorError(f"expected {either} importance values, one per column, found {numbers.size}", name)
+    valid = (numbers >= 0) & np.isfinite(numbers)
+    if not valid.all():
+        column = int(valid.argmin())
+        problem = f"expected importance values that are finite and not negative, found {given.reshape(-1)[column]:g}"
         raise TensorError(f"{problem} for column {column}", name)
-    return numbers.view(stacks if numbers.numel() > columns else 1, columns)
+    return numbers.reshape(stacks if numbers.size > columns else 1, columns)
 
 
-def as_matrix(weights: torch.Tensor) -> torch.Tensor:
+def as_matrix(weights: Array) -> Array:
     """Returns weights of some rows as [rows, numbers per row]."""
-    return weights.reshape(len(weights), -1)
+    return weights.reshape(len(weights), math.prod(weights.shape[1:]))
 
 
-def in_chunks(
-    step: Step, formula: Any, given: Mapping[str, torch.Tensor], out: Fields, rows: int, columns: int, compiled: bool
-) -> None:
-    """Runs a step over rows of `columns` numbers in chunks: of the cache's size, or of fixed sizes
-    if it is compiled."""
-    if not rows or not columns:
-        return
-    keep_freed_memory()
-    on_gpu = next(iter(out.values())).is_cuda
-    parts = list(fixed_chunks(rows, columns)) if compiled or on_gpu else []
-    if not on_gpu and not any(is_fixed for _, is_fixed in parts):  # nothing is compiled
-        parts = [(part, False) for part in row_chunks(rows, columns)]
-    for part, is_fixed in parts:
-        chunk, results = _taken(given, part), _taken(out, part)
-        if is_fixed and compiled:
-            run_compiled(step, formula, chunk, results)
-        else:
-            step(formula, chunk, results)
-
-
-def _taken(fields: Mapping[str, torch.Tensor], rows: slice) -> Fields:
+def taken(fields: Fields, rows: slice) -> Fields:
+    """Returns some rows of fields."""
     return {name: field[rows] for name, field in fields.items()}
 
 
 def encode_chunks(
-    encode: Callable[[torch.Tensor, Fields], None],
-    weights: torch.Tensor,
+    encode: Callable[[Array, Fields], None],
+    weights: Array,
     out: Fields,
-    faults: Callable[[torch.Tensor, Fields], Iterable[Fault]],
+    faults: Callable[[Array, Fields], Iterable[Fault]],
     name: str,
     *,
     as_float32: bool = True,
     at_once: bool = False,
     first: int = 0,
     shape: Sequence[int] | None = None,
-    watch: Callable[[torch.Tensor, Fields], None] | None = None,
+    watch: Callable[[Array, Fields], None] | None = None,
     lost: Counter[str] | None = None,
 ) -> None:
     """Encodes weights [rows, ...] of any strides, and checks and watches them while they are in the
@@ -129,7 +109,7 @@ def encode_chunks(
         faults: finds what the encoder loses of a chunk.
         name: of the tensor, for errors and warnings.
         as_float32: whether chunks are converted to float32 for the encoder.
-        at_once: whether several threads encode. Operations of torch one by one are slower in
+        at_once: whether several threads encode. Operations on arrays one by one are slower in
             several threads, since they wait for Python's global lock.
         first: the number of the first weight in the tensor, for errors.
         shape: of the tensor, for errors, if `weights` has another one.
@@ -141,17 +121,17 @@ def encode_chunks(
         TensorError: at the first fatal fault, with the index of its first element.
     """
     counts = Counter[str]() if lost is None else lost
-    weights, rows, columns = weights.detach(), len(weights), math.prod(weights.shape[1:])
+    rows, columns = len(weights), math.prod(weights.shape[1:])
 
     def run(chunk: tuple[slice, Counter[str]]) -> None:
         part, found = chunk
-        given, encoded = as_matrix(weights[part]), _taken(out, part)
-        numbers = given.to(torch.float32) if as_float32 else given
+        given, encoded = as_matrix(weights[part]), taken(out, part)
+        numbers = float32_of(given) if as_float32 else given
         encode(numbers, encoded)
         for fatal, problem, mask in faults(numbers, encoded):
-            count = int(mask.sum())
+            count = int(np.count_nonzero(mask))
             if count and fatal:
-                number = first + part.start * columns + int(mask.flatten().to(torch.uint8).argmax())
+                number = first + part.start * columns + int(mask.argmax())
                 raise TensorError(problem, name, index_of(number, weights.shape if shape is None else shape))
             if count:
                 found[problem] += count
@@ -160,26 +140,27 @@ def encode_chunks(
 
     if columns:
         keep_freed_memory()
-        threads, size = torch.get_num_threads() if at_once else 1, max(CHUNK // columns, 1)
-        if threads > 1:
-            rounds = -(-rows // (threads * size))
-            size = max(-(-rows // (threads * rounds)), LEAST_CHUNK // columns, 1)
+        count, size = threads() if at_once else 1, max(CHUNK // columns, 1)
+        if count > 1:
+            rounds = -(-rows // (count * size))
+            size = max(-(-rows // (count * rounds)), LEAST_CHUNK // columns, 1)
         chunks: Iterator[tuple[slice, Counter[str]]] = ((part, Counter[str]()) for part in slices(rows, size))
-        if threads > 1 and rows > size:
+        if count > 1 and rows > size:
             from glft_schema.tensor_types.engine.workers import in_order  # slow to import
 
             chunks = in_order(run, chunks)
         for chunk in chunks:
-            if threads == 1 or rows <= size:
+            if count == 1 or rows <= size:
                 run(chunk)
             counts.update(chunk[1])
     if lost is None:
         warn_of_lost(name, counts)
 
 
-def has_finite_sum(numbers: torch.Tensor) -> bool:
+def has_finite_sum(numbers: Array) -> bool:
     """Tells whether the sum is finite: the fastest check that all numbers are."""
-    return bool(numbers.sum(dtype=torch.float32).isfinite())
+    with np.errstate(all="ignore"):
+        return bool(np.isfinite(numbers.sum(dtype=np.float32)))
 
 
 def warn_of_lost(name: str, lost: Mapping[str, int]) -> None:

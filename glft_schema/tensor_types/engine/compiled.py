@@ -22,13 +22,13 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.functions import Fields
 
+Fields = Mapping[str, "torch.Tensor"]
 Step = Callable[[Any, Fields, Fields], None]  # formula, arguments, destinations
 
 SIZES = (1 << 26, 1 << 22)  # numbers in a chunk: large ones amortize the call, small ones serve small tensors

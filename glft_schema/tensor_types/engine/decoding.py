@@ -1,12 +1,19 @@
-"""Decodes fields into weights by the compiled library."""
+"""Decodes fields into weights: by the compiled library, by operations of numpy on arrays, or by a
+function of torch tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
-from glft_schema.lazy import torch
+import numpy as np
+
 from glft_schema.scalar.layout import Layout
-from glft_schema.storage.tensor_bytes import has_plain_memory
+from glft_schema.storage.dtypes import FLOAT32, Array, name_of, words
+from glft_schema.tensor_types.engine.chunks import row_chunks, taken
+from glft_schema.tensor_types.engine.conversions import converted
+from glft_schema.tensor_types.engine.functions import Fields, Formula
+from glft_schema.tensor_types.engine.memory import keep_freed_memory
 from glft_schema.tensor_types.engine.workers import in_one_thread, run_parts
 from glft_schema.tensor_types.library.loading import DTYPES, function_of
 
@@ -15,43 +22,106 @@ LEAST, MOST = 1 << 19, 1 << 20  # weights in a part: fewer are done before anoth
 LONGEST = (1 << 31) - 1  # the longest row that a decoder of rows takes
 
 
-def by_library(layout: Layout, fields: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
+def address(array: Array) -> int:
+    """Returns the address of an array's first number."""
+    return int(array.__array_interface__["data"][0])
+
+
+def by_library(layout: Layout, fields: Sequence[Array], out: Array) -> bool:
     """Writes the weights of fields [rows, numbers per row] into `out` [rows, columns], contiguous,
     by the compiled library. The caller has checked the shapes.
 
     Returns False if the library lacks the type, or cannot use this memory.
     """
-    if not all(map(has_plain_memory, (out, *fields))) or out.data_ptr() % out.itemsize:
+    if address(out) % out.itemsize or (layout.weights is None and out.shape[1] > LONGEST):
         return False
-    if layout.weights is None and out.shape[1] > LONGEST:
-        return False
-    dtype = str(out.dtype).removeprefix("torch.")
+    dtype = name_of(out.dtype)
     is_written = dtype in WRITTEN
     function = function_of(layout.name, dtype if is_written else WRITTEN[0])
     if function is None:
         return False
-    if not out.is_inference():
-        torch.autograd.graph.increment_version(out)
-    if layout.weights and fields[0].is_contiguous():  # any blocks make up a part
-        out = out.view(-1, layout.weights)
-        fields = [fields[0].view(len(out), -1)]
-    (rows, columns), inference = out.shape, torch.is_inference_mode_enabled()
+    if layout.weights and fields[0].flags.c_contiguous:  # any blocks make up a part
+        out = out.reshape(-1, layout.weights)
+        fields = [fields[0].reshape(len(out), -1)]
+    columns = out.shape[1]
 
     def run(first: int, last: int) -> None:
         count, weights = last - first, out[first:last]
-        parts = [field[first:last].contiguous() for field in fields]
-        target = weights if is_written else torch.empty(count, columns, dtype=torch.float32, device="cpu")
+        parts = [np.ascontiguousarray(field[first:last]) for field in fields]
+        target = weights if is_written else np.empty((count, columns), FLOAT32)
         sizes = [count * columns // layout.weights] if layout.weights else [count, columns]
-        function(*(part.data_ptr() for part in parts), target.data_ptr(), *sizes)
+        function(*map(address, parts), address(target), *sizes)
         if not is_written:
-            with torch.inference_mode(inference):
-                weights.copy_(target)
+            words(weights)[...] = words(converted(target, out.dtype))
 
-    def run_all() -> None:
-        run_parts(run, rows, max(LEAST // columns, 1), max(MOST // columns, 1))
-
-    if is_written and all(field.is_contiguous() for field in fields):
-        run_all()
-    else:  # torch copies
-        in_one_thread(run_all)
+    run_parts(run, len(out), max(LEAST // columns, 1), max(MOST // columns, 1))
     return True
+
+
+Step = Callable[[Fields, Array], None]  # writes the weights of fields
+
+
+def by_arrays(formula: Formula, layout: Layout, fields: Fields, out: Array) -> None:
+    """Writes the weights of blocks, groups or rows into `out` by a scalar function, without the
+    library.
+
+    Args:
+        formula: a scalar function.
+        layout: of the block or row.
+        fields: [rows, numbers], see `TensorType.columns`.
+        out: [rows, weights], contiguous.
+
+    Raises:
+        ScalarError: if the function has no such form.
+    """
+    in_chunks(_as_arrays(formula, layout, out.shape[1]), {name: _signed(field) for name, field in fields.items()}, out)
+
+
+def by_tensors(formula: Formula, are_bytes: bool, fields: Fields, out: Array) -> None:
+    """Writes weights by a function of torch tensors. `are_bytes` is that of `on_torch.by_tensors`.
+
+    Raises:
+        ValueError: if the function returns another shape.
+        OptionError: if torch is not installed.
+    """
+    from glft_schema.tensor_types.engine import on_torch
+
+    in_one_thread(lambda: in_chunks(on_torch.by_tensors(formula, are_bytes), fields, out))
+
+
+def in_chunks(step: Step, fields: Fields, out: Array) -> None:
+    """Runs a step over rows, in chunks of the cache's size."""
+    keep_freed_memory()
+    for rows in row_chunks(*out.shape):
+        step(taken(fields, rows), out[rows])
+
+
+def _signed(field: Array) -> Array:
+    """Returns unsigned words as signed ones."""
+    is_word = field.dtype.kind == "u" and field.itemsize > 1
+    return field.view(f"i{field.itemsize}") if is_word else field
+
+
+@lru_cache(maxsize=1 << 8)
+def _as_arrays(formula: Formula, layout: Layout, weights: int) -> Step:
+    """Returns a scalar formula as operations on arrays. Raises ScalarError if it has no such
+    form."""
+    from glft_schema.scalar import numpy_arrays  # slow to import, as below
+    from glft_schema.scalar.as_arrays import decoder
+    from glft_schema.scalar.checking import check
+    from glft_schema.scalar.language import ScalarError
+
+    function = check(formula, layout.arrays(columns=None if layout.weights else weights))
+    try:
+        run = decoder(function, numpy_arrays)
+    except ScalarError as error:
+        raise ScalarError(f"{error}; glft.types.compile makes it C") from None
+
+    def step(fields: Fields, out: Array) -> None:
+        target = out if out.dtype == FLOAT32 else np.empty(out.shape, FLOAT32)
+        with np.errstate(all="ignore"):
+            run(w=target, **{name: fields[name] for name in function.parameters if name != "w"})
+        if target is not out:
+            words(out)[...] = words(converted(target, out.dtype))
+
+    return step

@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 
 from glft_schema.errors import TensorError
-from glft_schema.lazy import torch
 from glft_schema.scalar.layout import NUMPY, Layout
+from glft_schema.storage.dtypes import Array
+from glft_schema.tensor_types.engine.decoding import address
 from glft_schema.tensor_types.engine.functions import Encoder, Fields
 from glft_schema.tensor_types.library.loading import command, encoder_of
 
 
-def by_library(layout: Layout, importance: torch.Tensor | None, columns: int) -> Callable[[torch.Tensor, Fields], None] | None:
-    """Returns a function that writes the fields of weights, float32 [rows, numbers], or None if the
-    library lacks the type. It may run in several threads.
+Step = Callable[[Array, Fields], None]  # writes the fields of weights, float32 [rows, numbers]
+
+
+def by_library(layout: Layout, importance: Array | None, columns: int) -> Step | None:
+    """Returns an encoder of the library, which may run in several threads, or None if the library
+    lacks the type.
 
     Args:
         layout: of a block or a row.
@@ -27,45 +31,41 @@ def by_library(layout: Layout, importance: torch.Tensor | None, columns: int) ->
     function = encoder_of(layout.name, importance is not None)
     if function is None:
         return None
-    row = [] if importance is None else [importance.cpu().contiguous()]
+    row = [] if importance is None else [np.ascontiguousarray(importance)]
 
-    def step(weights: torch.Tensor, out: Fields) -> None:
-        weights = weights.cpu().contiguous()
-        fields = {name: field if _is_plain(field) else torch.empty_like(field, device="cpu") for name, field in out.items()}
-        function(*(part.data_ptr() for part in (weights, *row, *fields.values())), weights.numel() // columns, columns)
+    def step(weights: Array, out: Fields) -> None:
+        weights = np.ascontiguousarray(weights)
+        fields = {name: np.ascontiguousarray(field) for name, field in out.items()}
+        function(*map(address, (weights, *row, *fields.values())), weights.size // columns, columns)
         for name, field in fields.items():
             if field is not out[name]:
-                out[name].copy_(field)
+                out[name][...] = field
 
     return step
 
 
-def _is_plain(field: torch.Tensor) -> bool:
-    return field.device.type == "cpu" and field.is_contiguous()
-
-
 def by_arrays(
-    source: Encoder, layout: Layout, importance: torch.Tensor | None, columns: int, name: str
-) -> Callable[[torch.Tensor, Fields], None]:
-    """Returns a function as `by_library` does, without the library. It raises TensorError, about
+    source: Encoder, layout: Layout, importance: Array | None, columns: int, name: str
+) -> Step:
+    """Returns an encoder as `by_library` does, without the library. It raises TensorError, about
     the tensor `name`, if the encoder has no such form."""
     from glft_schema.scalar.as_c import mean_square_of_row  # slow to import, as below
     from glft_schema.scalar.checking import check
     from glft_schema.scalar.language import ScalarError
     from glft_schema.scalar.side_by_side import run_side_by_side
-    from glft_schema.scalar.tree import Array
+    from glft_schema.scalar.tree import Array as ArrayType
 
     function = _checked(source, layout)
-    of_row = check(mean_square_of_row, {"w": Array("f32", None), "mean_square": Array("f32", 1, "out")})
+    of_row = check(mean_square_of_row, {"w": ArrayType("f32", None), "mean_square": ArrayType("f32", 1, "out")})
 
-    def step(weights: torch.Tensor, out: Fields) -> None:
-        rows = weights.cpu().contiguous().numpy().reshape(-1, columns)
+    def step(weights: Array, out: Fields) -> None:
+        rows = np.ascontiguousarray(weights).reshape(-1, columns)
         width = layout.weights or columns
         arrays = {"w": rows.reshape(-1, width).T}
         blocks = arrays["w"].shape[1]
         per_row = columns // width
         if importance is not None:
-            arrays["importance"] = np.tile(importance.cpu().numpy().reshape(-1, width).T, len(rows))
+            arrays["importance"] = np.tile(importance.reshape(-1, width).T, len(rows))
         if "mean_square" in function.parameters:
             means = np.zeros((1, len(rows)), np.float32)
             run_side_by_side(of_row, {"w": rows.T, "mean_square": means}, len(rows))
@@ -84,7 +84,7 @@ def by_arrays(
             parts = [np.ascontiguousarray(part).view(np.uint8).reshape(blocks, -1) for part in stored.values()]
             stored = {next(iter(out)): np.concatenate(parts, 1)}
         for key, part in stored.items():
-            out[key].copy_(torch.from_numpy(np.ascontiguousarray(part)).view(out[key].shape))
+            out[key][...] = part.reshape(out[key].shape)
 
     return step
 

@@ -6,18 +6,18 @@ from collections.abc import Callable, Collection, Mapping
 from inspect import signature
 from typing import Any
 
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import Array
 
 # A scalar function of one block or row, which writes `w`; see docs/scalar-functions.md. Or a
-# function of tensors: the fields of a payload or block as keywords, each [rows, numbers] -> weights
-# [rows, n].
+# function of torch tensors: the fields of a payload or block as keywords, each [rows, numbers] ->
+# weights [rows, n].
 Formula = Callable[..., Any]
 # A scalar function of one block or row, which reads `w` and writes the fields. Or a function of
-# tensors: numbers [rows, n], and by keyword their importance if the encoder has such a parameter ->
+# torch tensors: numbers [rows, n], and by keyword their importance if the encoder has such a parameter ->
 # the fields of a payload or block by name, each [rows, numbers].
 Encoder = Callable[..., Any]
 
-Fields = Mapping[str, "torch.Tensor"]
+Fields = Mapping[str, Array]
 
 
 def is_scalar(function: Callable[..., Any], fields: Collection[str]) -> bool:

@@ -8,7 +8,9 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 
-from glft_schema.lazy import torch
+import numpy as np
+
+from glft_schema.storage.dtypes import Array, Dtype
 
 LARGEST_KEPT = 31 << 20  # bytes of the largest block that glibc can be made to keep; its own limit is 32 MiB
 HUGE_PAGES = "GLFT_HUGE_PAGES"  # the environment variable: 1 asks for large pages
@@ -23,21 +25,25 @@ def keep_freed_memory() -> None:
     longer than the passes. glibc raises its threshold for large blocks to the size of any block
     that is freed, so this frees a large one, untouched.
     """
-    torch.empty(LARGEST_KEPT, dtype=torch.uint8, device="cpu")
+    np.empty(LARGEST_KEPT, np.uint8)
 
 
-def new_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns a new tensor, uninitialised.
+def new_memory(shape: Sequence[int], dtype: Dtype) -> Array:
+    """Returns a new array, uninitialised. Raises MemoryError."""
+    memory = np.empty(shape, dtype)
+    ask_for_large_pages(memory.ctypes.data, memory.nbytes)
+    return memory
 
-    With ``GLFT_HUGE_PAGES=1``, the system is asked for large pages for a result of 32 MiB or more
-    on the CPU. Most systems clear them several times as fast as small ones; some wait for
-    milliseconds at each.
+
+def ask_for_large_pages(start: int, nbytes: int) -> None:
+    """With ``GLFT_HUGE_PAGES=1``, asks the system for large pages for a new result of 32 MiB or
+    more.
+
+    Most systems clear them several times as fast as small ones; some wait for milliseconds at each.
     """
-    memory = torch.empty(*shape, dtype=dtype, device=device)
-    if memory.nbytes >= HUGE and device.type == "cpu" and os.environ.get(HUGE_PAGES) == "1":
-        start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        nbytes = (memory.data_ptr() + memory.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if nbytes >= HUGE and os.environ.get(HUGE_PAGES) == "1":
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        whole = (start + nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
         advise = getattr(ctypes.CDLL(None), "madvise", None)
         if advise and hasattr(mmap, "MADV_HUGEPAGE"):
-            advise(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), mmap.MADV_HUGEPAGE)  # advice: errors do not matter
-    return memory
+            advise(ctypes.c_void_p(first), ctypes.c_size_t(whole), mmap.MADV_HUGEPAGE)  # advice: errors do not matter

@@ -1,4 +1,5 @@
-"""Runs work in as many threads as torch uses: Python threads, each with one thread of torch's.
+"""Runs work in several threads, see `threads`: Python threads, each with one thread of torch's if
+that is imported.
 
 torch splits an operation into equal parts and waits for all of them, at each operation. Here each
 thread takes the next part of the work as soon as it is free, so that none waits for one that a busy
@@ -8,6 +9,7 @@ machine has stopped, except for the last part.
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,10 +19,11 @@ from threading import Event, Lock, Semaphore
 from typing import TypeVar
 
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.engine.threads import threads
 
 Item = TypeVar("Item")
 
-_POOLS: dict[int, ThreadPoolExecutor] = {}  # by number of threads
+_POOLS: dict[tuple[int, bool], ThreadPoolExecutor] = {}  # by number of threads, and whether torch was imported
 _STARTING = Lock()
 
 
@@ -40,15 +43,21 @@ def in_one_thread(function: Callable[[], None]) -> None:
     Operations on chunks gain little from more: on an idle machine a half, while on a busy one each
     waits for all threads, and takes up to twenty times as long. A forked child would wait for ever.
     """
-    future = _submitted(_with_modes(function)) if torch.get_num_threads() > 1 else None
+    future = _submitted(_with_modes(function)) if threads() > 1 else None
     if future is None:
         function()
     else:
         future.result()
 
 
-def _with_modes(function: Callable[..., object]) -> Callable[..., None]:
-    """Returns a function that runs in this thread's inference mode in any thread."""
+def _has_torch() -> bool:
+    return hasattr(sys.modules.get("torch"), "set_num_threads")
+
+
+def _with_modes(function: Callable[..., object]) -> Callable[..., object]:
+    """Returns a function that runs in this thread's inference mode of torch in any thread."""
+    if not _has_torch():
+        return function
     inference = torch.is_inference_mode_enabled()
 
     def call(*arguments: object) -> None:
@@ -71,14 +80,14 @@ def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Itera
             stopped.
     """
     call = _with_modes(function)
-    running: deque[tuple[Future[None] | None, Item]] = deque()
+    running: deque[tuple[Future[object] | None, Item]] = deque()
     try:
         for item in items:
             future = _submitted(partial(call, item))
             if future is None:
                 call(item)
             running.append((future, item))
-            if len(running) > torch.get_num_threads():
+            if len(running) > threads():
                 yield _finished(*running.popleft())
         while running:
             yield _finished(*running.popleft())
@@ -86,7 +95,7 @@ def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Itera
         wait([future for future, _ in running if future and not future.cancel()])
 
 
-def _finished(future: Future[None] | None, item: Item) -> Item:
+def _finished(future: Future[object] | None, item: Item) -> Item:
     if future:
         future.result()
     return item
@@ -104,9 +113,8 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
     Raises:
         Exception: of the function, after all threads have stopped.
     """
-    threads = _threads(count, least)
     parts = _Parts(count, part_size(count, least, most))
-    helpers = [helper for _ in range(threads - 1) if (helper := _submitted(lambda: _run(function, parts)))]
+    helpers = [helper for _ in range(_threads(count, least) - 1) if (helper := _submitted(lambda: _run(function, parts)))]
     try:
         _run(function, parts)
     finally:
@@ -119,12 +127,12 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
 
 def part_size(count: int, least: int, most: int) -> int:
     """Returns the size of the largest part that `run_parts` makes."""
-    threads = _threads(count, least)
-    return min(max(-(-count // (4 * threads)), least), most) if threads > 1 else most
+    several = _threads(count, least)
+    return min(max(-(-count // (4 * several)), least), most) if several > 1 else most
 
 
 def _threads(count: int, least: int) -> int:
-    return min(torch.get_num_threads(), -(-count // least))
+    return min(threads(), -(-count // least))
 
 
 class _Parts:
@@ -154,41 +162,42 @@ def _run(function: Callable[[int, int], None], parts: _Parts) -> None:
         function(first, last)
 
 
-def _submitted(run: Callable[[], None]) -> Future[None] | None:
-    """Starts a function in the pool of as many threads as torch uses.
+def _submitted(run: Callable[[], object]) -> Future[object] | None:
+    """Starts a function in the pool of `threads`.
 
     Returns None if the system allows no thread, or the interpreter exits.
     """
-    threads = torch.get_num_threads()
+    key = threads(), _has_torch()
     with suppress(RuntimeError):
-        if threads not in _POOLS:
+        if key not in _POOLS:
             with _STARTING:
-                if threads not in _POOLS:
-                    _POOLS[threads] = _pool(threads)
-        return _POOLS[threads].submit(run)
+                if key not in _POOLS:
+                    _POOLS[key] = _pool(*key)
+        return _POOLS[key].submit(run)
     return None
 
 
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Returns a pool of threads in each of which torch uses one thread; of fewer if the system
+def _pool(most: int, with_torch: bool) -> ThreadPoolExecutor:
+    """Returns a pool of threads, in each of which torch uses one thread; of fewer if the system
     allows no more. Raises RuntimeError if it allows none.
 
     All threads are started here: `torch.set_num_threads` in a thread also changes the default of
     later ones, until it is restored, and a pool that cannot start a thread later on still runs the
     work that it refuses.
     """
-    pool, number = ThreadPoolExecutor(threads, "glft_schema"), torch.get_num_threads()
+    pool, number = ThreadPoolExecutor(most, "glft_schema"), torch.get_num_threads() if with_torch else 0
     started, all_started = Semaphore(0), Event()
 
     def start() -> None:
-        torch.get_num_threads()  # torch's first use in a thread sets its number
-        torch.set_num_threads(1)
+        if with_torch:
+            torch.get_num_threads()  # torch's first use in a thread sets its number
+            torch.set_num_threads(1)
         started.release()
         all_started.wait()
 
     count = 0
     try:
-        while count < threads:
+        while count < most:
             pool.submit(start)
             started.acquire()
             count += 1
@@ -198,6 +207,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
             raise
     finally:
         all_started.set()
-        torch.set_num_threads(number)
+        if with_torch:
+            torch.set_num_threads(number)
     pool.shutdown()
-    return _pool(count)
+    return _pool(count, with_torch)

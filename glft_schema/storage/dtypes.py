@@ -1,0 +1,57 @@
+"""The dtypes of stored numbers, by their names in torch.
+
+numpy lacks some of them. Arrays of those are records of one field, which has the bits of a number:
+`words` returns these, and numpy refuses to compute with the records themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Dtype: TypeAlias = np.dtype[Any]
+
+SMALL_FLOATS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2")
+RECORDS = {"bfloat16": np.dtype([("bfloat16", "<u2")]), **{name: np.dtype([(name, "u1")]) for name in SMALL_FLOATS}}
+BFLOAT16, FLOAT32 = RECORDS["bfloat16"], np.dtype("float32")
+
+# The dtypes with one number per element, each of which float32 or float64 holds exactly.
+FLOATS = ("float64", "float32", "float16", *RECORDS)[:-1]
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
+WORDS = ("uint16", "uint32", "uint64", "complex64")  # which are copied only
+NAMES = (*FLOATS, "float4_e2m1fn_x2", *INTEGERS, *WORDS)
+
+LARGEST = {"float16": 65504.0, "bfloat16": 2.0**128 - 2.0**120, "float32": 2.0**128 - 2.0**104, "float64": float(np.finfo("f8").max)}
+
+
+def dtype_of(name: str) -> Dtype:
+    """Returns the dtype of a name. Raises TypeError if there is none."""
+    return RECORDS[name] if name in RECORDS else np.dtype(name)
+
+
+def name_of(dtype: Dtype) -> str:
+    """Returns the name of a dtype, also of one of ml_dtypes."""
+    return dtype.names[0] if dtype.names else dtype.name
+
+
+def is_float(dtype: Dtype) -> bool:
+    """Tells whether arrays of a dtype hold floats that can be stored."""
+    return name_of(dtype) in FLOATS
+
+
+def is_integer(dtype: Dtype) -> bool:
+    """Tells whether arrays of a dtype hold integers that can be stored."""
+    return name_of(dtype) in INTEGERS
+
+
+def words(array: Array) -> Array:
+    """Returns records as the bits of their numbers, and other arrays unchanged."""
+    return array[array.dtype.names[0]] if array.dtype.names else array
+
+
+def own(array: Array) -> Array:
+    """Returns an array of ml_dtypes as records, and others unchanged."""
+    name = array.dtype.name
+    return array.view(RECORDS[name]) if name in RECORDS and not array.dtype.names else array

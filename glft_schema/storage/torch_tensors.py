@@ -1,0 +1,71 @@
+"""torch tensors as arrays and back, without copies. Nothing here imports torch before a tensor is
+asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import RECORDS, Array, Dtype, dtype_of, name_of, own, words
+
+
+def is_tensor(value: object) -> bool:
+    """Tells whether a value is a torch tensor."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(value, tensor)
+
+
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Tells whether a tensor has memory on the CPU that can be written to: strided, no subclass,
+    not wrapped by torch.func, and without a gradient."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.requires_grad or tensor.is_neg())
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """Returns the numbers of a dense tensor: those of one on the CPU in its memory."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    name = str(plain.dtype).removeprefix("torch.")
+    if name not in RECORDS:
+        return plain.numpy()
+    record = RECORDS[name]
+    return plain.view(torch.int16 if record.itemsize == 2 else torch.uint8).numpy().view(record)
+
+
+def as_tensor(array: Array) -> torch.Tensor:
+    """Returns an array as a tensor in the same memory. Raises as `dtype_in_torch`."""
+    dtype, bits = dtype_in_torch(array.dtype), words(array)
+    if not bits.flags.writeable:  # torch warns of it
+        bits = bits.copy()
+    if any(stride < 0 or stride % bits.itemsize for stride in bits.strides):
+        bits = np.ascontiguousarray(bits)
+    tensor = torch.from_numpy(bits)
+    return tensor if tensor.dtype == dtype else tensor.view(dtype)
+
+
+def dtype_in_torch(dtype: Dtype) -> torch.dtype:
+    """Returns the dtype of torch. Raises TypeError if this version of torch has none."""
+    found = getattr(torch, name_of(dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch {torch.__version__} has no {name_of(dtype)}")
+    return found
+
+
+def dtype_of_torch(dtype: torch.dtype) -> Dtype:
+    """Returns the dtype of arrays. Raises TypeError if there is none."""
+    return dtype_of(str(dtype).removeprefix("torch."))
+
+
+def arrays_of(values: Any) -> Any:
+    """Returns a tensor or an array of ml_dtypes as an array, and other values unchanged."""
+    if is_tensor(values):
+        return as_array(values)
+    return own(values) if isinstance(values, np.ndarray) else values

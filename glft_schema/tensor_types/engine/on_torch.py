@@ -1,0 +1,209 @@
+"""Decodes and encodes torch tensors: on the CPU in their memory, by the same functions as arrays;
+on a GPU, and where torch traces, by operations of torch. Runs formulas and encoders that are
+functions of torch tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from glft_schema.codec.numbers import Number
+from glft_schema.lazy import torch
+from glft_schema.scalar import compiled_arrays, torch_arrays
+from glft_schema.scalar.as_arrays import decoder
+from glft_schema.scalar.checking import check
+from glft_schema.scalar.language import ScalarError
+from glft_schema.scalar.layout import Layout
+from glft_schema.storage.dtypes import Array
+from glft_schema.storage.torch_tensors import as_array, as_tensor, dtype_in_torch, has_plain_memory
+from glft_schema.tensor_types.engine.bits import numbers_of_rows
+from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled
+from glft_schema.tensor_types.engine.decoding import WRITTEN
+from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula
+from glft_schema.tensor_types.engine.memory import ask_for_large_pages
+
+if TYPE_CHECKING:
+    from glft_schema.tensor_types.tensor_type import TensorType
+
+Tensors = Mapping[str, "torch.Tensor"]
+
+
+def decode(
+    type_: TensorType,
+    fields: Tensors,
+    columns: int,
+    *,
+    dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the numbers [rows, columns] of fields [rows, numbers per row], on their device; see
+    `TensorType.decode`.
+
+    Args:
+        type_: of the fields.
+        fields: by name.
+        columns: numbers per row.
+        dtype: a float dtype; the type's own by default. Numbers that keep their dtype are not
+            copied.
+        out: the destination, contiguous, of this shape, dtype and device; new memory by default.
+
+    Raises:
+        FormatError: if rows of the type cannot have so many numbers.
+        ValueError: if a field or `out` of a quantized type has another shape or dtype.
+    """
+    dtype = dtype or (dtype_in_torch(type_.dtype) if out is None else out.dtype)
+    if type_.exact:
+        numbers = next(iter(fields.values()))
+        return numbers.to(dtype) if out is None else out.copy_(numbers)
+    if out is None:
+        first = next(iter(fields.values()))
+        out = new_memory((first.shape[0], columns), dtype, first.device)
+    if not out.numel():
+        return out
+    if not all(map(has_plain_memory, (out, *fields.values()))):
+        _by_operations(type_, fields, columns, out)
+    elif str(out.dtype).removeprefix("torch.") not in (*WRITTEN, "float64"):
+        out.copy_(decode(type_, fields, columns, dtype=torch.float32))
+    else:
+        type_.decode({name: as_array(field) for name, field in fields.items()}, columns, out=as_array(out))
+        if not out.is_inference():
+            torch.autograd.graph.increment_version(out)
+    return out
+
+
+def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """Returns a new tensor, uninitialised."""
+    memory = torch.empty(shape, dtype=dtype, device=device)
+    if memory.device.type == "cpu":
+        ask_for_large_pages(memory.data_ptr(), memory.nbytes)
+    return memory
+
+
+def unpacked(type_: TensorType, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:
+    """Returns the fields of packed rows, as `TensorType.unpacked`."""
+    fields = {}
+    for name, span, number in type_.spans_of_row(columns):
+        part = packed if span == slice(0, packed.shape[1]) else packed[:, span].contiguous()
+        fields[name] = part.view(dtype_in_torch(number.dtype))
+    return fields
+
+
+def by_tensors(formula: Formula, are_bytes: bool) -> Callable[[Fields, Array], None]:
+    """Returns a step that runs a function of torch tensors on arrays.
+
+    Args:
+        formula: returns a tensor.
+        are_bytes: whether unsigned words are given as their bytes, the lowest first.
+    """
+
+    def step(fields: Fields, out: Array) -> None:
+        given = {name: as_tensor(_bytes_of_words(field) if are_bytes else field) for name, field in fields.items()}
+        weights = formula(**given)
+        if weights.numel() != out.size:
+            expected, found = list(out.shape), list(weights.shape)
+            raise ValueError(f"expected weights {expected} from the formula, found {found}")
+        as_tensor(out).copy_(weights.reshape(out.shape))
+
+    return step
+
+
+def encoder_of_tensors(encoder: Encoder, importance: Array | None, columns: int) -> Callable[[Array, Fields], None]:
+    """Returns an encoder that is a function of torch tensors as one of arrays."""
+
+    def step(numbers: Array, out: Fields) -> None:
+        given = {}
+        if importance is not None:
+            given["importance"] = as_tensor(importance).expand(numbers.size // columns, columns)
+        for key, stored in encoder(as_tensor(numbers), **given).items():
+            as_tensor(out[key]).copy_(stored)
+
+    return step
+
+
+def _bytes_of_words(field: Array) -> Array:
+    is_word = field.dtype.kind == "u" and field.itemsize > 1
+    return np.ascontiguousarray(field).view(np.uint8) if is_word else field
+
+
+def _by_operations(type_: TensorType, fields: Tensors, columns: int, out: torch.Tensor) -> None:
+    """Decodes by operations of torch, compiled on a GPU."""
+    type_.check_shapes({name: field.shape for name, field in fields.items()}, out.shape, columns)
+    layout, cell, is_fused = type_.layout, type_.cell(columns), compiles(out)
+    cells = {name: fields[name].reshape(-1, fields[name].shape[1] * cell // columns) for name, _ in type_.fields()}
+    given: dict[str, torch.Tensor] = {}
+    for name, part in type_.fields():
+        for own, span, number in part.parts(name):
+            given[own] = _numbers(cells[name], span, number, words=layout is not None)
+    weights = out.view(-1, cell)
+    used, step = type_.formula, _by_function
+    if layout:
+        used = _as_arrays(type_.formula, layout, cell, out.device, is_fused)
+        step = _by_compiler if is_fused else _one_by_one
+        weights = weights.view(-1, *_dims(used, given, weights)) if is_fused else weights
+    for rows, is_fixed in fixed_chunks(len(weights), cell):
+        chunk, target = {name: field[rows] for name, field in given.items()}, {"weights": weights[rows]}
+        if is_fixed and is_fused:
+            run_compiled(step, used, chunk, target)
+        else:
+            step(used, chunk, target)
+
+
+def _numbers(rows: torch.Tensor, span: slice | None, number: Number, words: bool) -> torch.Tensor:
+    """Returns the numbers of a field: unsigned words, with which torch computes little, as signed
+    ones if `words`, or else those of a block as their bytes, the lowest first."""
+    is_word = number.is_unsigned and number.itemsize > 1
+    dtype = getattr(torch, f"int{8 * number.itemsize}") if is_word else dtype_in_torch(number.dtype)
+    if span is None:
+        return rows.view(dtype) if words else rows
+    return rows[:, span] if number.is_unsigned and not (words and is_word) else numbers_of_rows(rows, span, dtype, number.itemsize)
+
+
+def _by_function(formula: Formula, given: Tensors, out: Tensors) -> None:
+    """Runs a formula that returns a tensor."""
+    weights = formula(**given)
+    if weights.numel() != out["weights"].numel():
+        expected, found = list(out["weights"].shape), list(weights.shape)
+        raise ValueError(f"expected weights {expected} from the formula, found {found}")
+    out["weights"].copy_(weights.reshape(out["weights"].shape))
+
+
+def _one_by_one(formula: Formula, given: Tensors, out: Tensors) -> None:
+    """Runs a scalar formula operation by operation, in the memory of float32 weights."""
+    weights = out["weights"]
+    target = weights if weights.dtype == torch.float32 else torch.empty_like(weights, dtype=torch.float32)
+    formula(w=target, **given)
+    if target is not weights:
+        weights.copy_(target)
+
+
+def _by_compiler(formula: Formula, given: Tensors, out: Tensors) -> None:
+    """Runs a scalar formula as one expression, for torch.compile."""
+    out["weights"].copy_(formula(w=out["weights"], **given).reshape(out["weights"].shape))
+
+
+@lru_cache(maxsize=1 << 8)
+def _as_arrays(formula: Formula, layout: Layout, weights: int, device: torch.device, is_fused: bool) -> Formula:
+    """Returns a scalar formula as operations on tensors. Raises ScalarError if it has no such
+    form."""
+    function = check(formula, layout.arrays(columns=None if layout.weights else weights))
+    try:
+        run = decoder(function, compiled_arrays if is_fused else torch_arrays, device)
+    except ScalarError as error:
+        raise ScalarError(f"{error}; glft.types.compile makes it C") from None
+    return lambda w, **fields: run(w=w, **{name: fields[name] for name in function.parameters if name != "w"})
+
+
+_DIMS: dict[Hashable, tuple[int, ...]] = {}
+
+
+def _dims(formula: Formula, given: Tensors, out: torch.Tensor) -> tuple[int, ...]:
+    """Returns the axes of a formula's weights, each of which becomes a loop if it is compiled."""
+    key = formula, *(field.shape[1:] for field in given.values())
+    if key not in _DIMS:
+        row: Any = formula(w=out[:1], **{name: field[:1] for name, field in given.items()})
+        _DIMS[key] = tuple(row.shape[1:])
+    return _DIMS[key]

@@ -1,0 +1,18 @@
+"""The number of threads that computations use."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def threads() -> int:
+    """Returns what torch uses, if it is imported; see `torch.set_num_threads`. Otherwise what
+    OMP_NUM_THREADS says, or the processors that this process may use."""
+    of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    if of_torch is not None:
+        return int(of_torch())
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if asked.isdecimal() and int(asked):
+        return int(asked)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
