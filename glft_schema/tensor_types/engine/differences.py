@@ -6,26 +6,29 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from glft_schema.display import with_display
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types.engine.chunks import index_of, row_chunks
-from glft_schema.tensor_types.small_floats import widened
+from glft_schema.tensor_types.engine.conversions import widened
 
 
-def max_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def max_error(found: Array, expected: Array) -> float:
     """Returns max |found - expected|. Equal infinities, or two NaN, differ by 0."""
-    if not found.numel():
+    if not found.size:
         return 0.0
     found, expected = widened(found), widened(expected)
-    narrow = all(tensor.is_floating_point() and tensor.itemsize <= 4 for tensor in (found, expected))
-    for dtype in (torch.float32, torch.float64)[not narrow :]:  # float64 holds every number except integers beyond 2^53
-        one, other = found.to(dtype), expected.to(dtype)
-        errors = one - other
-        low, high = (float(extreme) for extreme in errors.aminmax())  # NaN if there is any
-        if math.isfinite(low) and math.isfinite(high):
-            return max(0.0, -low, high)
-    same = (one == other) | (one.isnan() & other.isnan())
-    return float(errors.abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf")).max())
+    narrow = all(array.dtype.kind == "f" and array.itemsize <= 4 for array in (found, expected))
+    with np.errstate(all="ignore"):
+        for dtype in ("float32", "float64")[not narrow :]:  # float64 holds every number except integers beyond 2^53
+            one, other = found.astype(dtype, copy=False), expected.astype(dtype, copy=False)
+            errors = one - other
+            low, high = float(errors.min()), float(errors.max())  # NaN if there is any
+            if math.isfinite(low) and math.isfinite(high):
+                return max(0.0, -low, high)
+        same = (one == other) | (np.isnan(one) & np.isnan(other))
+        return float(np.where(same, 0.0, np.nan_to_num(np.abs(errors), nan=np.inf, posinf=np.inf)).max())
 
 
 @with_display
@@ -92,27 +95,28 @@ class NumberErrors:
         """Whether all numbers equal their references."""
         return not self.squares and not self.largest and not self.unlike
 
-    def add(self, numbers: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def add(self, numbers: Array, reference: Array) -> tuple[Array, Array]:
         """Includes pairs [rows, columns].
 
         Returns:
             The sums of the squared errors and of the squared references of each row.
         """
-        own, reference = widened(numbers).double(), widened(reference).double()
-        error = own - reference
-        if not math.isfinite(float(error.sum())):
-            same = (own == reference) | (own.isnan() & reference.isnan())
-            alike = same | error.isfinite()
-            self.unlike += error.numel() - int(alike.sum())
-            counted = alike & own.isfinite()
-            error, own, reference = (part.where(counted, 0.0) for part in (error, own, reference))
-        squares, references = error.square().sum(1), reference.square().sum(1)
-        self.count += error.numel()
-        self.squares += float(squares.sum())
-        self.own_squares += float(own.square().sum())
-        self.reference_squares += float(references.sum())
-        self.products += float((own * reference).sum())
-        self.largest = max(self.largest, float(error.abs().max()) if error.numel() else 0.0)
+        with np.errstate(all="ignore"):
+            own, reference = widened(numbers).astype(np.float64), widened(reference).astype(np.float64)
+            error = own - reference
+            if not math.isfinite(float(error.sum())):
+                same = (own == reference) | (np.isnan(own) & np.isnan(reference))
+                alike = same | np.isfinite(error)
+                self.unlike += error.size - int(np.count_nonzero(alike))
+                counted = alike & np.isfinite(own)
+                error, own, reference = (np.where(counted, part, 0.0) for part in (error, own, reference))
+            self.largest = max(self.largest, float(error.max()), -float(error.min())) if error.size else self.largest
+            self.count += error.size
+            self.own_squares += float(np.vdot(own, own))
+            self.products += float(np.vdot(own, reference))
+            squares, references = np.einsum("ij,ij->i", error, error), np.einsum("ij,ij->i", reference, reference)
+            self.squares += float(squares.sum())
+            self.reference_squares += float(references.sum())
         return squares, references
 
     def include(self, other: NumberErrors) -> None:
@@ -122,14 +126,15 @@ class NumberErrors:
         self.largest = max(self.largest, other.largest)
 
 
-def errors_of(numbers: torch.Tensor, reference: torch.Tensor) -> NumberErrors:
-    """Returns the errors of a tensor against a reference of the same shape, on the CPU."""
+def errors_of(numbers: Array, reference: Array) -> NumberErrors:
+    """Returns the errors of an array against a reference of the same shape."""
     errors, shape = NumberErrors(), numbers.shape or (1,)
     rows, columns = math.prod(shape[:-1]), shape[-1]
-    own, expected = (tensor.detach().cpu().reshape(rows, columns) for tensor in (numbers, reference))
+    own, expected = numbers.reshape(rows, columns), reference.reshape(rows, columns)
     for part in row_chunks(rows, columns):
         squares, references = errors.add(own[part], expected[part])
-        relative = (squares / references).sqrt().nan_to_num(0.0, math.inf)  # 0 / 0 is no error
+        with np.errstate(all="ignore"):
+            relative = np.nan_to_num(np.sqrt(squares / references), nan=0.0, posinf=np.inf)  # 0 / 0 is no error
         row = int(relative.argmax())
         if float(relative[row]) > errors.worst_row_error:
             errors.worst_row_error = float(relative[row])
