@@ -33,7 +33,7 @@ from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import Cursor, bytes_left, read_exactly
 from glft_schema.storage.dtypes import Array, Dtype, dtype_of, name_of, words
 from glft_schema.storage.tensor_bytes import array_bytes, array_over, write_all
-from glft_schema.storage.torch_tensors import arrays_of
+from glft_schema.storage.torch_tensors import array_of
 
 MANY_DIMS = 8  # a row with as many dims is parsed in full
 cached_struct = lru_cache(maxsize=256)(struct.Struct)  # slower to make than to use
@@ -132,8 +132,8 @@ class TensorField(construct.Construct):
     """An array of numbers, ``f16[OUT, IN // 64]``: dims are integers or expressions.
 
     Parses into an array of numpy: a view if possible, but writing to it never changes the file or
-    the caller's bytes. Builds from an array of exactly this dtype and shape, or from a torch tensor.
-    Size: that of its elements.
+    the caller's bytes. Builds from an array of exactly this dtype and shape, or from a torch
+    tensor. Size: that of its elements.
     """
 
     def __init__(self, number: Number, dims: tuple[Any, ...]) -> None:
@@ -175,7 +175,7 @@ class TensorField(construct.Construct):
         return array if byte_order(context) == LITTLE else self.swapped(array)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        dtype, shape, array = self.number.dtype, self.shape(context), arrays_of(obj)
+        dtype, shape, array = self.number.dtype, self.shape(context), array_of(obj)
         if not isinstance(array, np.ndarray):
             raise FormatError(f"expected an array of numpy or torch, found {shown(obj)}", path)
         if array.dtype != dtype or list(array.shape) != shape:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,15 +26,17 @@ from glft_schema.errors import OptionError, QuantizationWarning, TensorError
 from glft_schema.files.layout import measured
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.lazy import outside_graphs, torch
+from glft_schema.lazy import outside_graphs
 from glft_schema.quantizer.choosing import RecipeTypes
 from glft_schema.quantizer.plan_picture import MIX, WIDTH, Point, picture
 from glft_schema.quantizer.prepared import Prepared, prepared
 from glft_schema.quantizer.recipes import RECIPES, is_kept
 from glft_schema.quantizer.rules import Model, Recipe
+from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import importance_rows
+from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensor_types.engine.workers import in_one_thread
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint
@@ -301,7 +303,7 @@ class Plan:
 def plan(
     source: StrPath | Checkpoint,
     *,
-    importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None = None,
+    importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None = None,
     types: Iterable[str] | None = None,
     rows: int = ROWS,
     allow_requantize: bool = False,
@@ -392,9 +394,8 @@ def _types_for(tensor: StoredTensor, asked: list[TensorType] | None) -> list[Ten
 def _planned(name: str, tensor: StoredTensor, types: Iterable[TensorType], rows: int) -> TensorPlan:
     """Measures the types of a tensor. Raises TensorError if none can hold it."""
     sample, importance = _sample(name, tensor, rows)
-    weights = torch.ones(1, 1, sample.shape[-1]) if importance is None else importance.unsqueeze(1)
-    weights = weights.double()
-    energy = float((weights * sample.double().square()).sum())
+    weights = np.float64(1) if importance is None else importance[:, None].astype(np.float64)
+    energy = float((weights * np.square(sample, dtype=np.float64)).sum())
     candidates, refusals = [], ["no type was asked for"]
     for type_ in dict.fromkeys(types):
         try:
@@ -405,7 +406,8 @@ def _planned(name: str, tensor: StoredTensor, types: Iterable[TensorType], rows:
             refusals.append(f"{type_.scheme}: {error.problem}")
             continue
         decoded = type_.decode(fields, math.prod(sample.shape[1:])).reshape(sample.shape)
-        noise = float((weights * (decoded.double() - sample.double()).square()).sum())
+        with np.errstate(all="ignore"):
+            noise = float((weights * np.square(np.subtract(decoded, sample, dtype=np.float64))).sum())
         ratio = noise / energy if energy else float(noise > 0)
         if not math.isfinite(ratio):
             refusals.append(f"{type_.scheme}: expected finite weights")
@@ -417,12 +419,12 @@ def _planned(name: str, tensor: StoredTensor, types: Iterable[TensorType], rows:
     return TensorPlan(name, tensor.numel, sample.shape[0] * sample.shape[1], ordered)
 
 
-def _sample(name: str, tensor: StoredTensor, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _sample(name: str, tensor: StoredTensor, rows: int) -> tuple[Array, Array | None]:
     """Returns rows of a tensor, [matrices, rows, in], and their importance, [1 or matrices, in]."""
     stacks = tensor.shape[0] if len(tensor.shape) > 2 else 1
     count = math.prod(tensor.shape[:-1]) // max(stacks, 1)
     numbers = tensor.load().reshape(stacks, count, tensor.shape[-1])
-    sample = numbers[:, spread_rows(count, -(-rows // max(stacks, 1)))].float()
+    sample = float32_of(numbers[:, spread_rows(count, -(-rows // max(stacks, 1)))])
     importance = None
     if tensor.importance is not None:
         importance = importance_rows(tensor.importance, tensor.shape, name)

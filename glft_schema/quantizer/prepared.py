@@ -12,7 +12,6 @@ from glft_schema.families.converter import Converter
 from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
 from glft_schema.files.summary import FILE_TYPE
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.lazy import torch
 from glft_schema.quantizer.rules import Recipe
 from glft_schema.quantizer.used_importance import UsedImportance
 from glft_schema.storage.source import StrPath
@@ -63,7 +62,7 @@ class Prepared(NamedTuple):
 
 def prepared(
     source: StrPath | Checkpoint,
-    importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None = None,
+    importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None = None,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
 ) -> Prepared:

@@ -13,7 +13,6 @@ from glft_schema.display import Part, Progress, Results, bytes_by_type, counted,
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES, refuse_ending
-from glft_schema.lazy import torch
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
 from glft_schema.quantizer.prepared import IN_FLOAT32, prepared
 from glft_schema.quantizer.recipe_files import read_recipe
@@ -108,7 +107,7 @@ class QuantizeOptions(TypedDict, total=False):
         ranks: processes that write the file together; see `glft_schema.distributed.together`.
     """
 
-    importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None
+    importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None
     imatrix_keys: bool
     include_weights: str | Iterable[str]
     exclude_weights: str | Iterable[str]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from glft_schema.errors import OptionError, TensorError, shown
-from glft_schema.lazy import torch
 from glft_schema.quantizer.rules import Role
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -25,13 +25,13 @@ class UsedImportance(NamedTuple):
         keys: the metadata of llama-quantize that names the matrix.
     """
 
-    columns: Mapping[str, torch.Tensor]
+    columns: Mapping[str, Any]
     keys: Mapping[str, Any]
 
     @classmethod
     def of(
         cls,
-        importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None,
+        importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None,
         include: str | Iterable[str] = (),
         exclude: str | Iterable[str] = (),
     ) -> UsedImportance:
@@ -77,9 +77,9 @@ class UsedImportance(NamedTuple):
             raise OptionError(f"the importance matrix is not of this model: {error}") from None
 
 
-def _is_misfit(name: str, column: torch.Tensor, tensors: Mapping[str, StoredTensor]) -> bool:
+def _is_misfit(name: str, column: Any, tensors: Mapping[str, StoredTensor]) -> bool:
     """Returns whether `column` is of a token embedding of another width, which is not used."""
-    return Role.of(name) is Role.EMBEDDING and name in tensors and column.numel() != tensors[name].shape[-1]
+    return Role.of(name) is Role.EMBEDDING and name in tensors and math.prod(column.shape) != tensors[name].shape[-1]
 
 
 def _cut(text: str) -> str:

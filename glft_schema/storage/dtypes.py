@@ -23,12 +23,17 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 WORDS = ("uint16", "uint32", "uint64", "complex64")  # which are copied only
 NAMES = (*FLOATS, "float4_e2m1fn_x2", *INTEGERS, *WORDS)
 
-LARGEST = {"float16": 65504.0, "bfloat16": 2.0**128 - 2.0**120, "float32": 2.0**128 - 2.0**104, "float64": float(np.finfo("f8").max)}
+LARGEST = {"bfloat16": 2.0**128 - 2.0**120, **{name: float(np.finfo(name).max) for name in ("float16", "float32", "float64")}}
 
 
 def dtype_of(name: str) -> Dtype:
     """Returns the dtype of a name. Raises TypeError if there is none."""
     return RECORDS[name] if name in RECORDS else np.dtype(name)
+
+
+def as_dtype(given: Any) -> Dtype:
+    """Returns a dtype of numpy, or that of one of torch. Raises TypeError if there is none."""
+    return given if isinstance(given, np.dtype) else dtype_of(str(given).removeprefix("torch."))
 
 
 def name_of(dtype: Dtype) -> str:

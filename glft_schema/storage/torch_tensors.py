@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.lazy import torch
-from glft_schema.storage.dtypes import RECORDS, Array, Dtype, dtype_of, name_of, own, words
+from glft_schema.storage.dtypes import RECORDS, Array, Dtype, name_of, own, words
 
 
 def is_tensor(value: object) -> bool:
@@ -59,12 +59,7 @@ def dtype_in_torch(dtype: Dtype) -> torch.dtype:
     return found
 
 
-def dtype_of_torch(dtype: torch.dtype) -> Dtype:
-    """Returns the dtype of arrays. Raises TypeError if there is none."""
-    return dtype_of(str(dtype).removeprefix("torch."))
-
-
-def arrays_of(values: Any) -> Any:
+def array_of(values: Any) -> Any:
     """Returns a tensor or an array of ml_dtypes as an array, and other values unchanged."""
     if is_tensor(values):
         return as_array(values)

@@ -28,7 +28,7 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import FLOAT32, INTEGERS, NAMES, Array, Dtype, dtype_of, is_float, is_integer, name_of, words
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_bytes, array_over
-from glft_schema.storage.torch_tensors import arrays_of
+from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.engine.chunks import Fault, encode_chunks, importance_rows, matrix
 from glft_schema.tensor_types.engine.conversions import converted
 from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar
@@ -273,7 +273,7 @@ class TensorType:
             TensorError: if the numbers would lose their meaning, or the importance is invalid or
                 missing; if they are no array.
         """
-        tensor = arrays_of(numbers)
+        tensor = array_of(numbers)
         if not isinstance(tensor, np.ndarray):
             raise TensorError(f"expected a tensor or an array, found {shown(numbers)}", name)
         if not self.takes(tensor.dtype):
@@ -312,9 +312,7 @@ class TensorType:
             )
         return fields
 
-    def _encoding(
-        self, importance: Array | None, columns: int, name: str
-    ) -> tuple[Callable[[Array, Fields], None], bool]:
+    def _encoding(self, importance: Array | None, columns: int, name: str) -> tuple[Callable[[Array, Fields], None], bool]:
         """Returns a function that writes the fields of numbers [rows, in], and whether it may run
         in several threads at once.
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from glft_schema.display import with_display
-from glft_schema.storage.dtypes import Array, Dtype, name_of
+from glft_schema.storage.dtypes import Array, Dtype, as_dtype, name_of
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_bytes
+from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.tensor import Place, Tensor
@@ -26,8 +28,9 @@ class StoredTensor:
 
     Attributes:
         shape: its sizes.
-        dtype: of its values, see `storage.dtypes`.
-        load: returns its values; called for each use, and the result is not kept.
+        dtype: of numpy or torch; the attribute is one of numpy, see `storage.dtypes`.
+        load: returns its values, an array or a torch tensor; called for each use, and the result is
+            not kept. `values` returns an array.
         identity: equal for tensors with the same storage; None if unknown.
         file_tensor: the tensor with its bytes, or None.
         importance: see `TensorType.encode`; None if unknown.
@@ -38,13 +41,20 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     dtype: Dtype
-    load: Callable[[], Array]
+    load: Callable[[], Any]
     identity: Hashable = None
     file_tensor: Tensor | None = None
     importance: Array | None = None
-    read: Callable[[Slices], Array] | None = None
+    read: Callable[[Slices], Any] | None = None
     quantized: TensorType | None = None
     transposed: StoredTensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", as_dtype(self.dtype))
+
+    def values(self) -> Array:
+        """Returns all values."""
+        return array_of(self.load())
 
     def _display(self) -> Iterator[str]:
         type_ = self.file_tensor.dtype if self.file_tensor else name_of(self.dtype)
@@ -69,12 +79,12 @@ class StoredTensor:
     def part(self, index: Slices) -> Array:
         """Returns the values at one slice for each dim. Reads no others if it can."""
         if self.read is not None:
-            return self.read(index)
+            return array_of(self.read(index))
         if self.file_tensor is not None:
             return self.file_tensor.array(index)
         if self.transposed is not None:
             return self.transposed.part((*index[:-2], index[-1], index[-2])).swapaxes(-1, -2)
-        return self.load()[index]
+        return self.values()[index]
 
     def rows(self, rows: slice) -> Array:
         """Returns some rows of the first dim; all of a tensor without dims."""
@@ -111,7 +121,7 @@ def transposed(source: StoredTensor) -> StoredTensor:
     if source.transposed is not None:
         return source.transposed
     *outer, rows, columns = source.shape
-    load, shape = lambda: np.ascontiguousarray(source.load().swapaxes(-1, -2)), (*outer, columns, rows)
+    load, shape = lambda: np.ascontiguousarray(source.values().swapaxes(-1, -2)), (*outer, columns, rows)
     return StoredTensor(shape, source.dtype, load, transposed=source, quantized=source.quantized)
 
 

@@ -31,7 +31,7 @@ Index = int | slice | EllipsisType
 Indices = Index | tuple[Index, ...]
 
 
-class Part(NamedTuple):
+class Block(NamedTuple):
     """The numbers of a part of a tensor, in a block of rows and columns of its matrix.
 
     Attributes:
@@ -399,9 +399,7 @@ class Tensor:
         return self.read(index)
 
     @outside_graphs
-    def read(
-        self, index: Indices, *, dtype: torch.dtype | str | None = None, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def read(self, index: Indices, *, dtype: torch.dtype | str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
         """Returns a part of the tensor. Indices are integers, slices and ``...``, as in torch.
 
         Reads, in each selected row, the bytes from the first to the last element, rounded to whole
@@ -443,12 +441,12 @@ class Tensor:
         """Whether values that keep their dtype are those in a mapped file."""
         return bool(self._source.mapped and self.dtype.exact and self.order == LITTLE)
 
-    def _part(self, index: Indices) -> Part:
+    def _part(self, index: Indices) -> Block:
         """Returns where a part is. Raises IndexError as `read`."""
         ranges, dropped = self._ranges(index)
         shape = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
         if 0 in shape:
-            return Part(range(0), range(0), shape, [], 0)
+            return Block(range(0), range(0), shape, [], 0)
         has_rows = len(ranges) > 1  # otherwise the matrix has one row, see `matrix`
         rows, inner = (ranges[0], ranges[1:]) if has_rows else (range(1), ranges)
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(has_rows, len(self.shape))]
@@ -458,7 +456,7 @@ class Tensor:
         columns = range(first // unit * unit, -(-(last + 1) // unit) * unit)
         steps = [*[None] * has_rows, *(stride * part.step for part, stride in zip(inner, strides, strict=True))]
         kept = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
-        return Part(rows, columns, shape, kept, first - columns.start)
+        return Block(rows, columns, shape, kept, first - columns.start)
 
     def _check_known(self) -> None:
         if problem := self.dtype.bytes_only:

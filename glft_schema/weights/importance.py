@@ -28,12 +28,13 @@ from glft_schema.files.container import Container, open
 from glft_schema.files.file import File
 from glft_schema.formats.imatrix import KIND, OldImatrix
 from glft_schema.formats.registry import find_format
-from glft_schema.lazy import torch
 from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.dtypes import Array
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source, StrPath, path_text
+from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.engine.chunks import importance_rows
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.importance_statistics import ColumnStatistics, column_statistics
@@ -53,15 +54,15 @@ class ColumnSums(NamedTuple):
         counts: of the activations, int64 [matrices]; 0 for an expert that was never used.
     """
 
-    sums: torch.Tensor
-    counts: torch.Tensor
+    sums: Array
+    counts: Array
 
     @property
-    def means(self) -> torch.Tensor:
+    def means(self) -> Array:
         """The mean squares, float32 [columns] or [matrices, columns]; 1 if the count is 0."""
-        counts = self.counts.unsqueeze(1)
-        means = torch.where(counts > 0, self.sums / counts, 1.0)
-        return means if len(means) > 1 else means.squeeze(0)
+        counts = self.counts[:, None].astype(np.float32)
+        means = np.divide(self.sums, counts, out=np.ones_like(self.sums), where=counts > 0)
+        return means if len(means) > 1 else means[0]
 
 
 @with_display
@@ -121,11 +122,11 @@ class ImportanceMatrix:
                 continue
             if matrix + COUNTS not in file.tensors:
                 raise FormatError(f"expected a matching tensor {shown(matrix + COUNTS)}, found none", tensor=name)
-            sums, counts = (file.tensors[matrix + suffix].dequantize().flatten() for suffix in (SUMS, COUNTS))
-            if not counts.numel() or sums.numel() % counts.numel():
-                problem = f"expected a multiple of {counts.numel()} sums (the number of matrices), found {sums.numel()}"
+            sums, counts = (file.tensors[matrix + suffix].numpy().reshape(-1) for suffix in (SUMS, COUNTS))
+            if not counts.size or sums.size % counts.size:
+                problem = f"expected a multiple of {counts.size} sums (the number of matrices), found {sums.size}"
                 raise FormatError(problem, tensor=name)
-            columns[matrix] = ColumnSums(sums.clone().reshape(counts.numel(), -1), counts.round().long())
+            columns[matrix] = ColumnSums(sums.copy().reshape(counts.size, -1), np.rint(counts).astype(np.int64))
         if not columns:
             raise FormatError("expected the importance of at least one matrix, found none")
         texts = file.metadata.get(DATASETS, ())
@@ -168,7 +169,7 @@ class ImportanceMatrix:
         tensors = {}
         for name, (sums, counts) in self.columns.items():
             tensors[name + SUMS] = sums if len(sums) > 1 else sums[0]
-            tensors[name + COUNTS] = counts.float().unsqueeze(1) if len(counts) > 1 else counts.float()
+            tensors[name + COUNTS] = counts.astype(np.float32).reshape((-1, 1) if len(counts) > 1 else -1)
         return {
             "format": "GGUF",
             "metadata": {
@@ -186,9 +187,10 @@ class ImportanceMatrix:
     def _old_entry(self, name: str) -> dict[str, Any]:
         sums, counts = self.columns[name]
         calls = -(-int(counts.max()) // self.chunk_size)
-        counts = counts.unsqueeze(1)
-        scaled = torch.where(counts != 0, sums.double() * calls / counts, calls)  # exact for one count of whole chunks
-        return {"name": name, "calls": calls, "sums": scaled.float().flatten().numpy()}
+        scaled = np.full(sums.shape, float(calls))
+        used = counts != 0
+        scaled[used] = sums[used].astype(np.float64) * calls / counts[used, None]  # exact for one count of whole chunks
+        return {"name": name, "calls": calls, "sums": scaled.astype(np.float32).reshape(-1)}
 
     @classmethod
     def merge(cls, matrices: Iterable[ImportanceMatrix]) -> ImportanceMatrix:
@@ -211,7 +213,7 @@ class ImportanceMatrix:
         datasets = tuple(text for matrix in matrices for text in matrix.datasets)
         return cls(dict(sorted(columns.items())), datasets, tokens // size, size)
 
-    def importance(self) -> dict[str, torch.Tensor]:
+    def importance(self) -> dict[str, Array]:
         """Returns the mean squares for `save_file` and `convert`, as `read_importance` does."""
         return {name: columns.means for name, columns in self.columns.items()}
 
@@ -231,7 +233,7 @@ def check_ending(path: StrPath) -> str:
     return ending
 
 
-def read_importance(path: StrPath) -> dict[str, torch.Tensor]:
+def read_importance(path: StrPath) -> dict[str, Array]:
     """Reads an importance matrix.
 
     Returns:
@@ -252,8 +254,8 @@ def _of_old_file(source: Source, chunk_size: int) -> ImportanceMatrix:
     for entry in parsed.entries:
         sums = entry.sums.array() if isinstance(entry.sums, StoredNumbers) else entry.sums
         # as llama-imatrix, which guesses the chunk size
-        scaled = torch.from_numpy(np.array(sums, np.float32)).unsqueeze(0) * chunk_size
-        columns[entry.name] = ColumnSums(scaled, torch.tensor([entry.calls * chunk_size]))
+        scaled = np.array(sums, np.float32)[None] * np.float32(chunk_size)
+        columns[entry.name] = ColumnSums(scaled, np.array([entry.calls * chunk_size]))
     chunks = max(entry.calls for entry in parsed.entries) if parsed.chunks is None else parsed.chunks
     return ImportanceMatrix(columns, (parsed.dataset,) if parsed.dataset else (), chunks, chunk_size)
 
@@ -265,16 +267,14 @@ def _integer(value: object) -> int:
 def _added(one: ColumnSums, other: ColumnSums, name: str) -> ColumnSums:
     """Returns the sum. A single count is that of each matrix of the other."""
     stacks = {len(one.counts), len(other.counts)} - {1}
-    if one.sums.numel() != other.sums.numel() or len(stacks) > 1:
+    if one.sums.size != other.sums.size or len(stacks) > 1:
         shapes = " and ".join(str(list(columns.sums.shape)) for columns in (one, other))
         raise OptionError(f"expected importance matrices of one model, found {shapes} sums for {shown(name)}")
     rows = max(stacks, default=1)
     return ColumnSums(one.sums.reshape(rows, -1) + other.sums.reshape(rows, -1), one.counts + other.counts)
 
 
-def with_importance(
-    tensors: Mapping[str, StoredTensor], importance: Mapping[str, torch.Tensor] | None
-) -> dict[str, StoredTensor]:
+def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str, Any] | None) -> dict[str, StoredTensor]:
     """Returns the tensors with their importance, if they have one.
 
     Raises:
@@ -292,5 +292,5 @@ def with_importance(
     weighted = dict(tensors)
     for name in tensors.keys() & importance.keys():
         importance_rows(importance[name], tensors[name].shape, name)
-        weighted[name] = replace(tensors[name], importance=importance[name])
+        weighted[name] = replace(tensors[name], importance=array_of(importance[name]))
     return weighted

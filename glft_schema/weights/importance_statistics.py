@@ -11,8 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from glft_schema.display import Results, with_display
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import Array
 
 INACTIVE = 1e-5  # mean squares up to this do not count as active
 LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
@@ -60,10 +62,10 @@ class Columns(Protocol):
     """Sums [matrices, columns] and counts [matrices] of a matrix or a stack of them."""
 
     @property
-    def sums(self) -> torch.Tensor: ...
+    def sums(self) -> Array: ...
 
     @property
-    def counts(self) -> torch.Tensor: ...
+    def counts(self) -> Array: ...
 
 
 def column_statistics(columns: Mapping[str, Columns]) -> list[ColumnStatistics]:
@@ -76,11 +78,11 @@ def column_statistics(columns: Mapping[str, Columns]) -> list[ColumnStatistics]:
 def _statistics(name: str, columns: Mapping[str, Columns]) -> ColumnStatistics:
     sums, counts = columns[name].sums, columns[name].counts
     used = counts > 0  # llama-imatrix divides by the count of an unused expert, and prints NaN
-    means = (sums[used].double() / counts[used].unsqueeze(1)).flatten()
-    n, total = means.numel(), float(means.sum())
-    mean, std = total / n, float(means.std(correction=0))
-    shares = means / total if total > 0 else means.new_zeros(0)
-    entropy = -float((shares * shares.log2()).nansum())  # nan: 0 * log2(0)
+    means = (sums[used].astype(np.float64) / counts[used, None]).reshape(-1)
+    n, total = means.size, float(means.sum())
+    mean, std = total / n, float(means.std())
+    shares = means[means > 0] / total if total > 0 else means[:0]
+    entropy = -float((shares * np.log2(shares)).sum())
     layer = LAYER.search(name)
     return ColumnStatistics(
         name,
@@ -91,10 +93,10 @@ def _statistics(name: str, columns: Mapping[str, Columns]) -> ColumnStatistics:
         float(means.max()),
         mean,
         std,
-        float((means.abs() > INACTIVE).double().mean()),
+        float((np.abs(means) > INACTIVE).mean()),
         entropy,
         entropy / math.log2(n) if n > 1 else 0.0,
-        float((means > mean + std).double().mean()) if std > 0 else 0.0,
+        float((means > mean + std).mean()) if std > 0 else 0.0,
         _cosine(sums, columns.get(LAYER.sub(_before, name, 1))) if layer else None,
     )
 
@@ -103,9 +105,9 @@ def _before(layer: re.Match[str]) -> str:
     return f"blk.{int(layer[1]) - 1}."
 
 
-def _cosine(sums: torch.Tensor, before: Columns | None) -> float | None:
-    if before is None or before.sums.numel() != sums.numel():
+def _cosine(sums: Array, before: Columns | None) -> float | None:
+    if before is None or before.sums.size != sums.size:
         return None
-    one, other = sums.double().flatten(), before.sums.double().flatten()
-    size = float(one.norm() * other.norm())
+    one, other = (part.astype(np.float64).reshape(-1) for part in (sums, before.sums))
+    size = float(np.linalg.norm(one) * np.linalg.norm(other))
     return float(one @ other) / size if size else None

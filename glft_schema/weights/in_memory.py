@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -12,7 +12,9 @@ import numpy as np
 from glft_schema.codec.context import LITTLE
 from glft_schema.errors import TensorError, shown
 from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import NAMES, Array, as_dtype, name_of, own
 from glft_schema.storage.source import BytesSource
+from glft_schema.storage.torch_tensors import array_of, as_array, is_tensor
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
@@ -20,20 +22,20 @@ from glft_schema.tensors.tensor import Place, Tensor
 from glft_schema.weights.torch_pickle import Opaque
 
 
-def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: torch.Tensor) -> Tensor:
+def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: Any) -> Tensor:
     """Returns a tensor with bytes in memory, which are not copied if the type has one field.
 
     Args:
         name: of the tensor.
         type_: its type.
         shape: its sizes in torch's order.
-        packed: as `Tensor.packed` returns them.
+        packed: as `Tensor.packed` returns them, or a torch tensor.
 
     Raises:
         TensorError: if the bytes are not in memory.
     """
     check_dense(name, packed)
-    fields = type_.unpacked(packed.detach().cpu().contiguous(), matrix(shape)[1])
+    fields = type_.unpacked(array_of(packed), matrix(shape)[1])
     pieces = list(type_.pieces(fields, LITTLE))
     payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     return Tensor(name, shape, Place(0, len(payload), type_, tuple(shape)), BytesSource(payload), 0)
@@ -62,28 +64,51 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
     if isinstance(tensor, Tensor):
         return of_file(tensor)
     check_dense(name, tensor)
-    identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
+    return _of_tensor(name, tensor) if is_tensor(tensor) else _of_array(name, tensor)
+
+
+def _of_tensor(name: str, tensor: torch.Tensor) -> StoredTensor:
+    shape = tuple(tensor.shape)
+    identity = (tensor.device, tensor.data_ptr(), shape, tensor.stride(), tensor.dtype, tensor.is_neg())
     shared = repr(identity) if tensor.numel() else None  # numbers of a file can be chosen for equal hashes, texts cannot
     if tensor in packed_tensors():
-        type_, shape = packed_tensors()[tensor]
-        return replace(of_file(packed_tensor(name, type_, shape, tensor)), identity=shared)
-    values: torch.Tensor = tensor
-    shape = tuple(values.shape)
+        type_, dims = packed_tensors()[tensor]
+        return replace(of_file(packed_tensor(name, type_, dims, tensor)), identity=shared)
+    if tensor.device.type != "cpu":  # copied once
+        return StoredTensor(shape, as_dtype(tensor.dtype), lambda: tensor, shared)
+    return StoredTensor(shape, as_dtype(tensor.dtype), lambda: tensor, shared, read=_reader(lambda: as_array(tensor), shape))
 
-    def read(index: Slices) -> torch.Tensor:
-        return values[index] if tuple(values.shape) == shape else values  # which is refused
 
-    parts = read if values.device.type == "cpu" else None  # a GPU encodes whole tensors
-    return StoredTensor(shape, values.dtype, lambda: values, shared, read=parts)
+def _of_array(name: str, array: Any) -> StoredTensor:
+    numbers = own(array)
+    if name_of(numbers.dtype) not in NAMES:
+        raise TensorError(f"expected an array of numbers that can be stored, found {array.dtype}", name)
+    if numbers.dtype.byteorder == ">":
+        numbers = numbers.astype(numbers.dtype.newbyteorder("="))
+    shared = repr((numbers.__array_interface__["data"], numbers.shape, numbers.strides, numbers.dtype))
+    read = _reader(lambda: numbers, numbers.shape)
+    return StoredTensor(numbers.shape, numbers.dtype, lambda: numbers, shared if numbers.size else None, read=read)
+
+
+def _reader(values: Callable[[], Array], shape: tuple[int, ...]) -> Callable[[Slices], Array]:
+    """Returns a function that reads a part of values, unless they have got another shape."""
+
+    def read(index: Slices) -> Array:
+        found = values()
+        return found[index] if found.shape == shape else found  # which is refused
+
+    return read
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Raises TensorError unless `tensor` is a torch tensor with its values in memory."""
-    if not isinstance(tensor, torch.Tensor):
-        is_tensor = isinstance(tensor, Opaque) and "._rebuild_" in tensor.text
-        expected = "a dense tensor with values in memory" if is_tensor else "a torch.Tensor"
-        hint = ": torch.from_numpy makes one of an array" if isinstance(tensor, np.ndarray) else ""
-        raise TensorError(f"expected {expected}, found {shown(tensor)}{hint}", name)
+    """Raises TensorError unless `tensor` is an array, or a torch tensor with its values in
+    memory."""
+    if isinstance(tensor, np.ndarray):
+        return
+    if not is_tensor(tensor):
+        is_other = isinstance(tensor, Opaque) and "._rebuild_" in tensor.text
+        expected = "a dense tensor with values in memory" if is_other else "a tensor of torch or an array of numpy"
+        raise TensorError(f"expected {expected}, found {shown(tensor)}", name)
     if not is_dense(tensor):
         kind = "meta" if tensor.is_meta else str(tensor.layout)
         hint = (

@@ -12,14 +12,13 @@ from typing import Any
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.display import Progress, with_display
 from glft_schema.errors import FormatError, TensorError
-from glft_schema.lazy import torch
-from glft_schema.storage.tensor_bytes import tensor_bytes
+from glft_schema.storage.dtypes import Array, name_of
+from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix, slices, warn_of_lost
 from glft_schema.tensor_types.engine.differences import max_error
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
-from glft_schema.weights.in_memory import check_dense
 from glft_schema.weights.requantizing import type_before
 from glft_schema.weights.schemes import Choice
 
@@ -28,7 +27,7 @@ GROUP = CHUNK // 16  # numbers of a group of rows
 VALUES = "values"
 _COMPARING = Lock()
 
-Source = Mapping[str, "torch.Tensor"]  # what rows are encoded from: their `VALUES`, or the fields of a file's tensor
+Source = Mapping[str, Array]  # what rows are encoded from: their `VALUES`, or the fields of a file's tensor
 
 
 @with_display
@@ -38,7 +37,7 @@ class WrittenTensor:
 
     Attributes:
         name: of the tensor.
-        source: its dtype before writing.
+        source: the name of its dtype before writing.
         type: its type in the file.
         nbytes: bytes of its payload; 0 if it shares the payload of `alias_of`.
         alias_of: the tensor it is tied to, or None.
@@ -50,7 +49,7 @@ class WrittenTensor:
     """
 
     name: str
-    source: torch.dtype
+    source: str
     type: TensorType
     nbytes: int
     alias_of: str | None
@@ -86,7 +85,7 @@ class PlannedPayload:
     @property
     def is_unchanged(self) -> bool:
         """Whether the values are stored unchanged."""
-        return self.type.exact == str(self.stored.dtype).removeprefix("torch.")
+        return self.type.exact == name_of(self.stored.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -199,7 +198,7 @@ class PlannedPayload:
         for name, part in self.type.fields():
             start, nbytes = spans[name]
             start += rows.start * (nbytes // count)
-            stored = tensor_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
+            stored = array_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
             begin, end = max(first - start, 0), min(last - start, len(stored))
             if begin < end:
                 yield start + begin, stored[begin:end]
@@ -221,11 +220,11 @@ class PlannedPayload:
         self._check(values, (rows.stop - rows.start, *dims[1:]))
         return {VALUES: values}
 
-    def _fields_of(self, rows: slice, source: torch.Tensor) -> Mapping[str, torch.Tensor]:
+    def _fields_of(self, rows: slice, source: Array) -> Mapping[str, Array]:
         """Returns the fields of some rows of the matrix."""
         dims = self.stored.shape
         importance = self.stored.importance
-        if importance is not None and len(dims) > 2 and importance.numel() == dims[0] * dims[-1]:
+        if importance is not None and len(dims) > 2 and importance.size == dims[0] * dims[-1]:
             importance = importance.reshape(dims[0], dims[-1])[rows]
         self.error = 0.0 if self.is_unchanged else (self.error or 0.0) if self.measure else None
         if self.is_unchanged:
@@ -238,20 +237,19 @@ class PlannedPayload:
                 raise TensorError(error.problem, error.tensor, (error.index[0] + rows.start, *error.index[1:])) from None
             raise
 
-    def loaded(self) -> torch.Tensor:
+    def loaded(self) -> Array:
         """Returns the source tensor. Raises TensorError if it does not match the plan."""
-        tensor = self.stored.load()
+        tensor = self.stored.values()
         self._check(tensor, self.stored.shape)
         return tensor
 
-    def _check(self, tensor: torch.Tensor, dims: tuple[int, ...]) -> None:
+    def _check(self, tensor: Array, dims: tuple[int, ...]) -> None:
         """Raises TensorError if a source, or rows of it, do not match the plan."""
-        check_dense(self.name, tensor)
-        if (tuple(tensor.shape), tensor.dtype) != (dims, self.stored.dtype):
-            planned, found = f"{self.stored.dtype} {list(dims)}", f"{tensor.dtype} {list(tensor.shape)}"
+        if (tensor.shape, tensor.dtype) != (dims, self.stored.dtype):
+            planned, found = f"{name_of(self.stored.dtype)} {list(dims)}", f"{name_of(tensor.dtype)} {list(tensor.shape)}"
             raise TensorError(f"expected {planned} as planned, found {found}", self.name)
 
-    def _compare(self, source: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> None:
+    def _compare(self, source: Array, fields: Mapping[str, Array]) -> None:
         """Updates the error with some rows [rows, in] and their encoded fields. May be called by
         several threads."""
         error = max_error(self.type.decode(fields, source.shape[1]), source)
@@ -264,7 +262,7 @@ class PlannedPayload:
         error = (alias_of or self).error if self.measure else None
         copied = self.copy_of is not None or (self.is_unchanged and self.stored.file_tensor is None)
         note, asked, before = self.choice.note, self.choice.asked, type_before(self.stored, self.type)
-        return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, note, copied, error, asked, before)
+        return WrittenTensor(self.name, name_of(self.stored.dtype), self.type, nbytes, name, note, copied, error, asked, before)
 
 
 def _rows_between(first: int, last: int, pitch: int, rows: int) -> range:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
+import numpy as np
+
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.display import Progress, Results
@@ -18,11 +20,10 @@ from glft_schema.files.summary import FILE_TYPE
 from glft_schema.formats.file_types import MAIN_TYPES
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import target_format
-from glft_schema.lazy import outside_graphs, torch
+from glft_schema.lazy import outside_graphs
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import BytesSource, StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
@@ -70,7 +71,7 @@ class WriteOptions(TypedDict, total=False):
     exclude: Iterable[str]
     progress: Progress | None
     measure: bool
-    importance: Mapping[str, torch.Tensor] | None
+    importance: Mapping[str, Any] | None
     strict: bool
     allow_requantize: bool
     ranks: Writer | None
@@ -122,7 +123,7 @@ class FilePlan:
 
 @outside_graphs
 def save_file(
-    tensors: Mapping[str, torch.Tensor | Tensor | StoredTensor],
+    tensors: Mapping[str, Any],
     path: StrPath,
     metadata: Mapping[str, Any] | None = None,
     **options: Unpack[WriteOptions],
@@ -133,8 +134,8 @@ def save_file(
     once. Weights are read and encoded a few rows at a time.
 
     Args:
-        tensors: torch tensors by name; tensors of an open `File`, whose payloads are copied; or
-            `StoredTensor`s to be loaded one at a time.
+        tensors: by name: tensors of torch or arrays of numpy; tensors of an open `File`, whose
+            payloads are copied; or `StoredTensor`s to be loaded one at a time.
         path: the file to write.
         metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. If
             no matrix has the type that ``general.file_type`` states, and most weights are not
@@ -266,4 +267,4 @@ def _same_payload(one: str, other: str, stored: Mapping[str, StoredTensor], choi
     type_, first, second = choices[one].type, stored[one].importance, stored[other].importance
     if type_ != choices[other].type or not type_.takes_importance or first is second:
         return type_ == choices[other].type
-    return first is not None and second is not None and torch.equal(first, second)
+    return first is not None and second is not None and np.array_equal(first, second)

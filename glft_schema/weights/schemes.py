@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.errors import SchemeError, TensorError, alternatives, shown
 from glft_schema.formats.file_types import MOSTLY
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import is_float, name_of
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.tensor_type import is_float
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
@@ -209,17 +210,18 @@ def _refusal(tensor: StoredTensor, type_: TensorType, keep_vectors: bool) -> str
 
 
 def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], notes: list[str]) -> tuple[TensorType, str]:
+    found = name_of(tensor.dtype)
     for type_ in types:
-        if type_.exact == str(tensor.dtype).removeprefix("torch."):
+        if type_.exact == found:
             return type_, "; ".join(notes)
-    if tensor.dtype == torch.float64:
+    if found == "float64":
         raise TensorError("no type stores float64 exactly; to round it, select a type such as f32 by a scheme", name)
     if is_float(tensor.dtype):
-        return types["F32"], "; ".join([*notes, f"{tensor.dtype} widened to F32 (lossless)"])
-    if tensor.dtype == torch.uint8 and len(tensor.shape) > 1 and name.rpartition(".")[2] == "weight":
+        return types["F32"], "; ".join([*notes, f"{found} widened to F32 (lossless)"])
+    if found == "uint8" and len(tensor.shape) > 1 and name.rpartition(".")[2] == "weight":
         raise TensorError(PACKED, name)
-    for type_ in types if tensor.dtype in (torch.bool, torch.uint8) else ():
-        if type_.is_integer and torch.promote_types(type_.dtype, tensor.dtype) == type_.dtype:
-            return type_, "; ".join([*notes, f"{tensor.dtype} widened to {type_}, exactly"])
+    for type_ in types if found in ("bool", "uint8") else ():
+        if type_.is_integer and np.can_cast(tensor.dtype, type_.dtype):
+            return type_, "; ".join([*notes, f"{found} widened to {type_}, exactly"])
     exact = ", ".join(type_.exact for type_ in types if type_.exact)
-    raise TensorError(f"{types.kind} has no type for {tensor.dtype}: exclude the tensor, or convert it to one of {exact}", name)
+    raise TensorError(f"{types.kind} has no type for {found}: exclude the tensor, or convert it to one of {exact}", name)

@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
 from glft_schema.codec.construct_errors import inside
 from glft_schema.errors import FormatError, TensorError, TruncatedError, shown
 from glft_schema.files.parsing import gc_paused
 from glft_schema.formats.registry import ZIP
 from glft_schema.formats.torch_zip import Span, read_directory
-from glft_schema.lazy import torch
 from glft_schema.limits import current
+from glft_schema.storage.dtypes import NAMES, Array, Dtype, dtype_of
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source, StrPath
-from glft_schema.storage.tensor_bytes import tensor_over
+from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.weights.torch_pickle import Opaque, Pickle, Storage, TensorView, read_pickle
 
 # A zip archive, or a pickle with the magic number of torch before 1.6. A shorter prefix could also
@@ -133,16 +136,16 @@ def _pickles(source: Source) -> list[Pickle]:
         current().check("metadata", nbytes, "", " bytes of pickles")
 
 
-def _dtype(name: str, tensor: str) -> torch.dtype:
+def _dtype(name: str, tensor: str) -> Dtype:
     """Returns the dtype of a storage's class or of a dtype, both by their global.
 
-    Raises TensorError if torch has no such dtype.
+    Raises TensorError if its numbers cannot be read.
     """
     module, _, last = name.rpartition(".")
-    dtype = getattr(torch, DTYPES.get(last, ""), None) if module in MODULES else None
-    if not isinstance(dtype, torch.dtype):
-        raise TensorError(f"expected a dtype of torch {torch.__version__}, found {shown(name)}", tensor)
-    return dtype
+    dtype = DTYPES.get(last) if module in MODULES else None
+    if dtype not in (*NAMES, "complex128"):
+        raise TensorError(f"expected a dtype of numbers that can be read, found {shown(name)}", tensor)
+    return dtype_of(dtype)
 
 
 class _Tensors:
@@ -152,18 +155,18 @@ class _Tensors:
         self._source = source
         self._whole = source.private(0, source.size)
         self._records = records
-        self._storages: dict[str, torch.Tensor] = {}  # uint8, by key
+        self._storages: dict[str, Array] = {}  # uint8, by key
         self._seen: set[str] = set()
         self._stored = self._total = 0  # bytes of storages, and of different tensors
 
-    def of(self, view: TensorView, name: str) -> torch.Tensor:
+    def of(self, view: TensorView, name: str) -> Array:
         """Returns a tensor. Raises FormatError or TensorError as `load_torch`."""
         stored = _dtype(view.storage.type, name)
         dtype = stored if view.dtype is None else _dtype(view.dtype, name)
         storage = self._storage(view.storage, stored, name)
         numel, most = math.prod(view.shape), view.storage.numel * stored.itemsize // dtype.itemsize
         last = view.offset + sum((size - 1) * step for size, step in zip(view.shape, view.stride, strict=True))
-        if (numel and last >= most) or math.prod(size or 1 for size in view.shape) >= 1 << 63:
+        if (numel and last >= most) or math.prod(size or 1 for size in view.shape) >= (1 << 63) // dtype.itemsize:
             problem = f"expected elements of its storage of {most}, found dims {list(view.shape)} up to element {last}"
             raise FormatError(problem, tensor=name)
         identity = repr((view.storage.key, view.offset, dtype, view.shape, view.stride))  # hashes of numbers can be equal
@@ -174,12 +177,13 @@ class _Tensors:
             problem = f"expected {self._stored} bytes of values up to this tensor, as stored, found {self._total}"
             raise TensorError(f"{problem}, repeated by strides or in other tensors: save tensor.contiguous()", name)
         if not numel:
-            return torch.empty(view.shape, dtype=dtype)
-        tensor = storage[: most * dtype.itemsize].view(dtype).as_strided(view.shape, view.stride, view.offset)
-        tensor = tensor.conj() if "conj" in view.flags else tensor  # torch ignores the value
-        return torch._neg_view(tensor) if "neg" in view.flags and tensor.dtype != torch.bool else tensor
+            return np.empty(view.shape, dtype)
+        numbers = storage[: most * dtype.itemsize].view(dtype)[view.offset :]
+        found = as_strided(numbers, view.shape, [step * dtype.itemsize for step in view.stride])
+        found = found.conj() if "conj" in view.flags else found  # torch ignores the value
+        return np.negative(found) if "neg" in view.flags and found.dtype != np.bool_ else found
 
-    def _storage(self, storage: Storage, dtype: torch.dtype, name: str) -> torch.Tensor:
+    def _storage(self, storage: Storage, dtype: Dtype, name: str) -> Array:
         """Returns the bytes of a storage."""
         if storage.key not in self._storages:
             start, nbytes = self._records.get(storage.key, (0, -1))
@@ -188,6 +192,6 @@ class _Tensors:
                 problem = f"expected the storage {shown(storage.key)} of {storage.numel * dtype.itemsize} bytes, found {found}"
                 raise FormatError(problem, offset=start or None, tensor=name)
             stored = self._source.read(start, nbytes) if start % ALIGNMENT else self._whole[start : start + nbytes]
-            self._storages[storage.key] = tensor_over(stored, torch.uint8, (nbytes,))
+            self._storages[storage.key] = array_over(stored, dtype_of("uint8"), (nbytes,))
             self._stored += nbytes
         return self._storages[storage.key]

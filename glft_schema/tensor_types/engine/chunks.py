@@ -16,7 +16,7 @@ import numpy as np
 
 from glft_schema.errors import QuantizationWarning, TensorError, shown
 from glft_schema.storage.dtypes import Array
-from glft_schema.storage.torch_tensors import arrays_of
+from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
@@ -59,7 +59,7 @@ def importance_rows(importance: Any, dims: Sequence[int], name: str) -> Array:
     Raises:
         TensorError: if the importance is invalid.
     """
-    given = arrays_of(importance)
+    given = array_of(importance)
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "fiubV":
         raise TensorError(f"expected the importance as a tensor or an array of real numbers, found {shown(importance)}", name)
     columns, stacks = dims[-1] if dims else 1, dims[0] if len(dims) > 2 else 1

@@ -15,7 +15,6 @@ from glft_schema.tensor_types.engine.decoding import address
 from glft_schema.tensor_types.engine.functions import Encoder, Fields
 from glft_schema.tensor_types.library.loading import command, encoder_of
 
-
 Step = Callable[[Array, Fields], None]  # writes the fields of weights, float32 [rows, numbers]
 
 
@@ -44,9 +43,7 @@ def by_library(layout: Layout, importance: Array | None, columns: int) -> Step |
     return step
 
 
-def by_arrays(
-    source: Encoder, layout: Layout, importance: Array | None, columns: int, name: str
-) -> Step:
+def by_arrays(source: Encoder, layout: Layout, importance: Array | None, columns: int, name: str) -> Step:
     """Returns an encoder as `by_library` does, without the library. It raises TensorError, about
     the tensor `name`, if the encoder has no such form."""
     from glft_schema.scalar.as_c import mean_square_of_row  # slow to import, as below

@@ -159,7 +159,9 @@ def _numbers(rows: torch.Tensor, span: slice | None, number: Number, words: bool
     dtype = getattr(torch, f"int{8 * number.itemsize}") if is_word else dtype_in_torch(number.dtype)
     if span is None:
         return rows.view(dtype) if words else rows
-    return rows[:, span] if number.is_unsigned and not (words and is_word) else numbers_of_rows(rows, span, dtype, number.itemsize)
+    return (
+        rows[:, span] if number.is_unsigned and not (words and is_word) else numbers_of_rows(rows, span, dtype, number.itemsize)
+    )
 
 
 def _by_function(formula: Formula, given: Tensors, out: Tensors) -> None:
