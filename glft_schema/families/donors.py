@@ -19,6 +19,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import shortest
 from glft_schema.errors import MetadataWarning, OptionError, TensorError, safe, shown
@@ -26,14 +28,25 @@ from glft_schema.families.config import Config, metadata_of, read_config, refusi
 from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
 from glft_schema.families.libraries import library
 from glft_schema.families.names import SUFFIXES, is_float32, name_map
-from glft_schema.families.operations import KEEP, Function, PermuteRows, PlusOne, Stack, Transpose, applied, quantized_type
+from glft_schema.families.operations import (
+    KEEP,
+    Function,
+    PermuteRows,
+    PlusOne,
+    Scope,
+    Stack,
+    Transpose,
+    planned_results,
+    quantized_type,
+)
 from glft_schema.families.page import BLOCK_COUNT, Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
 from glft_schema.files.file import File
 from glft_schema.files.shards import check_whole
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import FLOAT32, Array
+from glft_schema.tensor_types.engine.conversions import converted, float32_of
 from glft_schema.tensor_types.engine.differences import errors_of
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.tensor import Tensor
@@ -174,37 +187,38 @@ class Donor:
         Raises TensorError if none gives its shape.
         """
         own, functions = self.file.tensors[name], []
-        for function in self._functions(name):
+        for function, scope in self._functions(name):
             with suppress(TensorError):
-                if [result.shape for result in applied(function, parts, name)] == [own.shape]:
+                if [shape for shape, _ in planned_results(function, parts, name, scope)] == [own.shape]:
                     functions.append(function)
         if not functions:
             raise self._other_shape(name, parts[0])
-        dtype = torch.float32 if is_float32(name, own.shape) else parts[0].dtype
+        dtype = FLOAT32 if is_float32(name, own.shape) else parts[0].dtype
 
         @cache
         def closest() -> Function:
             return self._closest(own, parts, functions)
 
-        def load() -> torch.Tensor:
-            return closest()([part.load() for part in parts])[0].to(dtype).contiguous()
+        def load() -> Array:
+            return np.ascontiguousarray(converted(closest()([part.values() for part in parts])[0], dtype))
 
         return StoredTensor(own.shape, dtype, load, quantized=quantized_type(parts))
 
-    def _functions(self, name: str) -> Iterator[Function]:
-        """Yields the operations that a tensor may need."""
+    def _functions(self, name: str) -> Iterator[tuple[Function, Scope]]:
+        """Yields the operations that a tensor may need, each with its scope."""
         heads = next((self._count(key) for layer, key in HEADS.items() if f".{layer}." in name), None)
         operations = [KEEP, Stack(""), PlusOne() if "norm" in name else Transpose()]
         for operation in [*operations, *([PermuteRows(HEAD_COUNT)] if heads else [])]:
-            yield partial(operation.to_gguf, config={HEAD_COUNT: heads})
+            scope: Scope = "tensors" if isinstance(operation, Transpose) else operation.scope
+            yield partial(operation.to_gguf, config={HEAD_COUNT: heads}), scope
 
     def _closest(self, own: Tensor, parts: Sequence[StoredTensor], functions: Sequence[Function]) -> Function:
         """Returns the function whose values are the closest to the donor's.
 
         Raises TensorError if none are similar, or two are about as close.
         """
-        loaded, reference = [part.load() for part in parts], _sample(own.dequantize())
-        found = [_sample(function(loaded)[0]).float() for function in functions]
+        loaded, reference = [part.values() for part in parts], _sample(own.array())
+        found = [float32_of(_sample(function(loaded)[0])) for function in functions]
         errors = [errors_of(values, reference) for values in found]
         best, *others = sorted(range(len(functions)), key=lambda number: errors[number].rmse)
         if len(own.shape) > 1 and errors[best].relative > SIMILAR:
@@ -212,7 +226,7 @@ class Donor:
             raise TensorError(f"{problem}: is it the model that was fine-tuned?", own.name)
         for other in others[:1]:
             rmses = errors[best].rmse, errors[other].rmse
-            if rmses[0] > CLEARER * rmses[1] and not torch.equal(found[best], found[other]):
+            if rmses[0] > CLEARER * rmses[1] and not np.array_equal(found[best], found[other]):
                 problem = f"expected values like those in {self._name} by one operation, found two"
                 raise TensorError(f"{problem} with about the same error: RMSE {rmses[0]:.3g} and {rmses[1]:.3g}", own.name)
         return functions[best]
@@ -232,7 +246,7 @@ class Donor:
         return found
 
 
-def _sample(values: torch.Tensor) -> torch.Tensor:
+def _sample(values: Array) -> Array:
     """Returns some rows of a tensor, all if it is small.
 
     Their distance is odd: rows 64 apart would have the same place in each head.

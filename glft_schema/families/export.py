@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import Config, config_of
 from glft_schema.families.names import Names, Place, is_float32
 from glft_schema.families.operations import Operation
 from glft_schema.families.page import Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import FLOAT32, Dtype
+from glft_schema.tensor_types.engine.conversions import converted
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values
 
 ROWS_OF = {
@@ -48,7 +51,7 @@ def hf_model(
     sources: dict[Place, list[str]] = {}
     for name, place in places.items():
         sources.setdefault(place, []).append(name)
-    dtype = next((t.dtype for name, t in left.items() if not (is_float32(name, t.shape) or t.quantized)), torch.float32)
+    dtype = next((t.dtype for name, t in left.items() if not (is_float32(name, t.shape) or t.quantized)), FLOAT32)
     for name, tensor in left.items():
         if name not in places:
             raise TensorError(f"the {family.arch} family has no such tensor: exclude it", name)
@@ -85,11 +88,15 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
 
 
 def _narrowed(
-    result: StoredTensor, tensors: list[StoredTensor], operation: Operation, config: Config, dtype: torch.dtype
+    result: StoredTensor, tensors: list[StoredTensor], operation: Operation, config: Config, dtype: Dtype
 ) -> StoredTensor:
     """Returns values in a narrower dtype if `tensors` can be made of them again, bit for bit."""
     if result.dtype == dtype:
         return result
-    narrow = result.load().to(dtype)
+    narrow = converted(result.values(), dtype)
     again = zip(operation.to_gguf([narrow], config), tensors, strict=True)
-    return of_values(narrow) if all(torch.equal(made.to(tensor.dtype), tensor.load()) for made, tensor in again) else result
+    return (
+        of_values(narrow)
+        if all(np.array_equal(converted(made, tensor.dtype), tensor.values()) for made, tensor in again)
+        else result
+    )

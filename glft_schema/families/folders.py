@@ -38,7 +38,7 @@ from glft_schema.files.container import open as open_container
 from glft_schema.files.shards import is_file_name
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.file_source import check_size
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file, of_values
@@ -245,7 +245,7 @@ def file_type(tensors: Mapping[str, StoredTensor]) -> int:
     matrices = [tensor for name, tensor in tensors.items() if not is_float32(name, tensor.shape)]
     if quantized := quantized_type(matrices):
         return MOSTLY[quantized.scheme]
-    return {torch.float16: 1, torch.bfloat16: 32}.get(matrices[0].dtype if matrices else torch.float32, 0)
+    return {"float16": 1, "bfloat16": 32}.get(name_of(matrices[0].dtype), 0) if matrices else 0
 
 
 def pooling_keys(folder: Path, family: Family) -> dict[str, int]:

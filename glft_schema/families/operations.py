@@ -1,10 +1,10 @@
 """Tensors computed on use, and the invertible operations between the layouts of Hugging Face and
 GGUF.
 
-An operation is a pair of functions on torch tensors. Applied to `StoredTensor`s, the functions run
-on meta tensors for the shapes, and on values when a result is loaded. A function that only moves
-rows also runs on the rows' numbers, which tells the rows that a part of its result consists of. It
-moves the rows of a quantized tensor without decoding them.
+An operation is a pair of functions on arrays. Applied to `StoredTensor`s, the functions run on
+arrays of one repeated byte for the shapes, and on values when a result is loaded. A function that
+only moves rows also runs on the rows' numbers, which tells the rows that a part of its result
+consists of. It moves the rows of a quantized tensor without decoding them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,28 @@ from functools import cache, partial
 from itertools import accumulate, groupby
 from typing import Any, Literal
 
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
 from glft_schema.errors import TensorError
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import FLOAT32, Array, Dtype, name_of
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.conversions import converted, float32_of
 from glft_schema.tensor_types.fp4 import MXFP4
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed, transposed
 
 Config = Mapping[str, Any]
-Function = Callable[[Sequence["torch.Tensor"]], Sequence["torch.Tensor"]]
+Function = Callable[[Sequence[Array]], Sequence[Array]]
 Scope = Literal["rows", "elements", "tensors"]
-LOW_HALVES = 0x0F0F0F0F0F0F0F0F  # of eight bytes
+LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)  # of eight bytes
+UINT8 = np.dtype(np.uint8)
 
 
 def applied(function: Function, sources: Sequence[StoredTensor], name: str, scope: Scope = "tensors") -> list[StoredTensor]:
     """Returns the results of a function.
 
     Args:
-        function: from tensors to tensors.
+        function: from arrays to arrays.
         sources: its arguments.
         name: the tensor that errors are about.
         scope: see `Operation`.
@@ -41,38 +46,52 @@ def applied(function: Function, sources: Sequence[StoredTensor], name: str, scop
     Raises:
         TensorError: if the function refuses the shapes.
     """
-    try:
-        planned = function([torch.empty(source.shape, dtype=source.dtype, device="meta") for source in sources])
-    except RuntimeError:
-        shapes = ", ".join(str(list(source.shape)) for source in sources[:2])
-        raise TensorError(f"expected a shape that fits the config, found {shapes}", name) from None
+    planned = planned_results(function, sources, name, scope)
 
-    def loading(number: int) -> Callable[[], torch.Tensor]:
-        return lambda: function([source.load() for source in sources])[number].contiguous()
+    def loading(number: int) -> Callable[[], Array]:
+        return lambda: np.ascontiguousarray(function([source.values() for source in sources])[number])
 
     def packed(number: int, type_: TensorType) -> StoredTensor:
-        planned_rows, moved = len(planned[number]), _MovedRows(function, sources, number)
+        shape = planned[number][0]
+        moved = _MovedRows(function, sources, number)
 
-        def read(index: Slices) -> torch.Tensor:
-            if len(range(planned_rows)[index[0]]) < planned_rows:
+        def read(index: Slices) -> Array:
+            if len(range(shape[0])[index[0]]) < shape[0]:
                 return moved.packed(index)
-            return function([_rows_of_bytes(source) for source in sources])[number].reshape(planned_rows, -1)[:, index[1]]
+            return function([_rows_of_bytes(source) for source in sources])[number].reshape(shape[0], -1)[:, index[1]]
 
-        return of_packed(name, tuple(planned[number].shape), type_, read)
+        return of_packed(name, shape, type_, read)
 
     types = {source.packed.dtype if source.packed else None for source in sources} if scope == "rows" else {None}
     type_ = types.pop() if len(types) == 1 else None
     has_parts = all(source.has_parts for source in sources)
     results = []
-    for number, result in enumerate(planned):
-        if type_ is not None and result.dim() > 1:
+    for number, (shape, dtype) in enumerate(planned):
+        if type_ is not None and len(shape) > 1:
             results.append(packed(number, type_))
             continue
         read = _by_element(function, sources, number) if scope == "elements" and has_parts else None
-        read = _MovedRows(function, sources, number).values if scope == "rows" and result.dim() > 1 and has_parts else read
-        kind = tuple(result.shape), result.dtype
-        results.append(StoredTensor(*kind, loading(number), read=read, quantized=quantized_type(sources)))
+        read = _MovedRows(function, sources, number).values if scope == "rows" and len(shape) > 1 and has_parts else read
+        results.append(StoredTensor(shape, dtype, loading(number), read=read, quantized=quantized_type(sources)))
     return results
+
+
+def planned_results(
+    function: Function, sources: Sequence[StoredTensor], name: str, scope: Scope = "tensors"
+) -> list[tuple[tuple[int, ...], Dtype]]:
+    """Returns the shapes and dtypes of a function's results. Arguments and errors are those of
+    `applied`."""
+    first = sources[0]
+    if scope == "elements":
+        return [(first.shape, result.dtype) for result in function([np.zeros(1, source.dtype) for source in sources])]
+    by_rows = scope == "rows" and all(len(source.shape) > 1 for source in sources)
+    shapes = [(*source.shape[:-1], 1) if by_rows else source.shape for source in sources]
+    try:
+        results = function([as_strided(np.zeros(1, np.uint8), shape, [0] * len(shape)) for shape in shapes])
+    except ValueError:
+        found = ", ".join(str(list(source.shape)) for source in sources[:2])
+        raise TensorError(f"expected a shape that fits the config, found {found}", name) from None
+    return [((*result.shape[:-1], first.shape[-1]) if by_rows else result.shape, first.dtype) for result in results]
 
 
 def quantized_type(sources: Iterable[StoredTensor]) -> TensorType | None:
@@ -80,7 +99,7 @@ def quantized_type(sources: Iterable[StoredTensor]) -> TensorType | None:
     return next((source.quantized for source in sources if source.quantized), None)
 
 
-def _by_element(function: Function, sources: Sequence[StoredTensor], number: int) -> Callable[[Slices], torch.Tensor]:
+def _by_element(function: Function, sources: Sequence[StoredTensor], number: int) -> Callable[[Slices], Array]:
     return lambda index: function([source.part(index) for source in sources])[number]
 
 
@@ -88,7 +107,7 @@ class _MovedRows:
     """The result of a function that moves rows of the last dim, read row by row.
 
     Args:
-        function: from tensors to tensors.
+        function: from arrays to arrays.
         sources: its arguments, of two or more dims.
         number: of the result.
     """
@@ -96,43 +115,48 @@ class _MovedRows:
     def __init__(self, function: Function, sources: Sequence[StoredTensor], number: int) -> None:
         self._sources = sources
         self._starts = [0, *accumulate(math.prod(source.shape[:-1]) for source in sources)]
-        self._origins = cache(lambda: function(self._numbers())[number].squeeze(-1))  # i64, of each row
+        self._origins = cache(lambda: function(self._numbers())[number][..., 0])  # i64, of each row
 
-    def _numbers(self) -> list[torch.Tensor]:
+    def _numbers(self) -> list[Array]:
         """Returns a number for each row of the sources, in their shapes with a last dim of 1."""
         return [
-            torch.arange(start, start + math.prod(source.shape[:-1])).view(*source.shape[:-1], 1)
+            np.arange(start, start + math.prod(source.shape[:-1])).reshape(*source.shape[:-1], 1)
             for start, source in zip(self._starts, self._sources, strict=False)
         ]
 
-    def values(self, index: Slices) -> torch.Tensor:
+    def values(self, index: Slices) -> Array:
         """Returns a part of the values."""
         origins = self._origins()[index[:-1]]
-        found = self._gathered(origins.flatten(), lambda source, at: source.part((*at, index[-1])))
-        return found.view(*origins.shape, -1)
+        found = self._gathered(origins.reshape(-1), lambda source, at: source.part((*at, index[-1])))
+        return found.reshape(*origins.shape, -1)
 
-    def packed(self, index: Slices) -> torch.Tensor:
+    def packed(self, index: Slices) -> Array:
         """Returns a part of the bytes, u8 [rows, bytes of a row], by rows of the first dim."""
         origins, across = self._origins()[index[0]], index[1]
 
-        def read(source: StoredTensor, at: Slices) -> torch.Tensor:
+        def read(source: StoredTensor, at: Slices) -> Array:
             assert source.packed is not None
             if len(at) == 1:
-                return source.packed.packed_part((at[0], across if origins.dim() == 1 else _all_bytes(source, 1)))
+                return source.packed.packed_part((at[0], across if origins.ndim == 1 else _all_bytes(source, 1)))
             size = _all_bytes(source, source.shape[-2]).stop // source.shape[-2]
             rows, columns = at[-1], slice(at[-1].start * size, at[-1].stop * size)
-            return source.packed.packed_part((at[0], columns)).view(-1, size)[:: rows.step or 1]
+            return source.packed.packed_part((at[0], columns)).reshape(-1, size)[:: rows.step or 1]
 
-        found = self._gathered(origins.flatten(), read)
-        return found if origins.dim() == 1 else found.reshape(len(origins), -1)[:, across]
+        found = self._gathered(origins.reshape(-1), read)
+        return found if origins.ndim == 1 else found.reshape(len(origins), -1)[:, across]
 
-    def _gathered(self, origins: torch.Tensor, read: Callable[[StoredTensor, Slices], torch.Tensor]) -> torch.Tensor:
+    def _gathered(self, origins: Array, read: Callable[[StoredTensor, Slices], Array]) -> Array:
         """Returns rows by their numbers. `read` returns rows of one matrix at slices."""
-        ordered, order = origins.sort()
+        order = origins.argsort()
+        ordered = origins[order]
         pieces = [read(source, at) for source, at in self._spans(ordered.tolist())]
         pieces = [piece.reshape(-1, piece.shape[-1]) for piece in pieces]
-        found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return found if torch.equal(origins, ordered) else torch.empty_like(found).index_copy_(0, order.to(found.device), found)
+        found = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if np.array_equal(origins, ordered):
+            return found
+        placed = np.empty_like(found)
+        placed[order] = found
+        return placed
 
     def _spans(self, numbers: Sequence[int]) -> Iterator[tuple[StoredTensor, Slices]]:
         """Yields rows at equal distances in one matrix of a source, by slices of all dims but the
@@ -177,19 +201,19 @@ def _all_bytes(source: StoredTensor, rows: int) -> slice:
     return slice(0, rows * source.packed.dtype.nbytes((1, source.shape[-1])))
 
 
-def _rows_of_bytes(source: StoredTensor) -> torch.Tensor:
+def _rows_of_bytes(source: StoredTensor) -> Array:
     """Returns a tensor's bytes, u8 [..., bytes of a row of the last dim]."""
     assert source.packed is not None
-    return source.packed.packed().view(*source.shape[:-1], -1)
+    return source.packed.packed().reshape(*source.shape[:-1], -1)
 
 
 def as_float32(source: StoredTensor) -> StoredTensor:
     """Returns a tensor as float32."""
-    return source if source.dtype == torch.float32 else applied(_to_float32, [source], "", "elements")[0]
+    return source if source.dtype == FLOAT32 else applied(_to_float32, [source], "", "elements")[0]
 
 
-def _to_float32(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensors[0].float()]
+def _to_float32(tensors: Sequence[Array]) -> list[Array]:
+    return [float32_of(tensors[0])]
 
 
 class Operation:
@@ -210,11 +234,11 @@ class Operation:
         """Returns what ``{part}`` stands for in the names of the tensors that become one."""
         return ("",)
 
-    def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         """Returns the tensors of GGUF."""
         return tensors
 
-    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         """Returns the tensors of Hugging Face. The inverse of `to_gguf`."""
         return tensors
 
@@ -246,10 +270,10 @@ class PermuteRows(Operation):
 
     heads: str
 
-    def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         return [rows.reshape(config[self.heads], 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape) for rows in tensors]
 
-    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         return [rows.reshape(config[self.heads], -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape) for rows in tensors]
 
 
@@ -258,11 +282,11 @@ class PlusOne(Operation):
 
     scope = "elements"
 
-    def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return [weights.float() + 1 for weights in tensors]
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [float32_of(weights) + np.float32(1) for weights in tensors]
 
-    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return [factors - 1 for factors in tensors]
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [converted(float32_of(factors) - np.float32(1), factors.dtype) for factors in tensors]
 
 
 class OneRow(Operation):
@@ -270,7 +294,7 @@ class OneRow(Operation):
 
     scope = "tensors"
 
-    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         return [weights.reshape(1, -1) for weights in tensors]
 
 
@@ -286,11 +310,13 @@ class Transpose(Operation):
     dims: int = 2
     then: Operation = KEEP
 
-    def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return self.then.to_gguf([values.mT if values.dim() == self.dims else values for values in tensors], config)
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return self.then.to_gguf(
+            [values.swapaxes(-1, -2) if values.ndim == self.dims else values for values in tensors], config
+        )
 
-    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return [values.mT if values.dim() == self.dims else values for values in self.then.to_hf(tensors, config)]
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [values.swapaxes(-1, -2) if values.ndim == self.dims else values for values in self.then.to_hf(tensors, config)]
 
     def mapped(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         return self.then.mapped(self._transposed(sources), config, name)
@@ -315,25 +341,21 @@ class Stack(Operation):
     def parts(self, config: Config) -> Iterable[object]:
         return range(config[self.count])
 
-    def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        first = tensors[0]
-        stacked = first.new_empty((len(tensors), *first.shape))  # torch.stack on meta imports torch's compiler, in seconds
-        for place, matrix in zip(stacked, tensors, strict=True):
-            place.copy_(matrix.view(first.shape))
-        return [stacked]
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [np.stack(tensors)]
 
-    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return tensors[0].view(config[self.count], *tensors[0].shape[1:]).unbind(0)
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [*tensors[0].reshape(config[self.count], *tensors[0].shape[1:])]
 
 
 class SplitRows(Operation):
     """Two fused projections, one above the other: GGUF stores them separately."""
 
-    def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return tensors[0].chunk(2, -2)
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return np.split(tensors[0], 2, -2)
 
-    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return [torch.cat(list(tensors), -2)]
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [np.concatenate(tensors, -2)]
 
 
 class SplitAlternately(Operation):
@@ -341,11 +363,11 @@ class SplitAlternately(Operation):
 
     dims = 3
 
-    def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         return [tensors[0][:, number::2] for number in range(2)]
 
-    def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return [torch.cat([rows.unsqueeze(2) for rows in tensors], 2).flatten(1, 2)]
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [np.stack(tensors, 2).reshape(len(tensors[0]), -1, *tensors[0].shape[2:])]
 
 
 @dataclass(frozen=True)
@@ -366,14 +388,14 @@ class PackMXFP4(Operation):
 
     def mapped(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         codes, scales = sources
-        if codes.shape != (*scales.shape, 16) or {codes.dtype, scales.dtype} != {torch.uint8}:
-            found = " and ".join(f"{source.dtype} {list(source.shape)}" for source in sources)
-            raise TensorError(f"expected codes of MXFP4 as torch.uint8 [..., 16], and scales [...], found {found}", name)
+        if codes.shape != (*scales.shape, 16) or {codes.dtype, scales.dtype} != {UINT8}:
+            found = " and ".join(f"{name_of(source.dtype)} {list(source.shape)}" for source in sources)
+            raise TensorError(f"expected codes of MXFP4 as uint8 [..., 16], and scales [...], found {found}", name)
 
-        def read(index: Slices) -> torch.Tensor:
+        def read(index: Slices) -> Array:
             of_all = [(index[0], *(slice(0, size) for size in source.shape[1:])) for source in sources]
-            joined = [scales.part(of_all[1]).unsqueeze(-1), _to_halves(codes.part(of_all[0]))]
-            return torch.cat(joined, -1).flatten(1)[:, index[1]]
+            joined = np.concatenate([scales.part(of_all[1])[..., None], _to_halves(codes.part(of_all[0]))], -1)
+            return joined.reshape(len(joined), -1)[:, index[1]]
 
         shape = (*scales.shape[:-1], 32 * scales.shape[-1])
         return self.then.mapped([of_packed(name, shape, MXFP4, read)], config, name)
@@ -382,23 +404,24 @@ class PackMXFP4(Operation):
         (tensor,) = self.then.restored(sources, config, name)
         shape = (*tensor.shape[:-1], tensor.shape[-1] // 32)
 
-        def blocks() -> torch.Tensor:
-            return _rows_of_bytes(tensor).view(*shape, 17)
+        def blocks() -> Array:
+            return _rows_of_bytes(tensor).reshape(*shape, 17)
 
         return [
-            StoredTensor((*shape, 16), torch.uint8, lambda: _to_neighbours(blocks()[..., 1:])),
-            StoredTensor(shape, torch.uint8, lambda: blocks()[..., 0].contiguous()),
+            StoredTensor((*shape, 16), UINT8, lambda: _to_neighbours(blocks()[..., 1:])),
+            StoredTensor(shape, UINT8, lambda: np.ascontiguousarray(blocks()[..., 0])),
         ]
 
 
-def _to_halves(codes: torch.Tensor) -> torch.Tensor:
+def _to_halves(codes: Array) -> Array:
     """Returns bytes u8 [..., 16] with weights i and i + 16, of bytes with 2i and 2i + 1."""
-    first, last = codes.contiguous().view(torch.int64).unbind(-1)  # eight bytes at once
+    words = np.ascontiguousarray(codes).view(np.uint64)  # eight bytes at once
+    first, last = words[..., 0], words[..., 1]
     even, odd = (first & LOW_HALVES) | (last & LOW_HALVES) << 4, (first >> 4 & LOW_HALVES) | (last & ~LOW_HALVES)
-    return torch.cat([word.unsqueeze(-1).view(torch.uint8).unsqueeze(-1) for word in (even, odd)], -1).flatten(-2)
+    return np.stack([even[..., None].view(np.uint8), odd[..., None].view(np.uint8)], -1).reshape(codes.shape)
 
 
-def _to_neighbours(codes: torch.Tensor) -> torch.Tensor:
+def _to_neighbours(codes: Array) -> Array:
     """The inverse of `_to_halves`."""
     even, odd = codes[..., ::2], codes[..., 1::2]
-    return torch.cat([(even & 15) | (odd << 4), (even >> 4) | (odd & 240)], -1)
+    return np.concatenate([(even & 15) | (odd << 4), (even >> 4) | (odd & 240)], -1)

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 from glft_schema.families.config import ALIASES, ROPE, Config, Key
 from glft_schema.families.operations import KEEP, Operation
 from glft_schema.families.requirements import Requirement
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 BLOCK_COUNT = "block_count"  # the key
@@ -198,7 +198,7 @@ class Family:
     window: int = 0
     dropped: tuple[str, ...] = ()
     prefix: str = ""
-    generated: Callable[[Config], dict[str, torch.Tensor]] = lambda config: {}
+    generated: Callable[[Config], dict[str, Array]] = lambda config: {}
     restored: Callable[[dict[str, StoredTensor], Config], Config] = lambda tensors, config: {}
     ropes: tuple[str, ...] = SCALED
 

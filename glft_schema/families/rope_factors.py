@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from glft_schema.display import shortest
 from glft_schema.errors import TensorError
 from glft_schema.families.config import Config
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -21,7 +23,7 @@ DIMENSIONS = "rope.dimension_count"  # of phi3, which config.json has as a share
 CONTEXTS = [1 << bits for bits in range(6, 21)]  # lengths that may be trained with
 
 
-def llama3_factors(config: Config) -> dict[str, torch.Tensor]:
+def llama3_factors(config: Config) -> dict[str, Array]:
     """Returns the frequency factors of llama3's rope scaling, by the name of their tensor.
 
     A frequency with a short wavelength is unchanged, one with a long wavelength is divided by
@@ -29,28 +31,23 @@ def llama3_factors(config: Config) -> dict[str, torch.Tensor]:
     """
     if config["rope.rope_type"] != "llama3":
         return {}
-    columns, base = config["head_dim"], config["rope.rope_theta"]
-    factor, low, high, context = (config.get(f"rope.{name}", default) for name, default in LLAMA3.items())
-    frequencies = 1.0 / (base ** (torch.arange(0, columns, 2, dtype=torch.float32) / columns))
-    factors = []
-    for frequency in frequencies:
-        wavelength = 2 * math.pi / frequency
-        if wavelength < context / high:
-            factors.append(1)
-        elif wavelength > context / low:
-            factors.append(factor)
-        else:
-            smooth = (context / wavelength - low) / (high - low)
-            factors.append(1 / ((1 - smooth) / factor + smooth))
-    return {LLAMA3_TENSOR: torch.tensor(factors, dtype=torch.float32)}
+    columns, base = config["head_dim"], float(config["rope.rope_theta"])
+    factor, low, high, context = (np.float32(config.get(f"rope.{name}", default)) for name, default in LLAMA3.items())
+    exponents = np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)
+    frequencies = 1 / np.power(base, exponents, dtype=np.float64).astype(np.float32)
+    wavelengths = 1 / frequencies * np.float32(2 * math.pi)
+    smooth = (1 / wavelengths * context - low) / (high - low)
+    factors = 1 / ((1 - smooth) / factor + smooth)
+    factors = np.where(wavelengths < context / high, np.float32(1), np.where(wavelengths > context / low, factor, factors))
+    return {LLAMA3_TENSOR: factors}
 
 
-def longrope_factors(config: Config) -> dict[str, torch.Tensor]:
+def longrope_factors(config: Config) -> dict[str, Array]:
     """Returns the factors of phi3's longrope scaling, by the name of their tensor."""
     if "rope.long_factor" not in config:
         return {}
     lists = {LONG: config["rope.long_factor"], SHORT: config["rope.short_factor"]}
-    return {name: torch.tensor(factors, dtype=torch.float32) for name, factors in lists.items()}
+    return {name: np.array(factors, np.float32) for name, factors in lists.items()}
 
 
 def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
@@ -64,13 +61,13 @@ def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """
     if LLAMA3_TENSOR not in tensors:
         return {}
-    factors = tensors.pop(LLAMA3_TENSOR).load()
+    factors = tensors.pop(LLAMA3_TENSOR).values()
     scaling: dict[str, Any] = {"rope_type": "llama3", **LLAMA3, "factor": shortest(float(factors.max()))}
     for context in CONTEXTS if 2 * len(factors) == config["head_dim"] else ():
         scaling["original_max_position_embeddings"] = context
         fields = {f"rope.{field}": value for field, value in scaling.items()}
         made = llama3_factors({"head_dim": config["head_dim"], "rope.rope_theta": config["rope_theta"], **fields})
-        if torch.equal(made[LLAMA3_TENSOR], factors):
+        if np.allclose(made[LLAMA3_TENSOR], factors, rtol=1e-6, atol=0):
             return {"rope_scaling": scaling}
     raise TensorError("expected factors of Llama 3's rope scaling, found others, which config.json cannot state", LLAMA3_TENSOR)
 
@@ -82,7 +79,7 @@ def longrope_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     if rotated != 1:
         found["partial_rotary_factor"] = rotated
     if LONG in tensors:
-        lists = {field: tensors.pop(name).load().tolist() for field, name in (("long_factor", LONG), ("short_factor", SHORT))}
+        lists = {field: tensors.pop(name).values().tolist() for field, name in (("long_factor", LONG), ("short_factor", SHORT))}
         factors = {field: [shortest(factor) for factor in factors] for field, factors in lists.items()}
         found["rope_scaling"] = {"type": "longrope", **factors}
     return found
