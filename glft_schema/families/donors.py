@@ -252,4 +252,4 @@ def _sample(values: Array) -> Array:
     Their distance is odd: rows 64 apart would have the same place in each head.
     """
     rows = values.reshape(-1, values.shape[-1])
-    return rows[:: values.numel() // SAMPLE | 1]
+    return rows[:: values.size // SAMPLE | 1]

@@ -11,6 +11,7 @@ from glft_schema.codec.type_codes import TypeTable
 from glft_schema.errors import OptionError, SchemeError, shown
 from glft_schema.quantizer.recipes import is_kept
 from glft_schema.quantizer.rules import BLOCK, Model, Recipe, Role, TensorFacts
+from glft_schema.storage.dtypes import is_float
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.file_types import divides, fallback
@@ -81,9 +82,9 @@ class RecipeTypes:
     ) -> Choice:
         """Returns the type of a tensor; `named` is the one that a recipe file names."""
         kept = choose_type(name, tensor, types)
-        is_float = tensor.dtype.is_floating_point
-        if is_kept(name, len(tensor.shape), self.model, keep_output=self.keep_output) or not is_float:
-            type_ = kept.type if self.keep_floats or not is_float else types["f32"]
+        has_floats = is_float(tensor.dtype)
+        if is_kept(name, len(tensor.shape), self.model, keep_output=self.keep_output) or not has_floats:
+            type_ = kept.type if self.keep_floats or not has_floats else types["f32"]
             asked = types[named] if named and types[named] != type_ else None
             return Choice(type_, f"not {asked.scheme}: llama-quantize keeps its type" if asked else kept.note, asked)
         asked = self._type_of(name, tensor, types, counts, named)

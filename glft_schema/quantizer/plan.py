@@ -32,7 +32,7 @@ from glft_schema.quantizer.plan_picture import MIX, WIDTH, Point, picture
 from glft_schema.quantizer.prepared import Prepared, prepared
 from glft_schema.quantizer.recipes import RECIPES, is_kept
 from glft_schema.quantizer.rules import Model, Recipe
-from glft_schema.storage.dtypes import Array
+from glft_schema.storage.dtypes import Array, is_float
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import importance_rows
@@ -344,7 +344,7 @@ def plan(
     kept = [
         name
         for name, tensor in tensors.items()
-        if is_kept(name, len(tensor.shape), facts) or not tensor.dtype.is_floating_point
+        if is_kept(name, len(tensor.shape), facts) or not is_float(tensor.dtype)
     ]
     kept_bytes = sum(PlannedPayload(name, tensors[name], choices[name]).nbytes for name in kept)
     plans, done = list[TensorPlan](), 0

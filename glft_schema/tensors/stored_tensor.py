@@ -98,8 +98,9 @@ def of_file(tensor: Tensor) -> StoredTensor:
     return StoredTensor(tensor.shape, type_.dtype, tensor.array, identity, tensor, quantized=quantized)
 
 
-def of_values(values: Array) -> StoredTensor:
-    """Returns a tensor with its values in memory."""
+def of_values(values: Any) -> StoredTensor:
+    """Returns a tensor with its values, an array or a torch tensor, in memory."""
+    values = array_of(values)
     return StoredTensor(values.shape, values.dtype, lambda: values, read=values.__getitem__)
 
 
