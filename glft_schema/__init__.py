@@ -12,6 +12,7 @@ and documentation follow from the declaration.
     glft.gguf_reader   gguf-py's GGUFReader, faster
     glft.manifests     SHA-256 of files and tensors
     glft.nn            modules whose weights stay packed
+    glft.numpy         weights as arrays of numpy, without torch
     glft.scalar        the language of tensor types' decoders and encoders
     glft.testing       declarations as test data; requires hypothesis
     glft.transformers  models and tokenizers of transformers, from GGUF files
@@ -52,7 +53,7 @@ from glft_schema.storage.source import Source
 from glft_schema.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
-    from glft_schema import describe, distributed, gguf_reader, lab, manifests, nn, transformers
+    from glft_schema import describe, distributed, gguf_reader, lab, manifests, nn, numpy, transformers
     from glft_schema.adapters.merging import MergedTensor, merge_lora
     from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion, compare
     from glft_schema.checks.derivation import Derivation, check_derivation
@@ -89,14 +90,14 @@ __all__ = [
     "TensorVersion", "TiedWarning", "TruncatedError", "Typed", "Unmatched", "WrittenTensor", "byte_map",
     "check_derivation", "check_fit", "check_rules", "check_values", "codec", "compare", "compare_predictions",
     "convert", "describe", "distributed", "edit", "fake_quantize", "formats", "gguf_reader", "hash_file",
-    "lab", "load_file", "load_into", "manifests", "measure_importance", "merge", "merge_lora", "nn", "open",
+    "lab", "load_file", "load_into", "manifests", "measure_importance", "merge", "merge_lora", "nn", "numpy", "open",
     "open_checkpoint", "open_source", "parse_source", "perplexity", "plan", "quantize", "read_gguf_lite",
     "read_importance", "register_format", "save_file", "scalar", "split", "transformers", "types", "write_gguf_lite",
 ]  # fmt: skip
 
 
 # Testing requires hypothesis, transformers that library: optional dependencies.
-PARTS = ("describe", "distributed", "gguf_reader", "lab", "manifests", "nn", "testing", "transformers")
+PARTS = ("describe", "distributed", "gguf_reader", "lab", "manifests", "nn", "numpy", "testing", "transformers")
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
     "adapters.merging": "MergedTensor merge_lora",
     "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion compare",

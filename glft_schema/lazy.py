@@ -1,6 +1,5 @@
 """Imports torch on first use, and defines `outside_graphs`, which excludes functions from
-torch.compile. Inspecting a file (`glft inspect`, `Container.parse_file`) does not need torch, whose
-import takes most of a second. Type checkers see the real module. At run time the name is a proxy
+torch.compile. Most functions do not need torch, whose import takes a second or two. Type checkers see the real module. At run time the name is a proxy
 that caches torch's attributes.
 """
 
@@ -29,7 +28,7 @@ def import_module(name: str) -> ModuleType:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == "torch":
-            raise OptionError("values of tensors need torch, which is not installed: pip install torch") from None
+            raise OptionError("this needs torch, which is not installed: pip install 'glft_schema[torch]'") from None
         raise
 
 

@@ -15,7 +15,7 @@ Dtype: TypeAlias = np.dtype[Any]
 
 SMALL_FLOATS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2")
 RECORDS = {"bfloat16": np.dtype([("bfloat16", "<u2")]), **{name: np.dtype([(name, "u1")]) for name in SMALL_FLOATS}}
-BFLOAT16, FLOAT32 = RECORDS["bfloat16"], np.dtype("float32")
+BFLOAT16, FLOAT32, FLOAT64 = RECORDS["bfloat16"], np.dtype("float32"), np.dtype("float64")
 
 # The dtypes with one number per element, each of which float32 or float64 holds exactly.
 FLOATS = ("float64", "float32", "float16", *RECORDS)[:-1]
@@ -54,6 +54,11 @@ def is_integer(dtype: Dtype) -> bool:
 def words(array: Array) -> Array:
     """Returns records as the bits of their numbers, and other arrays unchanged."""
     return array[array.dtype.names[0]] if array.dtype.names else array
+
+
+def address(array: Array) -> int:
+    """Returns the address of an array's first number."""
+    return int(array.__array_interface__["data"][0])
 
 
 def own(array: Array) -> Array:

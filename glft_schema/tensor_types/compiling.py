@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from glft_schema.tensor_types import ggml, symmetric
+from glft_schema.tensor_types.halves import HALVES
 from glft_schema.tensor_types.library import building, loading
 from glft_schema.tensor_types.tensor_type import TensorType
 
@@ -18,7 +19,7 @@ DECLARED = (*ggml.DECLARED, *(value for value in vars(symmetric).values() if isi
 
 def build_library(folder: Path = loading.FOLDER, target: str = "") -> None:
     """Compiles the functions of the types that the package declares, see `building.build`."""
-    building.build([functions for type_ in DECLARED if (functions := type_.functions)], folder, target)
+    building.build([*HALVES, *(functions for type_ in DECLARED if (functions := type_.functions))], folder, target)
 
 
 if __name__ == "__main__":

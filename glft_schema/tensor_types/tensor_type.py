@@ -152,7 +152,7 @@ class TensorType:
 
     @property
     def dtype(self) -> Dtype:
-        """The dtype that `decode` returns by default, see `storage.dtypes`; uint8 if there is none."""
+        """The dtype that `decode` returns by default, see `storage.dtypes`; uint8 if none is."""
         return dtype_of(self.exact or "float32") if self.exact in (None, *NAMES) else dtype_of("uint8")
 
     @property

@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from glft_schema.scalar.layout import Layout
-from glft_schema.storage.dtypes import FLOAT32, Array, name_of, words
+from glft_schema.storage.dtypes import FLOAT32, Array, address, name_of, words
 from glft_schema.tensor_types.engine.chunks import row_chunks, taken
-from glft_schema.tensor_types.engine.conversions import converted
+from glft_schema.tensor_types.engine.conversions import LONGEST, converted
 from glft_schema.tensor_types.engine.functions import Fields, Formula
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
 from glft_schema.tensor_types.engine.workers import in_one_thread, run_parts
@@ -19,12 +19,6 @@ from glft_schema.tensor_types.library.loading import DTYPES, function_of
 
 WRITTEN = tuple(DTYPES)  # dtypes that the library writes
 LEAST, MOST = 1 << 19, 1 << 20  # weights in a part: fewer are done before another thread has begun
-LONGEST = (1 << 31) - 1  # the longest row that a decoder of rows takes
-
-
-def address(array: Array) -> int:
-    """Returns the address of an array's first number."""
-    return int(array.__array_interface__["data"][0])
 
 
 def by_library(layout: Layout, fields: Sequence[Array], out: Array) -> bool:

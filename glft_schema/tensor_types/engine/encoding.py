@@ -10,8 +10,7 @@ import numpy as np
 
 from glft_schema.errors import TensorError
 from glft_schema.scalar.layout import NUMPY, Layout
-from glft_schema.storage.dtypes import Array
-from glft_schema.tensor_types.engine.decoding import address
+from glft_schema.storage.dtypes import Array, address
 from glft_schema.tensor_types.engine.functions import Encoder, Fields
 from glft_schema.tensor_types.library.loading import command, encoder_of
 

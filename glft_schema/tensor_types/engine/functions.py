@@ -13,8 +13,8 @@ from glft_schema.storage.dtypes import Array
 # weights [rows, n].
 Formula = Callable[..., Any]
 # A scalar function of one block or row, which reads `w` and writes the fields. Or a function of
-# torch tensors: numbers [rows, n], and by keyword their importance if the encoder has such a parameter ->
-# the fields of a payload or block by name, each [rows, numbers].
+# torch tensors: numbers [rows, n], and by keyword their importance if the encoder has such a
+# parameter -> the fields of a payload or block by name, each [rows, numbers].
 Encoder = Callable[..., Any]
 
 Fields = Mapping[str, Array]

@@ -31,7 +31,7 @@ SOURCES = (  # files that the functions' bits depend on
     "tensor_types/encoders/*.py",
     "tensor_types/library/building.py",
     "tensor_types/library/machine.c",
-    *(f"tensor_types/{name}.py" for name in ("blocks", "fp4", "grids", "i_quants", "k_quants", "legacy")),
+    *(f"tensor_types/{name}.py" for name in ("blocks", "fp4", "grids", "halves", "i_quants", "k_quants", "legacy")),
     *(f"tensor_types/{name}.py" for name in ("small_floats", "symmetric", "tensor_type", "ternary")),
     "tensor_types/ggml_grids.bin",
 )

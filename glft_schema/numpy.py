@@ -1,0 +1,61 @@
+"""Weights files as arrays of numpy, without torch.
+
+    arrays = glft_schema.numpy.load_file("model.gguf")
+    glft_schema.numpy.save_file(arrays, "model.safetensors")
+
+`Tensor.numpy` of an open file returns one tensor, or a part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from glft_schema.errors import OptionError
+from glft_schema.files.container import open
+from glft_schema.storage.dtypes import Array, name_of
+from glft_schema.storage.source import StrPath
+from glft_schema.tensors.tensor import Tensor
+from glft_schema.weights.save import save_file
+
+__all__ = ["load_file", "save_file"]
+
+
+def load_file(path: StrPath, *, mmap: bool = True, ml_dtypes: bool = False) -> dict[str, Array]:
+    """Returns all tensors of a weights file by name.
+
+    Args:
+        path: the file.
+        mmap: map the file. Numbers that keep their dtype are then copy-on-write views of it.
+        ml_dtypes: return bfloat16 and float8 in dtypes of that package; by default as float32.
+
+    Returns:
+        The arrays in file order, quantized tensors as float32. Names that share a payload share an
+        array.
+
+    Raises:
+        OSError: if the file cannot be opened.
+        FormatError: if it is not a valid file of a known format.
+        OptionError: if the package ml_dtypes is not installed, or `path` is not a path.
+        TensorError: if a tensor has a type that is unknown.
+    """
+    with open(path, mmap=mmap) as file:
+        by_payload: dict[Hashable, Array] = {}
+        for tensor in file.tensors.values():
+            if tensor.identity not in by_payload:
+                by_payload[tensor.identity] = tensor.numpy(dtype=_own_dtype(tensor) if ml_dtypes else None)
+        return {name: by_payload[tensor.identity] for name, tensor in file.tensors.items()}
+
+
+def _own_dtype(tensor: Tensor) -> Any:
+    """Returns the dtype of ml_dtypes for a tensor whose dtype numpy lacks; otherwise None."""
+    name = name_of(tensor.dtype.dtype) if tensor.dtype.dtype.names else ""
+    if not name or "_x2" in name:
+        return None
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise OptionError("ml_dtypes is not installed: pip install ml_dtypes") from None
+    return np.dtype(getattr(ml_dtypes, name))
