@@ -141,7 +141,10 @@ class StoredStrings(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._count))]
+            wanted = range(*index.indices(self._count))
+            if self._ends is None and wanted.step > 0 and wanted.stop <= SHOWN:  # without the ends of all
+                return [*islice(self, wanted.start, wanted.stop, wanted.step)]
+            return [self[i] for i in wanted]
         if not -self._count <= index < self._count:
             raise IndexError(f"index {index} is out of range for {self._count} strings")
         at, ends = index % self._count, self.ends()

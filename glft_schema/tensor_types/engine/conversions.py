@@ -12,7 +12,6 @@ from functools import lru_cache
 import numpy as np
 
 from glft_schema.storage.dtypes import BFLOAT16, FLOAT32, Array, Dtype, address, name_of, words
-from glft_schema.tensor_types.library.loading import Compiled, encoder_of, function_of
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # of each code
 LONGEST = (1 << 31) - 1  # numbers of a row
@@ -27,8 +26,8 @@ SMALL = {  # of each float of eight bits: mantissa bits, exponent bias, and how 
 def float32_of(array: Array) -> Array:
     """Returns numbers as float32, unchanged if they are."""
     found = widened(array)
-    if found.dtype == np.float16 and found.size and (run := function_of("f16", "float32")):
-        return _by_library(run, found, FLOAT32)
+    if found.dtype == np.float16 and (converted := _by_library("f16", found, FLOAT32)) is not None:
+        return converted
     return found if found.dtype == FLOAT32 else _quietly(found, FLOAT32)
 
 
@@ -41,8 +40,8 @@ def widened(array: Array) -> Array:
         return array
     name, bits = name_of(array.dtype), words(array)
     if name == "bfloat16":
-        if array.size and (run := function_of("bf16", "float32")):
-            return _by_library(run, bits, FLOAT32)
+        if (converted := _by_library("bf16", bits, FLOAT32)) is not None:
+            return converted
         return np.asarray(np.left_shift(bits, 16, dtype=np.uint32)).view(np.float32)
     if name == "float4_e2m1fn_x2":
         codes = np.stack((bits & 15, bits >> 4), -1)
@@ -91,8 +90,8 @@ def table_of(name: str) -> Array:
 def to_f16(array: Array) -> Array:
     """Rounds to float16. NaN becomes the quiet NaN of its sign."""
     numbers = float32_of(array)
-    if numbers.size and (run := encoder_of("f16", by_importance=False)):
-        return _by_library(run, numbers, np.dtype(np.float16))
+    if (found := _by_library("encode_f16", numbers, np.dtype(np.float16))) is not None:
+        return found
     rounded = _quietly(numbers, np.dtype(np.float16))
     nan = np.isnan(numbers)
     if nan.any():
@@ -105,8 +104,8 @@ def to_bf16(array: Array) -> Array:
     if array.dtype == BFLOAT16:
         return array
     numbers = float32_of(array)
-    if numbers.size and (run := encoder_of("bf16", by_importance=False)):
-        return _by_library(run, numbers, BFLOAT16)
+    if (found := _by_library("encode_bf16", numbers, BFLOAT16)) is not None:
+        return found
     numbers = np.ascontiguousarray(numbers)
     bits = numbers.view(np.uint32)
     rounded = bits >> 16
@@ -120,8 +119,13 @@ def to_bf16(array: Array) -> Array:
     return np.asarray(rounded.astype(np.uint16)).view(BFLOAT16)
 
 
-def _by_library(run: Compiled, array: Array, dtype: Dtype) -> Array:
-    """Converts by a function of the library, a row of numbers at a time."""
+def _by_library(name: str, array: Array, dtype: Dtype) -> Array | None:
+    """Converts by a function of the library, see `halves`. Returns None if it lacks the function."""
+    from glft_schema.tensor_types.library.loading import function_named  # slow to import
+
+    run = function_named(name) if array.size else None
+    if run is None:
+        return None
     array = np.ascontiguousarray(array)
     out = np.empty(array.shape, dtype)
     columns = math.gcd(array.size, LONGEST) if array.size > LONGEST else array.size

@@ -62,17 +62,18 @@ def function_of(scheme: str, dtype: str) -> Compiled | None:
     Raises:
         OptionError: if ``GLFT_LIBRARY`` is invalid.
     """
-    return _function(scheme + DTYPES[dtype][0])
+    return function_named(scheme + DTYPES[dtype][0])
 
 
 def encoder_of(scheme: str, by_importance: bool) -> Compiled | None:
     """Returns the compiled encoder of a type, like `function_of`. It takes ``(w, [importance,]
     blocks, rows, columns)``, or for types of rows each FIELD in place of the blocks, see
     `as_c.Unit.encoder`."""
-    return _function(f"encode_{scheme}{'_by_importance' * by_importance}")
+    return function_named(f"encode_{scheme}{'_by_importance' * by_importance}")
 
 
-def _function(name: str) -> Compiled | None:
+def function_named(name: str) -> Compiled | None:
+    """Returns a function by its name in the library, like `function_of` and `encoder_of`."""
     if mode := os.environ.get(MODE):
         if mode != "off":
             raise OptionError(f"expected {MODE} as off, found {shown(mode)}")
