@@ -9,7 +9,7 @@ import numpy as np
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.structs import Struct
 from glft_schema.storage.dtypes import Array, name_of
-from glft_schema.tensor_types.engine.chunks import Fault, has_finite_sum
+from glft_schema.tensor_types.engine.chunks import Fault, are_finite
 from glft_schema.tensor_types.engine.conversions import converted, widened
 from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 
@@ -33,12 +33,10 @@ def as_stored(weights: Array) -> Array:
 
 def overflow(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]:
     """Finds finite numbers that became infinite. NaN and infinities are stored unchanged."""
-    stored = widened(fields["weights"])
-    if not has_finite_sum(stored):
-        infinite = np.isinf(stored)
-        if infinite.any():
-            name = name_of(fields["weights"].dtype)
-            yield True, f"a finite number is too large for {name}", infinite & np.isfinite(widened(weights))
+    stored = fields["weights"]
+    if not are_finite(stored):
+        name = name_of(stored.dtype)
+        yield True, f"a finite number is too large for {name}", np.isinf(widened(stored)) & np.isfinite(widened(weights))
 
 
 def changed(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]:

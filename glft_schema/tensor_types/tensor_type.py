@@ -335,7 +335,7 @@ class TensorType:
                 for key, stored in encoder(numbers).items():
                     words(out[key])[...] = words(stored)
 
-            return encode, False
+            return encode, True
         from glft_schema.tensor_types.engine.on_torch import encoder_of_tensors
 
         return encoder_of_tensors(encoder, importance, columns), False

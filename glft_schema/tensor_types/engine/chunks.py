@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.errors import QuantizationWarning, TensorError, shown
-from glft_schema.storage.dtypes import Array
+from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensor_types.engine.functions import Fields
@@ -161,6 +161,14 @@ def has_finite_sum(numbers: Array) -> bool:
     """Tells whether the sum is finite: the fastest check that all numbers are."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(numbers.sum(dtype=np.float32)))
+
+
+def are_finite(numbers: Array) -> bool:
+    """Tells whether floats have finite values; of those of two bytes, by their exponents."""
+    exponent = {"float16": 0x7C00, "bfloat16": 0x7F80}.get(name_of(numbers.dtype))
+    if exponent is None:
+        return has_finite_sum(numbers) or bool(np.isfinite(numbers).all())
+    return not numbers.size or int((numbers.view(np.uint16) & np.uint16(exponent)).max()) < exponent
 
 
 def warn_of_lost(name: str, lost: Mapping[str, int]) -> None:
