@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
 from glft_schema.display import Progress, Results, with_display
@@ -13,10 +14,11 @@ from glft_schema.errors import OptionError, TiedWarning, shown
 from glft_schema.families.export import OUTPUT
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES, refuse_ending
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import FLOAT32, Array
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import row_chunks
+from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor
 from glft_schema.tensors.tensor import Tensor
@@ -52,7 +54,7 @@ def merge_lora(
     out: StrPath,
     *,
     scale: float = 1.0,
-    importance: StrPath | Mapping[str, torch.Tensor] | None = None,
+    importance: StrPath | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> list[MergedTensor]:
     """Writes a GGUF model with a LoRA adapter merged into its weights.
@@ -108,22 +110,22 @@ def merge_lora(
 def _merged(tensor: Tensor, update: Update) -> StoredTensor:
     """Returns a tensor with its update, in float32, a few rows at a time."""
 
-    def read(index: Slices) -> torch.Tensor:
+    def read(index: Slices) -> Array:
         return _sum(tensor, update, index[0])[:, index[1]]
 
-    return StoredTensor(tensor.shape, torch.float32, lambda: _sum(tensor, update, slice(0, tensor.shape[0])), read=read)
+    return StoredTensor(tensor.shape, FLOAT32, lambda: _sum(tensor, update, slice(0, tensor.shape[0])), read=read)
 
 
-def _sum(tensor: Tensor, update: Update, rows: slice) -> torch.Tensor:
-    return tensor.read(rows, dtype=torch.float32) + update.rows(rows)  # not in place: it may be a view of the file
+def _sum(tensor: Tensor, update: Update, rows: slice) -> Array:
+    return float32_of(tensor.array(rows)) + update.rows(rows)  # not in place: it may be a view of the file
 
 
 def _compared(tensor: Tensor, stored: Tensor, update: Update) -> MergedTensor:
     """Returns the size of an update, and the errors of the stored weights."""
     errors, change = NumberErrors(), NumberErrors()
     for rows in row_chunks(*tensor.shape):
-        before = tensor.read(rows, dtype=torch.float32)
+        before = float32_of(tensor.array(rows))
         merged = before + update.rows(rows)
-        errors.add(stored.read(rows, dtype=torch.float32), merged)
+        errors.add(stored.array(rows), merged)
         change.add(merged, before)
     return MergedTensor(tensor.name, stored.dtype, change.relative, errors)

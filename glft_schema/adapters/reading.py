@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from glft_schema.adapters.patterns import Patterns
 from glft_schema.checks.roles import check_fit
 from glft_schema.errors import FormatError, OptionError, TensorError, shown
@@ -21,8 +23,9 @@ from glft_schema.families.operations import KEEP, PermuteRows, Transpose
 from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.files.container import open
 from glft_schema.files.file import File
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath
+from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file, of_values
 from glft_schema.weights.checkpoints import open_checkpoint
 
@@ -53,8 +56,8 @@ class Update(NamedTuple):
         scale: of the product.
     """
 
-    up: torch.Tensor
-    down: torch.Tensor
+    up: Array
+    down: Array
     scale: float
 
     @property
@@ -62,9 +65,9 @@ class Update(NamedTuple):
         """Rows and columns."""
         return self.up.shape[0], self.down.shape[1]
 
-    def rows(self, rows: slice) -> torch.Tensor:
+    def rows(self, rows: slice) -> Array:
         """Returns rows of the update, float32."""
-        return (self.up[rows].float() @ self.down.float()).mul_(self.scale)
+        return (float32_of(self.up[rows]) @ float32_of(self.down)) * np.float32(self.scale)
 
 
 def read_updates(adapter: StrPath, base: File) -> dict[str, Update]:
@@ -122,7 +125,7 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
             raise TensorError("expected an adapter of a single matrix, found one of several", stored)
         (name,) = place.in_gguf
         if isinstance(operation, PermuteRows):
-            b = operation.mapped([of_values(b)], config, stored)[0].load()
+            b = operation.mapped([of_values(b)], config, stored)[0].values()
         if name in updates:
             raise TensorError(f"expected one adapter of {name}, found two", stored)
         updates[name] = Update(b, a, _scale(settings, alphas.find(layer, settings.get("lora_alpha")), len(a), folder))
@@ -168,20 +171,18 @@ def _finite(value: object, path: str, file: str) -> float:
     return value
 
 
-def _pairs(
-    tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]
-) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
+def _pairs(tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]) -> Iterator[tuple[str, tuple[Array, Array]]]:
     """Yields A and B by the name of what they change; those of an embedding as of a linear layer.
 
     Raises TensorError if one of them is missing, or they do not fit.
     """
-    found: dict[str, dict[str, tuple[str, torch.Tensor]]] = {}
+    found: dict[str, dict[str, tuple[str, Array]]] = {}
     for name, tensor in tensors.items():
         if name.endswith(COPIED):
             continue
         if not (match := pattern.fullmatch(name)) or len(tensor.shape) != 2:
             raise TensorError(f"expected a matrix A or B of LoRA, found {list(tensor.shape)}", name)
-        values = tensor.load()
+        values = tensor.values()
         side = match["side"].upper()
         if match["name"] == EMBEDDING:  # [rows, rank] and [columns, rank]
             side, values = ("B", values) if side == "A" else ("A", values.T)

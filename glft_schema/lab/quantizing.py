@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from glft_schema.errors import OptionError, SchemeError, TensorError, shown
 from glft_schema.formats.registry import format_named
 from glft_schema.lazy import outside_graphs, torch
-from glft_schema.tensor_types.encoders.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults, symmetric_codes
+from glft_schema.storage.dtypes import FLOAT32, Array, Dtype, as_dtype, is_float, words
+from glft_schema.storage.torch_tensors import as_array, as_tensor
+from glft_schema.tensor_types.encoders.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults
 from glft_schema.tensor_types.engine.chunks import encode_chunks, matrix
+from glft_schema.tensor_types.engine.conversions import converted
 from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL
-from glft_schema.tensor_types.tensor_type import is_float
 
 GLFT = format_named("GLFT")
 
@@ -72,7 +76,7 @@ def quantize_symmetric_per_group(
 def _quantize(
     w: torch.Tensor, group: int | None, largest: int, scale_dtype: torch.dtype | None, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if not is_float(w.dtype):
+    if not w.is_floating_point() or not is_float(as_dtype(w.dtype)):
         raise TensorError(f"expected a float dtype, found {w.dtype}: exclude or convert the tensor", name)
     if scale_dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise OptionError(f"expected a float scale_dtype of at least 16 bits, found {shown(scale_dtype)}")
@@ -82,15 +86,37 @@ def _quantize(
     size = columns if group is None else group
     if size < 1 or columns % size:
         raise TensorError(f"expected a row length that is a multiple of {size}, found {columns}", name)
-    codes = torch.empty(rows, columns, dtype=torch.int8, device=w.device)
-    scales = torch.empty(rows, columns // size, dtype=scale_dtype or torch.float16, device=w.device)
+    codes = np.empty((rows, columns), np.int8)
+    scales = np.empty((rows, columns // size), as_dtype(scale_dtype or torch.float16))
 
-    def encode(weights: torch.Tensor, out: Fields) -> None:
-        for field, numbers in symmetric_codes(weights, size, largest, scales.dtype).items():
-            out[field].copy_(numbers)
+    def encode(weights: Array, out: Fields) -> None:
+        for field, numbers in _symmetric_codes(weights, size, largest, scales.dtype).items():
+            words(out[field])[...] = words(numbers)
 
-    encode_chunks(encode, w, {"scales": scales, "codes": codes}, scale_faults, name)
-    return codes.reshape(w.shape), scales
+    encode_chunks(encode, as_array(w), {"scales": scales, "codes": codes}, scale_faults, name)
+    return as_tensor(codes).reshape(w.shape).to(w.device), as_tensor(scales).to(w.device)
+
+
+def _symmetric_codes(weights: Array, group: int, largest: int, scale_dtype: Dtype) -> dict[str, Array]:
+    """Quantizes each `group` neighbours with the scale max|w| / `largest`.
+
+    Args:
+        weights: float32 [rows, in].
+        group: a divisor of in.
+        largest: the code of max|w|; codes are clamped to [-largest - 1, largest].
+        scale_dtype: the dtype to which the scale is rounded before it is used.
+
+    Returns:
+        codes int8 [rows, in] and scales [rows, in / group]. A scale that rounds to zero gives codes
+            of zero.
+    """
+    groups = weights.reshape(len(weights), -1, group)
+    with np.errstate(all="ignore"):
+        scales = converted(np.abs(groups).max(-1) / np.float32(largest), scale_dtype)
+        rounded = converted(scales, FLOAT32)
+        codes = np.rint(groups / np.where(rounded == 0, np.float32(1), rounded)[..., None])
+        codes = codes.clip(-largest - 1, largest).astype(np.int8)
+    return {"scales": scales, "codes": codes.reshape(weights.shape)}
 
 
 def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -119,7 +145,7 @@ def fake_quantize(w: torch.Tensor, scheme: str = "q4_per_group_64", *, scale_dty
         raise SchemeError(f"expected the name of a scheme, found {shown(scheme)}")
     exact = {type_.scheme: type_ for type_ in GLFT.types if type_.exact}
     if scheme in exact:
-        return exact[scheme].round_trip(w, "w").to(torch.float32)
+        return as_tensor(exact[scheme].round_trip(as_array(w), "w")).to(w.device, torch.float32)
     if scheme == Q8_PER_CHANNEL.scheme:
         return dequantize_symmetric(*quantize_symmetric_per_channel(w, scale_dtype=scale_dtype))
     prefix, _, size = scheme.rpartition("_")

@@ -5,20 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from glft_schema.display import with_display
 from glft_schema.storage.dtypes import Array
+from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.engine.chunks import index_of, row_chunks
 from glft_schema.tensor_types.engine.conversions import widened
 
 
-def max_error(found: Array, expected: Array) -> float:
-    """Returns max |found - expected|. Equal infinities, or two NaN, differ by 0."""
+def max_error(found: Any, expected: Any) -> float:
+    """Returns max |found - expected| of arrays or torch tensors. Equal infinities, or two NaN,
+    differ by 0."""
+    found, expected = widened(array_of(found)), widened(array_of(expected))
     if not found.size:
         return 0.0
-    found, expected = widened(found), widened(expected)
     narrow = all(array.dtype.kind == "f" and array.itemsize <= 4 for array in (found, expected))
     with np.errstate(all="ignore"):
         for dtype in ("float32", "float64")[not narrow :]:  # float64 holds every number except integers beyond 2^53
@@ -95,14 +98,14 @@ class NumberErrors:
         """Whether all numbers equal their references."""
         return not self.squares and not self.largest and not self.unlike
 
-    def add(self, numbers: Array, reference: Array) -> tuple[Array, Array]:
-        """Includes pairs [rows, columns].
+    def add(self, numbers: Any, reference: Any) -> tuple[Array, Array]:
+        """Includes pairs [rows, columns], of arrays or torch tensors.
 
         Returns:
             The sums of the squared errors and of the squared references of each row.
         """
         with np.errstate(all="ignore"):
-            own, reference = widened(numbers).astype(np.float64), widened(reference).astype(np.float64)
+            own, reference = (widened(array_of(part)).astype(np.float64) for part in (numbers, reference))
             error = own - reference
             if not math.isfinite(float(error.sum())):
                 same = (own == reference) | (np.isnan(own) & np.isnan(reference))
@@ -126,8 +129,9 @@ class NumberErrors:
         self.largest = max(self.largest, other.largest)
 
 
-def errors_of(numbers: Array, reference: Array) -> NumberErrors:
-    """Returns the errors of an array against a reference of the same shape."""
+def errors_of(numbers: Any, reference: Any) -> NumberErrors:
+    """Returns the errors of an array or a torch tensor against a reference of the same shape."""
+    numbers, reference = array_of(numbers), array_of(reference)
     errors, shape = NumberErrors(), numbers.shape or (1,)
     rows, columns = math.prod(shape[:-1]), shape[-1]
     own, expected = numbers.reshape(rows, columns), reference.reshape(rows, columns)
