@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.spans import Span, spans_between
 from glft_schema.distributed.units import Unit
-from glft_schema.storage.tensor_bytes import tensor_bytes
+from glft_schema.storage.array_bytes import array_bytes
 from glft_schema.tensor_types.engine.chunks import slices
 from glft_schema.weights.payloads import PlannedPayload, Source
 
@@ -35,11 +35,11 @@ class Origins:
     def add(self, payload: PlannedPayload, rows: slice, source: Source) -> None:
         """Hashes what some rows are encoded from. They begin and end at groups."""
         count = rows.stop - rows.start
-        matrices = [tensor.reshape(count, tensor.numel() // count) for tensor in source.values()]
+        matrices = [array.reshape(count, array.size // count) for array in source.values()]
         for group in slices(count, payload.group):
             total = hashlib.sha256()
             for matrix in matrices:
-                total.update(tensor_bytes(matrix[group]))
+                total.update(array_bytes(matrix[group]))
             self._groups[payload.name][rows.start + group.start] = total.digest()
 
     def of_unit(self, unit: Unit) -> str:

@@ -25,6 +25,7 @@ from glft_schema.files.file import File
 from glft_schema.nn.loading import Renaming, renamed
 from glft_schema.nn.modules import Packed
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
 from glft_schema.tensor_types.engine.chunks import CHUNK, slices
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
 
@@ -83,7 +84,7 @@ class StorageReader(Reader):
         try:
             self._file = open(self.path, mmap=self._mmap)
             self._tensors = named(self._file, self._names)
-            sizes = {name: (self._size(name, tensor), tensor.dtype) for name, tensor in self._tensors.items()}
+            sizes = {name: (self._size(name, tensor), dtype_in_torch(tensor.dtype)) for name, tensor in self._tensors.items()}
         except Exception as error:  # raised by `set_up_storage_reader`: torch would report it here as another error
             self._problem, sizes = error, {}
         return stored.Metadata({name: _of_one_chunk(*size) for name, size in sizes.items()}, storage_meta=stored.StorageMeta())
@@ -132,7 +133,7 @@ class StorageReader(Reader):
     def _check(self, item: ReadItem, target: torch.Tensor) -> None:
         """Raises TensorError if a target would be filled with truncated values."""
         name = item.storage_index.fqn
-        found = torch.uint8 if name in self._packed else self._tensors[name].dtype
+        found = torch.uint8 if name in self._packed else dtype_in_torch(self._tensors[name].dtype)
         if found != target.dtype and not target.dtype.is_floating_point:
             raise TensorError(f"expected a target of a float dtype or {found}, found {target.dtype}", name)
         if name in self._packed and target.dtype != torch.uint8:
@@ -144,11 +145,11 @@ class StorageReader(Reader):
         for index, out in _chunks(item.storage_offsets, target):
             if name in self._packed:
                 assert tensor.packed is not None
-                out.copy_(tensor.packed.packed_part(index))
+                out.copy_(as_tensor(tensor.packed.packed_part(index)))
             elif tensor.file_tensor is not None and out.is_contiguous():
                 tensor.file_tensor.read(index, out=out)
             else:
-                out.copy_(tensor.part(index))
+                out.copy_(as_tensor(tensor.part(index)))
 
 
 def named(file: File, names: Renaming | None = None) -> dict[str, StoredTensor]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import distributed
 from torch.distributed.checkpoint.metadata import Metadata
@@ -37,7 +38,9 @@ from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.models.saving import by_example
 from glft_schema.quantizer.quantize import QuantizeOptions, as_recipe, plan_quantization
 from glft_schema.quantizer.rules import Recipe
+from glft_schema.storage.dtypes import Array, Dtype, dtype_of, words
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.torch_tensors import as_array
 from glft_schema.weights.convert import ConvertOptions, plan_conversion
 from glft_schema.weights.in_memory import packed_tensors
 from glft_schema.weights.payloads import PlannedPayload
@@ -159,7 +162,7 @@ class StorageWriter(Writer):
         return plans[self.path]
 
 
-Tensors = Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and dtype, by name
+Tensors = Mapping[str, tuple[tuple[int, ...], Dtype]]  # shape and dtype, by name
 
 
 def entries_of(plans: Sequence[SavePlan]) -> Entries:
@@ -184,7 +187,7 @@ def entries_of(plans: Sequence[SavePlan]) -> Entries:
 
 def _tensors_of(entries: Entries) -> Tensors:
     """Returns shape and dtype of each tensor."""
-    return {name: (tuple(shape), getattr(torch, dtype)) for name, shape, dtype, _ in entries[1]}
+    return {name: (tuple(shape), dtype_of(dtype)) for name, shape, dtype, _ in entries[1]}
 
 
 class _Shared(NamedTuple):
@@ -304,7 +307,7 @@ def _needed(task: _Task | None, remote: Remote) -> list[Request]:
     return noted
 
 
-def _exchanged(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, torch.Tensor]:
+def _exchanged(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, Array]:
     """Returns what this rank's task reads, and sends the others what theirs read.
 
     Args:
@@ -331,21 +334,19 @@ def _exchanged(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, 
     answers = {}
     for request, pieces in own:
         dtype = shared.tensors[request.name][1]
-        answers[request] = torch.empty(request.shape, dtype=dtype)
+        answers[request] = np.empty(request.shape, dtype)
         for piece in pieces:
-            target = answers[request][piece.wanted]
             if piece.chunk.rank == shared.ranks.rank:
-                target.copy_(shared.part(request, piece))
+                found = as_array(shared.part(request, piece))
             else:
                 nbytes, message = piece.numbers * dtype.itemsize, received[piece.chunk.rank]
-                target.copy_(message[:nbytes].clone().view(dtype).view(target.shape))  # the clone is aligned
+                found = as_array(message[:nbytes]).view(dtype).reshape([part.stop - part.start for part in piece.wanted])
                 received[piece.chunk.rank] = message[nbytes:]
+            words(answers[request])[piece.wanted] = words(found)
     return answers
 
 
-def _write_task(
-    fd: int, task: _Task, answers: dict[Request, torch.Tensor], order: ByteOrder, path: StrPath, shared: _Shared
-) -> None:
+def _write_task(fd: int, task: _Task, answers: dict[Request, Array], order: ByteOrder, path: StrPath, shared: _Shared) -> None:
     """Encodes and writes the bytes of a task."""
     shared.remote.answer(answers)
     span, written = task.span, 0

@@ -93,7 +93,7 @@ class _Sums:
         for name, (sums, _) in self._found.items():
             if not sums.isfinite().all():
                 raise TensorError("expected finite inputs, found NaN or infinities", name)
-        return {name: ColumnSums(sums.float(), counts) for name, (sums, counts) in sorted(self._found.items())}
+        return {name: ColumnSums(sums.float().numpy(), counts.numpy()) for name, (sums, counts) in sorted(self._found.items())}
 
 
 def _gguf_names(module: Any, process_output: bool) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.models.libraries import LOCAL, transformers_for
+from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.upload import torch_dtype, usable_device
@@ -170,8 +171,8 @@ def _of_linear(module: Any, name: str, tensor: StoredTensor) -> StoredTensor:
 def _dtype_of(tensors: dict[str, StoredTensor]) -> torch.dtype:
     """Returns the dtype of all matrices if it is a half one, otherwise float32."""
     dtypes = {tensor.dtype for tensor in tensors.values() if len(tensor.shape) > 1}
-    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    return dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32
+    name = name_of(dtypes.pop()) if len(dtypes) == 1 else ""
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(name, torch.float32)
 
 
 def _without_values(kind: Any, config: Any, dtype: torch.dtype) -> Any:

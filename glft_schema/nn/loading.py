@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +20,9 @@ from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.nn.saving import refuse_save_pretrained
+from glft_schema.storage.dtypes import as_dtype, name_of
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.upload import usable_device
@@ -162,7 +165,7 @@ def fill(
         with _naming(source, name, target):
             if keeps or (own.is_meta and _is_packed(module, place)):
                 assert stack.packed is not None
-                values = stack.packed.packed().to(target)
+                values = as_tensor(stack.packed.packed()).to(target)
             elif own.is_meta:
                 values = _values(tensor, own.dtype).to(target)
         changes.append((place, tensor, values, keeps))
@@ -216,7 +219,7 @@ def _misfits(module: nn.Module, place: _Place, found: Mapping[str, StoredTensor]
     own, given = place.tensor, [name for name in place.names if name in found]
     for name in given:
         tensor, first, owner = found[name], found[given[0]], _owner(module, name)[0]
-        type_ = tensor.packed.dtype if tensor.packed else tensor.file_tensor.dtype if tensor.file_tensor else tensor.dtype
+        type_ = tensor.file_tensor.dtype if tensor.file_tensor else name_of(tensor.dtype)
         if tensor.file_tensor and tensor.file_tensor.dtype.bytes_only:
             yield f"{name}: {tensor.file_tensor.dtype.bytes_only}"
         elif _is_packed(module, place):
@@ -226,7 +229,7 @@ def _misfits(module: nn.Module, place: _Place, found: Mapping[str, StoredTensor]
                 yield f"{name}: expected {expected} {list(shape)}, found {type_} {list(tensor.shape)}"
         elif tensor.shape != tuple(own.shape):
             yield f"{name}: expected {list(own.shape)}, found {list(tensor.shape)}"
-        elif not own.dtype.is_floating_point and own.dtype != tensor.dtype:
+        elif not own.dtype.is_floating_point and as_dtype(own.dtype) != tensor.dtype:
             yield f"{name}: expected {own.dtype}, found {type_}"
         elif tensor is not first and not are_equal(tensor, first):
             yield f"{name}: expected the values of {given[0]}, with which it is tied; names={{{name!r}: None}} leaves it out"
@@ -239,7 +242,7 @@ def are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
         return (one.dtype, one.raw) == (two.dtype, two.raw)
     if tensor.packed and other.packed and tensor.packed.dtype != other.packed.dtype:
         return False
-    return torch.equal(tensor.load(), other.load())
+    return np.array_equal(tensor.values(), other.values())
 
 
 def _can_be_packed(module: nn.Module, name: str) -> bool:
@@ -313,18 +316,18 @@ def _write(module: nn.Module, place: _Place, tensor: StoredTensor) -> None:
     own = place.tensor.detach()
     if _is_packed(module, place):
         assert tensor.packed is not None
-        own.copy_(tensor.packed.packed())
+        own.copy_(as_tensor(tensor.packed.packed()))
     elif tensor.file_tensor is not None and own.is_contiguous():
         tensor.file_tensor.dequantize(out=own)
     else:
-        own.copy_(tensor.load())
+        own.copy_(as_tensor(tensor.values()))
 
 
 def _values(tensor: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns values in a dtype if it is a float dtype, without a copy if they have it."""
     if not dtype.is_floating_point:
-        return tensor.load()
-    return tensor.load().to(dtype) if tensor.file_tensor is None else tensor.file_tensor.dequantize(dtype)
+        return as_tensor(tensor.values())
+    return as_tensor(tensor.values()).to(dtype) if tensor.file_tensor is None else tensor.file_tensor.dequantize(dtype)
 
 
 def _listed(parts: Sequence[str], separator: str = ", ") -> str:

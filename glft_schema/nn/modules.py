@@ -18,6 +18,7 @@ from torch import nn
 from glft_schema.errors import OptionError, shown
 from glft_schema.formats.registry import registered_type
 from glft_schema.nn.operators import packed_linear, packed_weights
+from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.upload import torch_dtype
@@ -77,8 +78,8 @@ class Packed(nn.Module):
         """
         if tuple(weights.shape) != self.weight_shape:
             raise OptionError(f"expected weights of {list(self.weight_shape)}, found {list(weights.shape)}")
-        fields = self.weight_type.encode(weights.detach(), "weight", importance=importance)
-        self.weight.detach().copy_(self.weight_type.packed(fields).view_as(self.weight))
+        fields = self.weight_type.encode(weights, "weight", importance=importance)
+        self.weight.detach().copy_(as_tensor(self.weight_type.packed(fields)).view_as(self.weight))
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Converts `dtype`, too. Raises TypeError for a function that converts bytes."""

@@ -17,6 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
+from glft_schema.tensor_types.engine import on_torch
 from glft_schema.tensor_types.engine.chunks import slices
 from glft_schema.tensor_types.engine.compiled import SIZES
 from glft_schema.tensor_types.engine.workers import in_order
@@ -126,7 +127,7 @@ def _dequantize(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtyp
 
 def _decode(packed: torch.Tensor, type: str, out: torch.Tensor) -> torch.Tensor:
     found, columns = registered_type(type), out.shape[1]
-    return found.decode(found.unpacked(packed, columns), columns, dtype=out.dtype, out=out)
+    return on_torch.decode(found, on_torch.unpacked(found, packed, columns), columns, out=out)
 
 
 def _memory(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

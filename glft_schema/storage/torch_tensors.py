@@ -63,4 +63,4 @@ def array_of(values: Any) -> Any:
     """Returns a tensor or an array of ml_dtypes as an array, and other values unchanged."""
     if is_tensor(values):
         return as_array(values)
-    return own(values) if isinstance(values, np.ndarray) else values
+    return own(np.asarray(values)) if isinstance(values, (np.ndarray, np.generic)) else values
