@@ -1,6 +1,6 @@
 """Imports torch on first use, and defines `outside_graphs`, which excludes functions from
-torch.compile. Most functions do not need torch, whose import takes a second or two. Type checkers see the real module. At run time the name is a proxy
-that caches torch's attributes.
+torch.compile. Most functions do not need torch, whose import takes a second or two. Type checkers
+see the real module. At run time the name is a proxy that caches torch's attributes.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ class Update(NamedTuple):
 
     def rows(self, rows: slice) -> Array:
         """Returns rows of the update, float32."""
-        return (float32_of(self.up[rows]) @ float32_of(self.down)) * np.float32(self.scale)
+        found: Array = (float32_of(self.up[rows]) @ float32_of(self.down)) * np.float32(self.scale)
+        return found
 
 
 def read_updates(adapter: StrPath, base: File) -> dict[str, Update]:

@@ -154,7 +154,8 @@ class TensorField(construct.Construct):
 
     def swapped(self, array: Array) -> Array:
         """Returns numbers of this field, in any shape, in the other byte order."""
-        return words(array).byteswap().view(array.dtype)
+        swapped: Array = words(array).byteswap().view(array.dtype)
+        return swapped
 
     def parts(self, name: str) -> list[tuple[str, slice | None, Number]]:
         """Returns the arrays that formulas take of this field: name, span of bytes in a row, and

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.spans import Span, spans_between
 from glft_schema.distributed.units import Unit
-from glft_schema.storage.array_bytes import array_bytes
+from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.tensor_types.engine.chunks import slices
 from glft_schema.weights.payloads import PlannedPayload, Source
 

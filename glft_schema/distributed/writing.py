@@ -146,7 +146,7 @@ def plan_digest(plan: FilePlan) -> str:
 
 def _importance(payload: PlannedPayload) -> str:
     importance = payload.stored.importance
-    return "" if importance is None else digest([importance.detach().cpu().contiguous().numpy().tobytes()])
+    return "" if importance is None else digest([importance.tobytes()])
 
 
 def _verified(

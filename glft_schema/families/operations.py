@@ -418,7 +418,8 @@ def _to_halves(codes: Array) -> Array:
     words = np.ascontiguousarray(codes).view(np.uint64)  # eight bytes at once
     first, last = words[..., 0], words[..., 1]
     even, odd = (first & LOW_HALVES) | (last & LOW_HALVES) << 4, (first >> 4 & LOW_HALVES) | (last & ~LOW_HALVES)
-    return np.stack([even[..., None].view(np.uint8), odd[..., None].view(np.uint8)], -1).reshape(codes.shape)
+    bytes_of_words = [word[..., None].view(np.uint8) for word in (even, odd)]
+    return np.stack(bytes_of_words, -1).reshape(*codes.shape)
 
 
 def _to_neighbours(codes: Array) -> Array:

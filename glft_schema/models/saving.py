@@ -20,7 +20,6 @@ from glft_schema.families.pages import FAMILIES
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.formats.registry import WITH_TYPES, format_with
-from glft_schema.lazy import numpy as np
 from glft_schema.models.loading import family_of
 from glft_schema.nn.loading import are_equal
 from glft_schema.nn.saving import stored_tensors
@@ -38,7 +37,7 @@ def save(
     path: StrPath,
     *,
     like: StrPath,
-    importance: Mapping[str, torch.Tensor] | None = None,
+    importance: Mapping[str, Any] | None = None,
     allow_requantize: bool = False,
 ) -> list[WrittenTensor]:
     """Writes a model of transformers as a GGUF file, by the example of the file that it was loaded

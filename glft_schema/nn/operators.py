@@ -17,7 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
-from glft_schema.tensor_types.engine import on_torch
+from glft_schema.tensor_types import on_torch
 from glft_schema.tensor_types.engine.chunks import slices
 from glft_schema.tensor_types.engine.compiled import SIZES
 from glft_schema.tensor_types.engine.workers import in_order

@@ -85,7 +85,7 @@ class Blocks(TensorField):
     def __init__(self, block: Struct, weights: int) -> None:
         self.block = block
         self.weights = weights
-        self._spans: list[tuple[str, slice | None, Number]] = []  # of each field: its name, bytes and kind of number
+        self._spans: list[tuple[str, slice, Number]] = []  # of each field: its name, bytes and kind of number
         start = 0
         for field in block.subcons:
             end = start + field.sizeof()
@@ -122,7 +122,7 @@ class Blocks(TensorField):
         return encode
 
     def parts(self, name: str) -> list[tuple[str, slice | None, Number]]:
-        return [*self._spans]
+        return [(field, span, number) for field, span, number in self._spans]
 
     def columns(self, name: str, raw: Array) -> dict[str, Array]:
         """Splits u8 of whole blocks, of any shape, into one array [blocks, numbers] per field, of

@@ -336,7 +336,7 @@ class TensorType:
                     words(out[key])[...] = words(stored)
 
             return encode, True
-        from glft_schema.tensor_types.engine.on_torch import encoder_of_tensors
+        from glft_schema.tensor_types.engine.tensor_functions import encoder_of_tensors
 
         return encoder_of_tensors(encoder, importance, columns), False
 
@@ -425,7 +425,8 @@ class TensorType:
 
     def round_trip(self, numbers: Array, name: str) -> Array:
         """Returns numbers as a file gives them back, encoded and decoded. Raises like `encode`."""
-        return self.decode(self.encode(numbers, name), matrix(numbers.shape)[1]).reshape(numbers.shape)
+        found: Array = self.decode(self.encode(numbers, name), matrix(numbers.shape)[1]).reshape(numbers.shape)
+        return found
 
     def field_spans(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Returns the offset of each field from the payload's first byte, and its size in bytes."""
@@ -477,7 +478,7 @@ class TensorType:
         }
 
     def spans_of_row(self, columns: int) -> Iterator[tuple[str, slice, Number]]:
-        """Yields each field's bytes in a packed row of `columns` numbers, and its kind of number."""
+        """Yields each field's bytes in a packed row of `columns` numbers, and its `Number`."""
         start = 0
         for name, part, _, pitch in _layout(self, (1, columns)):
             size = pitch * part.number.itemsize
@@ -502,8 +503,8 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
     the block.
 
     A formula is a scalar function of one block or row: it writes `w`, and reads fields by their
-    names; see docs/scalar-functions.md. Or it is a function of torch tensors: the payload's or block's
-    fields as keywords, each [rows, numbers] -> float32 [rows, n].
+    names; see docs/scalar-functions.md. Or it is a function of torch tensors: the payload's or
+    block's fields as keywords, each [rows, numbers] -> float32 [rows, n].
 
     Raises:
         ValueError: if the type has a formula, or if a scalar function does not follow the language;
@@ -621,7 +622,7 @@ def _per_row(part: TensorField) -> bool:
 
 
 def _as_bytes(field: Array) -> Array:
-    """Returns [rows, numbers] as u8 [rows, bytes]: a view if the numbers of a row are neighbours."""
+    """Returns [rows, numbers] as u8 [rows, bytes]: a view if numbers of a row are neighbours."""
     return field.view(np.uint8) if field.strides[1] == field.itemsize else np.ascontiguousarray(field).view(np.uint8)
 
 

@@ -54,7 +54,8 @@ class StoredTensor:
 
     def values(self) -> Array:
         """Returns all values."""
-        return array_of(self.load())
+        found: Array = array_of(self.load())
+        return found
 
     def _display(self) -> Iterator[str]:
         type_ = self.file_tensor.dtype if self.file_tensor else name_of(self.dtype)
@@ -78,13 +79,16 @@ class StoredTensor:
 
     def part(self, index: Slices) -> Array:
         """Returns the values at one slice for each dim. Reads no others if it can."""
+        found: Array
         if self.read is not None:
-            return array_of(self.read(index))
-        if self.file_tensor is not None:
-            return self.file_tensor.array(index)
-        if self.transposed is not None:
-            return self.transposed.part((*index[:-2], index[-1], index[-2])).swapaxes(-1, -2)
-        return self.values()[index]
+            found = array_of(self.read(index))
+        elif self.file_tensor is not None:
+            found = self.file_tensor.array(index)
+        elif self.transposed is not None:
+            found = self.transposed.part((*index[:-2], index[-1], index[-2])).swapaxes(-1, -2)
+        else:
+            found = self.values()[index]
+        return found
 
     def rows(self, rows: slice) -> Array:
         """Returns some rows of the first dim; all of a tensor without dims."""

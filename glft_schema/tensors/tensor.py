@@ -510,7 +510,7 @@ class Tensor:
         if "float4" in str(own) and dtype != own:
             problem = "an element has two numbers of float4, which torch converts to no other dtype: use tensor.numpy()"
             raise TensorError(f"expected {own}, found {dtype}; {problem}", self.name)
-        from glft_schema.tensor_types.engine import on_torch  # slow to import
+        from glft_schema.tensor_types import on_torch  # slow to import
 
         fields = self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order)
         tensors = {name: to_device(as_tensor(field), device) for name, field in fields.items()}

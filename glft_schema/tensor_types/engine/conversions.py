@@ -45,7 +45,7 @@ def widened(array: Array) -> Array:
         return np.asarray(np.left_shift(bits, 16, dtype=np.uint32)).view(np.float32)
     if name == "float4_e2m1fn_x2":
         codes = np.stack((bits & 15, bits >> 4), -1)
-        return table_of(name)[codes].reshape(*array.shape[:-1], -1)
+        return np.asarray(table_of(name)[codes]).reshape(*array.shape[:-1], -1)
     return table_of(name)[bits]
 
 
@@ -70,12 +70,10 @@ def table_of(name: str) -> Array:
         return np.array(E2M1, np.float32)
     codes = np.arange(256)
     if name == "float8_e8m0fnu":
-        values = np.exp2(codes - 127.0)
-        values[255] = np.nan
-        return values.astype(np.float32)
+        return np.append(np.exp2(codes[:255] - 127.0), np.nan).astype(np.float32)
     mantissa, bias, rest = SMALL[name]
     exponents, fractions = codes % 128 >> mantissa, codes % (1 << mantissa) / (1 << mantissa)
-    values = np.where(exponents, (1 + fractions) * np.exp2(exponents - bias), fractions * np.exp2(1.0 - bias))
+    values: Array = np.where(exponents, (1 + fractions) * np.exp2(exponents - bias), fractions * np.exp2(1.0 - bias))
     values[codes >= 128] *= -1
     if rest == "fnuz":
         values[128] = np.nan
@@ -120,7 +118,7 @@ def to_bf16(array: Array) -> Array:
 
 
 def _by_library(name: str, array: Array, dtype: Dtype) -> Array | None:
-    """Converts by a function of the library, see `halves`. Returns None if it lacks the function."""
+    """Converts by a function of the library, see `halves`. Returns None if it has none."""
     from glft_schema.tensor_types.library.loading import function_named  # slow to import
 
     run = function_named(name) if array.size else None

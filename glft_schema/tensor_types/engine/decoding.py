@@ -72,15 +72,15 @@ def by_arrays(formula: Formula, layout: Layout, fields: Fields, out: Array) -> N
 
 
 def by_tensors(formula: Formula, are_bytes: bool, fields: Fields, out: Array) -> None:
-    """Writes weights by a function of torch tensors. `are_bytes` is that of `on_torch.by_tensors`.
+    """Writes weights by a function of torch tensors. `are_bytes` is that of `formula_of_tensors`.
 
     Raises:
         ValueError: if the function returns another shape.
         OptionError: if torch is not installed.
     """
-    from glft_schema.tensor_types.engine import on_torch
+    from glft_schema.tensor_types.engine.tensor_functions import formula_of_tensors
 
-    in_one_thread(lambda: in_chunks(on_torch.by_tensors(formula, are_bytes), fields, out))
+    in_one_thread(lambda: in_chunks(formula_of_tensors(formula, are_bytes), fields, out))
 
 
 def in_chunks(step: Step, fields: Fields, out: Array) -> None:

@@ -1,15 +1,12 @@
-"""Decodes and encodes torch tensors: on the CPU in their memory, by the same functions as arrays;
-on a GPU, and where torch traces, by operations of torch. Runs formulas and encoders that are
-functions of torch tensors.
+"""Decodes torch tensors: on the CPU in their memory, by the same functions as arrays; on a GPU, and
+where torch traces, by operations of torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from glft_schema.codec.numbers import Number
 from glft_schema.lazy import torch
@@ -18,16 +15,13 @@ from glft_schema.scalar.as_arrays import decoder
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.layout import Layout
-from glft_schema.storage.dtypes import Array
-from glft_schema.storage.torch_tensors import as_array, as_tensor, dtype_in_torch, has_plain_memory
+from glft_schema.storage.torch_tensors import as_array, dtype_in_torch, has_plain_memory
 from glft_schema.tensor_types.engine.bits import numbers_of_rows
 from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled
 from glft_schema.tensor_types.engine.decoding import WRITTEN
-from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula
+from glft_schema.tensor_types.engine.functions import Formula
 from glft_schema.tensor_types.engine.memory import ask_for_large_pages
-
-if TYPE_CHECKING:
-    from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.tensor_types.tensor_type import TensorType
 
 Tensors = Mapping[str, "torch.Tensor"]
 
@@ -90,43 +84,6 @@ def unpacked(type_: TensorType, packed: torch.Tensor, columns: int) -> dict[str,
         part = packed if span == slice(0, packed.shape[1]) else packed[:, span].contiguous()
         fields[name] = part.view(dtype_in_torch(number.dtype))
     return fields
-
-
-def by_tensors(formula: Formula, are_bytes: bool) -> Callable[[Fields, Array], None]:
-    """Returns a step that runs a function of torch tensors on arrays.
-
-    Args:
-        formula: returns a tensor.
-        are_bytes: whether unsigned words are given as their bytes, the lowest first.
-    """
-
-    def step(fields: Fields, out: Array) -> None:
-        given = {name: as_tensor(_bytes_of_words(field) if are_bytes else field) for name, field in fields.items()}
-        weights = formula(**given)
-        if weights.numel() != out.size:
-            expected, found = list(out.shape), list(weights.shape)
-            raise ValueError(f"expected weights {expected} from the formula, found {found}")
-        as_tensor(out).copy_(weights.reshape(out.shape))
-
-    return step
-
-
-def encoder_of_tensors(encoder: Encoder, importance: Array | None, columns: int) -> Callable[[Array, Fields], None]:
-    """Returns an encoder that is a function of torch tensors as one of arrays."""
-
-    def step(numbers: Array, out: Fields) -> None:
-        given = {}
-        if importance is not None:
-            given["importance"] = as_tensor(importance).expand(numbers.size // columns, columns)
-        for key, stored in encoder(as_tensor(numbers), **given).items():
-            as_tensor(out[key]).copy_(stored)
-
-    return step
-
-
-def _bytes_of_words(field: Array) -> Array:
-    is_word = field.dtype.kind == "u" and field.itemsize > 1
-    return np.ascontiguousarray(field).view(np.uint8) if is_word else field
 
 
 def _by_operations(type_: TensorType, fields: Tensors, columns: int, out: torch.Tensor) -> None:
