@@ -6,6 +6,7 @@ numpy lacks some of them. Arrays of those are records of one field, which has th
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,6 +37,7 @@ def as_dtype(given: Any) -> Dtype:
     return given if isinstance(given, np.dtype) else dtype_of(str(given).removeprefix("torch."))
 
 
+@lru_cache(maxsize=1 << 8)
 def name_of(dtype: Dtype) -> str:
     """Returns the name of a dtype, also of one of ml_dtypes."""
     return dtype.names[0] if dtype.names else dtype.name

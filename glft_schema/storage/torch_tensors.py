@@ -4,6 +4,7 @@ asked for."""
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,13 @@ def as_tensor(array: Array) -> torch.Tensor:
     dtype, bits = dtype_in_torch(array.dtype), words(array)
     if not bits.flags.writeable:  # torch warns of it
         bits = bits.copy()
-    if any(stride < 0 or stride % bits.itemsize for stride in bits.strides):
+    if not bits.flags.c_contiguous and any(stride < 0 or stride % bits.itemsize for stride in bits.strides):
         bits = np.ascontiguousarray(bits)
     tensor = torch.from_numpy(bits)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
 
 
+@lru_cache(maxsize=1 << 8)
 def dtype_in_torch(dtype: Dtype) -> torch.dtype:
     """Returns the dtype of torch. Raises TypeError if this version of torch has none."""
     found = getattr(torch, name_of(dtype), None)

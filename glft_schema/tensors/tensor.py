@@ -273,6 +273,10 @@ class Tensor:
         self._check_known()
         rows, columns = matrix(self.shape)
         if out is None:
+            if str(device or self.device) == "cpu" and (dtype is None or dtype == dtype_in_torch(self.dtype.dtype)):
+                stored = self._as_mapped()
+                if stored is not None:
+                    return as_tensor(stored)
             return self._numbers(range(rows), range(columns), dtype, device).reshape(self.shape)
         self.check_out(out, self.shape, dtype, device)
         self._numbers(range(rows), range(columns), dtype, device, out.detach().view(rows, columns))
