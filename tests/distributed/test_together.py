@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -102,8 +103,8 @@ def test_smollm2(request: pytest.FixtureRequest, tmp_path: Path) -> None:
 @pytest.mark.full
 def test_with_an_importance_matrix(source: Path, tmp_path: Path) -> None:
     columns = {
-        "a": ColumnSums(torch.rand(1, 4096), torch.tensor([1])),
-        "stack": ColumnSums(torch.rand(6, 768), torch.ones(6).long()),
+        "a": ColumnSums(torch.rand(1, 4096).numpy(), np.array([1])),
+        "stack": ColumnSums(torch.rand(6, 768).numpy(), np.ones(6, np.int64)),
     }
     matrix, alone, out = (tmp_path / name for name in ("imatrix.gguf", "alone.gguf", "out.gguf"))
     glft.ImportanceMatrix(columns, ("text",), 1).save(matrix)

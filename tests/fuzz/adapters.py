@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 
@@ -131,4 +132,4 @@ def check_promises(stored: bytes) -> None:
 def has_rows(update: Update) -> bool:
     """Returns whether an update has float32 rows of its shape."""
     rows = update.rows(slice(0, 2))
-    return rows.dtype == torch.float32 and tuple(rows.shape) == (min(2, update.shape[0]), update.shape[1])
+    return rows.dtype == np.float32 and rows.shape == (min(2, update.shape[0]), update.shape[1])
