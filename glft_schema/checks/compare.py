@@ -18,10 +18,11 @@ from glft_schema.display import VALUE, Part, Progress, Results, chart, records_t
 from glft_schema.errors import TensorError, safe
 from glft_schema.formats.registry import FORMATS, WITH_TYPES
 from glft_schema.lazy import outside_graphs
-from glft_schema.storage.tensor_bytes import tensor_bytes
+from glft_schema.storage.dtypes import FLOAT64, name_of
+from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.tensor_types.engine.chunks import CHUNK, slices
+from glft_schema.tensor_types.engine.conversions import converted
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
-from glft_schema.tensor_types.small_floats import widened
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint, Weights, mapped_beside, open_entries
 from glft_schema.weights.convert import as_typed, has_types
@@ -299,9 +300,9 @@ def _compared(before: TensorVersion, one: StoredTensor, after: TensorVersion, ot
     if state == RESHAPED:
         return TensorComparison(state, before, after, problem="values of different shapes are not compared")
     try:
-        if one.dtype.is_complex or other.dtype.is_complex:
+        if "c" in (one.dtype.kind, other.dtype.kind):
             raise TensorError("complex values are not compared", after.name)
-        return TensorComparison(state, before, after, errors_of(other.load(), one.load()))
+        return TensorComparison(state, before, after, errors_of(other.values(), one.values()))
     except TensorError as error:
         return TensorComparison(state, before, after, problem=error.problem)
 
@@ -313,7 +314,7 @@ def _version(name: str, tensor: StoredTensor) -> TensorVersion:
 def _type_name(tensor: StoredTensor) -> str:
     if tensor.file_tensor:
         return tensor.file_tensor.dtype.name
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    dtype = name_of(tensor.dtype)
     return next((type_.name for format in FORMATS for type_ in format.types if type_.exact == dtype), dtype)
 
 
@@ -321,7 +322,7 @@ def _digest(tensor: StoredTensor) -> bytes:
     """Returns the SHA-256 of the payload in little-endian order, as files store it."""
     sha256, stored = hashlib.sha256(), tensor.file_tensor
     if stored is None:
-        sha256.update(tensor_bytes(tensor.load()))
+        sha256.update(array_bytes(tensor.values()))
     else:
         for piece in stored.pieces(None if stored.dtype.bytes_only else LITTLE):
             sha256.update(piece)
@@ -330,11 +331,11 @@ def _digest(tensor: StoredTensor) -> bytes:
 
 def _values(tensor: StoredTensor) -> bytes | None:
     """Returns the SHA-256 of the values as float64, or None if it has none."""
-    if tensor.dtype.is_complex or (tensor.file_tensor and tensor.file_tensor.dtype.bytes_only):
+    if tensor.dtype.kind == "c" or (tensor.file_tensor and tensor.file_tensor.dtype.bytes_only):
         return None
-    sha256, numbers = hashlib.sha256(), tensor.load().reshape(-1)
+    sha256, numbers = hashlib.sha256(), tensor.values().reshape(-1)
     for part in slices(tensor.numel, CHUNK):
-        sha256.update(tensor_bytes(widened(numbers[part]).double()))
+        sha256.update(array_bytes(converted(numbers[part], FLOAT64)))
     return sha256.digest()
 
 

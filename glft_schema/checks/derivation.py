@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from glft_schema.codec.context import LITTLE
 from glft_schema.errors import TensorError
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
-from glft_schema.lazy import torch
 from glft_schema.storage.source import BytesSource, StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
@@ -61,7 +60,7 @@ class Derivation(NamedTuple):
 
 
 def check_derivation(
-    file: File | StrPath, base: Weights, *, importance: Mapping[str, torch.Tensor] | None = None, exclude: Iterable[str] = ()
+    file: File | StrPath, base: Weights, *, importance: Mapping[str, Any] | None = None, exclude: Iterable[str] = ()
 ) -> Iterator[Derivation]:
     """Encodes each tensor of `base` with its type in `file`, and compares the bytes.
 
@@ -130,7 +129,7 @@ def _derivation(tensor: Tensor, base: StoredTensor, has_importance: bool) -> Der
     if type_.bytes_only:
         return Derivation(tensor.name, type_, verdict, problem, differing)
     source = BytesSource(encoded)
-    honest = Tensor(tensor.name, tensor.dims, Place(0, len(encoded), type_, tensor.shape), source, 0).dequantize()
-    own, reference = tensor.dequantize(), base.load()
+    honest = Tensor(tensor.name, tensor.dims, Place(0, len(encoded), type_, tensor.shape), source, 0).array()
+    own, reference = tensor.array(), base.values()
     errors = errors_of(own, honest), errors_of(own, reference), errors_of(honest, reference)
     return Derivation(tensor.name, type_, verdict, problem, differing, *errors)

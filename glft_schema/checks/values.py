@@ -11,17 +11,19 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
+
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.numbers import TensorField
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import Array, is_float, name_of, words
 from glft_schema.storage.source import StrPath
-from glft_schema.storage.tensor_bytes import tensor_over
+from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.engine.chunks import index_of
-from glft_schema.tensor_types.small_floats import widened
+from glft_schema.tensor_types.engine.conversions import widened
 from glft_schema.tensor_types.tensor_type import Floats, Reserved
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.patterns import leave_out
@@ -31,7 +33,8 @@ FIRST_CHUNK = 1 << 10  # weights that usually show that a tensor is not all zero
 NAN, INFINITE, RESERVED = "NaN", "infinite", "reserved"
 SUBNORMAL, ALL_ZERO, UNKNOWN, INCOMPLETE = "subnormal", "all zero", "unknown type", "incomplete"
 FAULTS = (NAN, INFINITE, RESERVED)
-EXTREME = 2.0**100  # larger scales may overflow when multiplied by a code
+EXTREME = 100  # exponent of the scales beyond which products with codes may overflow
+MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}  # bits of the floats that are checked
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,14 @@ def oddities(tensor: Tensor) -> Iterator[Oddity]:
         if scan.extreme:
             scan.dequantize()
         yield from scan.oddities.values()
-        first, chunks = next(tensor.chunks(FIRST_CHUNK)), tensor.chunks()
-        if not bool(widened(first).any()) and not any(bool(widened(chunk).any()) for chunk in chunks):
+        first, chunks = next(tensor.arrays(FIRST_CHUNK)), tensor.arrays()
+        if _is_zero(first) and all(map(_is_zero, chunks)):
             yield all_zero
+
+
+def _is_zero(numbers: Array) -> bool:
+    with np.errstate(invalid="ignore"):
+        return not widened(numbers).any()
 
 
 class _FieldCheck(NamedTuple):
@@ -138,11 +146,15 @@ def _field_checks(type_: TensorType, name: str, declared: TensorField) -> Iterat
     start = 0
     for field, part in fields:
         nbytes = part.sizeof() if isinstance(declared, Blocks) else part.number.itemsize
-        floats = (type_.scales or {}).get(field, widened if part.number.dtype.is_floating_point else None)
+        floats = (type_.scales or {}).get(field, _as_stored if is_float(part.number.dtype) else None)
         reserved = [codes for codes in type_.reserved if codes.field == field]
         if floats or reserved:
             yield _FieldCheck(field, start, nbytes, not type_.exact, floats, reserved)
         start += nbytes
+
+
+def _as_stored(floats: Array) -> Array:
+    return floats
 
 
 class _Scan:
@@ -166,7 +178,7 @@ class _Scan:
         pitch = declared.size if isinstance(declared, Blocks) else declared.number.itemsize
         for at in range(0, nbytes, PIECE // pitch * pitch):
             view = source.private(position + start + at, min(PIECE // pitch * pitch, nbytes - at))
-            numbers = tensor_over(view, declared.number.dtype, [len(view) // declared.number.itemsize])
+            numbers = array_over(view, declared.number.dtype, [len(view) // declared.number.itemsize])
             numbers = numbers if self._tensor.order == LITTLE else declared.swapped(numbers)
             fields = declared.columns(name, numbers.reshape(len(view) // pitch, -1))
             rows = _Rows(at // pitch, nbytes // pitch, position + start + at, pitch)
@@ -176,37 +188,42 @@ class _Scan:
     def dequantize(self) -> None:
         """Checks the dequantized weights."""
         unit, block = self._tensor.dtype.unit(self._tensor.shape), 0  # weights that share a scale
-        blocks, check = self._weights // unit, _FieldCheck("weights", 0, 0, False, widened, [])
+        blocks, check = self._weights // unit, _FieldCheck("weights", 0, 0, False, _as_stored, [])
         pitch = self._tensor.nbytes // blocks
-        for chunk in self._tensor.chunks():
+        for chunk in self._tensor.arrays():
             weights = chunk.reshape(-1, unit)
             self._check(check, weights, _Rows(block, blocks, self._tensor.position + block * pitch, pitch))
             block += len(weights)
 
-    def _check(self, check: _FieldCheck, numbers: torch.Tensor, rows: _Rows) -> None:
+    def _check(self, check: _FieldCheck, numbers: Array, rows: _Rows) -> None:
         for codes in check.reserved:
             self._note(check, RESERVED, codes.found(numbers), rows, codes.numbers)
         if check.floats is None:
             return
         floats = check.floats(numbers)
-        if not all(math.isfinite(extreme) for extreme in floats.aminmax()):
-            self._note(check, NAN, floats.isnan(), rows)
-            self._note(check, INFINITE, floats.isinf(), rows)
+        if name_of(floats.dtype) not in MANTISSA:
+            floats = widened(floats)
+        mantissa, sign = MANTISSA[name_of(floats.dtype)], 1 << 8 * floats.itemsize - 1
+        infinite, sizes = sign - (1 << mantissa), words(floats).view(f"u{floats.itemsize}") & (sign - 1)
+        largest = int(sizes.max())
+        if largest >= infinite:
+            self._note(check, NAN, sizes > infinite, rows)
+            self._note(check, INFINITE, sizes == infinite, rows)
         if check.is_scale:
-            size = floats.abs()
-            self._note(check, SUBNORMAL, (size > 0) & (size < torch.finfo(floats.dtype).tiny), rows)
-            self.extreme |= bool(((size > EXTREME) & (size < math.inf)).any())
+            self._note(check, SUBNORMAL, (sizes > 0) & (sizes < 1 << mantissa), rows)
+            extreme = ((infinite >> mantissa) // 2 + EXTREME) << mantissa  # the bits of 2**EXTREME
+            self.extreme |= largest > extreme and bool(((sizes > extreme) & (sizes < infinite)).any())
 
-    def _note(self, check: _FieldCheck, kind: str, mask: torch.Tensor, rows: _Rows, meaning: str = "") -> None:
+    def _note(self, check: _FieldCheck, kind: str, mask: Array, rows: _Rows, meaning: str = "") -> None:
         """Counts the set elements of `mask`, and keeps the position of the first."""
-        if not (count := int(mask.count_nonzero())):
+        if not (count := int(np.count_nonzero(mask))):
             return
         key = (check.field, kind, meaning)
         if earlier := self.oddities.get(key):
             self.oddities[key] = replace(earlier, count=earlier.count + count)
             return
         across = mask.shape[1]
-        row, number = divmod(int(mask.reshape(-1).to(torch.uint8).argmax()), across)
+        row, number = divmod(int(mask.argmax()), across)
         group = number if check.floats else 0  # which weights a byte of packed codes holds is not declared
         weight = ((rows.first + row) * across + group) * self._weights // (rows.total * across)
         byte = rows.byte + row * rows.pitch + check.start + number * check.nbytes // across

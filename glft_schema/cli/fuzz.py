@@ -19,7 +19,6 @@ from glft_schema.errors import OptionError, install, safe
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import find_format, format_named
-from glft_schema.lazy import import_module
 from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.source import BytesSource
 
@@ -81,7 +80,6 @@ def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path)
         _check_directory(out, "--out")
     if corpus is not None:
         _check_corpus(source, target, corpus)
-    import_module("torch")  # its absence is not a failure of a file
     with progress_bar("fuzzing") as bar, _no_lost_interrupts(bar) as progress:
         count = 0 if target.is_replay else examples
         fuzzed = fuzzing.fuzz(target.source, count, seed=seed, progress=progress, given=target.given)

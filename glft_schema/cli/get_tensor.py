@@ -11,7 +11,6 @@ from glft_schema.cli.options import argument, option
 from glft_schema.cli.terminal import echo, file_errors, refuse_overwriting
 from glft_schema.errors import OptionError, TruncatedError, shown
 from glft_schema.files.container import open
-from glft_schema.lazy import torch
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.patterns import name_matching
 from glft_schema.words import suggestion
@@ -47,6 +46,6 @@ def get_tensor(
             if tensor.missing:
                 problem = f"the file is truncated: {tensor.missing:,} of {tensor.nbytes:,} bytes are missing"
                 raise TruncatedError(f"{problem}; download the rest", tensor=tensor.name)
-            weights = tensor.dequantize(getattr(torch, dtype)).numpy() if dtype else np.asarray(tensor)
+            weights = tensor.numpy(dtype=dtype)
             np.save(stream, weights)
         echo(f"{out}: {weights.dtype} {list(weights.shape)}")

@@ -31,7 +31,7 @@ def schema(
     For recipes, it prints which type glft quantize gives to which tensor.
 
     The schema is derived from the declaration that reads and writes the files. The Markdown output
-    shows which bits make up each weight; this requires torch.
+    shows which bits make up each weight.
 
     Examples:
         glft schema q4_k

@@ -35,7 +35,6 @@ from glft_schema.files.container import Container, open_damaged
 from glft_schema.files.file import File
 from glft_schema.formats.imatrix import is_old_matrix
 from glft_schema.formats.registry import find_format
-from glft_schema.lazy import torch
 from glft_schema.limits import current
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.streams import START
@@ -283,9 +282,7 @@ def values_outcome(file: File, exclude: Sequence[str]) -> Outcome:
     return Outcome(lines, data, not faulty)
 
 
-def _derivations(
-    file: File, base: Path, importance: dict[str, torch.Tensor] | None, exclude: Sequence[str]
-) -> list[Derivation]:
+def _derivations(file: File, base: Path, importance: dict[str, Any] | None, exclude: Sequence[str]) -> list[Derivation]:
     found, entries = list[Derivation](), mapped_beside(open_entries(base), base, file)
     with progress_bar("comparing") as bar:
         for derivation in check_derivation(file, entries, importance=importance, exclude=exclude):

@@ -10,9 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 
-from glft_schema.describe.threads import one_thread
-from glft_schema.lazy import torch
+import numpy as np
+
+from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.conversions import widened
 
 QUIET = 8  # consecutive payloads without a new weight: in some, a bit does not change its weight
 CONTEXTS = 64  # payloads in which all values of a byte are tried, if its bits interact
@@ -23,59 +25,60 @@ AT_ONCE = 1 << 17  # weights dequantized at once
 
 
 @lru_cache
-@one_thread()
 def weights_of_bits(type_: TensorType, count: int) -> list[tuple[int, ...]]:
     """Returns the weights that depend on each bit of the payload of a row of `count` weights.
 
     Bit ``8 i + b`` is bit ``b`` of byte ``i``, 0 being the lowest.
     """
     nbytes = type_.nbytes([1, count])
-    generator = torch.Generator().manual_seed(SEED)
-    touched = torch.zeros(8 * nbytes, count, dtype=torch.bool)
-    quiet = 0
-    while quiet < QUIET:
-        known, payload = int(touched.sum()), _random(nbytes, generator)
-        touched |= _flipped(type_, payload, count)
-        quiet = quiet + 1 if int(touched.sum()) == known else 0
-    interacting = [i for i in range(nbytes) if _bits_interact(touched[8 * i : 8 * i + 8])]
-    for group in _independent(interacting, touched):
+    generator = np.random.default_rng(SEED)
+    touched = np.zeros((8 * nbytes, count), bool)
+    interact, known, found = np.zeros(nbytes, bool), -1, 0
+    while found != known:
+        for _ in range(QUIET):
+            touched |= _flipped(type_, _random(nbytes, generator), count)
+        interact, known = _interact(touched.reshape(nbytes, 8, count)), found
+        found = int(np.count_nonzero(touched.reshape(nbytes, -1)[~interact]))
+    for group in _independent(np.flatnonzero(interact).tolist(), touched):
         for _ in range(CONTEXTS):
             _all_values(type_, _random(nbytes, generator), group, touched)
-    return [tuple(row.nonzero().flatten().tolist()) for row in touched]
+    return [tuple(np.flatnonzero(row).tolist()) for row in touched]
 
 
-def _random(nbytes: int, generator: torch.Generator) -> torch.Tensor:
-    return torch.randint(0, 256, (nbytes,), generator=generator, dtype=torch.int16).to(torch.uint8)
+def _random(nbytes: int, generator: np.random.Generator) -> Array:
+    return generator.integers(0, 256, nbytes, np.uint8)
 
 
-def _flipped(type_: TensorType, payload: torch.Tensor, count: int) -> torch.Tensor:
+def _flipped(type_: TensorType, payload: Array, count: int) -> Array:
     """Returns bool [bits, weights]: the weights that change if a bit of `payload` is flipped."""
     changes, nbits = [], 8 * len(payload)
-    before = _dequantized(type_, payload.unsqueeze(0), count)
+    before = _dequantized(type_, payload[None], count)
     for start in range(0, nbits, step := max(AT_ONCE // count, 1)):
-        bits = torch.arange(start, min(start + step, nbits))
-        payloads = payload.repeat(len(bits), 1)
-        payloads[torch.arange(len(bits)), bits // 8] ^= (1 << bits % 8).to(torch.uint8)
-        changes.append(_differ(_dequantized(type_, payloads, count), before))
-    return torch.cat(changes)
+        bits = np.arange(start, min(start + step, nbits))
+        payloads = np.tile(payload, (len(bits), 1))
+        payloads[np.arange(len(bits)), bits // 8] ^= (1 << bits % 8).astype(np.uint8)
+        changes.append(_dequantized(type_, payloads, count) != before)
+    return np.concatenate(changes)
 
 
-def _bits_interact(bits: torch.Tensor) -> bool:
-    """Tells whether bits of a byte, bool [8, weights], seem to share some weights but not all.
+def _interact(bits: Array) -> Array:
+    """Tells of each byte of bool [bytes, 8, weights] whether its bits seem to share some weights
+    but not all.
 
     This is so if the byte is an index into a table: the effect of one bit depends on the others.
     """
-    common = bits.float() @ bits.float().T  # the number of weights that two bits share
-    sizes = common.diag()
-    alike = (common == sizes) & (common == sizes.unsqueeze(1))
-    return bool((~alike & ((common > 0) | (sizes == 0))).any())
+    floats = bits.astype(np.float32)
+    common = floats @ floats.swapaxes(1, 2)  # the number of weights that two bits share
+    sizes = common.diagonal(0, 1, 2)[:, None]
+    alike = (common == sizes) & (common == sizes.swapaxes(1, 2))
+    return np.asarray((~alike & ((common > 0) | (sizes == 0))).any((1, 2)))
 
 
-def _independent(indices: Iterable[int], touched: torch.Tensor) -> list[list[int]]:
+def _independent(indices: Iterable[int], touched: Array) -> list[list[int]]:
     """Returns groups of bytes that share no weight and so can be varied together."""
-    groups: list[tuple[list[int], torch.Tensor]] = []
+    groups: list[tuple[list[int], Array]] = []
     for i in indices:
-        weights = touched[8 * i : 8 * i + 8].any(0)
+        weights = np.asarray(touched[8 * i : 8 * i + 8].any(0))
         for k, (group, taken) in enumerate(groups):
             if not bool((taken & weights).any()):
                 groups[k] = ([*group, i], taken | weights)
@@ -85,26 +88,24 @@ def _independent(indices: Iterable[int], touched: torch.Tensor) -> list[list[int
     return [group for group, _ in groups]
 
 
-def _all_values(type_: TensorType, payload: torch.Tensor, group: list[int], touched: torch.Tensor) -> None:
+def _all_values(type_: TensorType, payload: Array, group: list[int], touched: Array) -> None:
     """Adds the weights that flips of bits change, over all values of the bytes of `group`."""
-    payloads = payload.repeat(256, 1)
-    payloads[:, group] = torch.arange(256, dtype=torch.uint8).unsqueeze(1)
+    payloads = np.tile(payload, (256, 1))
+    payloads[:, group] = np.arange(256, dtype=np.uint8)[:, None]
     numbers = _dequantized(type_, payloads, count := touched.shape[1])
     changed = []
     for bit in range(8):
-        pairs = numbers.view(128 >> bit, 2, 1 << bit, count)  # by the bits above, the bit, and the bits below
-        changed.append(_differ(pairs[:, 0], pairs[:, 1]).flatten(0, 1).any(0))
-    bits = touched.view(-1, 8, count)
-    bits[group] |= torch.stack(changed) & bits[group].any(1, keepdim=True)
+        pairs = numbers.reshape(128 >> bit, 2, 1 << bit, count)  # by the bits above, the bit, and the bits below
+        changed.append((pairs[:, 0] != pairs[:, 1]).reshape(128, count).any(0))
+    bits = touched.reshape(-1, 8, count)
+    bits[group] |= np.stack(changed) & bits[group].any(1, keepdims=True)
 
 
-def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return (one != other) & ~(one.isnan() & other.isnan())
-
-
-def _dequantized(type_: TensorType, payloads: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the numbers [payloads, weights] of payloads u8[payloads, nbytes], each of one row."""
-    return type_.decode(type_.unpacked(payloads, count), count)
+def _dequantized(type_: TensorType, payloads: Array, count: int) -> Array:
+    """Returns the bits of the numbers [payloads, weights] of payloads u8[payloads, nbytes], each of
+    one row."""
+    numbers = widened(type_.decode(type_.unpacked(payloads, count), count))
+    return numbers.view(f"u{numbers.itemsize}")
 
 
 def picture(bits: Sequence[tuple[int, ...]], fields: Mapping[int, str]) -> list[str]:

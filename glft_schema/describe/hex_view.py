@@ -145,9 +145,9 @@ class HexView:
         type_ = next(part.value for part in self._map.tensors[block.tensor or ""] if isinstance(part.value, TensorType))
         row, index = block.path.split(STEP)[-2:]
         stored = BytesSource(bytes(self._map.source.view(block.start, block.nbytes)))
-        with suppress(OptionError):  # torch is not installed
+        with suppress(OptionError):  # of a type whose formula is one of torch, which is not installed
             fields = type_.cut(stored, 0, (weights,), range(1), range(weights), self._map.byte_order)
-            decoded = type_.decode(fields, weights).flatten().tolist()
+            decoded = type_.decode(fields, weights).reshape(-1).tolist()
             numbers.append(f"decoded {' '.join(f'{number:.4g}' for number in decoded)}")
         first = int(index) * weights
         text = f"{type_} row {row}, weights {first}..{first + weights - 1}: {', '.join(numbers)}"

@@ -22,8 +22,8 @@ import glft_schema.codec.expressions as e
 import glft_schema.describe.nodes as s
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder
-from glft_schema.lazy import torch
 from glft_schema.storage.source import Source
+from glft_schema.tensor_types.engine.conversions import widened
 
 COUNT = "count"  # the part before the elements of a list
 SHORT = 256  # elements: longer lists have no value
@@ -180,10 +180,8 @@ class NodeReader:
         """Returns `count` numbers from byte `start`."""
         view = self._source.view(start, count * number.size)
         stored = np.frombuffer(view, number.of.numpy_dtype(self._order_of(number)))
-        if number.kind == "bf16":  # the upper half of an f32: numpy has none
-            stored = (stored.astype(np.uint32) << 16).view(np.float32)
-        elif number.kind.startswith("f8"):  # neither
-            stored = torch.from_numpy(stored.copy()).view(number.of.dtype).float().numpy()
+        if number.kind.startswith(("bf16", "f8")):
+            stored = widened(stored.astype(stored.dtype.newbyteorder("=")).view(number.of.dtype))
         return list(stored.tolist())
 
     def _order_of(self, number: s.Number) -> ByteOrder:

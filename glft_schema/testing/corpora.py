@@ -16,8 +16,9 @@ from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
 from glft_schema.storage.atomic import atomic_write
+from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.file_source import read_regular
-from glft_schema.storage.tensor_bytes import tensor_bytes
+from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.testing.fuzzing import CORRUPTED, VALID, Case
 from glft_schema.testing.strategies import Corruption
 
@@ -87,11 +88,8 @@ def _contents(stored: bytes) -> list[dict[str, Any]]:
         if entry["name"] != tensor.name:  # JSON has no bytes that are not UTF-8
             entry["name_hex"] = stored_name.hex()
         if not tensor.dtype.bytes_only:
-            numbers = tensor.dequantize()
-            entry |= {
-                "dtype": str(numbers.dtype).removeprefix("torch."),
-                "values": hashlib.sha256(tensor_bytes(numbers)).hexdigest(),
-            }
+            numbers = tensor.array()
+            entry |= {"dtype": name_of(numbers.dtype), "values": hashlib.sha256(array_bytes(numbers)).hexdigest()}
         found.append(entry)
     return found
 

@@ -256,7 +256,7 @@ def _read_contents(file: File) -> None:
                 bytes(tensor.raw)
             elif tensor.nbytes <= NUMBERS:
                 try:
-                    tensor.dequantize()
+                    tensor.array()
                 except TensorError as error:
                     raise PropertyError("escaped", f"expected numbers, found {error}") from error
 

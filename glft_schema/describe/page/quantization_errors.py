@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from glft_schema.describe.page.samples import Part, describe, sample_parts, stored_parts
+import numpy as np
+
+from glft_schema.describe.page.samples import Floats, Part, describe, sample_parts, stored_parts
 from glft_schema.describe.page.text import number
 from glft_schema.errors import FormatError, TensorError
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import FLOAT64, Array
 from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensor_types.engine.conversions import converted
 from glft_schema.tensor_types.engine.differences import NumberErrors
-from glft_schema.tensor_types.small_floats import widened
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
 
@@ -34,20 +36,20 @@ def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> di
     if tensor.name not in source:
         return {"problem": "not in the source"}
     stored = source[tensor.name]
-    if tensor.dtype.bytes_only or stored.dtype.is_complex:
+    if tensor.dtype.bytes_only or stored.dtype.kind == "c":
         return {"problem": "of a type whose numbers cannot be compared"}
     if stored.shape != tensor.shape:
         return {"problem": f"shape {list(stored.shape)} in the source, {list(tensor.shape)} in the file"}
     try:
-        expected = stored.load().detach().cpu().reshape(matrix(tensor.shape))
+        expected = stored.values().reshape(matrix(tensor.shape))
     except (TensorError, FormatError) as error:
         return {"problem": f"the source cannot be read: {error}"}
     sampled = [_difference(tensor, expected, part).reshape(-1) for part in sample_parts(tensor, count)]
-    histogram = {"sample": describe(torch.cat(sampled).numpy())} if sampled else {}
+    histogram = {"sample": describe(np.concatenate(sampled))} if sampled else {}
     return histogram | _totals(tensor, expected)
 
 
-def _totals(tensor: Tensor, expected: torch.Tensor) -> dict[str, Any]:
+def _totals(tensor: Tensor, expected: Array) -> dict[str, Any]:
     errors = NumberErrors()
     for part in _all(tensor):
         errors.add(stored_parts(tensor, [part]), _cut(expected, part))
@@ -70,13 +72,14 @@ def _all(tensor: Tensor) -> Iterator[Part]:
             yield range(row, min(row + rows, out)), range(column, min(column + width, columns))
 
 
-def _difference(tensor: Tensor, expected: torch.Tensor, part: Part) -> torch.Tensor:
+def _difference(tensor: Tensor, expected: Array, part: Part) -> Floats:
     """Returns stored - source for a part; 0 if both are NaN, or the same infinity."""
-    stored, source = stored_parts(tensor, [part]), _cut(expected, part).double()
-    same = (stored == source) | (stored.isnan() & source.isnan())
-    return (stored - source).masked_fill(same, 0.0)
+    stored, source = stored_parts(tensor, [part]), converted(_cut(expected, part), FLOAT64)
+    same = (stored == source) | (np.isnan(stored) & np.isnan(source))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(same, 0.0, stored - source)
 
 
-def _cut(matrix: torch.Tensor, part: Part) -> torch.Tensor:
+def _cut(matrix: Array, part: Part) -> Array:
     rows, columns = part
-    return widened(matrix[rows.start : rows.stop : rows.step, columns.start : columns.stop])
+    return matrix[rows.start : rows.stop : rows.step, columns.start : columns.stop]

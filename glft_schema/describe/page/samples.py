@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from glft_schema.describe.page.text import number
-from glft_schema.describe.threads import one_thread
-from glft_schema.lazy import torch
+from glft_schema.storage.dtypes import FLOAT64
 from glft_schema.storage.source import ReadSource
 from glft_schema.tensor_types.engine.chunks import matrix
-from glft_schema.tensor_types.small_floats import widened
+from glft_schema.tensor_types.engine.conversions import converted
 from glft_schema.tensors.tensor import Tensor
 
 SAMPLE = 1 << 16  # numbers of a tensor, about
@@ -64,24 +63,24 @@ def _spread(last: int, count: int) -> list[int]:
     return [last * i // max(count - 1, 1) for i in range(count)]
 
 
-def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> torch.Tensor:
+def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> Floats:
     """Returns parts of one size, dequantized together, as float64; complex numbers as pairs.
 
     Reads only their bytes.
     """
     source, width = ReadSource(tensor.identity[0]), len(parts[0][1])
     cuts = [tensor.dtype.cut(source, tensor.position, tensor.shape, *part, tensor.order) for part in parts]
-    fields = {name: torch.cat([cut[name] for cut in cuts]) for name in cuts[0]} if len(cuts) > 1 else cuts[0]
-    numbers = widened(tensor.dtype.decode(fields, width))
-    return (torch.view_as_real(numbers) if numbers.is_complex() else numbers).double()
+    fields = {name: np.concatenate([cut[name] for cut in cuts]) for name in cuts[0]} if len(cuts) > 1 else cuts[0]
+    numbers = tensor.dtype.decode(fields, width)
+    if numbers.dtype.kind == "c":
+        numbers = np.stack((numbers.real, numbers.imag), -1)
+    return converted(numbers, FLOAT64)
 
 
-@one_thread()
 def sample(tensor: Tensor, count: int) -> Floats:
     """Returns about `count` numbers of a tensor as float64, always the same ones."""
     taken = sample_parts(tensor, count)
-    numbers: Floats = stored_parts(tensor, taken).reshape(-1).numpy() if taken else np.empty(0)
-    return numbers
+    return stored_parts(tensor, taken).reshape(-1) if taken else np.empty(0)
 
 
 def describe(numbers: Floats) -> dict[str, Any]:
@@ -111,7 +110,6 @@ def histogram(numbers: Floats) -> list[int]:
     return counts
 
 
-@one_thread()
 def heat_map(tensor: Tensor) -> dict[str, Any] | None:
     """Returns the mean magnitude of spans of spread rows, each as one of `LEVELS`, or ``-`` if it
     is not finite. Returns None for a tensor with a single row or column, or with very long rows."""
@@ -120,7 +118,7 @@ def heat_map(tensor: Tensor) -> dict[str, Any] | None:
     if count < 2 or across < 2:
         return None
     rows = range(0, out, (out - 1) // (count - 1))[:count]
-    numbers = np.abs(stored_parts(tensor, [(rows, range(columns))]).reshape(count, columns, -1).numpy())
+    numbers = np.abs(stored_parts(tensor, [(rows, range(columns))]).reshape(count, columns, -1))
     edges = [columns * k // across for k in range(across + 1)]
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.add.reduceat(numbers.sum(axis=2), edges[:-1], axis=1)

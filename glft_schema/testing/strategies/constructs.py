@@ -22,7 +22,7 @@ from glft_schema.describe.node_reader import sizes
 from glft_schema.describe.schema import node_of, struct_of
 from glft_schema.errors import UnsupportedError
 from glft_schema.limits import Limits
-from glft_schema.storage.tensor_bytes import tensor_over
+from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.tensor_types import TensorType
 from glft_schema.testing.strategies.fitting import LONG, inner_context, repeated, value_in, value_so_far
 from glft_schema.testing.strategies.layouts import OPAQUE, payload_key
@@ -207,7 +207,7 @@ def _(node: s.Numbers | s.BlockArray, context: Context) -> st.SearchStrategy[Any
     shape = sizes(node.dims, partial(value_in, context)) + ([node.size] if isinstance(node, s.BlockArray) else [])
     number = node.number.of if isinstance(node, s.Numbers) else s.KINDS["u8"]
     nbytes = math.prod(shape) * number.itemsize
-    return payloads(nbytes).map(lambda bits: tensor_over(memoryview(bytearray(bits)), number.dtype, shape))
+    return payloads(nbytes).map(lambda bits: array_over(memoryview(bytearray(bits)), number.dtype, shape))
 
 
 def payloads(nbytes: int) -> st.SearchStrategy[bytes]:
