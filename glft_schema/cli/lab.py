@@ -11,6 +11,7 @@ from click.exceptions import Exit
 from glft_schema.cli.options import flag, option
 from glft_schema.cli.terminal import FAILED, file_errors, progress_bar
 from glft_schema.display import Progress, aligned
+from glft_schema.lazy import import_module
 
 
 def lab(
@@ -29,6 +30,7 @@ def lab(
         glft lab --out lab-tied --tied --steps 100
     """
     with file_errors(out):
+        import_module("torch")
         out.mkdir(parents=True, exist_ok=True)
     print(
         f"lab: training a GPT of 4 blocks for {steps} steps, then q8 and q4; the report will be {out / 'README.md'}", flush=True
