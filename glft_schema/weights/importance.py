@@ -71,7 +71,7 @@ class ImportanceMatrix:
     """An importance matrix, with what is needed to merge it with others.
 
     Attributes:
-        columns: by name of the matrix.
+        columns: by name of the matrix; the attribute has arrays, also of torch tensors.
         datasets: the texts that it was measured on.
         chunk_count: the number of chunks.
         chunk_size: tokens in a chunk.
@@ -81,6 +81,10 @@ class ImportanceMatrix:
     datasets: tuple[str, ...] = ()
     chunk_count: int = 0
     chunk_size: int = TOKENS
+
+    def __post_init__(self) -> None:
+        columns = {name: ColumnSums(array_of(sums), array_of(counts)) for name, (sums, counts) in self.columns.items()}
+        object.__setattr__(self, "columns", columns)
 
     @classmethod
     def open(cls, path: StrPath, *, chunk_size: int = TOKENS) -> ImportanceMatrix:
