@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
 from glft_schema.display import Progress, Results, with_display
 from glft_schema.errors import OptionError, TiedWarning, shown
@@ -117,7 +119,12 @@ def _merged(tensor: Tensor, update: Update) -> StoredTensor:
 
 
 def _sum(tensor: Tensor, update: Update, rows: slice) -> Array:
-    return float32_of(tensor.array(rows)) + update.rows(rows)  # not in place: it may be a view of the file
+    return _added(float32_of(tensor.array(rows)), update, rows)
+
+
+def _added(weights: Array, update: Update, rows: slice) -> Array:
+    with np.errstate(all="ignore"):
+        return weights + update.rows(rows)  # not in place: they may be a view of the file
 
 
 def _compared(tensor: Tensor, stored: Tensor, update: Update) -> MergedTensor:
@@ -125,7 +132,7 @@ def _compared(tensor: Tensor, stored: Tensor, update: Update) -> MergedTensor:
     errors, change = NumberErrors(), NumberErrors()
     for rows in row_chunks(*tensor.shape):
         before = float32_of(tensor.array(rows))
-        merged = before + update.rows(rows)
+        merged = _added(before, update, rows)
         errors.add(stored.array(rows), merged)
         change.add(merged, before)
     return MergedTensor(tensor.name, stored.dtype, change.relative, errors)

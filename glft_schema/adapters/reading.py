@@ -67,7 +67,9 @@ class Update(NamedTuple):
 
     def rows(self, rows: slice) -> Array:
         """Returns rows of the update, float32."""
-        found: Array = (float32_of(self.up[rows]) @ float32_of(self.down)) * np.float32(self.scale)
+        with np.errstate(all="ignore"):
+            found: Array = float32_of(self.up[rows]) @ float32_of(self.down)
+            found *= np.float32(self.scale)
         return found
 
 

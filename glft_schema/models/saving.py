@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from glft_schema.errors import OptionError, TensorError, alternatives
@@ -21,7 +20,7 @@ from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.formats.registry import WITH_TYPES, format_with
 from glft_schema.models.loading import family_of
-from glft_schema.nn.loading import are_equal
+from glft_schema.nn.loading import are_equal, have_equal
 from glft_schema.nn.saving import stored_tensors
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath, path_text
@@ -128,7 +127,7 @@ def _tied(embedding: StoredTensor, output: StoredTensor) -> StoredTensor:
 
     def read(index: Slices) -> Array:
         values, others = embedding.part(index), output.part(index)
-        check(np.array_equal(values, others))
+        check(have_equal(values, others))
         return values
 
     check(embedding.shape == output.shape)

@@ -20,9 +20,9 @@ from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.nn.saving import refuse_save_pretrained
-from glft_schema.storage.dtypes import as_dtype, name_of
+from glft_schema.storage.dtypes import Array, name_of, words
 from glft_schema.storage.source import StrPath
-from glft_schema.storage.torch_tensors import as_tensor
+from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.upload import usable_device
@@ -229,7 +229,7 @@ def _misfits(module: nn.Module, place: _Place, found: Mapping[str, StoredTensor]
                 yield f"{name}: expected {expected} {list(shape)}, found {type_} {list(tensor.shape)}"
         elif tensor.shape != tuple(own.shape):
             yield f"{name}: expected {list(own.shape)}, found {list(tensor.shape)}"
-        elif not own.dtype.is_floating_point and as_dtype(own.dtype) != tensor.dtype:
+        elif not own.dtype.is_floating_point and own.dtype != dtype_in_torch(tensor.dtype):
             yield f"{name}: expected {own.dtype}, found {type_}"
         elif tensor is not first and not are_equal(tensor, first):
             yield f"{name}: expected the values of {given[0]}, with which it is tied; names={{{name!r}: None}} leaves it out"
@@ -242,7 +242,12 @@ def are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
         return (one.dtype, one.raw) == (two.dtype, two.raw)
     if tensor.packed and other.packed and tensor.packed.dtype != other.packed.dtype:
         return False
-    return np.array_equal(tensor.values(), other.values())
+    return have_equal(tensor.values(), other.values())
+
+
+def have_equal(array: Array, other: Array) -> bool:
+    """Tells whether two arrays have the same dtype and numbers."""
+    return array.dtype == other.dtype and np.array_equal(words(array), words(other))
 
 
 def _can_be_packed(module: nn.Module, name: str) -> bool:

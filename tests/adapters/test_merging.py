@@ -325,11 +325,12 @@ def test_other_models(tmp_path: Path) -> None:
     with pytest.raises(glft.OptionError, match=r"merging writes GGUF, found 'out\.safetensors' to write: use glft convert"):
         glft.merge_lora(folder, tmp_path, tmp_path / "out.safetensors")
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
-    a, b = pair(64, 64)
-    a[0, 0] = float("inf")
-    adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": (a, b)})
-    with pytest.raises(glft.TensorError, match=r"blk\.0\.attn_q\.weight"):
-        glft.merge_lora(path, adapter, tmp_path / "out.gguf")
+    for first, scale in ((float("inf"), 1.0), (1.0, 1e300)):
+        a, b = pair(64, 64)
+        a[0, 0] = first
+        adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": (a, b)})
+        with pytest.raises(glft.TensorError, match=r"blk\.0\.attn_q\.weight"):
+            glft.merge_lora(path, adapter, tmp_path / "out.gguf", scale=scale)
     assert not (tmp_path / "out.gguf").exists()
 
 

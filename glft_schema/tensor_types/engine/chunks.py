@@ -138,7 +138,7 @@ def encode_chunks(
         if watch:
             watch(given, encoded)
 
-    if columns:
+    if rows and columns:
         keep_freed_memory()
         count, size = threads() if at_once else 1, max(CHUNK // columns, 1)
         if count > 1:
