@@ -11,7 +11,6 @@ from tests.tools import forked
 MEASURED = """
 import resource, sys
 from glft_schema import Container, check_values, hash_file
-{setup}
 file = Container.parse_file(sys.argv[1], mmap=False)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print({expression}, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep="\\n")
@@ -26,8 +25,8 @@ def sparse_file(path: Path, start: bytes, nbytes: int) -> Path:
     return path
 
 
-def result_and_growth(expression: str, path: Path, setup: str = "") -> tuple[str, int]:
+def result_and_growth(expression: str, path: Path) -> tuple[str, int]:
     """Returns the printed value of an expression of `file`, the opened path, and KiB of growth."""
-    done = forked.run("-c", MEASURED.format(expression=expression, setup=setup), path)
+    done = forked.run("-c", MEASURED.format(expression=expression), path)
     result, grown = done.stdout.splitlines()
     return result, int(grown)
