@@ -69,7 +69,7 @@ def main(command: click.Command | None = None) -> None:
             (command or app)()
         finally:
             sys.stdout.flush()
-    except ModuleNotFoundError as error:  # mostly torch, which only some commands need
+    except ModuleNotFoundError as error:
         echo(f"glft: the package {error.name} is required but not installed", error=True)
         sys.exit(REFUSED)
     except BrokenPipeError:  # the reader of our output has closed it
