@@ -15,7 +15,7 @@ from glft_schema.scalar.as_arrays import decoder
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.layout import Layout
-from glft_schema.storage.torch_tensors import as_array, dtype_in_torch, has_plain_memory
+from glft_schema.storage.torch_tensors import array_in, dtype_in_torch, has_plain_memory
 from glft_schema.tensor_types.engine.bits import numbers_of_rows
 from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled
 from glft_schema.tensor_types.engine.decoding import WRITTEN
@@ -58,12 +58,12 @@ def decode(
         out = new_memory((first.shape[0], columns), dtype, first.device)
     if not out.numel():
         return out
-    if not all(map(has_plain_memory, (out, *fields.values()))):
+    if compiles(out) or not all(map(has_plain_memory, (out, *fields.values()))):
         _by_operations(type_, fields, columns, out)
     elif str(out.dtype).removeprefix("torch.") not in (*WRITTEN, "float64"):
         out.copy_(decode(type_, fields, columns, dtype=torch.float32))
     else:
-        type_.decode({name: as_array(field) for name, field in fields.items()}, columns, out=as_array(out))
+        type_.decode({name: array_in(field) for name, field in fields.items()}, columns, out=array_in(out))
         if not out.is_inference():
             torch.autograd.graph.increment_version(out)
     return out

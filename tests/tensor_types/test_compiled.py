@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 import glft_schema
 from glft_schema import save_file
 from glft_schema.formats.glft import GLFT
-from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine import array_decoding, chunks, compiled
+from glft_schema.tensor_types import TensorType, on_torch
+from glft_schema.tensor_types.engine import chunks, compiled, decoding
 from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.library.loading import MODE
@@ -46,10 +47,11 @@ QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
 
 
 def fields_of(type_: TensorType, rows: int, columns: int) -> dict[str, torch.Tensor]:
-    return type_.encode(torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)), "w")
+    weights = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    return {name: torch.from_numpy(field) for name, field in type_.encode(weights, "w").items()}
 
 
-def multiply(formula: float, given: Fields, out: Fields) -> None:
+def multiply(formula: float, given: compiled.Fields, out: compiled.Fields) -> None:
     """A step: multiplies weights."""
     out["weights"].copy_(given["weights"] * formula)
 
@@ -71,23 +73,25 @@ def test_decodes_in_a_graph_for_each_size(
     type_: TensorType, dtype: torch.dtype, backend: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = fields_of(type_, 40, 256)
-    expected = type_.decode(fields, 256, dtype=dtype)
+    expected = on_torch.decode(type_, fields, 256, dtype=dtype)
     assert not backend
-    monkeypatch.setattr(array_decoding, "compiles", lambda out: True)
+    monkeypatch.setattr(on_torch, "compiles", lambda out: True)
     for _ in range(2):  # the second time nothing is compiled
-        assert torch.equal(type_.decode(fields, 256, dtype=dtype), expected)
+        assert torch.equal(on_torch.decode(type_, fields, 256, dtype=dtype), expected)
     assert len(backend) == 2
-    monkeypatch.setattr(array_decoding, "compiles", lambda out: False)
-    assert torch.equal(type_.decode({name: field[:16] for name, field in fields.items()}, 256, dtype=dtype), expected[:16])
+    monkeypatch.setattr(on_torch, "compiles", lambda out: False)
+    assert torch.equal(
+        on_torch.decode(type_, {name: field[:16] for name, field in fields.items()}, 256, dtype=dtype), expected[:16]
+    )
     assert len(backend) == 2
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
 def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     fields, memory = fields_of(Q4_PER_GROUP_64, 43, 256), torch.full((44 * 256,), 7.0)
-    expected = Q4_PER_GROUP_64.decode(fields, 256)
-    monkeypatch.setattr(array_decoding, "compiles", lambda out: True)
-    Q4_PER_GROUP_64.decode(fields, 256, out=memory[first : first + 43 * 256].view(43, 256))
+    expected = on_torch.decode(Q4_PER_GROUP_64, fields, 256)
+    monkeypatch.setattr(on_torch, "compiles", lambda out: True)
+    on_torch.decode(Q4_PER_GROUP_64, fields, 256, out=memory[first : first + 43 * 256].view(43, 256))
     assert torch.equal(memory[first : first + 43 * 256].view(43, 256), expected)
     assert torch.equal(torch.cat((memory[:first], memory[first + 43 * 256 :])), torch.full((256,), 7.0))
     assert len(backend) == 2
@@ -138,8 +142,10 @@ def test_decodes_on_a_gpu(type_: TensorType, dtype: torch.dtype) -> None:
     else:
         size = type_.nbytes([rows, columns]) // rows
         fields = {"blocks": torch.randint(0, 256, (rows, size), dtype=torch.uint8)}
-    expected = type_.decode(fields, columns, dtype=dtype)
-    found = type_.decode({name: to_device(field, "cuda") for name, field in fields.items()}, columns, dtype=dtype).cpu()
+    expected = on_torch.decode(type_, fields, columns, dtype=dtype)
+    found = on_torch.decode(
+        type_, {name: to_device(field, "cuda") for name, field in fields.items()}, columns, dtype=dtype
+    ).cpu()
     assert torch.equal(found.nan_to_num(), expected.nan_to_num())
 
 
@@ -148,7 +154,7 @@ def test_decodes_on_a_gpu(type_: TensorType, dtype: torch.dtype) -> None:
 def test_encodes_tensors_of_a_gpu(type_: TensorType) -> None:
     weights = torch.randn(501, 1024, generator=torch.Generator().manual_seed(0))
     expected, found = type_.encode(weights, "w"), type_.encode(weights.cuda(), "w")
-    assert all(field.is_cuda and torch.equal(field.cpu(), expected[name]) for name, field in found.items())
+    assert all(np.array_equal(field, expected[name]) for name, field in found.items())
 
 
 @on_gpu
@@ -162,12 +168,12 @@ def test_large_payloads_arrive_whole_on_a_gpu(tmp_path: Path) -> None:
 
 def test_what_is_not_compiled_stays_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK", 1 << 10)
-    weights, out, sizes = torch.ones(64, 64), torch.empty(64, 64), list[int]()
+    weights, out, sizes = np.ones((64, 64)), np.empty((64, 64)), list[int]()
 
-    def step(formula: float, given: Fields, out: Fields) -> None:
-        sizes.append(len(given["weights"]))
-        multiply(formula, given, out)
+    def step(fields: Fields, out: np.ndarray) -> None:
+        sizes.append(len(fields["weights"]))
+        out[...] = 3 * fields["weights"]
 
-    chunks.in_chunks(step, 3.0, {"weights": weights}, {"weights": out}, 64, 64, compiled=True)
+    decoding.in_chunks(step, {"weights": weights}, out)
     assert sizes == [16] * 4
-    assert torch.equal(out, 3 * weights)
+    assert np.array_equal(out, 3 * weights)

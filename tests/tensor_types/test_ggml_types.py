@@ -20,12 +20,14 @@ from glft_schema.codec.structs import Struct
 from glft_schema.errors import TensorError
 from glft_schema.formats.glft import GLFT
 from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.dtypes import as_dtype
 from glft_schema.storage.source import BytesSource
-from glft_schema.tensor_types import TensorType
+from glft_schema.storage.torch_tensors import as_tensor
+from glft_schema.tensor_types import TensorType, on_torch
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.engine import array_decoding, compiled
+from glft_schema.tensor_types.engine import compiled
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
-from glft_schema.tensor_types.grids import VALUES, levels
+from glft_schema.tensor_types.grids import VALUES, digits
 from glft_schema.tensor_types.library.loading import MODE
 from glft_schema.tensor_types.tensor_type import formula_of
 from tests.oracles import llama_cpp
@@ -68,7 +70,7 @@ def assert_bit_equal(found: torch.Tensor, expected: np.ndarray) -> None:
 
 def decoded(type_: TensorType, blocks: torch.Tensor | np.ndarray) -> torch.Tensor:
     """Returns the weights of blocks [blocks, bytes]."""
-    return type_.decode({"blocks": torch.as_tensor(blocks)}, weights_in(type_))
+    return on_torch.decode(type_, {"blocks": torch.as_tensor(blocks)}, weights_in(type_))
 
 
 @by_type
@@ -130,7 +132,7 @@ def test_slices_read_whole_blocks_and_no_more(type_: TensorType) -> None:
     assert type_.refusal([2, weights + 1]) == f"expected a row length that is a multiple of {weights}, found {weights + 1}"
     fields = type_.cut(BytesSource(blocks.tobytes()), 0, dims, range(1, 3), range(weights, 3 * weights))
     expected = decoded(type_, blocks).reshape(dims)[1:3, weights:]
-    assert_bit_equal(type_.decode(fields, 2 * weights), expected.numpy())
+    assert np.array_equal(type_.decode(fields, 2 * weights).view(np.uint32), expected.numpy().view(np.uint32))
     row = type_.cut(BytesSource(blocks.tobytes()), 0, [12 * weights], range(1), range(5 * weights, 6 * weights))
     assert row["blocks"].flatten().tolist() == blocks[5].tolist()
 
@@ -178,14 +180,15 @@ def test_compiled_by_a_real_code_generator(name: str, dtype: torch.dtype, caplog
         columns, fields = weights_in(type_), {"blocks": torch.from_numpy(random_blocks(type_)[:BLOCKS])}
     else:
         type_, columns = GLFT.types[name], 256
-        fields = type_.encode(torch.randn(BLOCKS, columns, generator=torch.Generator().manual_seed(0)), "w")
-    expected = type_.decode(fields, columns, dtype=dtype)
+        weights = torch.randn(BLOCKS, columns, generator=torch.Generator().manual_seed(0))
+        fields = {name: torch.from_numpy(field) for name, field in type_.encode(weights, "w").items()}
+    expected = on_torch.decode(type_, fields, columns, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.INFO, "glft_schema"):
         patch.setattr(compiled, "SIZES", (2048 * columns,))
-        patch.setattr(array_decoding, "compiles", lambda out: True)
+        patch.setattr(on_torch, "compiles", lambda out: True)
         patch.setenv(MODE, "off")
         patch.setattr(compiled, "_COMPILED", {})
-        found = type_.decode(fields, columns, dtype=dtype)
+        found = on_torch.decode(type_, fields, columns, dtype=dtype)
     assert_bit_equal(found.float(), expected.float().numpy())
     assert [message.partition(" for {'")[0] for message in caplog.messages] == ["compiled a formula"]
 
@@ -198,7 +201,7 @@ def test_compiles_whole(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> N
     blocks = torch.from_numpy(random_blocks(type_)[:8])
     expected = decoded(type_, blocks).numpy()
     monkeypatch.setattr(compiled, "SIZES", (8 * weights_in(type_),))
-    monkeypatch.setattr(array_decoding, "compiles", lambda out: True)
+    monkeypatch.setattr(on_torch, "compiles", lambda out: True)
     monkeypatch.setenv(MODE, "off")
     assert_bit_equal(decoded(type_, blocks), expected)
     assert len(graphs) == 1
@@ -208,7 +211,7 @@ def test_compiles_whole(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> N
 def test_grids_are_gguf_pys(name: str) -> None:
     other = getattr(gguf.quants, name.upper())
     other.init_grid()
-    assert np.array_equal(np.array(VALUES[name])[levels(name).numpy()], other.grid.squeeze())
+    assert np.array_equal(np.array(VALUES[name])[digits(name)], other.grid.squeeze())
 
 
 def test_a_type_of_ones_own_is_one_declaration() -> None:
@@ -240,10 +243,10 @@ def test_a_type_of_ones_own_is_one_declaration() -> None:
             with pytest.raises(TensorError, match=f"tensor 'w': .*{problem}"):
                 own.encode(w, "w")
         else:
-            assert torch.equal(own.round_trip(w, "w"), w)
+            assert np.array_equal(own.round_trip(w, "w"), w)
         if encoder:
             by_importance = own.decode(own.encode(w, "w", importance=importance), 4)
-            assert torch.equal(by_importance, w * importance if takes else w)
+            assert np.array_equal(by_importance, w * importance if takes else w)
         with pytest.raises(ValueError, match="expected a type without a formula, found PAIR"):
             formula_of(own)(dequantize)
     with pytest.raises(ValueError, match=r"expected an encoder of \(weights\) or \(weights, importance\), found \(x, counts\)"):
@@ -390,7 +393,7 @@ def test_tensors_without_numbers(type_: TensorType) -> None:
     for dims in ([2, 0], [0], [0, weights_in(type_)]):
         assert type_.nbytes(dims) == 0
         fields = type_.cut(BytesSource(b""), 0, dims, range(dims[0] if len(dims) > 1 else 1), range(0))
-        assert type_.decode(fields, 0).numel() == 0
+        assert type_.decode(fields, 0).size == 0
         if type_.name in ENCODERS + ON_GRIDS:
             assert type_.round_trip(torch.zeros(dims), "w").shape == tuple(dims)
 
@@ -435,10 +438,10 @@ def test_big_endian_blocks_mean_the_same(type_: TensorType) -> None:
     dims = [BLOCKS // 2, 2 * weights_in(type_)]
     rows, columns = range(dims[0]), range(dims[1])
     fields = type_.cut(BytesSource(other.tobytes()), 0, dims, rows, columns, "big")
-    assert np.array_equal(fields["blocks"].numpy().reshape(blocks.shape), blocks)
+    assert np.array_equal(fields["blocks"].reshape(blocks.shape), blocks)
     assert b"".join(type_.pieces(fields, "big")) == other.tobytes()
     payload = type_.parse(Cursor(BytesSource(other.tobytes())), dims, "big")
-    assert np.array_equal(payload.blocks.numpy().reshape(blocks.shape), blocks)
+    assert np.array_equal(payload.blocks.reshape(blocks.shape), blocks)
     stream = io.BytesIO()
     type_.write(payload, stream, dims, order="big")
     assert stream.getvalue() == other.tobytes()
@@ -475,20 +478,20 @@ def test_rounds_floats_as_llama_cpp(name: str) -> None:
     )
     weights = np.ascontiguousarray(bits.view(np.float32).reshape(-1, 256))
     expected = llama_cpp.quantize(GGML_TYPES[name].code, weights, 512).view(np.int16)
-    found = GGML_TYPES[name].quantize(torch.from_numpy(weights))["weights"].view(torch.int16).numpy()
+    found = GGML_TYPES[name].quantize(weights)["weights"].view(np.int16)
     assert np.array_equal(found, expected)
 
 
 def test_integers_are_kept_or_refused() -> None:
     for name, least, greatest in (("I8", -128, 127), ("I16", -(1 << 15), (1 << 15) - 1), ("I32", -(1 << 31), (1 << 31) - 1)):
         numbers = torch.tensor([least, 0, greatest])
-        assert torch.equal(GGML_TYPES[name].round_trip(numbers, "w").long(), numbers)
-        with pytest.raises(TensorError, match=r"tensor 'w' at \[1\]: an integer is too large for torch.int"):
+        assert np.array_equal(GGML_TYPES[name].round_trip(numbers, "w"), numbers)
+        with pytest.raises(TensorError, match=r"tensor 'w' at \[1\]: an integer is too large for int"):
             GGML_TYPES[name].encode(torch.tensor([0, greatest + 1]), "w")
-        problem = "expected a signed integer dtype, uint8 or bool, found torch.float32: exclude or convert the tensor"
+        problem = "expected a signed integer dtype, uint8 or bool, found float32: exclude or convert the tensor"
         with pytest.raises(TensorError, match=problem):
             GGML_TYPES[name].encode(torch.ones(1), "w")
-    with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64: exclude or convert the tensor"):
+    with pytest.raises(TensorError, match=r"expected a float dtype, found int64: exclude or convert the tensor"):
         GGML_TYPES["Q8_0"].encode(torch.ones(1, 32).long(), "w")
 
 
@@ -569,7 +572,7 @@ def test_functions_that_fail_on_a_block_are_not_registered(functions: Any, probl
     for _ in range(2):  # the name stays free
         with pytest.raises(ValueError, match=f"^Q8_Y: {re.escape(problem)}$"):
             register_type("Q8_Y", 201, weights=16, block=Struct("d" / f16[1] * "scale"), **declared)
-    with pytest.raises(ValueError, match=r"^Q8_Y: the formula fails on one block: RuntimeError: "):  # no memory
+    with pytest.raises(ValueError, match=r"^Q8_Y: the formula fails on one block: "):  # no memory
         register_type("Q8_Y", 201, weights=1 << 60, block=Struct("d" / f16[1] * "scale"), **declared)
     assert list(GGML_TYPES) == known
 
@@ -579,14 +582,15 @@ def test_tables_are_the_same_whoever_asks_first() -> None:
     """In its own process: cached tables must not be made on their first user's default device."""
     code = """
 import torch
+from glft_schema.tensor_types import on_torch
 from glft_schema.tensor_types.ggml import GGML_TYPES
 
 for type_ in GGML_TYPES:
     if type_.block:
-        blocks = torch.zeros(2, type_.block.sizeof(), dtype=torch.uint8)
+        fields = {"blocks": torch.zeros(2, type_.block.sizeof(), dtype=torch.uint8)}
         with torch.device("meta"):
-            first = type_.decode({"blocks": blocks}, type_.least_row, out=torch.empty(2, type_.least_row, device="cpu"))
-        assert torch.equal(first, type_.decode({"blocks": blocks}, type_.least_row)), type_
+            first = on_torch.decode(type_, fields, type_.least_row, out=torch.empty(2, type_.least_row, device="cpu"))
+        assert torch.equal(first, on_torch.decode(type_, fields, type_.least_row)), type_
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -596,7 +600,9 @@ for type_ in GGML_TYPES:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decodes_into_memory_that_is_given(name: str, dtype: torch.dtype) -> None:
     type_ = GGML_TYPES[name]
-    fields = type_.encode(torch.randn(5, 64, generator=torch.Generator().manual_seed(0)), "w")
+    arrays = type_.encode(torch.randn(5, 64, generator=torch.Generator().manual_seed(0)), "w")
+    fields = {name: as_tensor(array) for name, array in arrays.items()}
     out = torch.zeros(5, 64, dtype=dtype)
-    assert type_.decode(fields, 64, dtype=dtype, out=out) is out
-    assert torch.equal(out, type_.decode(fields, 64, dtype=dtype))
+    assert on_torch.decode(type_, fields, 64, out=out) is out
+    assert torch.equal(out, on_torch.decode(type_, fields, 64, dtype=dtype))
+    assert torch.equal(out, as_tensor(type_.decode(arrays, 64, dtype=as_dtype(dtype))))

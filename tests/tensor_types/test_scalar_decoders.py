@@ -112,7 +112,7 @@ def test_types_of_rows(type_: TensorType, tmp_path: Path) -> None:
     codes = random.integers(0, 256, (512, 192 if type_ is Q8_PER_CHANNEL else 96), np.uint8)
     names = [name for name, _ in type_.fields()]
     arrays = dict(zip(names, (scales, codes.view(np.int8 if type_ is Q8_PER_CHANNEL else np.uint8)), strict=True))
-    expected = type_.decode({name: torch.from_numpy(array) for name, array in arrays.items()}, 192)
+    expected = torch.from_numpy(type_.decode(arrays, 192))
     library = compiled(printed([type_]), tmp_path, "-O1")
     for suffix, dtype in SUFFIXES.items():
         found = torch.zeros(512, 192, dtype=dtype)
@@ -131,7 +131,7 @@ def test_into_halves(tmp_path: Path) -> None:
     """Weights of blocks are rounded as torch rounds them."""
     type_ = next(type_ for type_ in BLOCK_TYPES if type_.name == "Q6_K")
     library, blocks = compiled(printed([type_]), tmp_path, "-O1"), random_blocks(type_)[:2000]
-    expected = type_.decode({"blocks": torch.from_numpy(blocks)}, 256)
+    expected = torch.from_numpy(type_.decode({"blocks": blocks}, 256))
     for suffix, dtype in SUFFIXES.items():
         found = torch.zeros(expected.shape, dtype=dtype)
         library[f"q6_k{suffix}"](pointer(blocks), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(len(blocks)))

@@ -108,7 +108,7 @@ def test_scale_that_overflows_float16(quantize: object, largest: int) -> None:
     edge = torch.full((2, 64), 65504.0 * largest)
     quantize(edge)
     edge[1, 3] = 65520.0 * largest
-    with pytest.raises(TensorError, match=r"max\|w\| is too large for a torch.float16 scale \(at most 65504\)") as caught:
+    with pytest.raises(TensorError, match=r"max\|w\| is too large for a float16 scale \(at most 65504\)") as caught:
         quantize(edge)
     assert caught.value.index == (1, 0)
     quantize(edge, scale_dtype=torch.float32)
@@ -151,7 +151,7 @@ def test_float32_scales_differ_from_stored_ones_by_less_than_a_step() -> None:
 
 def test_nibbles_pack_low_first_in_twos_complement() -> None:
     every = torch.arange(256).to(torch.uint8).view(2, 128)
-    weights = Q4_PER_GROUP_64.decode({"scales": torch.ones(2, 4, dtype=torch.float16), "nibbles": every}, 256)
+    weights = torch.from_numpy(Q4_PER_GROUP_64.decode({"scales": np.ones((2, 4), np.float16), "nibbles": every.numpy()}, 256))
     assert (weights.min(), weights.max()) == (-8, 7)
     codes = weights.to(torch.int32) & 15
     assert torch.equal(codes[:, 0::2] | codes[:, 1::2] << 4, every.to(torch.int32))
@@ -184,7 +184,7 @@ def test_fake_quantize_knows_the_schemes() -> None:
         fake_quantize(w, None)
     with pytest.raises(OptionError, match=r"expected a float scale_dtype of at least 16 bits, found torch.float8_e4m3fn"):
         fake_quantize(w, "q8_per_channel", scale_dtype=torch.float8_e4m3fn)
-    with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64"):
+    with pytest.raises(TensorError, match=r"expected a float dtype, found int64"):
         fake_quantize(torch.ones(3, dtype=torch.int64), "f32")
     with pytest.raises(TensorError, match="a finite number is too large"):
         fake_quantize(torch.tensor([[7e4]]), "f16")
