@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
-import torch
+import numpy as np
 
 from glft_schema import Container, File, FormatError
 from glft_schema.codec import typed_values as tv
@@ -15,6 +16,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
+from glft_schema.tensor_types.engine.conversions import widened
 from glft_schema.tensor_types.tensor_type import OpaqueType
 
 UNKNOWN = "tensor of an unknown type"
@@ -80,7 +82,7 @@ def _features(file: File, stored: bytes) -> Iterator[str]:
         yield from ["a name of 64 bytes"] * (len(tensor.name.encode("utf-8", "surrogateescape")) == 64)
         yield from _of_text("a name", tensor.name)
         if tensor.dtype.bytes_only is None:
-            yield from _of_numbers("a number", tensor.dequantize())
+            yield from _of_numbers("a number", tensor.array())
             if not tensor.dtype.exact:
                 for field in tensor.fields.values():
                     yield from _of_numbers("a scale", field)
@@ -148,7 +150,7 @@ def _of_text(what: str, text: str) -> Iterator[str]:
     yield from [f"{what} that is not ASCII"] * (not text.isascii())
 
 
-def _of_numbers(what: str, numbers: torch.Tensor) -> Iterator[str]:
-    if (numbers.is_floating_point() and numbers.dtype.itemsize > 1) or numbers.is_complex():
-        yield from [f"{what} that is NaN"] * bool(numbers.isnan().any())
-        yield from [f"{what} that is infinite"] * bool(numbers.isinf().any())
+def _of_numbers(what: str, numbers: np.ndarray[Any, Any]) -> Iterator[str]:
+    if numbers.dtype.itemsize > 1 and (numbers := widened(numbers)).dtype.kind in "fc":
+        yield from [f"{what} that is NaN"] * bool(np.isnan(numbers).any())
+        yield from [f"{what} that is infinite"] * bool(np.isinf(numbers).any())

@@ -142,10 +142,10 @@ def test_violated_properties(case: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_dequantizing_must_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dequantize(tensor: Tensor) -> None:
+    def array(tensor: Tensor) -> None:
         raise TensorError("no numbers", tensor.name)
 
-    monkeypatch.setattr(Tensor, "dequantize", dequantize)
+    monkeypatch.setattr(Tensor, "array", array)
     with pytest.raises(PropertyError, match=r"^escaped: expected numbers, found tensor 'a': no numbers$"):
         check(FOUR_TYPES)
 
