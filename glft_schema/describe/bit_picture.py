@@ -33,13 +33,12 @@ def weights_of_bits(type_: TensorType, count: int) -> list[tuple[int, ...]]:
     nbytes = type_.nbytes([1, count])
     generator = np.random.default_rng(SEED)
     touched = np.zeros((8 * nbytes, count), bool)
-    interact, known, found = np.zeros(nbytes, bool), -1, 0
-    while found != known:
-        for _ in range(QUIET):
-            touched |= _flipped(type_, _random(nbytes, generator), count)
-        interact, known = _interact(touched.reshape(nbytes, 8, count)), found
-        found = int(np.count_nonzero(touched.reshape(nbytes, -1)[~interact]))
-    for group in _independent(np.flatnonzero(interact).tolist(), touched):
+    quiet = 0
+    while quiet < QUIET:
+        known = np.count_nonzero(touched)
+        touched |= _flipped(type_, _random(nbytes, generator), count)
+        quiet = quiet + 1 if np.count_nonzero(touched) == known else 0
+    for group in _independent(np.flatnonzero(_interact(touched.reshape(nbytes, 8, count))).tolist(), touched):
         for _ in range(CONTEXTS):
             _all_values(type_, _random(nbytes, generator), group, touched)
     return [tuple(np.flatnonzero(row).tolist()) for row in touched]
