@@ -110,7 +110,7 @@ def test_a_tensor_says_where_its_fields_are() -> None:
     assert str(tensor).splitlines() == [
         "'fc1', Q8_per_channel [2, 3], 10 bytes at 124",
         "",
-        "values by dequantize(), tensor[rows] or numpy.asarray(tensor)",
+        "values by dequantize() or tensor[rows] for torch, by numpy() for numpy",
         "  dims     [2, 3], as stored",
         "  numbers  6, 13.3333 bits per weight",
         "  scales   4 bytes at 124",

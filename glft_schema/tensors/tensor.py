@@ -273,7 +273,7 @@ class Tensor:
         self._check_known()
         rows, columns = matrix(self.shape)
         if out is None:
-            if str(device or self.device) == "cpu" and (dtype is None or dtype == dtype_in_torch(self.dtype.dtype)):
+            if str(device or self.device) == "cpu" and (dtype is None or dtype == self._torch_dtype):
                 stored = self._as_mapped()
                 if stored is not None:
                     return as_tensor(stored)
@@ -358,7 +358,7 @@ class Tensor:
         if not isinstance(out, torch.Tensor) or tuple(out.shape) != tuple(shape):
             found = list(out.shape) if isinstance(out, torch.Tensor) else shown(out)
             raise TensorError(f"expected out as a torch.Tensor of {list(shape)}, found {found}", self.name)
-        own = dtype_in_torch(self.dtype.dtype)
+        own = self._torch_dtype
         if out.dtype != (dtype or out.dtype) or not (out.dtype.is_floating_point or out.dtype == own):
             possible = "a float dtype" if own.is_floating_point else f"a float dtype or {own}"
             raise TensorError(f"expected out of {dtype or possible}, found {out.dtype}", self.name)
@@ -385,18 +385,18 @@ class Tensor:
             yield self._array(*part).reshape(-1)
 
     @outside_graphs
-    def _chunks(self, numbers: int) -> list[tuple[range, range]]:
+    def _chunks(self, numbers: int) -> Iterator[tuple[range, range]]:
         """Returns rows and columns of the matrix, chunk by chunk; none if the tensor is empty."""
         self._check_known()
         (out, columns), unit = matrix(self.shape), self.dtype.unit(self.shape)
         if 0 in (out, columns):
-            return []
+            return iter(())
         rows, width = max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
-        return [
+        return (
             (range(row, min(row + rows, out)), range(first, min(first + width, columns)))
             for row in range(0, out, rows)
             for first in range(0, columns, width)
-        ]
+        )
 
     def __getitem__(self, index: Indices) -> torch.Tensor:
         """Returns a part of the tensor, see `read`."""
@@ -426,7 +426,7 @@ class Tensor:
             self.check_out(out, shape, dtype)
             dtype = out.dtype
         if 0 in shape:
-            dtype = dtype or dtype_in_torch(self.dtype.dtype)
+            dtype = dtype or self._torch_dtype
             return torch.empty(shape, dtype=dtype, device=usable_device(self.device)) if out is None else out
         if out is not None and math.prod(shape) == len(rows) * len(columns):  # then the block has no other numbers
             self._numbers(rows, columns, dtype, None, out.detach().view(len(rows), len(columns)))
@@ -461,6 +461,14 @@ class Tensor:
         steps = [*[None] * has_rows, *(stride * part.step for part, stride in zip(inner, strides, strict=True))]
         kept = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
         return Block(rows, columns, shape, kept, first - columns.start)
+
+    @property
+    def _torch_dtype(self) -> torch.dtype:
+        """The type's own dtype in torch. Raises TensorError if this version of torch has none."""
+        try:
+            return dtype_in_torch(self.dtype.dtype)
+        except TypeError as error:
+            raise TensorError(f"{error}: {self.dtype} can be read by numpy() only", self.name) from None
 
     def _check_known(self) -> None:
         if problem := self.dtype.bytes_only:
@@ -507,7 +515,7 @@ class Tensor:
         """Returns part of the matrix [out, in]; `columns` is aligned to the type's unit."""
         if out is not None:
             dtype, device = out.dtype, out.device
-        own = dtype_in_torch(self.dtype.dtype)
+        own = self._torch_dtype
         dtype, device = dtype or own, device or self.device
         if not dtype.is_floating_point and dtype != own:
             raise ValueError(f"expected a float dtype, found {dtype}")

@@ -14,11 +14,13 @@ from glft_schema.display import Progress, with_display
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.tensor_bytes import array_bytes
+from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix, slices, warn_of_lost
 from glft_schema.tensor_types.engine.differences import max_error
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
+from glft_schema.weights.in_memory import check_dense
 from glft_schema.weights.requantizing import type_before
 from glft_schema.weights.schemes import Choice
 
@@ -239,7 +241,9 @@ class PlannedPayload:
 
     def loaded(self) -> Array:
         """Returns the source tensor. Raises TensorError if it does not match the plan."""
-        tensor = self.stored.values()
+        given = self.stored.load()
+        check_dense(self.name, given)
+        tensor: Array = array_of(given)
         self._check(tensor, self.stored.shape)
         return tensor
 

@@ -12,6 +12,7 @@ from glft_schema import LimitError, Limits, TruncatedError
 from glft_schema.codec.numbers import ByteOrderOf, Number, Picked, Sizes, bf16, f16, f32, f64, i8, i16, i64, u8, u16, u32
 from glft_schema.codec.structs import Struct
 from glft_schema.errors import shown
+from glft_schema.tensor_types.engine.conversions import float32_of
 from tests.codec.assertions import assert_stored, build_error, cursor, parse_error
 
 sizes = Sizes(u8, u32, "dims")
@@ -58,7 +59,7 @@ def test_tensors_in_both_byte_orders() -> None:
     ):
         for stored, order in ((little, "little"), (big, "big")):
             tensor = field.parse_stream(cursor(stored), byte_order=order)
-            assert tensor.tolist() == numbers
+            assert float32_of(tensor).tolist() == numbers
             assert field.build(tensor, byte_order=order) == bytes.fromhex(stored)
 
 

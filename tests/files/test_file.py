@@ -59,9 +59,9 @@ def test_regions_by_attribute_and_by_key(four_types: Path) -> None:
             _ = file.tensor
         with pytest.raises(KeyError, match=r"^'fc1' is a tensor, not a region: use file.tensors\['fc1'\]$"):
             file["fc1"]
-        hint = r"dequantize\(\) returns a torch.Tensor, numpy.asarray\(\) an array$"
-        with pytest.raises(AttributeError, match=f"^a tensor in a file has no attribute 'numpy': {hint}"):
-            file.tensors["fc1"].numpy()
+        hint = r"dequantize\(\) returns a torch.Tensor, numpy\(\) an array$"
+        with pytest.raises(AttributeError, match=f"^a tensor in a file has no attribute 'float': {hint}"):
+            file.tensors["fc1"].float()
         with pytest.raises(KeyError):
             file.get_tensor("fc3")
         with pytest.raises(TypeError, match="not iterable"):
@@ -96,7 +96,7 @@ def test_writing_into_views_changes_neither_the_file_nor_its_builds(four_types: 
         assert first.data_ptr() == second.data_ptr()
         assert file.tensors["b"][1:].data_ptr() == first[1:].data_ptr()
         first.zero_()
-        file.tensors["fc1"].payload.codes.zero_()
+        file.tensors["fc1"].payload.codes[...] = 0
         assert Container.build(file) == FOUR_TYPES
         assert file == Container.parse(FOUR_TYPES)
         assert bytes(file.tensors["b"].raw) == bytes(Container.parse(FOUR_TYPES).tensors["b"].raw) != bytes(6)

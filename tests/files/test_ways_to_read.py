@@ -38,7 +38,8 @@ from glft_schema.limits import Limits
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import BytesSource
-from glft_schema.storage.tensor_bytes import tensor_bytes, write_all
+from glft_schema.storage.tensor_bytes import array_bytes, write_all
+from glft_schema.storage.torch_tensors import as_array
 from tests.catalogue import gguf_cases, glft_cases
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
@@ -67,7 +68,7 @@ def verdict(read: Callable[[], File]) -> Any:
         tensors = []
         for tensor in file.tensors.values():
             values = None if tensor.dtype.bytes_only else tensor.dequantize()
-            numbers = None if values is None else (values.dtype, values.shape, bytes(tensor_bytes(values)))
+            numbers = None if values is None else (values.dtype, values.shape, bytes(array_bytes(as_array(values))))
             tensors.append((tensor.name, tensor.dims, str(tensor.dtype), tensor.position, bytes(tensor.raw), numbers))
         return file.format.name, file.nbytes, Container.build(file), repr(dict(file.metadata)), tensors, file.tensors.gaps
 

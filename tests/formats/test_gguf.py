@@ -141,8 +141,8 @@ def test_save_and_load(tmp_path: Path, order: str, version: int) -> None:
     assert [tensor.type.name for tensor in written] == ["Q8_0", "F16", "BF16", "F64", "I64", "F32", "I16", "I8"]
     assert {tensor.name: tensor.note for tensor in written if tensor.note} == {
         "n.weight": "not q8_0: it has fewer than two dims, and no scheme selects it by its full name",
-        "u": "torch.uint8 widened to I16, exactly",
-        "f": "torch.bool widened to I8, exactly",
+        "u": "uint8 widened to I16, exactly",
+        "f": "bool widened to I8, exactly",
     }
     with glft_schema.open(path) as file:
         assert (file.header.version, file.header.byte_order) == (version, order)
@@ -152,7 +152,7 @@ def test_save_and_load(tmp_path: Path, order: str, version: int) -> None:
         assert file.nbytes % 32 == 0
     loaded = load_file(path)
     for name, tensor in tensors.items():
-        expected = GGML_TYPES["Q8_0"].round_trip(tensor, name) if name == "w.weight" else tensor
+        expected = torch.from_numpy(GGML_TYPES["Q8_0"].round_trip(tensor, name)) if name == "w.weight" else tensor
         assert loaded[name].shape == tensor.shape
         assert torch.equal(loaded[name].to(expected.dtype), expected)
         assert loaded[name].dtype == (expected.dtype if name not in "uf" else [torch.int16, torch.int8][name == "f"])
@@ -181,11 +181,11 @@ def test_the_fields_of_blocks(tmp_path: Path) -> None:
         tensor = file.tensors["w"]
         fields = tensor.fields
         assert {name: (field.shape, field.dtype) for name, field in fields.items()} == {
-            "d": ((4, 1), torch.float16),
-            "m": ((4, 1), torch.float16),
-            "qs": ((4, 16), torch.uint8),
+            "d": ((4, 1), np.float16),
+            "m": ((4, 1), np.float16),
+            "qs": ((4, 16), np.uint8),
         }
-        assert torch.equal(fields["m"].flatten(), weights.reshape(4, 32).amin(1).half())
+        assert np.array_equal(fields["m"].flatten(), weights.reshape(4, 32).amin(1).half())
         assert (tensor.get_shape(), tensor.get_dtype()) == ([2, 64], "Q4_1")
         assert file.tensors["f"].fields["weights"].tolist() == [1, 1]
         found = (tensor.dequantize("bfloat16"), file.get_tensor("w", "torch.bfloat16"), tensor.read(..., dtype="bfloat16"))
@@ -297,7 +297,7 @@ def test_huge_dims_beside_a_zero_take_no_time() -> None:
         stored = reference.File([], [Info(b"w", dims, code)]).bytes()
         tensor = Container.parse(stored).tensors["w"]
         assert tensor.dequantize(torch.bfloat16).shape == tuple(reversed(dims))
-        assert tensor.dtype.round_trip(tensor.dequantize(), "w").numel() == 0
+        assert tensor.dtype.round_trip(tensor.dequantize(), "w").size == 0
 
 
 def test_values_that_are_not_a_file() -> None:

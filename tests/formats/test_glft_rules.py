@@ -102,7 +102,7 @@ UNBUILDABLE = {
     ),
     "payload of no tensor": (
         {"descriptors": [{"name": "w", "dims": [], "dtype": 0}], "data": {"w": {"weights": [1.0]}}},
-        "expected a torch.Tensor, found",
+        "expected an array of numpy or torch, found",
     ),
     "rows that are no sequence": ({"descriptors": None}, "descriptors: expected a sequence, found None"),
     "dims that are no sequence": (
@@ -138,7 +138,7 @@ UNBUILDABLE = {
             "descriptors": [{"name": "w", "dims": [2], "dtype": 0}],
             "data": {"w": {"weights": torch.zeros(2, dtype=torch.float16)}},
         },
-        "data -> 'w' -> weights: expected torch.float32 [2], found torch.float16 [2] (tensor 'w')",
+        "data -> 'w' -> weights: expected float32 [2], found float16 [2] (tensor 'w')",
     ),
     "a tensor of another type": (
         {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import construct
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -681,7 +682,7 @@ def test_functions_of_a_block_that_return_something_else() -> None:
     with pytest.raises(ValueError, match=r"^expected d f16\[2, 1\] from the encoder, found e torch.float16 \[2, 1\]$"):
         LACKS.encode(torch.zeros(2, 4), "w")
     with pytest.raises(ValueError, match=r"^expected weights \[2, 4\] from the formula, found \[2, 1\]$"):
-        WRONG.decode({"blocks": torch.zeros(2, 6, dtype=torch.uint8)}, 4)
+        WRONG.decode({"blocks": np.zeros((2, 6), np.uint8)}, 4)
 
 
 def test_constructs_without_a_description(tmp_path: Path) -> None:

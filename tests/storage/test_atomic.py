@@ -76,9 +76,9 @@ def test_an_error_of_a_source_is_raised_unchanged(path: Path, error: BaseExcepti
 @pytest.mark.parametrize(
     ("loaded", "problem"),
     [
-        (torch.ones(5), r"expected torch.float32 \[4\] as planned, found torch.float32 \[5\]"),
-        (torch.ones(4, dtype=torch.float64), r"expected torch.float32 \[4\] as planned, found torch.float64 \[4\]"),
-        ([1.0] * 4, r"expected a torch.Tensor, found \[1.0, 1.0, 1.0, 1.0\]"),
+        (torch.ones(5), r"expected float32 \[4\] as planned, found float32 \[5\]"),
+        (torch.ones(4, dtype=torch.float64), r"expected float32 \[4\] as planned, found float64 \[4\]"),
+        ([1.0] * 4, r"expected a tensor of torch or an array of numpy, found \[1.0, 1.0, 1.0, 1.0\]"),
         (torch.ones(4, device="meta"), r"expected a dense tensor with values in memory, found a Tensor \(meta\)"),
         (torch.ones(4).to_sparse(), r"expected a dense tensor with values in memory, found a Tensor \(torch.sparse_coo\)"),
     ],
@@ -355,8 +355,8 @@ def resized(tensors: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (resized, r"torch.float32 \[1\]"),
-        (lambda model: setattr(model["b"], "data", model["b"].half()), r"torch.float16 \[64, 64\]"),
+        (resized, r"float32 \[1\]"),
+        (lambda model: setattr(model["b"], "data", model["b"].half()), r"float16 \[64, 64\]"),
     ],
 )
 @pytest.mark.parametrize("name", ["out.glft", "out.gguf", "out.safetensors"])
@@ -366,7 +366,7 @@ def test_a_model_that_changes_while_it_is_written(
     out = tmp_path / name
     out.write_bytes(b"old")
     model = {key: torch.nn.Parameter(torch.ones(64, 64), requires_grad=False) for key in "ab"}
-    with pytest.raises(TensorError, match=rf"expected torch.float32 \[64, 64\] as planned, found {found}") as caught:
+    with pytest.raises(TensorError, match=rf"expected float32 \[64, 64\] as planned, found {found}") as caught:
         convert(Checkpoint(in_memory(model), {}), out, progress=lambda key, nbytes: change(model))
     assert caught.value.tensor == "b"
     assert_only(out, b"old")
