@@ -292,7 +292,10 @@ class TensorType:
         if self.block is not None:  # the rows of all matrices are encoded alike
             columns = dims[-1] if dims else 1
         for number, row in enumerate(stacks):
-            part, target = (rows, fields) if len(stacks) == 1 else (rows[number], {k: f[number] for k, f in fields.items()})
+            part, target = rows, fields
+            if len(stacks) > 1 and tensor.size:
+                part = rows[number]
+                target = {key: field[number].reshape(len(part), -1) for key, field in fields.items()}
             if self.block is not None and part.flags.c_contiguous and part.size:
                 part = part.reshape(-1, columns)
                 target = {key: field.reshape(len(part), -1) for key, field in target.items()}
