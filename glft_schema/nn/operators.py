@@ -17,6 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
+from glft_schema.storage.torch_tensors import array_in, has_plain_memory
 from glft_schema.tensor_types import on_torch
 from glft_schema.tensor_types.engine.chunks import slices
 from glft_schema.tensor_types.engine.compiled import SIZES
@@ -25,6 +26,7 @@ from glft_schema.tensor_types.library.loading import function_of
 
 FEW = 4  # rows of an input, for which converting weights to its dtype would take longer
 HALF = (torch.float16, torch.bfloat16)
+FLOATS = (*HALF, torch.float32, torch.float64)
 CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
 DEVICES = ("cpu", "cuda")  # whose autocast is followed
 LIBRARY: Any = torch.library.Library("glft_schema", "DEF")  # type: ignore[no-untyped-call]
@@ -98,10 +100,15 @@ def _for_each_part(
     is_parallel = in_threads and in_library and threads > 1
     most = CHUNK if packed.device.type == "cpu" else SIZES[0]
     size = max(min(most // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
+    found, stored = registered_type(type), packed.detach()
+    array = array_in(stored) if has_plain_memory(stored) and dtype in FLOATS else None
 
     def run(part: slice) -> None:
         weights = _memory((part.stop - part.start) * numbers, dtype, packed.device).view(-1, numbers)
-        _decode(packed[part], type, weights)
+        if array is None:
+            _decode(packed[part], type, weights)
+        else:
+            found.decode(found.unpacked(array[part], numbers), numbers, out=array_in(weights))
         function(slice(part.start * together, part.stop * together), weights.view(-1, columns))
 
     parts = slices(len(packed), size)

@@ -33,7 +33,11 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
 
 def as_array(tensor: torch.Tensor) -> Array:
     """Returns the numbers of a dense tensor: those of one on the CPU in its memory."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg()
+    return array_in(tensor.detach().cpu().resolve_conj().resolve_neg())
+
+
+def array_in(plain: torch.Tensor) -> Array:
+    """Returns the numbers of a tensor that `has_plain_memory`, in its memory."""
     name = str(plain.dtype).removeprefix("torch.")
     if name not in RECORDS:
         return plain.numpy()

@@ -27,7 +27,7 @@ def by_library(layout: Layout, fields: Sequence[Array], out: Array) -> bool:
 
     Returns False if the library lacks the type, or cannot use this memory.
     """
-    if address(out) % out.itemsize or (layout.weights is None and out.shape[1] > LONGEST):
+    if not words(out).flags.aligned or (layout.weights is None and out.shape[1] > LONGEST):
         return False
     dtype = name_of(out.dtype)
     is_written = dtype in WRITTEN

@@ -132,7 +132,7 @@ def part_size(count: int, least: int, most: int) -> int:
 
 
 def _threads(count: int, least: int) -> int:
-    return min(threads(), -(-count // least))
+    return min(threads(), -(-count // least)) if count > least else 1
 
 
 class _Parts:
