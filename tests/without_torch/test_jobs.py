@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("schema q4_k", "scales"),
         ("plan model.gguf --bpw 5", "noise"),
         ("quantize model.gguf out.gguf Q4_K_M --dry-run", "dry run"),
-        ("fuzz gguf --examples 2", "no failure in 2 files"),
+        pytest.param("fuzz gguf --examples 2", "no failure in 2 files", marks=pytest.mark.long),
     ],
 )
 def test_what_is_printed(arguments: str, printed: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
