@@ -32,7 +32,7 @@ from glft_schema.quantizer.plan_picture import MIX, WIDTH, Point, picture
 from glft_schema.quantizer.prepared import Prepared, prepared
 from glft_schema.quantizer.recipes import RECIPES, is_kept
 from glft_schema.quantizer.rules import Model, Recipe
-from glft_schema.storage.dtypes import Array, is_float
+from glft_schema.storage.dtypes import FLOAT32, Array, is_float
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import importance_rows
@@ -341,11 +341,7 @@ def plan(
         Recipe("", 0, "f16"), facts, allow_requantize=allow_requantize, in_order=True, keep_floats=model.keeps_floats
     )
     choices = chooser.choose(tensors, table)
-    kept = [
-        name
-        for name, tensor in tensors.items()
-        if is_kept(name, len(tensor.shape), facts) or not is_float(tensor.dtype)
-    ]
+    kept = [name for name, tensor in tensors.items() if is_kept(name, len(tensor.shape), facts) or not is_float(tensor.dtype)]
     kept_bytes = sum(PlannedPayload(name, tensors[name], choices[name]).nbytes for name in kept)
     plans, done = list[TensorPlan](), 0
     total = sum(tensor.numel for name, tensor in tensors.items() if name not in kept)
@@ -405,7 +401,7 @@ def _planned(name: str, tensor: StoredTensor, types: Iterable[TensorType], rows:
         except TensorError as error:
             refusals.append(f"{type_.scheme}: {error.problem}")
             continue
-        decoded = type_.decode(fields, math.prod(sample.shape[1:])).reshape(sample.shape)
+        decoded = type_.decode(fields, math.prod(sample.shape[1:]), dtype=FLOAT32).reshape(sample.shape)
         with np.errstate(all="ignore"):
             noise = float((weights * np.square(np.subtract(decoded, sample, dtype=np.float64))).sum())
         ratio = noise / energy if energy else float(noise > 0)

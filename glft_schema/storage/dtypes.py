@@ -64,6 +64,9 @@ def address(array: Array) -> int:
 
 
 def own(array: Array) -> Array:
-    """Returns an array of ml_dtypes as records, and others unchanged."""
+    """Returns an array of ml_dtypes as records, one of big-endian numbers as little-endian, and
+    others unchanged."""
+    if array.dtype.byteorder == ">":
+        return array.astype(array.dtype.newbyteorder("<"))
     name = array.dtype.name
     return array.view(RECORDS[name]) if name in RECORDS and not array.dtype.names else array

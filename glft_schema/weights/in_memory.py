@@ -12,7 +12,7 @@ import numpy as np
 from glft_schema.codec.context import LITTLE
 from glft_schema.errors import TensorError, shown
 from glft_schema.lazy import torch
-from glft_schema.storage.dtypes import NAMES, Array, as_dtype, name_of, own
+from glft_schema.storage.dtypes import RECORDS, Array, address, as_dtype, own
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.torch_tensors import array_of, as_array, is_tensor
 from glft_schema.tensor_types import TensorType
@@ -74,20 +74,21 @@ def _of_tensor(name: str, tensor: torch.Tensor) -> StoredTensor:
     if tensor in packed_tensors():
         type_, dims = packed_tensors()[tensor]
         return replace(of_file(packed_tensor(name, type_, dims, tensor)), identity=shared)
-    if tensor.device.type != "cpu":  # copied once
-        return StoredTensor(shape, as_dtype(tensor.dtype), lambda: tensor, shared)
-    return StoredTensor(shape, as_dtype(tensor.dtype), lambda: tensor, shared, read=_reader(lambda: as_array(tensor), shape))
+    try:
+        dtype = as_dtype(tensor.dtype)
+    except TypeError:
+        raise TensorError(f"no format has a type for {tensor.dtype}: exclude the tensor, or convert it", name) from None
+    read = _reader(lambda: as_array(tensor), shape) if tensor.device.type == "cpu" else None  # others are copied once
+    return StoredTensor(shape, dtype, lambda: tensor, shared, read=read)
 
 
 def _of_array(name: str, array: Any) -> StoredTensor:
-    numbers = own(array)
-    if name_of(numbers.dtype) not in NAMES:
-        raise TensorError(f"expected an array of numbers that can be stored, found {array.dtype}", name)
-    if numbers.dtype.byteorder == ">":
-        numbers = numbers.astype(numbers.dtype.newbyteorder("="))
-    shared = repr((numbers.__array_interface__["data"], numbers.shape, numbers.strides, numbers.dtype))
-    read = _reader(lambda: numbers, numbers.shape)
-    return StoredTensor(numbers.shape, numbers.dtype, lambda: numbers, shared if numbers.size else None, read=read)
+    given = np.asarray(array)
+    numbers = own(given)
+    if numbers.dtype.kind not in "biufc" and numbers.dtype not in RECORDS.values():
+        raise TensorError(f"expected an array of numbers, found {array.dtype}", name)
+    shared = repr((address(given), given.shape, given.strides, given.dtype)) if given.size else None
+    return StoredTensor(numbers.shape, numbers.dtype, lambda: numbers, shared, read=_reader(lambda: numbers, numbers.shape))
 
 
 def _reader(values: Callable[[], Array], shape: tuple[int, ...]) -> Callable[[Slices], Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,13 +61,13 @@ def test_a_part_has_the_values_and_the_bytes_of_the_whole(mapped: Mapped, data: 
 def test_rows_of_a_head_are_read_and_no_others(mapped: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = mapped["tiny-llama from GGUF"]["model.layers.0.self_attn.q_proj.weight"]
     read: list[int] = []
-    part = glft.Tensor.read
+    part = glft.Tensor.array
 
-    def counted(self: glft.Tensor, *index: object, **more: object) -> torch.Tensor:
+    def counted(self: glft.Tensor, *index: object, **more: object) -> np.ndarray:
         read.append((found := part(self, *index, **more)).shape[0])  # type: ignore[arg-type]
         return found
 
-    monkeypatch.setattr(glft.Tensor, "read", counted)
+    monkeypatch.setattr(glft.Tensor, "array", counted)
     columns = slice(0, tensor.shape[1])
     for rows, calls in ((slice(0, 16), 1), (slice(16, 48), 1), (slice(4, 12), 4), (slice(3, 5), 1)):
         read.clear()

@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file as load_safetensors
 
 from glft_schema import edit, fake_quantize, load_file
+from glft_schema.storage.dtypes import is_float
+from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.weights.checkpoints import open_checkpoint
 from tests.oracles import llama_cpp
@@ -66,17 +68,17 @@ def test_every_tensor_is_the_fake_quantized_one(exported: tuple[str, Path], fold
     assert set(loaded) == set(source) - {"embeddings.position_ids"}
     assert len(loaded) == 103
     for name, tensor in loaded.items():
-        weights = source[name].load()
+        weights = as_tensor(source[name].values())
         assert torch.equal(tensor, fake_quantize(weights, scheme) if weights.dim() > 1 else weights)
 
 
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
 def test_searched_blocks_are_those_of_llama_cpp(name: str, folder: Path) -> None:
     type_ = GGML_TYPES[name]
-    weights = open_checkpoint(folder / "model.safetensors")["encoder.layer.3.output.dense.weight"].load()
+    weights = open_checkpoint(folder / "model.safetensors")["encoder.layer.3.output.dense.weight"].values()
     assert weights.shape == (384, 1536)
-    expected = llama_cpp.quantize(type_.code, weights.numpy(), type_.nbytes([1, 1536]))
-    assert np.array_equal(type_.encode(weights, "w")["blocks"].numpy().reshape(expected.shape), expected)
+    expected = llama_cpp.quantize(type_.code, weights, type_.nbytes([1, 1536]))
+    assert np.array_equal(type_.encode(weights, "w")["blocks"].reshape(expected.shape), expected)
 
 
 def test_size(exported: tuple[str, Path], folder: Path) -> None:
@@ -103,7 +105,8 @@ def embed(folder: Path, weights: dict[str, torch.Tensor]) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore")  # from transformers
 def test_the_network_says_nearly_the_same(exported: tuple[str, Path], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scheme, path = exported
-    source = {name: t.load() for name, t in open_checkpoint(folder / "model.safetensors").items() if t.dtype.is_floating_point}
+    stored = open_checkpoint(folder / "model.safetensors")
+    source = {name: as_tensor(t.values()) for name, t in stored.items() if is_float(t.dtype)}
     before, after = embed(folder, source), embed(folder, load_file(path))
     cosines = (before * after).sum(-1)
     with capsys.disabled():

@@ -30,9 +30,9 @@ from glft_schema import (
 )
 from glft_schema.errors import OptionError
 from glft_schema.lab import fake_quantize, read_gguf_lite, write_gguf_lite
+from glft_schema.storage.dtypes import FLOATS
 from glft_schema.tensor_types.engine import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.tensor_type import FLOATS
 from glft_schema.weights.checkpoints import open_checkpoint
 from tests.tools import forked
 
@@ -105,7 +105,7 @@ def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], me
         (torch.ones(3, dtype=torch.complex64), {}, f"tensor 'w': GLFT has no type for torch.complex64: {CONVERT}"),
         (torch.ones(3, dtype=torch.uint16), {}, f"tensor 'w': GLFT has no type for torch.uint16: {CONVERT}"),
         (torch.ones(3, dtype=torch.uint32), {"*": "f32"}, f"tensor 'w': GLFT has no type for torch.uint32: {CONVERT}"),
-        (torch.ones(3, dtype=torch.bool), {"w": "f32"}, "expected a float dtype, found torch.bool"),
+        (torch.ones(3, dtype=torch.bool), {"w": "f32"}, "expected a float dtype, found bool"),
         (
             torch.ones(3, dtype=torch.float64),
             {},
@@ -146,7 +146,7 @@ def test_float_dtypes_are_kept_or_widened_exactly(path: Path) -> None:
         expected = tensor.to(loaded[name].dtype)
         assert torch.equal(loaded[name].isnan(), expected.isnan())
         assert torch.equal(loaded[name].nan_to_num(), expected.nan_to_num())
-    widened = [f"torch.{name} widened to F32 (lossless)" for name in ("bfloat16", "float8_e5m2")]
+    widened = [f"{name} widened to F32 (lossless)" for name in ("bfloat16", "float8_e5m2")]
     assert [tensor.note for tensor in written] == ["", "", *widened, ""]
 
 

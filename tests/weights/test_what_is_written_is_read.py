@@ -20,6 +20,7 @@ from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import TYPES as SAFETENSORS_TYPES
+from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.in_memory import in_memory
@@ -96,8 +97,8 @@ def assert_tensors(path: Path, given: Mapping[str, torch.Tensor], written: list[
     found = open_with_metadata(path).tensors
     assert set(found) == set(given)
     for tensor in written:
-        loaded, source = found[tensor.name].load(), given[tensor.name].detach()
-        expected = source.resolve_conj() if tensor.copied else tensor.type.round_trip(source, tensor.name)
+        loaded, source = as_tensor(found[tensor.name].values()), given[tensor.name].detach()
+        expected = source.resolve_conj() if tensor.copied else as_tensor(tensor.type.round_trip(source, tensor.name))
         assert (loaded.shape, loaded.dtype) == (source.shape, expected.dtype)
         assert stored_bits(loaded) == stored_bits(expected)
 
