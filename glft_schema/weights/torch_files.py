@@ -18,7 +18,7 @@ from glft_schema.files.parsing import gc_paused
 from glft_schema.formats.registry import ZIP
 from glft_schema.formats.torch_zip import Span, read_directory
 from glft_schema.limits import current
-from glft_schema.storage.dtypes import NAMES, Array, Dtype, dtype_of
+from glft_schema.storage.dtypes import BFLOAT16, NAMES, Array, Dtype, dtype_of, name_of, words
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.storage.tensor_bytes import array_over
@@ -180,8 +180,15 @@ class _Tensors:
             return np.empty(view.shape, dtype)
         numbers = storage[: most * dtype.itemsize].view(dtype)[view.offset :]
         found = as_strided(numbers, view.shape, [step * dtype.itemsize for step in view.stride])
-        found = found.conj() if "conj" in view.flags else found  # torch ignores the value
-        return np.negative(found) if "neg" in view.flags and found.dtype != np.bool_ else found
+        if "conj" in view.flags and found.dtype.kind == "c":  # torch ignores the value
+            found = np.asarray(found.conj())
+        if "neg" not in view.flags or found.dtype == np.bool_:
+            return found
+        if found.dtype == BFLOAT16:
+            return np.asarray(words(found) ^ 0x8000).view(BFLOAT16)
+        if found.dtype.names:
+            raise TensorError(f"expected numbers that can be negated, found {name_of(found.dtype)}", name)
+        return np.asarray(-found)
 
     def _storage(self, storage: Storage, dtype: Dtype, name: str) -> Array:
         """Returns the bytes of a storage."""
