@@ -36,6 +36,7 @@ from glft_schema.families.operations import (
     Scope,
     Stack,
     Transpose,
+    in_one_dtype,
     planned_results,
     quantized_type,
 )
@@ -194,6 +195,7 @@ class Donor:
         if not functions:
             raise self._other_shape(name, parts[0])
         dtype = FLOAT32 if is_float32(name, own.shape) else parts[0].dtype
+        quantized, parts = quantized_type(parts), in_one_dtype(parts)
 
         @cache
         def closest() -> Function:
@@ -202,7 +204,7 @@ class Donor:
         def load() -> Array:
             return np.ascontiguousarray(converted(closest()([part.values() for part in parts])[0], dtype))
 
-        return StoredTensor(own.shape, dtype, load, quantized=quantized_type(parts))
+        return StoredTensor(own.shape, dtype, load, quantized=quantized)
 
     def _functions(self, name: str) -> Iterator[tuple[Function, Scope]]:
         """Yields the operations that a tensor may need, each with its scope."""

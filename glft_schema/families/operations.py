@@ -21,9 +21,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from glft_schema.errors import TensorError
-from glft_schema.storage.dtypes import FLOAT32, Array, Dtype, name_of
+from glft_schema.storage.dtypes import FLOAT32, FLOAT64, Array, Dtype, name_of
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.conversions import converted, float32_of
+from glft_schema.tensor_types.engine.conversions import converted, float32_of, widened
 from glft_schema.tensor_types.fp4 import MXFP4
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed, transposed
 
@@ -47,9 +47,10 @@ def applied(function: Function, sources: Sequence[StoredTensor], name: str, scop
         TensorError: if the function refuses the shapes.
     """
     planned = planned_results(function, sources, name, scope)
+    sources = in_one_dtype(sources)
 
     def loading(number: int) -> Callable[[], Array]:
-        return lambda: np.ascontiguousarray(function([source.values() for source in sources])[number])
+        return lambda: np.asarray(function([source.values() for source in sources])[number], order="C")
 
     def packed(number: int, type_: TensorType) -> StoredTensor:
         shape = planned[number][0]
@@ -81,17 +82,32 @@ def planned_results(
 ) -> list[tuple[tuple[int, ...], Dtype]]:
     """Returns the shapes and dtypes of a function's results. Arguments and errors are those of
     `applied`."""
-    first = sources[0]
     if scope == "elements":
-        return [(first.shape, result.dtype) for result in function([np.zeros(1, source.dtype) for source in sources])]
-    by_rows = scope == "rows" and all(len(source.shape) > 1 for source in sources)
-    shapes = [(*source.shape[:-1], 1) if by_rows else source.shape for source in sources]
+        return [(sources[0].shape, result.dtype) for result in function([np.zeros(1, source.dtype) for source in sources])]
+    columns = {source.shape[-1] if len(source.shape) > 1 else 0 for source in sources} if scope == "rows" else {0}
+    of_rows = max(columns) if len(columns) == 1 else 0  # numbers of a row that moves as a whole
+    shapes = [(*source.shape[:-1], 1) if of_rows else source.shape for source in sources]
     try:
         results = function([as_strided(np.zeros(1, np.uint8), shape, [0] * len(shape)) for shape in shapes])
-    except ValueError:
+    except (ValueError, IndexError):
         found = ", ".join(str(list(source.shape)) for source in sources[:2])
         raise TensorError(f"expected a shape that fits the config, found {found}", name) from None
-    return [((*result.shape[:-1], first.shape[-1]) if by_rows else result.shape, first.dtype) for result in results]
+    dtype = common_dtype(sources)
+    return [((*result.shape[:-1], of_rows) if of_rows else result.shape, dtype) for result in results]
+
+
+def common_dtype(sources: Sequence[StoredTensor]) -> Dtype:
+    """Returns the dtype of tensors, or the float that holds all of them."""
+    dtypes = {source.dtype for source in sources}
+    return sources[0].dtype if len(dtypes) == 1 else FLOAT64 if FLOAT64 in dtypes else FLOAT32
+
+
+def in_one_dtype(sources: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
+    """Returns tensors in their `common_dtype`, unchanged if they have it."""
+    dtype = common_dtype(sources)
+    if all(source.dtype == dtype for source in sources):
+        return sources
+    return [applied(lambda arrays: [converted(arrays[0], dtype)], [source], "", "elements")[0] for source in sources]
 
 
 def quantized_type(sources: Iterable[StoredTensor]) -> TensorType | None:
@@ -286,7 +302,7 @@ class PlusOne(Operation):
         return [float32_of(weights) + np.float32(1) for weights in tensors]
 
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return [converted(float32_of(factors) - np.float32(1), factors.dtype) for factors in tensors]
+        return [converted(widened(factors) - np.float32(1), factors.dtype) for factors in tensors]
 
 
 class OneRow(Operation):
@@ -367,7 +383,8 @@ class SplitAlternately(Operation):
         return [tensors[0][:, number::2] for number in range(2)]
 
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return [np.stack(tensors, 2).reshape(len(tensors[0]), -1, *tensors[0].shape[2:])]
+        first, rows, *rest = tensors[0].shape
+        return [np.stack(tensors, 2).reshape(first, rows * len(tensors), *rest)]
 
 
 @dataclass(frozen=True)

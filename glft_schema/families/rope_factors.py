@@ -14,12 +14,14 @@ from glft_schema.display import shortest
 from glft_schema.errors import TensorError
 from glft_schema.families.config import Config
 from glft_schema.storage.dtypes import Array
+from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_TENSOR = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 DIMENSIONS = "rope.dimension_count"  # of phi3, which config.json has as a share of the head
+CLOSE = 1e-5  # powers of torch, by which other converters make factors, differ by processor in the last bit
 CONTEXTS = [1 << bits for bits in range(6, 21)]  # lengths that may be trained with
 
 
@@ -31,15 +33,18 @@ def llama3_factors(config: Config) -> dict[str, Array]:
     """
     if config["rope.rope_type"] != "llama3":
         return {}
-    columns, base = config["head_dim"], float(config["rope.rope_theta"])
-    factor, low, high, context = (np.float32(config.get(f"rope.{name}", default)) for name, default in LLAMA3.items())
-    exponents = np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)
-    frequencies = 1 / np.power(base, exponents, dtype=np.float64).astype(np.float32)
-    wavelengths = 1 / frequencies * np.float32(2 * math.pi)
-    smooth = (1 / wavelengths * context - low) / (high - low)
-    factors = 1 / ((1 - smooth) / factor + smooth)
-    factors = np.where(wavelengths < context / high, np.float32(1), np.where(wavelengths > context / low, factor, factors))
-    return {LLAMA3_TENSOR: factors}
+    columns, base = config["head_dim"], np.float32(config["rope.rope_theta"])
+    factor, low, high, context = (config.get(f"rope.{name}", default) for name, default in LLAMA3.items())
+    shortest_wave, longest_wave, span = (np.float32(number) for number in (context / high, context / low, high - low))
+    factor, low, context = (np.float32(number) for number in (factor, low, context))
+    with np.errstate(all="ignore"):
+        exponents = np.arange(0, columns, 2, dtype=np.float32) / np.float32(columns)
+        frequencies = 1 / np.power(base, exponents, dtype=np.float64).astype(np.float32)
+        wavelengths = 1 / frequencies * np.float32(2 * math.pi)  # torch divides a number by multiplying in this way
+        smooth = (1 / wavelengths * context - low) / span
+        between = 1 / ((1 - smooth) / factor + smooth)
+    is_short, is_long = wavelengths < shortest_wave, wavelengths > longest_wave
+    return {LLAMA3_TENSOR: np.where(is_short, np.float32(1), np.where(is_long, factor, between))}
 
 
 def longrope_factors(config: Config) -> dict[str, Array]:
@@ -61,13 +66,13 @@ def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """
     if LLAMA3_TENSOR not in tensors:
         return {}
-    factors = tensors.pop(LLAMA3_TENSOR).values()
-    scaling: dict[str, Any] = {"rope_type": "llama3", **LLAMA3, "factor": shortest(float(factors.max()))}
+    factors = float32_of(tensors.pop(LLAMA3_TENSOR).values()).reshape(-1)
+    scaling: dict[str, Any] = {"rope_type": "llama3", **LLAMA3, "factor": shortest(float(factors.max(initial=0)))}
     for context in CONTEXTS if 2 * len(factors) == config["head_dim"] else ():
         scaling["original_max_position_embeddings"] = context
         fields = {f"rope.{field}": value for field, value in scaling.items()}
         made = llama3_factors({"head_dim": config["head_dim"], "rope.rope_theta": config["rope_theta"], **fields})
-        if np.allclose(made[LLAMA3_TENSOR], factors, rtol=1e-6, atol=0):
+        if np.allclose(made[LLAMA3_TENSOR], factors, rtol=CLOSE, atol=0):
             return {"rope_scaling": scaling}
     raise TensorError("expected factors of Llama 3's rope scaling, found others, which config.json cannot state", LLAMA3_TENSOR)
 
@@ -79,7 +84,9 @@ def longrope_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     if rotated != 1:
         found["partial_rotary_factor"] = rotated
     if LONG in tensors:
-        lists = {field: tensors.pop(name).values().tolist() for field, name in (("long_factor", LONG), ("short_factor", SHORT))}
-        factors = {field: [shortest(factor) for factor in factors] for field, factors in lists.items()}
+        lists = {"long_factor": tensors.pop(LONG), "short_factor": tensors.pop(SHORT)}
+        factors = {
+            field: [shortest(factor) for factor in float32_of(list_.values()).tolist()] for field, list_ in lists.items()
+        }
         found["rope_scaling"] = {"type": "longrope", **factors}
     return found

@@ -391,7 +391,8 @@ def _planned(name: str, tensor: StoredTensor, types: Iterable[TensorType], rows:
     """Measures the types of a tensor. Raises TensorError if none can hold it."""
     sample, importance = _sample(name, tensor, rows)
     weights = np.float64(1) if importance is None else importance[:, None].astype(np.float64)
-    energy = float((weights * np.square(sample, dtype=np.float64)).sum())
+    with np.errstate(all="ignore"):
+        energy = float((weights * np.square(sample, dtype=np.float64)).sum())
     candidates, refusals = [], ["no type was asked for"]
     for type_ in dict.fromkeys(types):
         try:
@@ -419,7 +420,7 @@ def _sample(name: str, tensor: StoredTensor, rows: int) -> tuple[Array, Array | 
     """Returns rows of a tensor, [matrices, rows, in], and their importance, [1 or matrices, in]."""
     stacks = tensor.shape[0] if len(tensor.shape) > 2 else 1
     count = math.prod(tensor.shape[:-1]) // max(stacks, 1)
-    numbers = tensor.load().reshape(stacks, count, tensor.shape[-1])
+    numbers = tensor.values().reshape(stacks, count, tensor.shape[-1])
     sample = float32_of(numbers[:, spread_rows(count, -(-rows // max(stacks, 1)))])
     importance = None
     if tensor.importance is not None:

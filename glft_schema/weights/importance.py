@@ -61,7 +61,8 @@ class ColumnSums(NamedTuple):
     def means(self) -> Array:
         """The mean squares, float32 [columns] or [matrices, columns]; 1 if the count is 0."""
         counts = self.counts[:, None].astype(np.float32)
-        means = np.divide(self.sums, counts, out=np.ones_like(self.sums), where=counts > 0)
+        with np.errstate(all="ignore"):
+            means = np.divide(self.sums, counts, out=np.ones_like(self.sums), where=counts > 0)
         return means if len(means) > 1 else means[0]
 
 
@@ -130,7 +131,8 @@ class ImportanceMatrix:
             if not counts.size or sums.size % counts.size:
                 problem = f"expected a multiple of {counts.size} sums (the number of matrices), found {sums.size}"
                 raise FormatError(problem, tensor=name)
-            columns[matrix] = ColumnSums(sums.copy().reshape(counts.size, -1), np.rint(counts).astype(np.int64))
+            with np.errstate(invalid="ignore"):  # NaN
+                columns[matrix] = ColumnSums(sums.copy().reshape(counts.size, -1), np.rint(counts).astype(np.int64))
         if not columns:
             raise FormatError("expected the importance of at least one matrix, found none")
         texts = file.metadata.get(DATASETS, ())
@@ -193,8 +195,9 @@ class ImportanceMatrix:
         calls = -(-int(counts.max()) // self.chunk_size)
         scaled = np.full(sums.shape, float(calls))
         used = counts != 0
-        scaled[used] = sums[used].astype(np.float64) * calls / counts[used, None]  # exact for one count of whole chunks
-        return {"name": name, "calls": calls, "sums": scaled.astype(np.float32).reshape(-1)}
+        with np.errstate(all="ignore"):
+            scaled[used] = sums[used].astype(np.float64) * calls / counts[used, None]  # exact for one count of whole chunks
+            return {"name": name, "calls": calls, "sums": scaled.astype(np.float32).reshape(-1)}
 
     @classmethod
     def merge(cls, matrices: Iterable[ImportanceMatrix]) -> ImportanceMatrix:
@@ -258,7 +261,8 @@ def _of_old_file(source: Source, chunk_size: int) -> ImportanceMatrix:
     for entry in parsed.entries:
         sums = entry.sums.array() if isinstance(entry.sums, StoredNumbers) else entry.sums
         # as llama-imatrix, which guesses the chunk size
-        scaled = np.array(sums, np.float32)[None] * np.float32(chunk_size)
+        with np.errstate(all="ignore"):
+            scaled = np.array(sums, np.float32)[None] * np.float32(chunk_size)
         columns[entry.name] = ColumnSums(scaled, np.array([entry.calls * chunk_size]))
     chunks = max(entry.calls for entry in parsed.entries) if parsed.chunks is None else parsed.chunks
     return ImportanceMatrix(columns, (parsed.dataset,) if parsed.dataset else (), chunks, chunk_size)
@@ -275,7 +279,8 @@ def _added(one: ColumnSums, other: ColumnSums, name: str) -> ColumnSums:
         shapes = " and ".join(str(list(columns.sums.shape)) for columns in (one, other))
         raise OptionError(f"expected importance matrices of one model, found {shapes} sums for {shown(name)}")
     rows = max(stacks, default=1)
-    return ColumnSums(one.sums.reshape(rows, -1) + other.sums.reshape(rows, -1), one.counts + other.counts)
+    with np.errstate(all="ignore"):
+        return ColumnSums(one.sums.reshape(rows, -1) + other.sums.reshape(rows, -1), one.counts + other.counts)
 
 
 def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str, Any] | None) -> dict[str, StoredTensor]:

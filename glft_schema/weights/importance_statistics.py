@@ -71,7 +71,8 @@ class Columns(Protocol):
 def column_statistics(columns: Mapping[str, Columns]) -> list[ColumnStatistics]:
     """Returns the statistics of all matrices with data, sorted by `tensor`, then by total, largest
     first."""
-    rows = [_statistics(name, columns) for name in columns if bool((columns[name].counts > 0).any())]
+    with np.errstate(all="ignore"):
+        rows = [_statistics(name, columns) for name in columns if bool((columns[name].counts > 0).any())]
     return Results(sorted(rows, key=lambda row: (row.tensor, -row.total)), "tensor")
 
 
@@ -82,7 +83,7 @@ def _statistics(name: str, columns: Mapping[str, Columns]) -> ColumnStatistics:
     n, total = means.size, float(means.sum())
     mean, std = total / n, float(means.std())
     shares = means[means > 0] / total if total > 0 else means[:0]
-    entropy = -float((shares * np.log2(shares)).sum())
+    entropy = -float(np.nansum(shares * np.log2(shares)))
     layer = LAYER.search(name)
     return ColumnStatistics(
         name,

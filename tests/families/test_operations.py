@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from glft_schema.families.operations import (
     Stack,
     Transpose,
 )
+from glft_schema.storage.dtypes import as_dtype
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensors import tensor
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file, of_packed, of_values
@@ -59,6 +61,52 @@ def test_there_and_back(operation: Operation, count: int, dims: tuple[int, ...])
             assert np.array_equal(result.part((slice(row, row + 1), *whole)), values[row : row + 1])
     for expected, found in zip(tensors, operation.restored(results, CONFIG, "x"), strict=True):
         assert np.array_equal(found.values(), expected)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("float16", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16"), ("float16", "float64")]
+)
+@pytest.mark.parametrize(
+    ("operation", "to_gguf"), [(Stack("experts"), True), (SplitRows(), False), (SplitAlternately(), False)]
+)
+def test_tensors_of_other_dtypes_get_one_that_holds_both(operation: Operation, to_gguf: bool, dtypes: tuple[str, str]) -> None:
+    given = [torch.randn(3, 4, 8).to(getattr(torch, dtype)) for dtype in dtypes]
+    wider = torch.promote_types(given[0].dtype, given[1].dtype)
+    (joined,) = (operation.mapped if to_gguf else operation.restored)([of_values(tensor) for tensor in given], CONFIG, "x")
+    parts = [
+        joined.part((slice(row, row + 1), *(slice(0, size) for size in joined.shape[1:]))) for row in range(joined.shape[0])
+    ]
+    assert joined.dtype == parts[0].dtype == as_dtype(wider)
+    assert np.array_equal(np.concatenate(parts), joined.values())
+    back = (operation.restored if to_gguf else operation.mapped)([joined], CONFIG, "x")
+    assert all(np.array_equal(found.values(), tensor.to(wider).numpy()) for found, tensor in zip(back, given, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_tensor_without_dims(dtype: torch.dtype) -> None:
+    (more,) = PlusOne().mapped([of_values(torch.tensor(0.5, dtype=dtype))], {}, "x")
+    assert (more.shape, more.values().shape, float(more.values())) == ((), (), 1.5)
+
+
+@pytest.mark.parametrize(
+    ("operation", "to_gguf", "shapes"),
+    [
+        (Stack("experts"), True, ((3, 4), (3, 5))),
+        (Stack("experts"), True, ((3, 4), (4, 3))),
+        (Stack("experts"), False, ((3, 4, 5),)),
+        (SplitRows(), True, ((5, 4),)),
+        (SplitRows(), True, ((6,),)),
+        (SplitRows(), False, ((3, 4), (3, 5))),
+        (SplitAlternately(), True, ((6,),)),
+        (PermuteRows("heads"), True, ((8, 4),)),
+        (PermuteRows("heads"), True, ((12, 0),)),
+    ],
+)
+def test_shapes_that_do_not_fit(operation: Operation, to_gguf: bool, shapes: tuple[tuple[int, ...], ...]) -> None:
+    sources = [of_values(np.zeros(shape, np.float32)) for shape in shapes]
+    found = ", ".join(str(list(shape)) for shape in shapes)
+    with pytest.raises(TensorError, match=re.escape(f"tensor 'x': expected a shape that fits the config, found {found}")):
+        (operation.mapped if to_gguf else operation.restored)(sources, CONFIG, "x")
 
 
 def test_mxfp4_of_hugging_face() -> None:

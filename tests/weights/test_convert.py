@@ -102,6 +102,32 @@ def test_payloads_are_copied_where_the_type_is_there(source: Path, tmp_path: Pat
     assert out.read_bytes() == source.read_bytes()
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_torch_file_gives_the_file_of_its_tensors(suffix: str, zipped: bool, tmp_path: Path) -> None:
+    """Also of those with strides, and of dtypes that numpy lacks."""
+    base = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    tensors = {
+        "transposed": base.T,
+        "strided": base[::2, ::3],
+        "bf16": base[:4, :64].bfloat16(),
+        "f8": base[0].to(torch.float8_e5m2),
+        "f64": base[1].double(),
+        "imaginary": torch.complex(base[2], base[2]).conj().imag,
+        "s": torch.tensor(1.5).half(),
+        "empty": torch.zeros(0, 4),
+    } | ({} if suffix == ".glft" else {"i": torch.arange(6).view(2, 3).T})
+    torch.save(tensors, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    schemes = {"f64": "f32"} | ({"transposed": "q8_0"} if suffix == ".gguf" else {})
+    convert(tmp_path / "model.pt", tmp_path / f"out{suffix}", schemes=schemes, rules=[])
+    metadata = {"format": "pt"} if suffix == ".safetensors" else None
+    save_file(tensors, tmp_path / f"expected{suffix}", metadata, schemes=schemes, rules=[])
+    assert (tmp_path / f"out{suffix}").read_bytes() == (tmp_path / f"expected{suffix}").read_bytes()
+    numbers = load_file(tmp_path / f"out{suffix}")
+    for name in ("strided", "f8", "imaginary", "s"):
+        assert torch.equal(numbers[name].float(), tensors[name].float())
+
+
 def test_types_that_are_asked_for_are_computed(source: Path, tmp_path: Path) -> None:
     schemes = {"*": "q8_0", "b.weight": "q4_0"}
     again = convert(source, tmp_path / "out.gguf", schemes=schemes, allow_requantize=True)

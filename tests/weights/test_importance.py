@@ -18,6 +18,7 @@ from glft_schema.errors import OptionError
 from glft_schema.formats.imatrix import OldImatrix, is_old_matrix
 from glft_schema.tensor_types.engine import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.weights.importance import ColumnSums
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
 from tests.tools.command_line import assert_refused
@@ -283,6 +284,23 @@ def test_statistics_of_experts_and_zeros(tmp_path: Path) -> None:
         *(2, 4.0, 1.0, pytest.approx(0.811278), None),  # the entropy of 1/4 and 3/4
     )
     assert second[1:] == (0, 4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None)
+
+
+def test_sums_that_overflow_and_counts_that_are_none(tmp_path: Path) -> None:
+    """Without warnings of numpy. A NaN as a count is none."""
+    large = np.full(4, 3e38, np.float32)
+    old, new = tmp_path / "m.dat", tmp_path / "m.gguf"
+    matrix = ImportanceMatrix.open(old_file(old, (b"a", 1, large)))
+    assert np.array_equal(matrix.columns["a"].sums, np.full((1, 4), np.inf, np.float32))
+    ImportanceMatrix({"a": ColumnSums(large[None], np.array([1]))}, chunk_count=1).save(old)
+    assert old.read_bytes()[17:33] == large.astype(np.float32).tobytes()
+    new_file(new, "imatrix", {"a.in_sum2": large, "a.counts": np.ones(1), "b.in_sum2": large, "b.counts": np.full(1, np.nan)})
+    matrix = ImportanceMatrix.open(new)
+    assert np.array_equal(matrix.importance()["b"], np.ones(4))
+    merged = ImportanceMatrix.merge([matrix, matrix])
+    assert np.array_equal(merged.importance()["a"], np.full(4, np.inf))
+    (row,) = merged.statistics()
+    assert (row.name, row.total, row.entropy) == ("a", np.inf, 0)
 
 
 def test_inspect_shows_statistics_of_both_forms(tmp_path: Path) -> None:

@@ -128,18 +128,19 @@ def test_other_objects(tmp_path: Path) -> None:
         "list": [torch.ones(2)], "size": torch.Size([1]), "set": {1}, "dtype": torch.float32, "long": 1 << 90,
         "bytes": b"x", "nan": 1.5,
     }  # fmt: skip
+    expected = "expected a tensor of torch or an array of numpy"
     for name, found in {
         "sparse": "expected a dense tensor with values in memory, found an object of torch._utils._rebuild_sparse_tensor",
         "quantized": "expected a dense tensor with values in memory, found an object of torch._utils._rebuild_qtensor",
         "meta": "expected a dense tensor with values in memory, found an object of torch._utils._rebuild_meta_tensor",
         3: "tensor '3': expected a string as the name of a tensor",
-        "numpy": "tensor 'numpy': expected a tensor of torch or an array of numpy, found an object of numpy._core.multiarray.scalar",
-        "whole": "tensor 'whole': expected a tensor of torch or an array of numpy, found an object of torch.nn.modules.linear.Linear",
-        "storage": "expected a tensor of torch or an array of numpy, found a storage",
-        "list": "expected a tensor of torch or an array of numpy, found [a tensor]",
-        "size": "expected a tensor of torch or an array of numpy, found an object of torch.Size",
-        "dtype": "expected a tensor of torch or an array of numpy, found torch.float32",
-        "long": "expected a tensor of torch or an array of numpy, found 1237940039285380274899124224",
+        "numpy": f"tensor 'numpy': {expected}, found an object of numpy._core.multiarray.scalar",
+        "whole": f"tensor 'whole': {expected}, found an object of torch.nn.modules.linear.Linear",
+        "storage": f"{expected}, found a storage",
+        "list": f"{expected}, found [a tensor]",
+        "size": f"{expected}, found an object of torch.Size",
+        "dtype": f"{expected}, found torch.float32",
+        "long": f"{expected}, found 1237940039285380274899124224",
     }.items():
         stored = saved({"a": contents["a"], name: contents[name]})
         if isinstance(name, str):

@@ -46,7 +46,7 @@ def widened(array: Array) -> Array:
     if name == "float4_e2m1fn_x2":
         codes = np.stack((bits & 15, bits >> 4), -1)
         return np.asarray(table_of(name)[codes]).reshape(*array.shape[:-1], -1)
-    return table_of(name)[bits]
+    return np.asarray(table_of(name)[bits])
 
 
 def converted(array: Array, dtype: Dtype) -> Array:
@@ -104,9 +104,9 @@ def to_bf16(array: Array) -> Array:
     numbers = float32_of(array)
     if (found := _by_library("encode_bf16", numbers, BFLOAT16)) is not None:
         return found
-    numbers = np.ascontiguousarray(numbers)
+    numbers = np.asarray(numbers, order="C")
     bits = numbers.view(np.uint32)
-    rounded = bits >> 16
+    rounded = np.asarray(bits >> 16)
     rounded &= 1
     rounded += 0x7FFF
     rounded += bits
@@ -124,7 +124,7 @@ def _by_library(name: str, array: Array, dtype: Dtype) -> Array | None:
     run = function_named(name) if array.size else None
     if run is None:
         return None
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     out = np.empty(array.shape, dtype)
     columns = math.gcd(array.size, LONGEST) if array.size > LONGEST else array.size
     run(address(array), address(out), array.size // columns, columns)
