@@ -61,7 +61,7 @@ GUIDES = {  # pages that show the functions of a subject
 }  # fmt: skip
 SUBPACKAGES = (
     "types", "scalar", "codec", "formats", "describe", "nn", "transformers", "distributed", "gguf_reader",
-    "manifests", "testing", "lab",
+    "manifests", "numpy", "testing", "lab",
 )  # fmt: skip
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent

@@ -23,15 +23,13 @@ from tests.oracles import llama_cpp
 ROWS, COLUMNS = 8192, 4096  # 128 MiB as float32: more than any cache holds
 
 
-def payload(type_: TensorType) -> dict[str, torch.Tensor]:
+def payload(type_: TensorType) -> dict[str, np.ndarray]:
     """Returns fields of random weights, or random bytes if the type needs an importance."""
     if not type_.needs_importance:
-        weights = torch.randn(256, COLUMNS, generator=torch.Generator().manual_seed(0))
-        fields = type_.encode(weights, "w")
-        return {name: field.repeat(ROWS // 256, 1) for name, field in fields.items()}
+        weights = np.random.default_rng(0).standard_normal((256, COLUMNS), np.float32)
+        return {name: np.tile(field, (ROWS // 256, 1)) for name, field in type_.encode(weights, "w").items()}
     size = type_.nbytes([ROWS, COLUMNS]) // ROWS
-    blocks = np.random.default_rng(0).integers(0, 256, (ROWS, size), dtype=np.uint8)
-    return {"blocks": torch.from_numpy(blocks)}
+    return {"blocks": np.random.default_rng(0).integers(0, 256, (ROWS, size), dtype=np.uint8)}
 
 
 def in_threads(function: Callable[[np.ndarray, np.ndarray], object], blocks: np.ndarray, out: np.ndarray) -> Callable[[], None]:
@@ -101,8 +99,8 @@ def without(variable: str, run: Callable[[], object]) -> Callable[[], None]:
 def rows() -> Iterator[Row]:
     weights = ROWS * COLUMNS * 4e-9  # GB of output
     threads = torch.get_num_threads()
-    memory_of_all = np.zeros((ROWS, COLUMNS), np.float32)  # numpy asks for large pages, torch does not
-    memory = torch.from_numpy(memory_of_all)
+    memory = np.zeros((ROWS, COLUMNS), np.float32)  # numpy asks for large pages, torch does not
+    filled = torch.from_numpy(memory)
     for type_ in [*GGML_TYPES, *GLFT.types]:
         if type_.exact:
             continue
@@ -111,12 +109,12 @@ def rows() -> Iterator[Row]:
         runs: dict[str, Callable[[], object]] = {
             "ours": decode,
             "operations": without(MODE, decode),
-            "fill": lambda: memory.fill_(1.0),
+            "fill": lambda: filled.fill_(1.0),
         }
-        blocks = fields["blocks"].numpy() if "blocks" in fields else np.empty(0, np.uint8)
+        blocks = fields.get("blocks", np.empty(0, np.uint8))
         for peer, function in (("C", by_c(type_)), ("libgguf", by_libgguf(type_))):
             if len(blocks) and function:
-                runs[peer] = in_threads(function, blocks, memory_of_all)
+                runs[peer] = in_threads(function, blocks, memory)
         times, seconds = in_turn(runs), by_gguf_py(type_, blocks) if len(blocks) else None
         if "C" in runs:
             with busy_processes(threads):

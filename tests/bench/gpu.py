@@ -15,7 +15,9 @@ from torch import nn
 from glft_schema import load_file, save_file
 from glft_schema.formats.glft import GLFT
 from glft_schema.nn import Linear
+from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.on_torch import decode
 from tests.bench.measure import Row, in_turn
 
 ROWS, COLUMNS = 32768, 8192  # 1 GiB as float32
@@ -42,13 +44,13 @@ def formulas() -> Iterator[Row]:
             continue
         packed = type_.nbytes([ROWS, COLUMNS])
         if type_ in list(GLFT.types):
-            fields = type_.encode(weights, "w")
+            fields = {name: as_tensor(field).cuda() for name, field in type_.encode(weights, "w").items()}
         else:
             fields = {"blocks": torch.randint(0, 256, (ROWS, packed // ROWS), dtype=torch.uint8, device="cuda")}
         for dtype in (torch.bfloat16, torch.float32):
             out = torch.empty(ROWS, COLUMNS, dtype=dtype, device="cuda")
-            decode = partial(type_.decode, fields, COLUMNS, dtype=dtype, out=out)
-            times, moved = in_turn({"ours": waited(decode), "copy": copy}, 10), (packed + out.nbytes) * 1e-9
+            run = partial(decode, type_, fields, COLUMNS, dtype=dtype, out=out)
+            times, moved = in_turn({"ours": waited(run), "copy": copy}, 10), (packed + out.nbytes) * 1e-9
             what = f"dequantize {type_} to {str(dtype).removeprefix('torch.')} on the device, bytes moved"
             yield Row(what, moved / times["ours"], "device copy", copied / times["copy"], "GB/s", at_least=0.85)
 

@@ -64,9 +64,10 @@ def by(peer: str) -> str:
 
 
 def rows() -> Iterator[Row]:
-    all_weights = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
+    random = np.random.default_rng(0)
+    all_weights = random.standard_normal((ROWS, COLUMNS), np.float32)
     legacy = [GGML_TYPES[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")]  # which search only by importance
-    columns, memory, threads = torch.rand(COLUMNS), torch.empty_like(all_weights), torch.get_num_threads()
+    columns, memory, threads = random.random(COLUMNS, np.float32), torch.empty(ROWS, COLUMNS), torch.get_num_threads()
     for type_ in [*GGML_TYPES, *GLFT.types]:
         if type_.exact:
             continue
@@ -81,7 +82,7 @@ def rows() -> Iterator[Row]:
                 ours["numpy"] = without(MODE, encode)
             what = f"quantize {type_}, {threads} threads" + ", by importance" * (importance is not None)
             if type_.block:
-                theirs = peers(type_, weights.numpy(), None if importance is None else importance.numpy())
+                theirs = peers(type_, weights, importance)
                 with busy_processes(2):
                     busy = in_turn({"ours": encode, C: theirs[C]}, 3)
                 times = in_turn(ours | theirs, 2 if searches else 5)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 import glft_schema as glft
@@ -21,6 +22,7 @@ from glft_schema.distributed.spans import Span, spans_between, spans_of, units_i
 from glft_schema.distributed.units import Unit, runs, shares
 from glft_schema.files.layout import Layout
 from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.storage.dtypes import BFLOAT16
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -80,7 +82,7 @@ def large_model() -> FilePlan:
     with torch.device("meta"):
         state = DeepseekV3ForCausalLM(DeepseekV3Config()).state_dict()
     stored = {
-        name: StoredTensor(tuple(t.shape), torch.bfloat16, lambda: torch.empty(0), read=lambda index: torch.empty(0))
+        name: StoredTensor(tuple(t.shape), BFLOAT16, lambda: np.empty(0), read=lambda index: np.empty(0))
         for name, t in state.items()
     }
     return plan_file(stored, WITH_TYPES, None, {"schemes": {"*": TYPE}})

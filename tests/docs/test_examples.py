@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -257,7 +258,7 @@ def own_model_in_the_lab(session: Session) -> None:
 @checks("coming-from.md: Coming from other tools")
 def from_gguf_py(session: Session) -> None:
     weights = session.names["tensors"]["blk.0.attn_q.weight"].numpy()
-    assert session.names["packed"].numpy().tobytes() == gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q8_0).tobytes()
+    assert session.names["packed"].tobytes() == gguf.quants.quantize(weights, gguf.GGMLQuantizationType.Q8_0).tobytes()
     fields = gguf.GGUFReader("keys.gguf").fields
     assert [fields[key].types for key in ("toy.seed", "toy.sizes")] == [
         [gguf.GGUFValueType.UINT64],
@@ -317,7 +318,7 @@ def format_and_type(session: Session) -> None:
 @checks("README.md: In Python")
 def readme(session: Session) -> None:
     names = session.names
-    assert session.outputs[""].startswith("toy 2\nQ4_0 (64, 256) 9216 tensor(")
+    assert session.outputs[""].startswith("toy 2\nQ4_0 (64, 256) 9216 [[ 0.")
     assert (names["row"].shape, names["state"].keys()) == ((256,), names["tensors"].keys())
     with glft_schema.open("q4_k_m.gguf") as file:
         types = {"blk.0.attn_q.weight": "Q4_K", "output_norm.weight": "F32"}
@@ -358,7 +359,7 @@ def recipes_build(session: Session) -> None:
 @checks("importance.md: Importance matrices")
 def importance(session: Session) -> None:
     assert session.outputs[""] == "w 3.0 1.0 None\n"
-    assert torch.equal(session.names["averages"]["w"], glft_schema.read_importance("both.dat")["w"])
+    assert np.array_equal(session.names["averages"]["w"], glft_schema.read_importance("both.dat")["w"])
 
 
 @checks("comparing.md: Comparing two files")

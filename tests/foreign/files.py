@@ -14,6 +14,7 @@ import torch
 from glft_schema import Container, Typed
 from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.codec.numbers import f16
+from glft_schema.storage.torch_tensors import array_of, dtype_in_torch
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.tensor_type import TensorType
 
@@ -57,39 +58,40 @@ def weights_in(type_: TensorType) -> int:
 
 
 @cache
-def blocks(type_: TensorType, count: int) -> torch.Tensor:
+def blocks(type_: TensorType, count: int) -> np.ndarray:
     """Returns u8 [count, size]: random blocks with weights up to 1,000 and no subnormal halves."""
     assert type_.block
     random = np.random.default_rng(type_.code)
-    kept: list[torch.Tensor] = []
+    kept: list[np.ndarray] = []
     while len(kept) < count:
-        made = torch.from_numpy(random.integers(0, 256, (64, type_.block.sizeof()), dtype=np.uint8))
+        made = random.integers(0, 256, (64, type_.block.sizeof()), dtype=np.uint8)
         weights = type_.decode({"blocks": made}, weights_in(type_))
-        kept += made[(weights.abs() <= 1000).all(1) & ~has_subnormal(type_, made)]  # no NaN either
-    return torch.stack(kept[:count])
+        kept.extend(made[(np.abs(weights) <= 1000).all(1) & ~has_subnormal(type_, made)])  # no NaN either
+    return np.stack(kept[:count])
 
 
-def has_subnormal(type_: TensorType, made: torch.Tensor) -> torch.Tensor:
+def has_subnormal(type_: TensorType, made: np.ndarray) -> np.ndarray:
     """Tells for each block whether a float16 in it is subnormal or 0."""
-    found = torch.zeros(len(made), dtype=torch.bool)
+    found = np.zeros(len(made), bool)
     start = 0
     for field in type_.block.subcons:
         if field.subcon.number is f16:
-            found |= made[:, start : start + 2].contiguous().view(torch.float16)[:, 0].abs() < 2**-14
+            found |= np.abs(np.ascontiguousarray(made[:, start : start + 2]).view(np.float16)[:, 0]) < 2**-14
         start += field.sizeof()
     return found
 
 
-def fields(type_: TensorType, shape: list[int], scale: float = 1) -> dict[str, torch.Tensor]:
+def fields(type_: TensorType, shape: list[int], scale: float = 1) -> dict[str, np.ndarray]:
     if type_.block:
         rows, columns = shape
         per_row = columns // weights_in(type_)
         return {"blocks": blocks(type_, rows * per_row).reshape(rows, per_row, -1)}
     generator = torch.Generator().manual_seed(type_.code)
-    if type_.dtype.is_floating_point:
-        return {"weights": (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(type_.dtype)}
-    limits = torch.iinfo(type_.dtype)
-    return {"weights": torch.randint(limits.min, limits.max, shape, generator=generator, dtype=type_.dtype)}
+    dtype = dtype_in_torch(type_.dtype)
+    if dtype.is_floating_point:
+        return {"weights": array_of((scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype))}
+    limits = torch.iinfo(dtype)
+    return {"weights": array_of(torch.randint(limits.min, limits.max, shape, generator=generator, dtype=dtype))}
 
 
 def regions(
@@ -118,8 +120,8 @@ def block_regions(type_name: str, bits: int) -> dict[str, Any]:
     """Returns the value of a file with a tensor whose blocks begin with these 16 bits."""
     made = regions([GGML_TYPES[type_name]], {"general.architecture": "toy"})
     (payload,) = made["data"].values()
-    payload["blocks"] = payload["blocks"].clone()
-    payload["blocks"][..., :2] = torch.tensor(list(bits.to_bytes(2, "little")), dtype=torch.uint8)
+    payload["blocks"] = payload["blocks"].copy()
+    payload["blocks"][..., :2] = list(bits.to_bytes(2, "little"))
     return made
 
 
