@@ -68,7 +68,7 @@ ROOT = DOCS.parent
 MEASUREMENTS = {  # rows of speed-tables.md that are in speed.md: what was measured, and the peer
     "open SmolLM2 (272 tensors, 98,000 strings)": "gguf-py",
     "open 20,000 tensors": "llama.cpp's C",
-    "glft inspect, a small file": "python -c 'import numpy, construct, typer'",
+    "glft inspect, a small file, processor time": "python -c 'import numpy, construct, click'",
     "load SmolLM2 as a state dict": "gguf-py",
     "load MiniLM from GLFT, float32, a number of each page read": "safetensors.load_file",
     "one row of 2.1 GB of f32, bytes read": "the row and two pages",
