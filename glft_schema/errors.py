@@ -29,6 +29,22 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+__all__ = [
+    "ClosedError",
+    "FormatError",
+    "LimitError",
+    "MetadataWarning",
+    "OptionError",
+    "PluginWarning",
+    "QuantizationWarning",
+    "SchemeError",
+    "SimilarKeyWarning",
+    "TensorError",
+    "TiedWarning",
+    "TruncatedError",
+    "UnsupportedError",
+]
+
 MOST_BITS = 1024  # of an integer that is shown; Python refuses decimals of more than 4300 digits
 BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("frozenset({", "})")}
 PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), range, type, type(...), *BRACKETS, dict)

@@ -32,22 +32,23 @@ def import_module(name: str) -> ModuleType:
         raise
 
 
-def on_first_use(module: dict[str, Any], modules: Mapping[str, str], parts: Iterable[str] = ()) -> tuple[Any, Any]:
+def on_first_use(module: dict[str, Any], names: Mapping[str, str], parts: Iterable[str] = ()) -> tuple[Any, Any]:
     """Returns ``__getattr__`` and ``__dir__`` of a package that imports modules on first use.
 
     Args:
         module: the package's ``globals()``.
-        modules: the module of each name, relative to the package.
+        names: the names of each module, separated by spaces. Modules are relative to glft_schema.
         parts: modules that are names themselves.
     """
     package = module["__name__"]
+    modules = {name: source for source, listed in names.items() for name in listed.split()}
 
     def getter(name: str) -> Any:
         if name in parts:
             return import_module(f"{package}.{name}")
         if name not in modules:
             raise missing_attribute(f"module {package!r} has no attribute {name!r}", name, directory())
-        module[name] = value = getattr(import_module(f"{package}.{modules[name]}"), name)
+        module[name] = value = getattr(import_module(f"glft_schema.{modules[name]}"), name)
         return value
 
     def directory() -> list[str]:

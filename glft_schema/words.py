@@ -19,19 +19,17 @@ class MissingKeyError(KeyError):
     Args:
         key: the unknown key.
         names: the known keys; only texts are suggested.
-        hint: follows the key instead of a suggestion.
     """
 
-    def __init__(self, key: object, names: Iterable[object], hint: str = "") -> None:
+    def __init__(self, key: object, names: Iterable[object]) -> None:
         super().__init__(key)
         self._names = names
-        self._hint = hint
 
     def __str__(self) -> str:
         key, known = self.args[0], list(self._names)
         if known and not isinstance(key, str) and all(isinstance(name, str) for name in known):
             return f"{shown(key)}; keys are names, such as {shown(known[0])}"
-        return f"{shown(key)}{self._hint or suggestion(key, (name for name in known if isinstance(name, str)))}"
+        return f"{shown(key)}{suggestion(key, (name for name in known if isinstance(name, str)))}"
 
     def __reduce__(self) -> tuple[type[KeyError], tuple[object, ...]]:
         return KeyError, self.args

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glft_schema
-from glft_schema import ColumnSums, Container, Typed, Unmatched, save_file
+from glft_schema import Container, Typed, save_file
 from glft_schema.display import Listing, size_text
+from glft_schema.nn import Unmatched
 from glft_schema.quantizer.plan_picture import COLOURS
+from glft_schema.weights import ColumnSums
 from tests.golden import golden
 from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info, write_set
@@ -279,14 +281,14 @@ def test_reports_have_one_screen(tmp_path: Path) -> None:
     assert found.rects == 59
     edited = glft_schema.edit(one, other, set={"general.name": HOSTILE})
     one_screen(edited, f"changes 1, bytes {edited.nbytes:,}, copied {edited.copied:,}", 0)
-    (hashed,) = glft_schema.hash_file(one)
+    (hashed,) = glft_schema.checks.hash_file(one)
     assert (str(hashed), len(repr(hashed)) < 300) == (f"{hashed.sha256}  {one}", True)
     one_screen(Unmatched(names, []), "missing 60, left over 0", 0)
 
 
 def test_plans_and_importance_have_one_screen(tmp_path: Path) -> None:
     sums = {f"blk.{i}.ffn_down.weight": ColumnSums(torch.rand(1, 256), torch.tensor([8])) for i in range(60)}
-    matrix = glft_schema.ImportanceMatrix(sums, (HOSTILE,), 2)
+    matrix = glft_schema.weights.ImportanceMatrix(sums, (HOSTILE,), 2)
     one_screen(matrix, "columns 60, datasets 1, chunk count 2, chunk size 512", 0)
     one_screen(matrix.statistics(), "60 tensors", 0)
     file = tmp_path / "a.gguf"

@@ -15,7 +15,7 @@ import glft_schema as glft
 
 ROOT = Path(__file__).parents[1]
 FACES = [
-    *(glft, glft.types, glft.codec, glft.formats, glft.describe, glft.manifests, glft.nn, glft.testing, glft.lab),
+    *(glft, glft.types, glft.codec, glft.formats, glft.describe, glft.checks, glft.nn, glft.testing, glft.lab),
     *(glft.distributed, glft.gguf_reader, glft.scalar, glft.transformers),
 ]
 MOST = {  # functions with more than two positional arguments
@@ -74,7 +74,7 @@ def test_importing_it_imports_nothing_large() -> None:
 
 
 def test_the_parts_are_attributes() -> None:
-    code = "import glft_schema as glft; print(glft.testing.containers.__name__, glft.manifests.hash_file is glft.hash_file)"
+    code = "import glft_schema as glft; print(glft.testing.containers.__name__, glft.checks.hash_file is glft.checks.hash_file)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "containers True\n"
     with pytest.raises(AttributeError, match="module 'glft_schema' has no attribute 'nothing'"):

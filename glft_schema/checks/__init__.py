@@ -1,1 +1,55 @@
 """Checks files against their source and against a manifest, and checks for bad values."""
+
+from typing import TYPE_CHECKING
+
+from glft_schema.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion
+    from glft_schema.checks.derivation import Derivation, check_derivation
+    from glft_schema.checks.manifests import (
+        FileHash,
+        TensorHash,
+        Verdict,
+        compare_hashes,
+        hash_file,
+        manifest_of,
+        model_hash,
+        read_manifest,
+    )
+    from glft_schema.checks.roles import check_fit
+    from glft_schema.checks.values import Oddity
+    from glft_schema.errors import Finding
+    from glft_schema.tensor_types.engine.differences import NumberErrors
+
+__all__ = [
+    "Comparison",
+    "Derivation",
+    "FileHash",
+    "Finding",
+    "MetadataChange",
+    "NumberErrors",
+    "Oddity",
+    "TensorComparison",
+    "TensorHash",
+    "TensorVersion",
+    "Verdict",
+    "check_derivation",
+    "check_fit",
+    "compare_hashes",
+    "hash_file",
+    "manifest_of",
+    "model_hash",
+    "read_manifest",
+]
+
+LATER = {
+    "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion",
+    "checks.derivation": "Derivation check_derivation",
+    "checks.manifests": "FileHash TensorHash Verdict compare_hashes hash_file manifest_of model_hash read_manifest",
+    "checks.roles": "check_fit",
+    "checks.values": "Oddity",
+    "errors": "Finding",
+    "tensor_types.engine.differences": "NumberErrors",
+}
+__getattr__, __dir__ = on_first_use(globals(), LATER)

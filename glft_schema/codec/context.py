@@ -18,6 +18,14 @@ from glft_schema.codec.trace import Trace
 from glft_schema.errors import Finding
 from glft_schema.limits import Limits, current
 
+__all__ = [
+    "BIG",
+    "LITTLE",
+    "Context",
+    "Parameters",
+    "byte_order",
+]
+
 ByteOrder = Literal["little", "big"]
 LITTLE: ByteOrder = "little"
 BIG: ByteOrder = "big"

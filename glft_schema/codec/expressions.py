@@ -19,6 +19,13 @@ from construct.expr import BinExpr, ExprMixin, FuncPath, Path, UniExpr, opnames
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.limits import DEFAULTS
 
+__all__ = [
+    "Lookup",
+    "matches",
+    "nbytes_",
+    "reverse_",
+]
+
 SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
 OPERANDS = ("lhs", "rhs", "operand", "_FuncPath__operand", "mapping")  # attributes of construct's classes
 PARENT, ROOT = "_parent", "_root"  # in the text of an expression; Kaitai Struct has the first

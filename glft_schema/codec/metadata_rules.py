@@ -29,6 +29,15 @@ from glft_schema.codec.predicates import utf8
 from glft_schema.codec.rules import Check, Predicate
 from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, ValueType, values_within
 
+__all__ = [
+    "KeyType",
+    "an_integer",
+    "each",
+    "has_key",
+    "lengths",
+    "not_nested",
+]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HasKey(Predicate):

@@ -27,6 +27,22 @@ from glft_schema.codec.rules import Predicate
 from glft_schema.codec.text import is_utf8
 from glft_schema.errors import alternatives, shown
 
+__all__ = [
+    "above",
+    "at_least",
+    "at_most",
+    "contained_in",
+    "differs_from",
+    "equals",
+    "meets",
+    "multiple_of",
+    "one_of",
+    "pattern",
+    "power_of_two",
+    "utf8",
+    "zeros",
+]
+
 
 def equals(value: Any, *, show: Callable[[Any], str] = shown) -> Predicate:
     """Returns the predicate of values equal to `value`."""

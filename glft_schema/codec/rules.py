@@ -21,6 +21,13 @@ from glft_schema.errors import Finding, FormatError, LimitError, OptionError, sh
 from glft_schema.limits import A_LIMIT, DEFAULTS, exceeded
 from glft_schema.words import suggestion
 
+__all__ = [
+    "GGML",
+    "REQUIRED",
+    "SPEC",
+    "Predicate",
+]
+
 SPEC = "spec"  # the format's specification
 GGML = "ggml"  # llama.cpp's reader
 RUST = "rust"  # the reader of the safetensors library

@@ -234,7 +234,7 @@ def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
     The bytes after the error are unclaimed, except payloads of a truncated file.
 
     Args:
-        source: the file's bytes, from `glft_schema.open_source`.
+        source: the file's bytes, from `glft_schema.storage.open_source`.
 
     Returns:
         The map, and the error that ends the parse, or None.

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from glft_schema.distributed.writing import together
 
 # Imported on first use: `__main__` sets variables that torch reads when it is imported.
-MODULES = {"RanksError": "ranks", "StorageReader": "reading", "StorageWriter": "saving", "together": "writing"}
+LATER = {
+    "distributed.ranks": "RanksError",
+    "distributed.reading": "StorageReader",
+    "distributed.saving": "StorageWriter",
+    "distributed.writing": "together",
+}
 
 __all__ = ["RanksError", "StorageReader", "StorageWriter", "together"]
-__getattr__, __dir__ = on_first_use(globals(), MODULES)
+__getattr__, __dir__ = on_first_use(globals(), LATER)

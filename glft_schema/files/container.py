@@ -77,15 +77,25 @@ class ContainerConstruct(construct.Construct):
     def parse_file(
         self, filename: StrPath, mmap: bool = True, *, offset: int = 0, size: int | None = None, **contextkw: Any
     ) -> File:
-        """Parses the file at `filename` or a part of it. `mmap`, `offset`, `size`: see `open`.
+        """Parses the file at `filename` or a part of it.
 
         The file stays open for its payloads until the result is closed or garbage-collected.
+
+        Args:
+            filename: the file; see `open`. A part of a file is never opened as a set.
+            mmap: map the file; otherwise payloads are read into memory when requested.
+            offset: first byte of the container. Other offsets and alignments are relative to it.
+            size: bytes of the container; by default up to the end of the file.
 
         Raises:
             OSError: if it cannot be opened or is not a regular file.
             FormatError: as `parse`.
+            OptionError: if offset or size is negative.
         """
-        return open(filename, mmap=mmap, offset=offset, size=size)
+        if not offset and size is None:
+            return open(filename, mmap=mmap)
+        with _closed_on_error(open_source(path_text(filename), mmap, offset=offset, size=size)) as source:
+            return parse_source(source)
 
     def compile(self, filename: object = None) -> ContainerConstruct:
         """Returns itself: construct's compiler does not speed up formats, and checks less."""
@@ -123,47 +133,45 @@ Container = ContainerConstruct()
 
 @outside_graphs
 def open(
-    path: StrPath,
+    path: StrPath | Source,
     device: str | torch.device = "cpu",
     *,
     mmap: bool = True,
     whole_set: bool = True,
-    offset: int = 0,
-    size: int | None = None,
     allow_truncated: bool = False,
 ) -> File:
     """Opens a weights file of any format. The first file of a GGUF set opens the whole set.
 
     Args:
-        path: the file. For a model in several safetensors files, the index or the directory.
+        path: the file. For a model in several safetensors files, the index or the directory. Or a
+            `Source` of bytes, including your own subclass, which is one file.
         device: device of its tensors.
         mmap: map the file; otherwise payloads are read into memory when requested.
-        whole_set: open the other files of the set. A part of a file is never opened as a set.
-        offset: first byte of the container. All other offsets and alignments are relative to it.
-        size: bytes of the container; by default up to the end of the file.
+        whole_set: open the other files of the set.
         allow_truncated: also open a file that ends within its payloads. `Tensor.missing` tells
             which tensors are not complete; reading their values raises TruncatedError.
 
     Raises:
         OSError: with the path, if it cannot be opened or is not a regular file.
         FormatError: if it is not a valid file of a known format; with field, offset and tensor.
-        OptionError: if offset or size is negative, `path` is not a path, or torch cannot use the
-            device.
+        OptionError: if `path` is not a path, or torch cannot use the device.
     """
     if device != "cpu":
         usable_device(device)
-    path, whole = path_text(path), whole_set and not offset and size is None
+    if isinstance(path, Source):
+        return parse_source(path, device, allow_truncated=allow_truncated)
+    path = path_text(path)
 
     def open_shard(shard: StrPath) -> File:
         return open(shard, device, mmap=mmap, whole_set=False, allow_truncated=allow_truncated)
 
-    if whole and os.path.isdir(path):
+    if whole_set and os.path.isdir(path):
         path = find_set(Path(path))
-    if whole and (indexed := indexed_format(path)):
+    if whole_set and (indexed := indexed_format(path)):
         return open_index(Path(path), indexed, open_shard)
-    with _closed_on_error(open_source(path, mmap, offset=offset, size=size)) as source:
+    with _closed_on_error(open_source(path, mmap)) as source:
         file = parse_source(source, device, allow_truncated=allow_truncated)
-        return open_set(file, open_shard) if whole else file
+        return open_set(file, open_shard) if whole_set else file
 
 
 def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError | None]:

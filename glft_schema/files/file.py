@@ -17,7 +17,7 @@ from glft_schema.limits import Limits
 from glft_schema.storage.source import Source
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
-from glft_schema.words import MissingKeyError, missing_attribute
+from glft_schema.words import missing_attribute
 
 Parse = Callable[[Source, "str | torch.device"], "File"]
 
@@ -26,7 +26,7 @@ Parse = Callable[[Source, "str | torch.device"], "File"]
 class File:
     """A parsed weights file. Payloads are read when requested.
 
-    The regions of the format are attributes and keys: ``file.header``, ``file["descriptors"]``.
+    The regions of the format are attributes: ``file.header``, ``file.descriptors``.
     Files are equal if their bytes are equal. A file pickles as its path, or as its bytes if it has
     none; so do its tensors, metadata and regions. Unpickling raises OSError if the file has changed
     since it was opened. A file is a context manager. After `close` every access raises ClosedError,
@@ -56,16 +56,6 @@ class File:
         self._parse = parse
         self.device = device
         self.limits = limits
-
-    def __getitem__(self, region: str) -> Any:
-        try:
-            return self.regions[region]
-        except KeyError:
-            of_tensor = f" is a tensor, not a region: use file.tensors[{shown(region)}]" if region in self.tensors else ""
-            raise MissingKeyError(region, self._record, of_tensor) from None
-
-    __iter__ = None  # ambiguous: iterate over `regions` or `tensors`
-    __contains__ = None
 
     def __getattr__(self, region: str) -> Any:
         if region.startswith("_") or not (region in self._record or region in self._record.counts):
@@ -123,11 +113,6 @@ class File:
     def keys(self) -> KeysView[str]:
         """Returns the names of the tensors."""
         return self.tensors.keys()
-
-    @outside_graphs
-    def info(self, name: str) -> Tensor:
-        """Returns a tensor without reading its values. Raises KeyError."""
-        return self.tensors[name]
 
     @outside_graphs
     def get_tensor(self, name: str, dtype: torch.dtype | str | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:

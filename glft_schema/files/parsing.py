@@ -15,7 +15,7 @@ from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.trace import Span, Trace
-from glft_schema.errors import Finding, FormatError, OptionError, TruncatedError, shown
+from glft_schema.errors import Finding, FormatError, TruncatedError
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
@@ -28,11 +28,7 @@ from glft_schema.tensors.region import Payloads, TensorMap
 
 @outside_graphs
 def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_truncated: bool = False) -> File:
-    """Parses a file from any `Source`, including your own subclass. Arguments and errors are those
-    of `open`.
-    """
-    if not isinstance(source, Source):
-        raise OptionError(f"expected a Source, such as glft_schema.open_source(path), found {shown(source)}")
+    """Parses a file from any `Source`. Arguments and errors are those of `open`."""
     format = format_of(source)
     try:
         record = _run(format.struct, source, allow_truncated=allow_truncated)

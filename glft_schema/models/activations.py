@@ -129,7 +129,7 @@ def _mapped_names(module: Any, process_output: bool) -> dict[str, list[str]]:
     if None in mapped.values() or any(parameter.dim() > 2 for parameter in matrices.values()):
         known = ", ".join(name for family in FAMILIES for name in family.architectures)
         expected = f"expected a model of a known class ({known}) or with names in the gguf library, found {kind}"
-        raise OptionError(f"{expected}: use glft.measure_importance(model, names=...) in Python")
+        raise OptionError(f"{expected}: use glft.models.measure_importance(model, names=...) in Python")
     return {stored: [name] for stored, name in mapped.items() if name and _is_measured(name, process_output)}
 
 

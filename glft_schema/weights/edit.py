@@ -217,7 +217,7 @@ def _spliced(file: File, entries: Mapping[str, Any], names: Mapping[str, str]) -
     """Returns the bytes of the edited file, and how many at its end are those of the old file."""
     format, tensors = file.format, file.tensors
     assert isinstance(tensors, TensorMap)
-    rows = [{**row, "name": names[row.name]} for row in file[format.table]]
+    rows = [{**row, "name": names[row.name]} for row in file.regions[format.table]]
     before = {name: value for name, value in file.regions.items() if name != "data" and not _is_zero_padding(file, name)}
     before |= {format.table: rows, **({"metadata": entries} if format.metadata is not None else {})}
     head = _built(file, before)
@@ -241,7 +241,7 @@ def _is_zero_padding(file: File, region: str) -> bool:
     """Returns whether a region is complete padding of zeros, which is built in a new length."""
     tensors = file.tensors
     assert isinstance(tensors, TensorMap)
-    if not isinstance(file.format.field(region), Padding) or any(file[region]):
+    if not isinstance(file.format.field(region), Padding) or any(file.regions[region]):
         return False
     return bool(tensors.start % file.regions.counts.get("alignment", 1) == 0)
 

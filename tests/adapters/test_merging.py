@@ -59,12 +59,12 @@ def assert_same_model(path: Path, expected: Any, **tolerances: float) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.filterwarnings("ignore::glft_schema.TiedWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::glft_schema.errors.TiedWarning", "ignore::UserWarning")
 def test_equals_peft(name: str, tmp_path: Path) -> None:
     """In float32, where encoding has no error. q and k are permuted, gpt2's layers transposed."""
     path = gguf_of(tmp_path, name)
     model = adapted(path, tmp_path / "adapter", LAYERS.get(name, ["q_proj", "k_proj", "down_proj", "embed_tokens"]))
-    merged = glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
+    merged = glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
     assert all(tensor.errors.relative == 0 < tensor.update for tensor in merged)
     assert_same_model(tmp_path / "out.gguf", model.merge_and_unload(), atol=1e-5, rtol=1e-5)
 
@@ -82,14 +82,14 @@ def test_equals_peft(name: str, tmp_path: Path) -> None:
 def test_scales_of_peft(options: dict[str, Any], tmp_path: Path) -> None:
     path = gguf_of(tmp_path, "tiny-llama")
     model = adapted(path, tmp_path / "adapter", ["q_proj", "k_proj"], **options)
-    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
+    glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
     assert_same_model(tmp_path / "out.gguf", model.merge_and_unload(), atol=1e-5, rtol=1e-5)
 
 
 def test_a_factor(tmp_path: Path) -> None:
     path = gguf_of(tmp_path, "tiny-llama")
     model = adapted(path, tmp_path / "adapter", ["q_proj"])
-    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf", scale=-0.5)
+    glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf", scale=-0.5)
     for layer in model.modules():
         if isinstance(layer, peft.tuners.lora.LoraLayer):
             layer.scale_layer(-0.5)
@@ -101,7 +101,7 @@ def test_types_stay(type_: str, tmp_path: Path) -> None:
     """Weights differ by the type's own error, which is reported; other tensors are copied."""
     path = gguf_of(tmp_path, "tiny-llama", type_)
     model = adapted(path, tmp_path / "adapter", ["q_proj", "down_proj"]).merge_and_unload()
-    merged = glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
+    merged = glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
     names = [f"blk.{i}.{name}.weight" for i in range(2) for name in ("attn_q", "ffn_down")]
     assert sorted(tensor.name for tensor in merged) == sorted(names)
     glft.convert(tmp_path / "out.gguf", tmp_path / "exact.gguf", schemes={"*": "f32"})
@@ -124,7 +124,7 @@ def test_nothing_to_add(tmp_path: Path) -> None:
     """Encoding again what Q8_0 has stored gives the same bytes."""
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
     adapted(path, tmp_path / "adapter", ["q_proj", "down_proj"])
-    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf", scale=0)
+    glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf", scale=0)
     assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()
 
 
@@ -141,7 +141,7 @@ def pair(out: int, columns: int, rank: int = 4) -> tuple[torch.Tensor, torch.Ten
 
 
 @pytest.mark.parametrize("alpha", [8.0, 0.0])
-@pytest.mark.filterwarnings("ignore::glft_schema.TiedWarning")
+@pytest.mark.filterwarnings("ignore::glft_schema.errors.TiedWarning")
 def test_equals_llama_cpp(alpha: float, tmp_path: Path) -> None:
     """llama.cpp applies the adapter as it runs; the embedding's A is [rows, rank]."""
     path = gguf_of(tmp_path, "tiny-llama")
@@ -150,7 +150,7 @@ def test_equals_llama_cpp(alpha: float, tmp_path: Path) -> None:
     rows, columns = pair(64, 264)
     pairs["token_embd.weight"] = rows.T.contiguous(), columns
     adapter = in_gguf(tmp_path / "adapter.gguf", pairs, **{"adapter.lora.alpha": alpha})
-    glft.merge_lora(path, adapter, tmp_path / "out.gguf")
+    glft.adapters.merge_lora(path, adapter, tmp_path / "out.gguf")
     tokens = TOKENS[0].tolist()
     with LlamaModel(path, exact=True) as model, LlamaModel(tmp_path / "out.gguf", exact=True) as merged:
         before = model.all_logits(tokens)
@@ -165,8 +165,8 @@ def test_importance(tmp_path: Path) -> None:
     adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": pair(64, 64)})
     importance = {"blk.0.attn_q.weight": torch.arange(64.0), "blk.1.attn_q.weight": torch.ones(64)}
     plain, weighted = tmp_path / "plain.gguf", tmp_path / "weighted.gguf"
-    glft.merge_lora(path, adapter, plain)
-    glft.merge_lora(path, adapter, weighted, importance=importance)
+    glft.adapters.merge_lora(path, adapter, plain)
+    glft.adapters.merge_lora(path, adapter, weighted, importance=importance)
     with glft.open(path) as file:
         exact = {name: tensor.dequantize() for name, tensor in file.tensors.items()}
     a, b = pair(64, 64)
@@ -260,10 +260,10 @@ def test_settings_without_a_bias(tmp_path: Path) -> None:
     """peft's own default, which older files leave out."""
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
     adapted(path, tmp_path / "adapter", ["q_proj"])
-    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "expected.gguf")
+    glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "expected.gguf")
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "bias"}))
-    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
+    glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
 
 
@@ -318,19 +318,19 @@ def test_other_models(tmp_path: Path) -> None:
     """No GGUF file, and a tensor whose update is not finite."""
     glft.save_file({"x": torch.ones(2, 2)}, tmp_path / "m.glft")
     with pytest.raises(glft.OptionError, match=r"expected a GGUF file as the model, found '.*m\.glft': convert it first"):
-        glft.merge_lora(tmp_path / "m.glft", tmp_path, tmp_path / "out.gguf")
+        glft.adapters.merge_lora(tmp_path / "m.glft", tmp_path, tmp_path / "out.gguf")
     folder = make_folder(tmp_path, "tiny-bert")
     text = f"expected a GGUF file as the model, found '{folder}': convert it first (glft convert)"
     assert_refused(in_this_process("merge-lora", folder, tmp_path, tmp_path / "out.gguf"), text)
     with pytest.raises(glft.OptionError, match=r"merging writes GGUF, found 'out\.safetensors' to write: use glft convert"):
-        glft.merge_lora(folder, tmp_path, tmp_path / "out.safetensors")
+        glft.adapters.merge_lora(folder, tmp_path, tmp_path / "out.safetensors")
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
     for first, scale in ((float("inf"), 1.0), (1.0, 1e300)):
         a, b = pair(64, 64)
         a[0, 0] = first
         adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": (a, b)})
         with pytest.raises(glft.TensorError, match=r"blk\.0\.attn_q\.weight"):
-            glft.merge_lora(path, adapter, tmp_path / "out.gguf", scale=scale)
+            glft.adapters.merge_lora(path, adapter, tmp_path / "out.gguf", scale=scale)
     assert not (tmp_path / "out.gguf").exists()
 
 
@@ -339,8 +339,8 @@ def test_tied_embeddings_are_named(tmp_path: Path) -> None:
     rows, columns = pair(64, 264)
     values = {"token_embd.weight": (rows.T.contiguous(), columns)}
     adapter = in_gguf(tmp_path / "adapter.gguf", values, **{"general.architecture": "qwen2"})
-    with pytest.warns(glft.TiedWarning, match="token_embd.weight is also the output matrix, which changes, too"):
-        glft.merge_lora(path, adapter, tmp_path / "out.gguf")
+    with pytest.warns(glft.errors.TiedWarning, match="token_embd.weight is also the output matrix, which changes, too"):
+        glft.adapters.merge_lora(path, adapter, tmp_path / "out.gguf")
 
 
 def test_report_of_the_command_line(tmp_path: Path) -> None:

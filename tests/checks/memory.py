@@ -10,7 +10,8 @@ from tests.tools import forked
 
 MEASURED = """
 import resource, sys
-from glft_schema import Container, check_values, hash_file
+from glft_schema import Container, check_values
+from glft_schema.checks import hash_file
 file = Container.parse_file(sys.argv[1], mmap=False)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print({expression}, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep="\\n")

@@ -10,7 +10,8 @@ import safetensors.torch
 import torch
 
 import glft_schema as glft
-from glft_schema import Comparison, Container, FormatError, SchemeError, TensorError, Typed, compare, convert, save_file
+from glft_schema import Container, FormatError, SchemeError, TensorError, Typed, compare, convert, save_file
+from glft_schema.checks import Comparison
 from glft_schema.checks.compare import STATES
 from glft_schema.files.splitting import split
 from tests.catalogue.gguf_cases import READ

@@ -11,17 +11,8 @@ import pytest
 import torch
 
 import glft_schema as glft
-from glft_schema import (
-    Container,
-    Derivation,
-    NumberErrors,
-    OptionError,
-    SchemeError,
-    TensorError,
-    check_derivation,
-    convert,
-    save_file,
-)
+from glft_schema import Container, OptionError, SchemeError, TensorError, convert, save_file
+from glft_schema.checks import Derivation, NumberErrors, check_derivation
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.catalogue.gguf_cases import READ
 from tests.oracles import llama_cpp

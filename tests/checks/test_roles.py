@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import glft_schema
-from glft_schema import OptionError, Typed, check_fit, check_rules, save_file
+from glft_schema import OptionError, Typed, check_rules, save_file
+from glft_schema.checks import check_fit
 from glft_schema.checks.roles import ROLES, role_of
 from glft_schema.checks.rules import report
 from tests.oracles import llama_cpp

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from glft_schema import ColumnSums, ImportanceMatrix, Typed, read_importance, save_file
+from glft_schema import Typed, read_importance, save_file
+from glft_schema.weights import ColumnSums, ImportanceMatrix
 from tests.tools.command_line import assert_refused
 from tests.tools.command_line import in_this_process as glft
 

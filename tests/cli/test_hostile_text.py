@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from glft_schema import Container, FormatError, QuantizationWarning, TensorError, save_file
+from glft_schema import Container, FormatError, TensorError, save_file
 from glft_schema.cli.terminal import MAX_LINE, echo, progress_bar
 from glft_schema.codec.rules import GGML, SPEC
-from glft_schema.errors import printable
+from glft_schema.errors import QuantizationWarning, printable
 from glft_schema.files.parsing import check_rules
 from tests.catalogue.__main__ import READ, REFUSED
 from tests.catalogue.gguf_cases import HOSTILE, U8, w

@@ -141,7 +141,7 @@ def test_the_page_of_recipes() -> None:
 
 
 def test_a_matrix_that_does_not_fit(source: Path, tmp_path: Path) -> None:
-    sums = {"blk.0.attn_q.weight": glft_schema.ColumnSums(torch.ones(1, 64), torch.tensor([1]))}
-    glft_schema.ImportanceMatrix(sums).save(tmp_path / "imatrix.gguf")
+    sums = {"blk.0.attn_q.weight": glft_schema.weights.ColumnSums(torch.ones(1, 64), torch.tensor([1]))}
+    glft_schema.weights.ImportanceMatrix(sums).save(tmp_path / "imatrix.gguf")
     done = glft("quantize", source, tmp_path / "out.gguf", "Q4_K_M", "--imatrix", tmp_path / "imatrix.gguf")
     assert_refused(done, "the importance matrix is not of this model: tensor 'blk.0.attn_q.weight': ")

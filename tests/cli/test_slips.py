@@ -70,7 +70,7 @@ def test_folders_of_models(model: Path, tmp_path: Path) -> None:
     done = in_this_process("convert", folder / "config.json", tmp_path / "out.gguf")
     assert_refused(done, f"; give its folder, '{folder}' (at byte 0)\n")
     hint = f"names are kept, and no metadata are added; give the folder for those of GGUF: '{folder}'"
-    with pytest.warns(glft.MetadataWarning, match=re.escape(f"{folder}/model.safetensors: {hint}")):
+    with pytest.warns(glft.errors.MetadataWarning, match=re.escape(f"{folder}/model.safetensors: {hint}")):
         assert in_this_process("convert", folder / "model.safetensors", tmp_path / "out.gguf").returncode == 0
     assert in_this_process("convert", folder / "model.safetensors", tmp_path / "out.glft").stderr == ""
 

@@ -585,6 +585,6 @@ def test_minilm(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         assert Container.build(file) == stored
         text = page(file)
         assert all(name in text for name in entries)
-        hashes = glft_schema.hash_file(file)
+        hashes = glft_schema.checks.hash_file(file)
     assert hashes[0].sha256 == hashlib.sha256(stored).hexdigest()
     assert len(hashes[0].tensors) == len(entries)

@@ -107,7 +107,7 @@ def test_with_an_importance_matrix(source: Path, tmp_path: Path) -> None:
         "stack": ColumnSums(torch.rand(6, 768).numpy(), np.ones(6, np.int64)),
     }
     matrix, alone, out = (tmp_path / name for name in ("imatrix.gguf", "alone.gguf", "out.gguf"))
-    glft.ImportanceMatrix(columns, ("text",), 1).save(matrix)
+    glft.weights.ImportanceMatrix(columns, ("text",), 1).save(matrix)
     glft.convert(source, alone, schemes={"*": "q4_k"}, importance=glft.read_importance(matrix))
     assert [each.code for each in run(3, (*converted(source, out), "--imatrix", matrix))] == [0] * 3
     assert sha256(out) == sha256(alone)

@@ -75,7 +75,7 @@ def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) 
     glft.save_file({"output_norm.weight": torch.ones(8)}, donor, {"general.architecture": "llama", "llama.block_count": 1})
     for work, has_option in (
         (lambda: glft.convert(path, out), True),
-        (lambda: glft.open_checkpoint(path), True),
+        (lambda: glft.weights.open_checkpoint(path), True),
         (lambda: glft.quantize(path, tmp_path / "out.gguf", "Q8_0"), False),
         (lambda: glft.quantize(path, tmp_path / "out.gguf", "Q8_0", like=donor), False),
         (lambda: glft.convert(path, tmp_path / "out.gguf", like=donor), False),
@@ -87,7 +87,7 @@ def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) 
     assert in_this_process("convert", path, out).returncode == 2
     assert not out.exists()
     assert in_this_process("convert", path, out, "--as-stored").returncode == 0
-    assert glft.open_checkpoint(out, as_stored=True).keys() == glft.open_checkpoint(path, as_stored=True).keys()
+    assert glft.weights.open_checkpoint(out, as_stored=True).keys() == glft.weights.open_checkpoint(path, as_stored=True).keys()
 
 
 @pytest.mark.parametrize(
@@ -100,18 +100,18 @@ def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) 
 def test_names_without_a_prefix(tensors: dict[str, torch.Tensor], scheme: str, tmp_path: Path) -> None:
     safetensors.torch.save_file(tensors, path := tmp_path / "model.safetensors")
     with pytest.raises(FormatError, match=f"codes and scales of {scheme}, such as '{next(iter(tensors))}': "):
-        glft.open_checkpoint(path)
+        glft.weights.open_checkpoint(path)
 
 
 def test_a_scheme_that_only_the_config_names(tmp_path: Path) -> None:
     path = write(tmp_path / "model.safetensors", {"indices": torch.ones(4, 8, dtype=U8), "steps": SCALE})
-    assert len(glft.open_checkpoint(path)) == 3
+    assert len(glft.weights.open_checkpoint(path)) == 3
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "new\x1b"}}))
     for source in (path, tmp_path):
         with pytest.raises(FormatError, match=r"codes and scales of 'new\\x1b', such as 'layers\.0\.indices'"):
-            glft.open_checkpoint(source)
+            glft.weights.open_checkpoint(source)
     (tmp_path / "config.json").write_text("[]")
-    assert len(glft.open_checkpoint(path)) == 3
+    assert len(glft.weights.open_checkpoint(path)) == 3
 
 
 def test_plain_weights_are_not(tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ def test_plain_weights_are_not(tmp_path: Path) -> None:
     }
     path = write(tmp_path / "model.safetensors", tensors)
     (tmp_path / "config.json").write_text("{}")
-    assert len(glft.open_checkpoint(path)) == 6
+    assert len(glft.weights.open_checkpoint(path)) == 6
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "new"}}))
     vectors = {"weight": torch.ones(4, 8), "position_ids": tensors["position_ids"]}
-    assert len(glft.open_checkpoint(write(path, vectors))) == 3
+    assert len(glft.weights.open_checkpoint(write(path, vectors))) == 3
 
 
 def test_a_folder_of_a_declared_family(tmp_path: Path) -> None:

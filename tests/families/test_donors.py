@@ -128,7 +128,7 @@ def test_config_that_says_otherwise(tmp_path: Path) -> None:
     glft.convert(folder, tmp_path / "donor.gguf")
     edit_config(rope_theta=7e5)(folder)
     with pytest.warns(
-        glft.MetadataWarning, match=r"llama.rope.freq_base is 700000.0 by config.json, and 50000.0 in donor.gguf, wh"
+        glft.errors.MetadataWarning, match=r"llama.rope.freq_base is 700000.0 by config.json, and 50000.0 in donor.gguf, wh"
     ):
         glft.convert(folder, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
 
@@ -185,7 +185,7 @@ def test_a_quantized_source(tmp_path: Path) -> None:
     """Its tensors are mapped by operations that keep no bytes, and are known to be quantized."""
     folder, donor, source = make_folder(tmp_path, "tiny-llama"), tmp_path / "donor.gguf", tmp_path / "in.glft"
     glft.quantize(folder, donor, "Q8_0")
-    glft.save_file(glft.open_checkpoint(folder), source, schemes={"*_proj.weight": "q8_per_channel"})
+    glft.save_file(glft.weights.open_checkpoint(folder), source, schemes={"*_proj.weight": "q8_per_channel"})
     with pytest.raises(glft.SchemeError, match=r"^14 tensors \(Q8_per_channel\) are quantized already"):
         glft.convert(source, tmp_path / "out.gguf", like=donor)
     done = in_this_process("convert", source, tmp_path / "out.gguf", "--like", donor, "--allow-requantize")

@@ -107,7 +107,7 @@ def test_norms_plus_one_round_in_float32(tmp_path: Path, monkeypatch: pytest.Mon
 def test_folder_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     glft.convert(make_folder(tmp_path, "tiny-bert"), tmp_path / "out.gguf")
-    with pytest.warns(glft.MetadataWarning, match="no tokenizer is written: transformers is not installed"):
+    with pytest.warns(glft.errors.MetadataWarning, match="no tokenizer is written: transformers is not installed"):
         done = in_this_process("convert", tmp_path / "out.gguf", f"{tmp_path}/back/", "--scheme", "*=f16")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{tmp_path}/back: 37 tensors, ")
@@ -514,4 +514,4 @@ def test_compared_with_a_file(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"A {folder}: Hugging Face, 21 tensors, ")
     done = in_this_process("verify", tmp_path / "q4.gguf", "--derives-from", folder)
     assert done.returncode == 0, done
-    assert all(found.is_confirmed for found in glft.check_derivation(glft.open(tmp_path / "q4.gguf"), folder))
+    assert all(found.is_confirmed for found in glft.checks.check_derivation(glft.open(tmp_path / "q4.gguf"), folder))

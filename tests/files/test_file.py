@@ -38,15 +38,15 @@ class RecordingSource(BytesSource):
         return super().private(start, nbytes)
 
 
-def test_regions_by_attribute_and_by_key(four_types: Path) -> None:
+def test_regions_are_attributes(four_types: Path) -> None:
     with glft_schema.open(four_types) as file:
-        assert file.header.version == file["header"]["version"] == 1
+        assert file.header.version == file.regions["header"]["version"] == 1
         assert file.metadata["arch"] == "toy"
         assert file.descriptors[2].name == "fc1"
         assert list(file.descriptors[2].dims) == [2, 3]
         assert list(file.regions) == ["header", "metadata", "descriptors", "data"]
         assert list(file.keys()) == ["a", "b", "fc1", "fc2"]
-        assert file.info("fc2").nbytes == 34
+        assert file.tensors["fc2"].nbytes == 34
         assert {"header", "metadata", "n_tensors"} <= {*dir(file), *dir(file.header)}
         assert "n_tensors" not in file.header
         assert file.header["n_tensors"] == 4
@@ -57,8 +57,6 @@ def test_regions_by_attribute_and_by_key(four_types: Path) -> None:
             _ = file.headers
         with pytest.raises(AttributeError, match=r"^no region 'tensor'; the regions .*; did you mean 'tensors'\?$"):
             _ = file.tensor
-        with pytest.raises(KeyError, match=r"^'fc1' is a tensor, not a region: use file.tensors\['fc1'\]$"):
-            file["fc1"]
         hint = r"dequantize\(\) returns a torch.Tensor, numpy\(\) an array$"
         with pytest.raises(AttributeError, match=f"^a tensor in a file has no attribute 'float': {hint}"):
             file.tensors["fc1"].float()

@@ -20,15 +20,15 @@ OUT = Path("not-written.gguf")
 OF_FILES: dict[str, Callable[[Any], Any]] = {
     "byte_map": lambda file: len(glft.byte_map(file)),
     "byte_counts": byte_counts,
-    "check_derivation": lambda file: [tensor.verdict for tensor in glft.check_derivation(file, file)],
+    "check_derivation": lambda file: [tensor.verdict for tensor in glft.checks.check_derivation(file, file)],
     "check_rules": lambda file: glft.check_rules(file, ["spec", "ggml"]),
     "check_values": lambda file: [odd for _, odd in glft.check_values(file)],
-    "hash_file": lambda file: [shard.sha256 for shard in glft.hash_file(file)],
+    "hash_file": lambda file: [shard.sha256 for shard in glft.checks.hash_file(file)],
     "page": lambda file: len(glft.describe.page(file)),
     "compare": lambda file: [tensor.state for tensor in glft.compare(file, file).tensors],
 }
 REFUSE_FILES: dict[str, Callable[[Any], Any]] = {  # this one, whether it is open or not
-    "check_fit": lambda file: glft.check_fit(file, file),
+    "check_fit": lambda file: glft.checks.check_fit(file, file),
     "merge": lambda file: glft.merge(file, OUT),
     "split": lambda file: glft.split(file, OUT),
 }
@@ -36,17 +36,17 @@ OF_PATHS: dict[str, Callable[[Any], Any]] = {
     "open": glft.open,
     "load_file": glft.load_file,
     "load_into": lambda path: glft.load_into(torch.nn.Linear(1, 1), path),
-    "open_checkpoint": glft.open_checkpoint,
-    "open_source": glft.open_source,
+    "open_checkpoint": glft.weights.open_checkpoint,
+    "open_source": glft.storage.open_source,
     "parse_file": glft.Container.parse_file,
     "convert": lambda path: glft.convert(path, OUT),
     "convert to": lambda path: glft.convert(OUT, path),
     "edit": lambda path: glft.edit(path, set={"a": 1}),
     "quantize": lambda path: glft.quantize(path, OUT, "q8_0"),
     "plan": glft.plan,
-    "merge_lora": lambda path: glft.merge_lora(path, OUT, OUT),
+    "merge_lora": lambda path: glft.adapters.merge_lora(path, OUT, OUT),
     "read_importance": glft.read_importance,
-    "read_gguf_lite": glft.read_gguf_lite,
+    "read_gguf_lite": glft.lab.read_gguf_lite,
     "save_file": lambda path: glft.save_file({}, path),
     "build_file": lambda path: glft.Container.build_file({}, path),
     "split to": lambda path: glft.split(OUT, path),
@@ -97,8 +97,6 @@ def test_what_is_no_path(wrong: int) -> None:
 
 def test_sources_bytes_and_streams_are_not_paths(path: Path) -> None:
     found = re.escape(repr(str(path)))
-    with pytest.raises(OptionError, match=rf"^expected a Source, such as glft_schema.open_source\(path\), found {found}$"):
-        glft.parse_source(str(path))
     problem = f"^expected the bytes of a file, found {found}: glft_schema.open takes a path, parse_stream a stream$"
     with pytest.raises(OptionError, match=problem):
         glft.Container.parse(str(path))

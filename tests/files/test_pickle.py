@@ -64,7 +64,7 @@ def assert_same(part: str, found: Any, file: glft.File) -> None:
     """Compares an unpickled part of a file with the file's."""
     if part == "tensor":
         assert torch.equal(found.dequantize(), file.get_tensor("w"))
-        mine = file.info("w")
+        mine = file.tensors["w"]
         assert (found.name, found.dims, found.dtype, found.position) == (mine.name, mine.dims, mine.dtype, mine.position)
     if part == "metadata":
         assert found == file.metadata

@@ -29,17 +29,17 @@ READS: dict[str, Read] = {
 }
 OTHER_READS: dict[str, Read] = {
     "dequantize": lambda file, name, zero: file.tensors[name].dequantize(torch.bfloat16) + zero,
-    "fields": lambda file, name, zero: sum((part.sum() for part in file.info(name).fields.values()), zero),
-    "payload": lambda file, name, zero: sum((part.sum() for part in file.info(name).payload.values()), zero),
-    "raw": lambda file, name, zero: zero + sum(file.info(name).raw),
+    "fields": lambda file, name, zero: sum((part.sum() for part in file.tensors[name].fields.values()), zero),
+    "payload": lambda file, name, zero: sum((part.sum() for part in file.tensors[name].payload.values()), zero),
+    "raw": lambda file, name, zero: zero + sum(file.tensors[name].raw),
     "chunks": lambda file, name, zero: sum((part.sum() for part in file.get_slice(name).chunks(300)), zero),
     "open": lambda file, name, zero: glft.open(file.name).get_tensor(name) + zero,
     "parse_file": lambda file, name, zero: glft.Container.parse_file(file.name).tensors[name][...] + zero,
     "header": lambda file, name, zero: zero + file.header.n_tensors + file.tensors[name].nbytes + file.nbytes,
     "metadata": lambda file, name, zero: zero + int(file.metadata["toy.number"]),
-    "text": lambda file, name, zero: zero + len(str(file.info(name).dtype) + str(file.header) + str(file.info(name))),
-    "type": lambda file, name, zero: zero + (file.info(name).dtype == GGML_TYPES["Q4_0"]),
-    "quantize": lambda file, name, zero: glft.fake_quantize(file.get_tensor(name), "f16") + zero,
+    "text": lambda file, name, zero: zero + len(str(file.tensors[name].dtype) + str(file.header) + str(file.info(name))),
+    "type": lambda file, name, zero: zero + (file.tensors[name].dtype == GGML_TYPES["Q4_0"]),
+    "quantize": lambda file, name, zero: glft.lab.fake_quantize(file.get_tensor(name), "f16") + zero,
 }
 
 

@@ -203,7 +203,7 @@ READERS: dict[str, Reader] = {
     "byte 7 of a larger file": at(7),
     "byte 7, in pieces": at(7, mmap=False),
     "byte 4097 of a larger file": at(4097),
-    "byte 4097 to the end": lambda stored, folder: glft_schema.open(written(bytes(4097) + stored, folder), offset=4097),
+    "byte 4097 to the end": lambda stored, folder: Container.parse_file(written(bytes(4097) + stored, folder), offset=4097),
     "inside Prefixed": prefixed,
     "inside FixedSized": fixed_size,
     "the last field of a file": last_field_of_a_file,
@@ -407,7 +407,7 @@ SIZE = len(golden("gguf_little"))
 @pytest.mark.parametrize("mmap", [True, False])
 def test_a_part_is_a_file_like_any_other(part: Path, mmap: bool) -> None:
     whole = Container.parse(golden("gguf_little"))
-    with glft_schema.open(part, mmap=mmap, offset=7, size=SIZE) as file:
+    with Container.parse_file(part, mmap=mmap, offset=7, size=SIZE) as file:
         assert file == whole
         assert (file.name, file.nbytes) == (str(part), SIZE)
         assert pickle.loads(pickle.dumps(file)) == file
@@ -427,21 +427,21 @@ def test_a_part_is_a_file_like_any_other(part: Path, mmap: bool) -> None:
 
 def test_where_errors_in_a_part_are(part: Path) -> None:
     with pytest.raises(TruncatedError) as caught:
-        glft_schema.open(part, offset=7, size=20)
+        Container.parse_file(part, offset=7, size=20)
     with pytest.raises(TruncatedError) as plain:
         Container.parse(golden("gguf_little")[:20])
     assert (caught.value.path, caught.value.offset) == (plain.value.path, plain.value.offset)
     assert str(caught.value) == f"{plain.value} in {part}"
     with pytest.raises(TruncatedError, match=f"expected 999999 bytes at byte 7 of the file, found {SIZE + 12}"):
-        glft_schema.open(part, offset=7, size=999_999)
+        Container.parse_file(part, offset=7, size=999_999)
     for offset in (SIZE + 7 + 12, 1 << 40, 1 << 70):
         with pytest.raises(TruncatedError, match="header -> magic: expected 4 bytes, found 0"):
-            glft_schema.open(part, offset=offset)
+            Container.parse_file(part, offset=offset)
         with pytest.raises(TruncatedError, match=r"expected 1 bytes at byte .* found 0"):
-            glft_schema.open(part, offset=offset, size=1)
+            Container.parse_file(part, offset=offset, size=1)
     for what, number in (("offset", -1), ("size", -1), ("offset", 1.0), ("size", "4")):
         with pytest.raises(OptionError, match=re.escape(f"expected a non-negative integer as {what}, found {number!r}")):
-            glft_schema.open(part, **{what: number})
+            Container.parse_file(part, **{what: number})
 
 
 def test_views_of_a_part_at_the_edges_of_pages(tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ def test_views_of_a_part_at_the_edges_of_pages(tmp_path: Path) -> None:
 
 def test_a_part_that_is_the_first_of_a_set_stands_alone(tmp_path: Path) -> None:
     first = write_set(tmp_path)
-    with glft_schema.open(first) as whole, glft_schema.open(first, size=first.stat().st_size) as part:
+    with glft_schema.open(first) as whole, Container.parse_file(first, size=first.stat().st_size) as part:
         assert list(whole.tensors) == ["t0", "t1"]
         assert list(part.tensors) == ["t0"]
         assert pickle.loads(pickle.dumps(whole)) == whole

@@ -24,7 +24,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_smollm2(folder: Path, source: Path, recipe: glft.Recipe) -> None:
+def test_smollm2(folder: Path, source: Path, recipe: glft.quantizer.Recipe) -> None:
     with glft.open(source) as file:
         shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in file.tensors.items()}
     for importance in (None, importances(shapes)):

@@ -22,18 +22,18 @@ from glft_schema.codec import (
     TypeCode,
     TypeTable,
     ValueType,
-    equals,
     f16,
     f32,
-    has_key,
-    nbytes_of_lines,
-    reverse_,
     spec,
     u8,
     u16,
     u32,
     u64,
 )
+from glft_schema.codec.expressions import reverse_
+from glft_schema.codec.metadata_lines import nbytes_of_lines
+from glft_schema.codec.metadata_rules import has_key
+from glft_schema.codec.predicates import equals
 from glft_schema.formats import FORMATS, Format, TensorData, TensorFits, register_format
 from glft_schema.types import GGML_TYPES, block_type
 

@@ -11,7 +11,6 @@ from construct import Const, Default, Switch, this
 
 import glft_schema as glft
 from glft_schema.codec import (
-    BIG,
     ByteOrderOf,
     Count,
     Derived,
@@ -31,6 +30,7 @@ from glft_schema.codec import (
     u16,
     u32,
 )
+from glft_schema.codec.context import BIG
 from glft_schema.describe import as_data, schema_of, write
 from glft_schema.formats import Format, TensorData, TensorFits
 from glft_schema.testing import fuzz

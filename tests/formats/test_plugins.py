@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from glft_schema import PluginWarning, plugins, save_file
+from glft_schema import plugins, save_file
+from glft_schema.errors import PluginWarning
 from glft_schema.formats import FORMATS, register_format
 from glft_schema.tensor_types.ggml import GGML_TYPES, _registered
 from tests.formats.own_formats import LINES, registered

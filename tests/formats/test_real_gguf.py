@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import glft_schema
-from glft_schema import Container, convert, edit, hash_file, split
+from glft_schema import Container, convert, edit, split
+from glft_schema.checks import hash_file
 from glft_schema.files.parsing import check_rules
 from tests.oracles.peers import gguf
 from tests.tools.command_line import in_this_process

@@ -21,9 +21,8 @@ from construct import Const, Default, Switch, this
 from hypothesis import HealthCheck, Phase, given, settings
 
 import glft_schema as glft
-from glft_schema import Container, FormatError, MetadataWarning, OptionError, byte_map, load_file, save_file
+from glft_schema import Container, FormatError, OptionError, byte_map, load_file, save_file
 from glft_schema.codec import (
-    BIG,
     ByteOrderOf,
     Count,
     Derived,
@@ -42,21 +41,22 @@ from glft_schema.codec import (
     TypeCode,
     TypeTable,
     ValueType,
-    equals,
     f16,
     f32,
     f64,
     i8,
     i64,
-    meets,
-    nbytes_of_lines,
     spec,
     u8,
     u16,
     u32,
     u64,
 )
+from glft_schema.codec.context import BIG
+from glft_schema.codec.metadata_lines import nbytes_of_lines
+from glft_schema.codec.predicates import equals, meets
 from glft_schema.describe import schema_of, write
+from glft_schema.errors import MetadataWarning
 from glft_schema.formats import FORMATS, Format, TensorData, TensorFits, nbytes_of_payload, register_format
 from glft_schema.formats.format import ShardIndex, ShardKeys
 from glft_schema.formats.slips import first_slip
@@ -247,8 +247,8 @@ def test_a_row_with_the_size_of_its_payload(tmp_path: Path) -> None:
         save_file({"w": torch.ones(3), "v": torch.ones(5)}, tmp_path / "model", format="own", schemes={"v": "f16"})
         stored = (tmp_path / "model").read_bytes()
         file = Container.parse(stored)
-        assert [entry.nbytes for entry in file["rows"]] == [12, 10]
-        assert "nbytes" not in file["rows"][0]
+        assert [entry.nbytes for entry in file.rows] == [12, 10]
+        assert "nbytes" not in file.rows[0]
         assert Container.build(file) == stored
         at = stored.index((12).to_bytes(8, "little"))
         with pytest.raises(FormatError, match=r"^rows -> 0 -> nbytes: expected nbytes_of_payload\(this\), found 13 "):

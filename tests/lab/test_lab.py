@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from glft_schema import Container, fake_quantize, load_file
-from glft_schema.lab import run
+from glft_schema import Container, load_file
+from glft_schema.lab import fake_quantize, run
 from glft_schema.lab.minigpt import MiniGPT, MiniGPTConfig
 from glft_schema.lab.run import LabError, activations, broken_promises, run_lab
 from glft_schema.lab.training import corpus, held_back_loss, train

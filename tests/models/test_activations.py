@@ -41,7 +41,7 @@ def by_llama_cpp(path: Path, chunks: list[list[int]]) -> dict[str, tuple[np.ndar
     return found
 
 
-def assert_measured(matrix: glft.ImportanceMatrix, expected: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+def assert_measured(matrix: glft.weights.ImportanceMatrix, expected: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
     """Asserts sums within a relative 1e-3. llama.cpp computes GELU by a table of float16."""
     assert matrix.columns.keys() == {name for name in expected if name.startswith("blk.")}
     for name, (sums, counts) in matrix.columns.items():
@@ -53,7 +53,7 @@ def assert_measured(matrix: glft.ImportanceMatrix, expected: dict[str, tuple[np.
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.full) for name in CONFIGS])
 def test_sums_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path, name)
-    matrix = glft.measure_importance(path, TOKENS, context=CONTEXT)
+    matrix = glft.models.measure_importance(path, TOKENS, context=CONTEXT)
     assert_measured(matrix, by_llama_cpp(path, [TOKENS[:32], TOKENS[32:64]]))
     assert (matrix.chunk_count, matrix.chunk_size, matrix.datasets) == (2, CONTEXT, ())
     assert list(matrix.columns) == sorted(matrix.columns)
@@ -63,7 +63,7 @@ def test_output_on_request(tmp_path: Path) -> None:
     """A tied output is the token embedding, which llama-imatrix does not measure either."""
     for name, matrices in (("tiny-llama", {"output.weight"}), ("tiny-qwen2", set())):
         path = tiny_gguf(tmp_path, name)
-        found = glft.measure_importance(path, TOKENS, context=CONTEXT, chunks=1, process_output=True)
+        found = glft.models.measure_importance(path, TOKENS, context=CONTEXT, chunks=1, process_output=True)
         assert {matrix for matrix in found.columns if not matrix.startswith("blk.")} == matrices
         if matrices:
             sums, counts = by_llama_cpp(path, [TOKENS[:32]])["output.weight"]
@@ -73,7 +73,8 @@ def test_output_on_request(tmp_path: Path) -> None:
 
 def test_folder_and_file_measure_the_same(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path, "tiny-llama")
-    folder, file = (glft.measure_importance(source, TOKENS, context=CONTEXT) for source in (tmp_path / "tiny-llama", path))
+    sources = (tmp_path / "tiny-llama", path)
+    folder, file = (glft.models.measure_importance(source, TOKENS, context=CONTEXT) for source in sources)
     for name, columns in file.columns.items():
         np.testing.assert_allclose(folder.columns[name].sums, columns.sums, rtol=1e-5)
 
@@ -82,7 +83,7 @@ def test_model_in_memory() -> None:
     """Any model runs with names. Its mode is restored, and no hook stays."""
     model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5, bias=False), torch.nn.Dropout())
     seen = list[float]()
-    matrix = glft.measure_importance(
+    matrix = glft.models.measure_importance(
         model, [1, 2, 3, 2, 5], context=2, names={"1.weight": "x"}, progress=lambda name, done: seen.append(done)
     )
     rows = model[0].weight[[1, 2, 3, 2]].detach()
@@ -98,17 +99,17 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     done = in_this_process("imatrix", path, text, "-o", out, "--context", "64", "--chunks", "3")
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{out}: 14 matrices, 3 chunks, {out.stat().st_size:,} bytes\n"
-    matrix = glft.ImportanceMatrix.open(out)
+    matrix = glft.weights.ImportanceMatrix.open(out)
     assert (matrix.chunk_count, matrix.chunk_size, matrix.datasets) == (3, 64, (str(text),))
-    expected = glft.measure_importance(path, TEXT, context=64, chunks=3)
+    expected = glft.models.measure_importance(path, TEXT, context=64, chunks=3)
     for name, columns in expected.columns.items():
         assert np.array_equal(matrix.columns[name].sums, columns.sums), name
     glft.quantize(path, tmp_path / "quantized.gguf", "IQ4_NL", importance=out)
 
 
 def test_summary_of_one_matrix_and_chunk(tmp_path: Path) -> None:
-    sums = glft.ColumnSums(np.ones((1, 4), np.float32), np.ones(1, np.int64))
-    glft.ImportanceMatrix({"x": sums}, ("text",), 1, 64).save(tmp_path / "in.gguf")
+    sums = glft.weights.ColumnSums(np.ones((1, 4), np.float32), np.ones(1, np.int64))
+    glft.weights.ImportanceMatrix({"x": sums}, ("text",), 1, 64).save(tmp_path / "in.gguf")
     done = in_this_process("imatrix", tmp_path / "in.gguf", tmp_path / "out.gguf")
     assert "out.gguf: 1 matrix, 1 chunk, " in done.stdout
 
@@ -144,7 +145,7 @@ def test_faults_of_the_command_line(fault: str, tmp_path: Path) -> None:
 
 def test_undeclared_architecture(tmp_path: Path) -> None:
     """The gguf library names the matrices of gemma2."""
-    matrix = glft.measure_importance(make_undeclared(tmp_path), TOKENS, context=CONTEXT, process_output=True)
+    matrix = glft.models.measure_importance(make_undeclared(tmp_path), TOKENS, context=CONTEXT, process_output=True)
     kinds = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     assert matrix.columns.keys() == {f"blk.{i}.{kind}.weight" for i in range(2) for kind in kinds}
     assert {columns.sums.shape for columns in matrix.columns.values()} == {(1, 64), (1, 96)}
@@ -155,28 +156,29 @@ def test_model_that_is_too_small(tmp_path: Path) -> None:
         folder = make_folder(tmp_path, name)
         message = f"at most {positions} tokens, the model's positions, found {positions + 1}; --context sets it"
         with pytest.raises(glft.OptionError, match=message):
-            glft.measure_importance(folder, [1] * (positions + 1), context=positions + 1)
-        glft.measure_importance(folder, [1] * positions, context=positions)
+            glft.models.measure_importance(folder, [1] * (positions + 1), context=positions + 1)
+        glft.models.measure_importance(folder, [1] * positions, context=positions)
     for token in (-1, 264):
         with pytest.raises(glft.OptionError, match=f"of 0 to 263, the model's vocabulary, found {token}: the tokenizer has"):
-            glft.measure_importance(folder, [1, token], context=2)
+            glft.models.measure_importance(folder, [1, token], context=2)
 
 
 def test_faults(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5))
-    message = r"known class \(LlamaForCausalLM, .*, found Sequential: use glft.measure_importance\(model, names=...\) in Python"
+    known = r"known class \(LlamaForCausalLM, .*, found Sequential"
+    message = rf"{known}: use glft.models.measure_importance\(model, names=...\) in Python"
     with pytest.raises(glft.OptionError, match=message):
-        glft.measure_importance(model, [1, 2], context=2)
+        glft.models.measure_importance(model, [1, 2], context=2)
     with pytest.raises(glft.OptionError, match=r"expected names of the model's parameters, found 'nope\.weight'"):
-        glft.measure_importance(model, [1, 2], context=2, names={"nope.weight": "x"})
+        glft.models.measure_importance(model, [1, 2], context=2, names={"nope.weight": "x"})
     with pytest.raises(glft.OptionError, match="a text for a model in memory needs tokenizer="):
-        glft.measure_importance(model, "text")
+        glft.models.measure_importance(model, "text")
     for context, chunks in ((0, None), (2, 0)):
         with pytest.raises(glft.OptionError, match=f"at least 1 chunk of at least 1 token, found {chunks} of {context}"):
-            glft.measure_importance(model, [1, 2], context=context, chunks=chunks)
+            glft.models.measure_importance(model, [1, 2], context=context, chunks=chunks)
     torch.nn.init.constant_(model[0].weight, torch.inf)
     with pytest.raises(glft.TensorError, match="tensor 'x': expected finite inputs, found NaN or infinities"):
-        glft.measure_importance(model, [1, 2], context=2, names={"1.weight": "x"})
+        glft.models.measure_importance(model, [1, 2], context=2, names={"1.weight": "x"})
 
 
 @pytest.mark.full
@@ -188,5 +190,5 @@ def test_smollm2_measures_as_in_llama_cpp(request: pytest.FixtureRequest, tmp_pa
     text = Path(__file__).with_name("test_activations.py").read_text()
     with LlamaModel(path) as model:
         tokens = model.tokens(text[:3000], special=False)
-    matrix = glft.measure_importance(path, text[:3000], context=64, chunks=3)
+    matrix = glft.models.measure_importance(path, text[:3000], context=64, chunks=3)
     assert_measured(matrix, by_llama_cpp(path, [tokens[i : i + 64] for i in (0, 64, 128)]))

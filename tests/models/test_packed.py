@@ -139,7 +139,7 @@ def test_changed_weights_are_saved_in_their_type(tmp_path: Path) -> None:
 def edited(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Path:
     """Writes a file again with other tensors or keys."""
     with glft.open(path) as file:
-        tensors, metadata = dict(glft.open_checkpoint(path)), dict(file.metadata)
+        tensors, metadata = dict(glft.weights.open_checkpoint(path)), dict(file.metadata)
         change(tensors, metadata)
         glft.save_file(tensors, path.with_name("edited.gguf"), metadata, rules=[])
     return path.with_name("edited.gguf")

@@ -36,13 +36,13 @@ def predicted(path: Path, tokens: list[int], context: int) -> tuple[np.ndarray, 
     return np.concatenate(logs), np.array(targets)
 
 
-def expected_of(one: Path, other: Path, tokens: list[int], context: int) -> glft.Predictions:
+def expected_of(one: Path, other: Path, tokens: list[int], context: int) -> glft.models.Predictions:
     (a, targets), (b, _) = (predicted(path, tokens, context) for path in (one, other))
     places = np.arange(len(targets))
     perplexities = [float(np.exp(-logs[places, targets].mean())) for logs in (a, b)]
     divergences = (np.exp(a) * (a - b)).sum(-1)
     same = float((a.argmax(-1) == b.argmax(-1)).mean())
-    return glft.Predictions(*perplexities, float(divergences.mean()), float(divergences.max()), same, len(targets))
+    return glft.models.Predictions(*perplexities, float(divergences.mean()), float(divergences.max()), same, len(targets))
 
 
 @pytest.fixture
@@ -57,17 +57,17 @@ def test_predictions_are_those_of_llama_cpp(pair: tuple[Path, Path], tmp_path: P
     one, other = pair
     glft.convert(other, tmp_path / "exact.gguf", schemes={"*": "f32"})  # llama.cpp rounds activations for other types
     expected = expected_of(one, tmp_path / "exact.gguf", TOKENS, CONTEXT)
-    found = glft.compare_predictions(one, other, text=TOKENS, context=CONTEXT)
+    found = glft.models.compare_predictions(one, other, text=TOKENS, context=CONTEXT)
     assert found == pytest.approx(expected, rel=1e-4)
     assert found.mean_divergence > 0.001
     assert found.tokens == 62
     assert found.same_top < 1
-    assert glft.perplexity(other, TOKENS, context=CONTEXT) == pytest.approx((expected.perplexity_b, 62), rel=1e-4)
+    assert glft.models.perplexity(other, TOKENS, context=CONTEXT) == pytest.approx((expected.perplexity_b, 62), rel=1e-4)
 
 
 def test_equal_models_do_not_diverge(pair: tuple[Path, Path]) -> None:
     seen = list[float]()
-    found = glft.compare_predictions(
+    found = glft.models.compare_predictions(
         pair[0], pair[0], chunks=1, progress=lambda name, done: seen.append(done)
     )  # on the default text
     assert found == (found.perplexity_b, found.perplexity_a, 0, 0, 1, 255)
@@ -86,14 +86,14 @@ def test_models_in_memory() -> None:
             return self.logits.expand(*tokens.shape, -1)
 
     half, skewed = Constant(0.0, 0.0), Constant(float(np.log(3)), 0.0)
-    found = glft.compare_predictions(half, skewed, text=[0, 0, 1, 0], context=4)
+    found = glft.models.compare_predictions(half, skewed, text=[0, 0, 1, 0], context=4)
     divergence = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)
     assert found == pytest.approx((2, 4 / 3, divergence, divergence, 1, 1), rel=1e-6)
-    assert glft.perplexity(Constant(0.0, 1e4), [0, 0, 0, 0], context=4) == (np.inf, 1)
+    assert glft.models.perplexity(Constant(0.0, 1e4), [0, 0, 0, 0], context=4) == (np.inf, 1)
     with pytest.raises(glft.OptionError, match="expected models of one vocabulary, found 2 and 3 tokens"):
-        glft.compare_predictions(half, Constant(0.0, 0.0, 0.0), text=[0, 0, 1, 0], context=4)
+        glft.models.compare_predictions(half, Constant(0.0, 0.0, 0.0), text=[0, 0, 1, 0], context=4)
     with pytest.raises(glft.OptionError, match="expected a context of at least 3 tokens, found 2"):
-        glft.perplexity(half, [0, 1], context=2)
+        glft.models.perplexity(half, [0, 1], context=2)
 
 
 def test_embedding_models_predict_nothing(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_embedding_models_predict_nothing(tmp_path: Path) -> None:
     for kind in ("BertModel", "BertForMaskedLM"):
         config.write_text(json.dumps(fields | {"architectures": [kind]}))
         with pytest.raises(glft.OptionError, match=f"expected a model that predicts tokens from those before, found {kind}"):
-            glft.perplexity(config.parent, TOKENS, context=CONTEXT)
+            glft.models.perplexity(config.parent, TOKENS, context=CONTEXT)
 
 
 def test_classifiers_predict_no_tokens() -> None:
@@ -111,7 +111,7 @@ def test_classifiers_predict_no_tokens() -> None:
     for kind in ("LlamaForSequenceClassification", "LlamaForTokenClassification"):
         model = getattr(transformers, kind)(transformers.LlamaConfig(**sizes, pad_token_id=0))
         with pytest.raises(glft.OptionError, match=f"expected a model that predicts tokens from those before, found {kind}"):
-            glft.perplexity(model, TOKENS, context=CONTEXT)
+            glft.models.perplexity(model, TOKENS, context=CONTEXT)
 
 
 def test_models_of_different_vocabularies(tmp_path: Path) -> None:
@@ -122,14 +122,14 @@ def test_models_of_different_vocabularies(tmp_path: Path) -> None:
     name, tensors = "model.embed_tokens.weight", load_file(path)
     save_file(tensors | {name: tensors[name][:100].clone()}, path)
     with pytest.raises(glft.OptionError, match="expected models of one vocabulary, found 264 and 100 tokens"):
-        glft.compare_predictions(one, other, text=TOKENS, context=CONTEXT)
+        glft.models.compare_predictions(one, other, text=TOKENS, context=CONTEXT)
 
 
 def test_from_the_command_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
     one, other = pair
     text = tmp_path / "text.txt"
     text.write_text("the a b " * 100)
-    found = glft.compare_predictions(one, other, text=text.read_text(), chunks=2, context=32)
+    found = glft.models.compare_predictions(one, other, text=text.read_text(), chunks=2, context=32)
     options = ["--text", text, "--chunks", "2", "--context", "32"]
     done = in_this_process("compare", one, other, *options)
     assert done.returncode == 1, done.stderr
@@ -196,5 +196,5 @@ def test_smollm2_predicts_as_in_llama_cpp(request: pytest.FixtureRequest, tmp_pa
     with LlamaModel(path) as model:
         tokens = model.tokens(text, special=False)
     expected = expected_of(path, tmp_path / "exact.gguf", tokens[:256], 128)
-    found = glft.compare_predictions(path, tmp_path / "q4_k_m.gguf", text=text, context=128, chunks=2)
+    found = glft.models.compare_predictions(path, tmp_path / "q4_k_m.gguf", text=text, context=128, chunks=2)
     assert found == pytest.approx(expected, rel=1e-3)

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import glft_schema
-from glft_schema import Candidate, OptionError, Plan, SchemeError, TensorError, TensorPlan, plan, quantize
+from glft_schema import OptionError, SchemeError, TensorError, plan, quantize
 from glft_schema.cli.options import bytes_of
 from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.quantizer import Candidate, Plan, TensorPlan
 from glft_schema.quantizer.plan import MOST_UNITS, spread_rows
 from glft_schema.quantizer.plan_picture import Point, picture
 from glft_schema.quantizer.recipe_files import read_recipe
@@ -44,7 +45,7 @@ def write(path: Path, weights: dict[str, torch.Tensor]) -> Path:
 def decoded(source: Path, type_: str, importance: dict[str, torch.Tensor] | None = None) -> dict[str, np.ndarray]:
     """Returns the tensors of a file that `quantize` makes with one type."""
     out = source.with_name(f"{type_}.gguf")
-    quantize(source, out, glft_schema.Recipe(type_, 0, type_), importance=importance)
+    quantize(source, out, glft_schema.quantizer.Recipe(type_, 0, type_), importance=importance)
     with glft_schema.open(out) as file:
         return {name: tensor.dequantize().double().numpy() for name, tensor in file.tensors.items()}
 

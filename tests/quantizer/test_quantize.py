@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glft_schema as glft
-from glft_schema import ImportanceMatrix, Typed, quantize
+from glft_schema import Typed, quantize
 from glft_schema.formats.gguf import GGUF
 from glft_schema.quantizer.recipes import RECIPES, recipe_named
+from glft_schema.weights import ImportanceMatrix
 from tests.oracles import llama_quantize
 from tests.quantizer import models
 from tests.quantizer.both import REFUSED, compare, importances
@@ -104,7 +105,8 @@ def test_keys_of_the_matrix(folder: Path, tmp_path: Path) -> None:
     """The tool llama-quantize adds four keys, by overrides that it passes to the function."""
     weights = models.tensors(2, 0, tied=False, fused=False, width=256, down=256)
     models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights)
-    columns = {name: glft.ColumnSums(column[None] * 3, torch.tensor([3])) for name, column in importances(weights).items()}
+    count = torch.tensor([3])
+    columns = {name: glft.weights.ColumnSums(column[None] * 3, count) for name, column in importances(weights).items()}
     long = "d" * 200
     ImportanceMatrix(columns, (long, "other"), 5).save(tmp_path / "imatrix.gguf")
     file = str(tmp_path / "imatrix.gguf")
@@ -164,7 +166,7 @@ def test_a_part_of_the_importance(folder: Path, tmp_path: Path) -> None:
         for options in ({"exclude_weights": "attn"}, {"include_weights": ["token_embd", "ffn"]}):
             quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", ftype, importance=every, **options)
             assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
-    sums = {name: glft.ColumnSums(column[None], torch.tensor([1])) for name, column in every.items()}
+    sums = {name: glft.weights.ColumnSums(column[None], torch.tensor([1])) for name, column in every.items()}
     quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", importance=ImportanceMatrix(sums))
     with glft.open(tmp_path / "out.gguf") as file:
         assert file.metadata["quantize.imatrix.entries_count"] == len(every)

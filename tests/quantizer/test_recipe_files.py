@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import glft_schema as glft
-from glft_schema import OptionError, Recipe, SchemeError, quantize
+from glft_schema import OptionError, SchemeError, quantize
+from glft_schema.quantizer import Recipe
 from glft_schema.quantizer.recipe_files import read_recipe, recipe_text
 from tests.quantizer import models
 

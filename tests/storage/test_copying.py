@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from glft_schema import ClosedError, Container, TruncatedError, open_source
+from glft_schema import ClosedError, Container, TruncatedError
+from glft_schema.storage import open_source
 from glft_schema.storage.atomic import BLOCK, atomic_write
 from glft_schema.storage.source import BytesSource, SplicedSource
 from glft_schema.storage.tensor_bytes import Sink, copy_all, write_all

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from glft_schema import QuantizationWarning, SchemeError, TensorError, fake_quantize
-from glft_schema.errors import OptionError
+from glft_schema import SchemeError, TensorError
+from glft_schema.errors import OptionError, QuantizationWarning
+from glft_schema.lab import fake_quantize
 from glft_schema.lab.quantizing import dequantize_symmetric, quantize_symmetric_per_channel, quantize_symmetric_per_group
 from glft_schema.tensor_types.engine import chunks
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
@@ -31,7 +32,7 @@ def assert_as_reference(w: np.ndarray, codes: torch.Tensor, scales: torch.Tensor
     assert codes.reshape(-1, group).tolist() == [codes for _, codes in expected]
 
 
-@pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning")
+@pytest.mark.filterwarnings("ignore::glft_schema.errors.QuantizationWarning")
 @given(weights, st.sampled_from([1, 2, 4]))
 def test_codes_and_scales_are_those_of_the_scalar_loop(w: np.ndarray, group: int) -> None:
     codes, scales = quantize_symmetric_per_channel(torch.tensor(w))
@@ -42,7 +43,7 @@ def test_codes_and_scales_are_those_of_the_scalar_loop(w: np.ndarray, group: int
     assert_as_reference(w, codes, scales, group, 7)
 
 
-@pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning")
+@pytest.mark.filterwarnings("ignore::glft_schema.errors.QuantizationWarning")
 @given(weights)
 def test_error_is_at_most_half_a_scale_where_nothing_was_clamped(w: np.ndarray) -> None:
     codes, scales = quantize_symmetric_per_group(torch.tensor(w), 4)

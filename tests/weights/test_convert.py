@@ -14,20 +14,11 @@ import safetensors.torch
 import torch
 
 import glft_schema
-from glft_schema import (
-    FormatError,
-    LimitError,
-    Limits,
-    SchemeError,
-    Typed,
-    convert,
-    fake_quantize,
-    load_file,
-    save_file,
-)
+from glft_schema import FormatError, LimitError, Limits, SchemeError, Typed, convert, load_file, save_file
 from glft_schema.errors import OptionError
 from glft_schema.files.splitting import split
 from glft_schema.formats.safetensors import TYPES as SAFETENSORS_TYPES
+from glft_schema.lab import fake_quantize
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.weights.checkpoints import open_with_metadata
 from tests.catalogue.gguf_cases import READ
@@ -329,11 +320,11 @@ def test_a_part_of_a_set_is_not_a_model(ending: str, tmp_path: Path) -> None:
     for work in (
         lambda: convert(last, tmp_path / "out.gguf"),
         lambda: glft_schema.quantize(last, tmp_path / "out.gguf", "Q8_0"),
-        lambda: glft_schema.open_checkpoint(last),
+        lambda: glft_schema.weights.open_checkpoint(last),
     ):
         with pytest.raises(FormatError, match=problem):
             work()
     assert not (tmp_path / "out.gguf").exists()
     assert f", {part} ({whole} opens the whole model)\n" in in_this_process("inspect", last).stdout
     assert json.loads(in_this_process("inspect", last, "--json").stdout)["part_of"] == str(tmp_path / whole)
-    assert list(glft_schema.open_checkpoint(tmp_path / whole)) == ["a", "b"]
+    assert list(glft_schema.weights.open_checkpoint(tmp_path / whole)) == ["a", "b"]

@@ -20,23 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glft_schema
-from glft_schema import (
-    Container,
-    FormatError,
-    OptionError,
-    SimilarKeyWarning,
-    Typed,
-    check_rules,
-    convert,
-    edit,
-    save_file,
-    split,
-)
+from glft_schema import Container, FormatError, OptionError, Typed, check_rules, convert, edit, save_file, split
 from glft_schema.codec.numbers import Sizes, u8, u32
 from glft_schema.codec.structs import Count, Derived, Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode
+from glft_schema.errors import SimilarKeyWarning
 from glft_schema.files.file import File
 from glft_schema.formats import registry
 from glft_schema.formats.format import Format

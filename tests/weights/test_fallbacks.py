@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import glft_schema as glft
-from glft_schema import SchemeError, SimilarKeyWarning, convert, save_file
+from glft_schema import SchemeError, convert, save_file
+from glft_schema.errors import SimilarKeyWarning
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.gguf import GGUF
 from glft_schema.weights.file_types import FALLBACKS, fallback
@@ -123,7 +124,7 @@ def test_a_new_key_that_resembles_a_known_one(source: Path, tmp_path: Path) -> N
 
 def test_tied_tensors_keep_what_was_asked(tmp_path: Path) -> None:
     tied = torch.randn(2, 64)
-    with pytest.warns(glft.TiedWarning):
+    with pytest.warns(glft.errors.TiedWarning):
         written = save_file({"a": tied, "b": tied}, tmp_path / "out.glft", schemes={"a": "f16", "b": "q8_per_channel"})
     assert [tensor.asked.scheme for tensor in written] == ["f16", "q8_per_channel"]
 

@@ -13,11 +13,12 @@ import safetensors.torch
 import torch
 
 import glft_schema
-from glft_schema import FormatError, ImportanceMatrix, TensorError, TiedWarning, convert, read_importance, save_file
-from glft_schema.errors import OptionError
+from glft_schema import FormatError, TensorError, convert, read_importance, save_file
+from glft_schema.errors import OptionError, TiedWarning
 from glft_schema.formats.imatrix import OldImatrix, is_old_matrix
 from glft_schema.tensor_types.engine import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.weights import ImportanceMatrix
 from glft_schema.weights.importance import ColumnSums
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf

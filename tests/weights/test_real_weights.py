@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file as load_safetensors
 
-from glft_schema import edit, fake_quantize, load_file
+from glft_schema import edit, load_file
+from glft_schema.lab import fake_quantize
 from glft_schema.storage.dtypes import is_float
 from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types.ggml import GGML_TYPES

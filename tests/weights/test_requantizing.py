@@ -32,7 +32,7 @@ def test_refused_without_the_option(source: Path, tmp_path: Path) -> None:
             glft.convert(source, out, schemes=schemes)
         assert str(caught.value) == REFUSAL
     with pytest.raises(glft.SchemeError, match=r"^1 tensor \(Q4_0\) is quantized already, such as 'a.weight': another type"):
-        glft.save_file(glft.open_checkpoint(source), out, schemes={"*": "q8_0"})
+        glft.save_file(glft.weights.open_checkpoint(source), out, schemes={"*": "q8_0"})
     with pytest.raises(glft.SchemeError, match=r"^2 tensors \(Q4_0, Q8_0\) are quantized already"):
         glft.convert(source, tmp_path / "out.glft", schemes={"*": "q8_per_channel"})
     assert_refused(in_this_process("convert", source, out, "--scheme", "q5_0"), REFUSAL)

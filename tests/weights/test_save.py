@@ -22,14 +22,13 @@ from glft_schema import (
     LimitError,
     SchemeError,
     TensorError,
-    TiedWarning,
     convert,
     load_file,
     load_into,
     quantize,
     save_file,
 )
-from glft_schema.errors import OptionError
+from glft_schema.errors import OptionError, TiedWarning
 from glft_schema.lab import fake_quantize, read_gguf_lite, write_gguf_lite
 from glft_schema.storage.dtypes import FLOATS, NAMES, dtype_of
 from glft_schema.storage.torch_tensors import as_array
@@ -386,7 +385,8 @@ import hashlib, json, sys, warnings
 from pathlib import Path
 import torch
 import glft_schema
-from glft_schema import convert, save_file, write_gguf_lite
+from glft_schema import convert, save_file
+from glft_schema.lab import write_gguf_lite
 from glft_schema.files.splitting import merge, split
 
 warnings.simplefilter("ignore")

@@ -31,7 +31,9 @@ from tests.tools.in_memory import IN_MEMORY
 
 EXAMPLES = settings(max_examples=max(settings.default.max_examples // 10, 25))
 DOCUMENTED = (FormatError, TensorError, OptionError)
-pytestmark = pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning", "ignore::glft_schema.TiedWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::glft_schema.errors.QuantizationWarning", "ignore::glft_schema.errors.TiedWarning"
+)
 
 # Most drawn values are valid, or few files with several tensors could be written.
 odd_texts = ["", "\ud800", "\udcff", "a=b", "1\nadmin=true", "n" * 63, "n" * 64, "重" * 22, "n" * 65536, "__metadata__"]

@@ -1,0 +1,148 @@
+"""Counts what the package consists of: ``python -m tests.tools.sizes``.
+
+The figures are those of the table in docs/design.md. ``--list`` also prints what was counted: the
+class names that are defined twice, the long functions, the changing globals and the caches.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "glft_schema"
+LONGEST = 46  # lines of code of a function, without its docstring, comments and blank lines
+CACHES = ("cache", "lru_cache", "cached_property")
+SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+CHANGING = ("append", "add", "update", "setdefault", "pop", "popitem", "clear", "extend", "discard", "remove", "register")
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def docstring_lines(tree: ast.AST) -> set[int]:
+    """Returns the numbers of the lines that docstrings take."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | Definition) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            lines.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return lines
+
+
+def import_lines(tree: ast.Module) -> set[int]:
+    """Returns the numbers of the lines of imports, and of the ``__all__`` that repeat names."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        listed = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        if listed or isinstance(node, ast.Import | ast.ImportFrom):
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+def token_lines(text: str) -> set[int]:
+    """Returns the numbers of the lines that have more than a comment."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in SKIPPED:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return lines
+
+
+def decorators(node: Definition) -> Iterator[str]:
+    """Yields the last names of a definition's decorators: ``cache`` of ``@functools.cache``."""
+    for each in node.decorator_list:
+        called = each.func if isinstance(each, ast.Call) else each
+        yield called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+
+
+def changed_globals(tree: ast.Module) -> set[str]:
+    """Returns the names at the module's level that a function of the module changes."""
+    named: set[str] = set()
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                named.add(name)
+    changed: set[str] = set()
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        local = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+        for node in ast.walk(function):
+            match node:
+                case ast.Global(names=names):
+                    changed.update(names)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    local.add(name)
+        for node in ast.walk(function):
+            match node:
+                case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()) if name not in local:
+                    changed.add(name)
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)) if method in CHANGING:
+                    changed |= {name} - local
+    return changed & named
+
+
+def count(package: Path) -> dict[str, int | list[str]]:
+    """Returns the figures of a package: numbers, or lists of what was counted."""
+    code = docstrings = imports = blank = modules = 0
+    classes: defaultdict[str, list[str]] = defaultdict(list)
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted(package.rglob("*.py")):
+        text = path.read_text("utf-8")
+        tree = ast.parse(text)
+        where = path.relative_to(package).as_posix()
+        modules += 1
+        docs, imported, tokens = docstring_lines(tree), import_lines(tree), token_lines(text)
+        plain = tokens - docs - imported
+        code += len(plain)
+        docstrings += len(docs)
+        imports += len(imported)
+        blank += sum(not line.strip() for line in text.splitlines())
+        found["globals"] += [f"{where}: {name}" for name in sorted(changed_globals(tree))]
+        for node in ast.walk(tree):
+            match node:
+                case ast.ClassDef(name=name) if node in tree.body:
+                    classes[name].append(where)
+                case ast.FunctionDef(name=name):
+                    lines = len(plain & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
+                    if lines > LONGEST:
+                        found["functions"].append(f"{where}: {name} {lines}")
+                    if set(decorators(node)) & {*CACHES}:
+                        found["caches"].append(f"{where}: {name}")
+                case ast.Call(func=ast.Name(id="ContextVar")):
+                    found["context variables"].append(where)
+                case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
+                    found["eval and exec"].append(f"{where}: {name}")
+    faces = {name: public(package / file) for name, file in (("top", "__init__.py"), ("codec", "codec/__init__.py"))}
+    return {
+        "lines of code": code,
+        "lines of docstrings": docstrings,
+        "lines of imports and `__all__`": imports,
+        "blank lines": blank,
+        "modules": modules,
+        "packages": len(list(package.rglob("__init__.py"))),
+        "names of `glft_schema`": faces["top"],
+        "names of `glft_schema.codec`": faces["codec"],
+        "class names defined twice": [f"{name}: {', '.join(files)}" for name, files in sorted(classes.items()) if files[1:]],
+        f"functions above {LONGEST} lines of code": found["functions"],
+        "globals that functions change": found["globals"],
+        "caches": found["caches"],
+        "context variables": found["context variables"],
+        "`eval` and `exec`": found["eval and exec"],
+    }
+
+
+def public(path: Path) -> int:
+    """Returns the number of names in a module's ``__all__``."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return len(ast.literal_eval(node.value))
+    return 0
+
+
+if __name__ == "__main__":
+    for what, figure in count(PACKAGE).items():
+        print(f"| {what} | {len(figure) if isinstance(figure, list) else f'{figure:,}'} |")
+        if "--list" in sys.argv and isinstance(figure, list):
+            print(*(f"    {each}" for each in figure), sep="\n")
