@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -39,30 +40,25 @@ from tests.foreign import files
 from tests.foreign.clients import CLIENTS, FAULTS, INDICES, LAYOUTS, TENSORS, expected
 
 SUBJECTS = {  # the names of the package itself; each of its parts has a section after them
-    "Files": "Container open File Tensor Typed Limits parse_source open_source Source register_format",
-    "State dicts and checkpoints": "save_file WrittenTensor load_file load_into Unmatched convert open_checkpoint StoredTensor",
-    "Editing": "edit Edited Change",
-    "Quantizing": "quantize Quantized Recipe plan Plan TensorPlan Candidate Mix",
-    "Importance matrices": "measure_importance read_importance ImportanceMatrix ColumnSums ColumnStatistics",
-    "Adapters": "merge_lora MergedTensor",
-    "Sets of files": "split merge",
-    "Checks": "check_rules check_fit Finding check_values Oddity check_derivation Derivation hash_file",
-    "Comparison": "compare Comparison MetadataChange TensorComparison TensorVersion NumberErrors",
-    "Models that run": "perplexity Perplexity compare_predictions Predictions",
-    "Bytes": "byte_map ByteMap Stretch",
-    "The lab's": "write_gguf_lite read_gguf_lite fake_quantize",
-    "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
-    "QuantizationWarning TiedWarning MetadataWarning SimilarKeyWarning PluginWarning",
+    "Open and load": "Container open File Tensor Typed Limits load_file load_into",
+    "Save and convert": "save_file convert edit split merge",
+    "Quantize and plan": "quantize plan read_importance",
+    "Check, compare and describe": "check_rules check_values compare byte_map",
+    "Errors": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError",
 }
 GUIDES = {  # pages that show the functions of a subject
-    "Files": "python", "State dicts and checkpoints": "python", "Editing": "editing", "Quantizing": "quantizing",
-    "Importance matrices": "importance", "Adapters": "packed", "Sets of files": "recipes", "Checks": "integrity",
-    "Comparison": "comparing", "Models that run": "comparing", "Bytes": "byte-map", "The lab's": "lab",
+    "Open and load": "python", "Save and convert": "recipes", "Quantize and plan": "quantizing",
+    "Check, compare and describe": "integrity",
 }  # fmt: skip
-SUBPACKAGES = (
-    "types", "scalar", "codec", "formats", "describe", "nn", "transformers", "distributed", "gguf_reader",
-    "manifests", "numpy", "testing", "lab",
-)  # fmt: skip
+IN_CODEC = (
+    "predicates",
+    "rules",
+    "metadata",
+    "metadata_lines",
+    "metadata_rules",
+    "expressions",
+    "context",
+)  # its modules that are public
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 MEASUREMENTS = {  # rows of speed-tables.md that are in speed.md: what was measured, and the peer
@@ -135,7 +131,11 @@ def python_names() -> str:
             lines.append(f"| `{name}` | {' '.join(about.split())} |")
     lines.append("| **Parts** | |")
     listed = re.findall(r"^    glft\.(\w+) {2,}(.*)", glft_schema.__doc__ or "", re.MULTILINE)
-    return "\n".join([*lines, *(f"| `{part}` | {about} |" for part, about in listed if part in SUBPACKAGES)])
+    for part, about in ((part, about) for part, about in listed if part in glft_schema.PARTS):
+        module = getattr(glft_schema, part)
+        functions = [f"`{name}`" for name in module.__all__ if inspect.isroutine(getattr(module, name))]
+        lines.append(f"| `{part}` | {': '.join(filter(None, (about, ', '.join(functions))))} |")
+    return "\n".join(lines)
 
 
 def python() -> str:
@@ -145,11 +145,12 @@ def python() -> str:
         ValueError: if `SUBJECTS` lacks a public name, or has another one.
     """
     listed = {name for names in SUBJECTS.values() for name in names.split()}
-    if odd := listed ^ (set(glft_schema.__all__) - set(SUBPACKAGES)):
+    if odd := listed ^ (set(glft_schema.__all__)):
         raise ValueError(f"expected a subject for each public name, found {', '.join(sorted(odd))} in one place only")
     lines = [line for subject, names in SUBJECTS.items() for line in (f"## {subject}", *directives(glft_schema, names.split()))]
-    for part in SUBPACKAGES:
-        module = getattr(glft_schema, part)
+    parts = {part: getattr(glft_schema, part) for part in glft_schema.PARTS}
+    parts |= {f"codec.{module}": import_module(f"glft_schema.codec.{module}") for module in IN_CODEC}
+    for part, module in sorted(parts.items()):
         lines += [f"## glft_schema.{part}", *directives(module, [name for name in module.__all__ if name not in listed])]
     return "\n\n".join(lines) + "\n"
 

@@ -269,7 +269,7 @@ class GGUFReader:
 
     def _tensor(self, tensor: Tensor, field: ReaderField) -> ReaderTensor:
         """Returns a tensor and its payload."""
-        type_, data = tensor.dtype, self._bytes[tensor.position : tensor.position + tensor.nbytes]
+        type_, data = tensor.type, self._bytes[tensor.position : tensor.position + tensor.nbytes]
         shape = tuple(tensor.shape)
         if type_.name in AS_NUMPY:
             assert type_.exact is not None

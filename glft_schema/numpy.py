@@ -51,7 +51,7 @@ def load_file(path: StrPath, *, mmap: bool = True, ml_dtypes: bool = False) -> d
 
 def _own_dtype(tensor: Tensor) -> Any:
     """Returns the dtype of ml_dtypes for a tensor whose dtype numpy lacks; otherwise None."""
-    name = name_of(tensor.dtype.dtype) if tensor.dtype.dtype.names else ""
+    name = name_of(tensor.type.dtype) if tensor.type.dtype.names else ""
     if not name or "_x2" in name:
         return None
     try:

@@ -99,7 +99,7 @@ def merge_lora(
         checkpoint._replace(tensors=merged),
         out,
         format=WITH_TYPES.name,
-        schemes=Chosen({name: Choice(file.tensors[name].dtype) for name in merged}),
+        schemes=Chosen({name: Choice(file.tensors[name].type) for name in merged}),
         importance={name: values for name, values in importance.items() if name in updates},
         progress=progress,
         measure=False,
@@ -135,4 +135,4 @@ def _compared(tensor: Tensor, stored: Tensor, update: Update) -> MergedTensor:
         merged = _added(before, update, rows)
         errors.add(stored.array(rows), merged)
         change.add(merged, before)
-    return MergedTensor(tensor.name, stored.dtype, change.relative, errors)
+    return MergedTensor(tensor.name, stored.type, change.relative, errors)

@@ -313,7 +313,7 @@ def _version(name: str, tensor: StoredTensor) -> TensorVersion:
 
 def _type_name(tensor: StoredTensor) -> str:
     if tensor.file_tensor:
-        return tensor.file_tensor.dtype.name
+        return tensor.file_tensor.type.name
     dtype = name_of(tensor.dtype)
     return next((type_.name for format in FORMATS for type_ in format.types if type_.exact == dtype), dtype)
 
@@ -324,14 +324,14 @@ def _digest(tensor: StoredTensor) -> bytes:
     if stored is None:
         sha256.update(array_bytes(tensor.values()))
     else:
-        for piece in stored.pieces(None if stored.dtype.bytes_only else LITTLE):
+        for piece in stored.pieces(None if stored.type.bytes_only else LITTLE):
             sha256.update(piece)
     return sha256.digest()
 
 
 def _values(tensor: StoredTensor) -> bytes | None:
     """Returns the SHA-256 of the values as float64, or None if it has none."""
-    if tensor.dtype.kind == "c" or (tensor.file_tensor and tensor.file_tensor.dtype.bytes_only):
+    if tensor.dtype.kind == "c" or (tensor.file_tensor and tensor.file_tensor.type.bytes_only):
         return None
     sha256, numbers = hashlib.sha256(), tensor.values().reshape(-1)
     for part in slices(tensor.numel, CHUNK):

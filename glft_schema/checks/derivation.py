@@ -96,10 +96,10 @@ def check_derivation(
 def _derivations(tensors: Mapping[str, Tensor], base: Mapping[str, StoredTensor], has_importance: bool) -> Iterator[Derivation]:
     for name, tensor in tensors.items():
         if name not in base:
-            yield Derivation(name, tensor.dtype, EXTRA, "only in the file")
+            yield Derivation(name, tensor.type, EXTRA, "only in the file")
         elif base[name].shape != tensor.shape:
             problem = f"expected shape {list(base[name].shape)}, found {list(tensor.shape)}"
-            yield Derivation(name, tensor.dtype, DIFFERS, problem)
+            yield Derivation(name, tensor.type, DIFFERS, problem)
         else:
             yield _derivation(tensor, base[name], has_importance)
     for name in base:
@@ -108,7 +108,7 @@ def _derivations(tensors: Mapping[str, Tensor], base: Mapping[str, StoredTensor]
 
 
 def _derivation(tensor: Tensor, base: StoredTensor, has_importance: bool) -> Derivation:
-    type_ = tensor.dtype
+    type_ = tensor.type
     payload = PlannedPayload(tensor.name, base, Choice(type_))
     if type_.bytes_only and payload.copy_of is None:
         return Derivation(tensor.name, type_, UNKNOWN, type_.bytes_only)

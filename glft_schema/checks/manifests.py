@@ -148,7 +148,7 @@ def _hash_shard(file: File, executor: ThreadPoolExecutor, hashes: list[FileHash]
         update.result()
         yield end
     lines = [
-        TensorHash(payloads[tensor.position, tensor.nbytes].hexdigest(), tensor.dtype.name, tensor.shape, tensor.name)
+        TensorHash(payloads[tensor.position, tensor.nbytes].hexdigest(), tensor.type.name, tensor.shape, tensor.name)
         for tensor in tensors
     ]
     hashes.append(FileHash(whole.hexdigest(), file.name, tuple(lines)))

@@ -83,16 +83,16 @@ def _ranks(name: str, a: Tensor, b: Tensor) -> str:
 
 
 def _direction(tensor: Tensor, first: Tensor) -> str:
-    if tensor.dtype.name != "F32" or any(size > 1 for size in tensor.dims[1:]):
-        return f"expected F32 with one dim, found {tensor.dtype.name} {list(tensor.dims)}"
+    if tensor.type.name != "F32" or any(size > 1 for size in tensor.dims[1:]):
+        return f"expected F32 with one dim, found {tensor.type.name} {list(tensor.dims)}"
     if tensor.nbytes != first.nbytes:
         return f"expected dims {list(first.dims)} as {first.name}, found {list(tensor.dims)}"
     return ""
 
 
 def _sums(name: str, sums: Tensor, counts: Tensor) -> str:
-    if {sums.dtype.name, counts.dtype.name} != {"F32"}:
-        return f"expected sums and counts in F32, found {sums.dtype.name} and {counts.dtype.name}"
+    if {sums.type.name, counts.type.name} != {"F32"}:
+        return f"expected sums and counts in F32, found {sums.type.name} and {counts.type.name}"
     fits = counts.nbytes and not sums.nbytes % counts.nbytes
     return "" if fits else f"expected counts that divide the sums {list(sums.dims)}, found {list(counts.dims)}"
 

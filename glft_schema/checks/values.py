@@ -98,12 +98,12 @@ def oddities(tensor: Tensor) -> Iterator[Oddity]:
     """Yields the unusual values of one tensor; see `check_values`."""
     count = math.prod(tensor.shape)
     all_zero = Oddity(tensor.name, tensor.file, "weights", ALL_ZERO, count, (0,) * len(tensor.shape), tensor.position)
-    if tensor.dtype.bytes_only or tensor.missing:
+    if tensor.type.bytes_only or tensor.missing:
         yield replace(all_zero, field="", kind=INCOMPLETE if tensor.missing else UNKNOWN)
     elif count:
         scan = _Scan(tensor)
-        for name, declared in tensor.dtype.fields():
-            if checks := list(_field_checks(tensor.dtype, name, declared)):
+        for name, declared in tensor.type.fields():
+            if checks := list(_field_checks(tensor.type, name, declared)):
                 scan.read(name, declared, checks)
         if scan.extreme:
             scan.dequantize()
@@ -174,7 +174,7 @@ class _Scan:
     def read(self, name: str, declared: TensorField, checks: list[_FieldCheck]) -> None:
         """Checks a field of the payload in pieces."""
         source, position, *_ = self._tensor.identity
-        start, nbytes = self._tensor.dtype.field_spans(self._tensor.shape)[name]
+        start, nbytes = self._tensor.type.field_spans(self._tensor.shape)[name]
         pitch = declared.size if isinstance(declared, Blocks) else declared.number.itemsize
         for at in range(0, nbytes, PIECE // pitch * pitch):
             view = source.private(position + start + at, min(PIECE // pitch * pitch, nbytes - at))
@@ -187,7 +187,7 @@ class _Scan:
 
     def dequantize(self) -> None:
         """Checks the dequantized weights."""
-        unit, block = self._tensor.dtype.unit(self._tensor.shape), 0  # weights that share a scale
+        unit, block = self._tensor.type.unit(self._tensor.shape), 0  # weights that share a scale
         blocks, check = self._weights // unit, _FieldCheck("weights", 0, 0, False, _as_stored, [])
         pitch = self._tensor.nbytes // blocks
         for chunk in self._tensor.arrays():

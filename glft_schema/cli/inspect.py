@@ -137,7 +137,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
                 **({"file": tensor.file} if len(file.shards) > 1 else {}),
                 "name": tensor.name,
                 "dims": list(tensor.dims),
-                "dtype": tensor.dtype.name,
+                "type": tensor.type.name,
                 "offset": tensor.offset,
                 "position": tensor.position,
                 "nbytes": tensor.nbytes,
@@ -232,11 +232,11 @@ def gaps_text(file: File) -> str:
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:
     """Returns a table with a row per tensor."""
-    rows: list[tuple[str, ...]] = [("file", "tensor", "dtype", "dims", "bytes", "at byte", "missing")]
+    rows: list[tuple[str, ...]] = [("file", "tensor", "type", "dims", "bytes", "at byte", "missing")]
     for tensor in tensors:
         dims, size, position = str(list(tensor.dims)), f"{tensor.nbytes:,}", f"{tensor.position:,}"
         rows.append(
-            (safe(Path(tensor.file).name), safe(tensor.name), tensor.dtype.name, dims, size, position, missing_bytes([tensor]))
+            (safe(Path(tensor.file).name), safe(tensor.name), tensor.type.name, dims, size, position, missing_bytes([tensor]))
         )
     rows, right = without_empty_column([row if len(file.shards) > 1 else row[1:] for row in rows], 3)
     return aligned(rows, right)

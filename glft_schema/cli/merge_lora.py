@@ -49,5 +49,5 @@ def report(merged: list[MergedTensor], out: Path, verbose: bool) -> list[str]:
     """Returns the lines of the report."""
     rows = [(safe(t.name), t.type.name, f"{t.update:.3%}", f"{t.errors.relative:.3%}", f"{t.errors.largest:g}") for t in merged]
     lines = [f"{out}: {counted(merged, 'tensor')} changed, all others copied"]
-    table = aligned([("tensor", "dtype", "update", "error", "max error"), *rows], right=3)
+    table = aligned([("tensor", "type", "update", "error", "max error"), *rows], right=3)
     return [*lines, "", *table] if verbose else lines

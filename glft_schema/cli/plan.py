@@ -136,7 +136,7 @@ def _table(mixes: Sequence[tuple[str, Mix]], most: int = 0) -> list[str]:
         )
         for name, m in mixes
     ]
-    return aligned([("dtype", "tensors", "bytes", "bits per weight", "SNR", "relative"), *rows], right=5)
+    return aligned([("type", "tensors", "bytes", "bits per weight", "SNR", "relative"), *rows], right=5)
 
 
 def plan_data(planned: Plan, mix: Mix | None) -> dict[str, Any]:

@@ -155,5 +155,5 @@ def report(quantized: Quantized, out: Path, *, dry_run: bool) -> list[str]:
     lines += [f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {counted(tensors, 'tensor')}, {size}", *totals(tensors)]
     if dry_run:
         rows = [(safe(tensor.name), tensor.type.name, f"{tensor.nbytes:,}") for tensor in tensors]
-        lines += ["", *aligned([("tensor", "dtype", "bytes"), *rows], right=1)]
+        lines += ["", *aligned([("tensor", "type", "bytes"), *rows], right=1)]
     return lines

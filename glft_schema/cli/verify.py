@@ -297,7 +297,7 @@ def source_outcome(found: list[Derivation], path: Path, tolerance: float) -> Out
     failed = [derivation for derivation in found if not distances[derivation.name] <= tolerance]
     worst = max(distances.values(), default=0.0)
     if failed:
-        rows = [("tensor", "dtype", "problem", "max difference")]
+        rows = [("tensor", "type", "problem", "max difference")]
         rows += [(safe(d.name), str(d.type or ""), _problem(d), f"{distances[d.name]:g}") for d in failed]
         lines = [*aligned(rows, right=1), f"{len(failed)} of {len(found)} tensors do not match {path} in their types"]
     else:
@@ -328,7 +328,7 @@ def base_outcome(file: File, found: list[Derivation], base: Path, imatrix: Path 
     parts = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
     lines = [f"{safe(file.name)} {verdict} from {base}: {parts or 'no tensors'}"]
     if unconfirmed:
-        head = ("tensor", "dtype", "verdict", "problem", "other bytes", "from encoding", "from BASE", "encoding from BASE")
+        head = ("tensor", "type", "verdict", "problem", "other bytes", "from encoding", "from BASE", "encoding from BASE")
         rows = [
             (safe(d.name), str(d.type or ""), d.verdict, d.problem, percent(d.differing), *map(_relative, d[-3:]))
             for d in unconfirmed

@@ -46,7 +46,7 @@ def totals(written: Sequence[WrittenTensor]) -> list[str]:
     for tensor in written:
         nbytes.setdefault(tensor.type.name, []).append(tensor.nbytes)
     rows = [(name, f"{len(sizes)}", f"{sum(sizes):,}") for name, sizes in nbytes.items()]
-    return aligned([("dtype", "tensors", "bytes"), *rows], right=2)
+    return aligned([("type", "tensors", "bytes"), *rows], right=2)
 
 
 def payloads(written: Sequence[WrittenTensor]) -> list[str]:
@@ -55,7 +55,7 @@ def payloads(written: Sequence[WrittenTensor]) -> list[str]:
     for tensor in written:
         error = "" if tensor.copied or tensor.error is None else f"{tensor.error:g}"
         rows.append((safe(tensor.name), tensor.type.name, "copied" if tensor.copied else "converted", error))
-    return aligned([("tensor", "dtype", "payload", "max error against IN"), *rows], right=1)
+    return aligned([("tensor", "type", "payload", "max error against IN"), *rows], right=1)
 
 
 def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:

@@ -19,6 +19,8 @@ Beside them, in modules of their own:
 `glft_schema.codec.predicates`              what a rule requires: ``equals``, ``at_most`` ...
 `glft_schema.codec.rules`                   the names of the rule sets
 `glft_schema.codec.metadata_rules`          rules about metadata: ``has_key``, ``lengths`` ...
+`glft_schema.codec.metadata`                what `KeyValues` parses into
+`glft_schema.codec.metadata_lines`          what `KeyValueLines` parses into, and its size in bytes
 `glft_schema.codec.expressions`             ``Lookup``, ``matches``, ``nbytes_`` and ``reverse_``,
                                             beside construct's ``this`` and ``len_``
 `glft_schema.codec.context`                 byte orders, and what constructs of your own receive

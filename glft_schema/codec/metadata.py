@@ -18,6 +18,8 @@ from glft_schema.display import NAME, VALUE, Listing, Part, Row, counted, displa
 from glft_schema.errors import FormatError, safe, shown
 from glft_schema.words import MissingKeyError
 
+__all__ = ["TypedArray", "TypedMetadata"]
+
 HEADLINE = 4  # entries in a headline
 
 

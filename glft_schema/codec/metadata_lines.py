@@ -17,6 +17,8 @@ from glft_schema.errors import FormatError, shown
 from glft_schema.storage.cursor import bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import write_all
 
+__all__ = ["TextMetadata", "nbytes_of_lines"]
+
 
 class TextMetadata(Metadata):
     """Texts by key, in file order. Read-only: to change a file, build it from another mapping.

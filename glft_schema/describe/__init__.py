@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from glft_schema.describe import nodes
 from glft_schema.describe.as_json import as_data
-from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
+from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map_of
 from glft_schema.describe.comparisons import comparison_data
 from glft_schema.describe.languages import write
 from glft_schema.describe.nodes import Field, Schema, StructOf, TypeOf
@@ -23,7 +23,6 @@ __all__ = [
     "TypeOf",
     "as_data",
     "byte_counts",
-    "byte_map",
     "byte_map_of",
     "comparison_data",
     "comparison_page",

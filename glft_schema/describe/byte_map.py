@@ -407,7 +407,7 @@ class _ParsedFields:
         for name, place in span.value.places().items():
             if place.nbytes:
                 names[place.offset, place.nbytes].append(name)
-                types[place.offset] = place.dtype, place.shape
+                types[place.offset] = place.type, place.shape
         fields_of = cache(self._payload_fields)
         to, end = scope.evaluate(node.to) if node.to else 1, span.start
         for (offset, nbytes), sharing in sorted(names.items()):

@@ -128,7 +128,7 @@ class StorageReader(Reader):
         if tensor.packed is None:
             raise TensorError("expected a quantized tensor to be read as bytes, found another", name)
         rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
-        return rows, tensor.packed.dtype.nbytes(tensor.shape) // max(rows, 1)
+        return rows, tensor.packed.type.nbytes(tensor.shape) // max(rows, 1)
 
     def _check(self, item: ReadItem, target: torch.Tensor) -> None:
         """Raises TensorError if a target would be filled with truncated values."""

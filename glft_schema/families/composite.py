@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from glft_schema.errors import FormatError, safe, shown
 from glft_schema.families.config import CONFIG, read_json
 from glft_schema.families.page import Family
 from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.source import StrPath
+from glft_schema.tensors.stored_tensor import StoredTensor
+from glft_schema.tensors.tensor import Tensor
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
@@ -59,17 +59,22 @@ CODES = ("int8", "uint8", "int16", "int32", "uint32", *FLOAT8)  # dtypes of code
 # fmt: on
 
 
-def refuse_composite(tensors: Mapping[str, Any], path: StrPath, can_copy: bool = False, family: Family | None = None) -> None:
+def refuse_composite(
+    tensors: Mapping[str, Tensor] | Mapping[str, StoredTensor],
+    path: StrPath,
+    can_copy: bool = False,
+    family: Family | None = None,
+) -> None:
     """Raises FormatError if tensors are the codes and scales of a scheme that is not mapped.
 
     Args:
-        tensors: with a dtype or a type.
+        tensors: of a file, or with a dtype of numpy.
         path: their file or folder, beside or in which there may be a config.json.
         can_copy: whether the option ``as_stored`` would copy them.
         family: by whose page they will be mapped; see `Family.packs`.
     """
-    tensors = {name: tensor for name, tensor in tensors.items() if family is None or not family.packs(name)}
-    dtypes = {name: dtype for name, tensor in tensors.items() if (dtype := _dtype(tensor))}
+    weights = {name: tensor for name, tensor in tensors.items() if family is None or not family.packs(name)}
+    dtypes = {name: dtype for name, tensor in weights.items() if (dtype := _dtype(tensor))}
     dotted = {f".{name}": dtype for name, dtype in dtypes.items()}  # a single Linear's names have no prefix
     found = next((pair for scheme in SCHEMES if (pair := _pair(scheme, dotted))), None)
     if not found:
@@ -82,9 +87,9 @@ def refuse_composite(tensors: Mapping[str, Any], path: StrPath, can_copy: bool =
         raise FormatError(f"{problem}: {advice}{copy}", file=str(path))
 
 
-def _dtype(tensor: Any) -> str | None:
+def _dtype(tensor: Tensor | StoredTensor) -> str | None:
     """Returns the name of a tensor's dtype, None for a quantized type."""
-    return name_of(tensor.dtype) if isinstance(tensor.dtype, np.dtype) else tensor.dtype.exact
+    return tensor.type.exact if isinstance(tensor, Tensor) else name_of(tensor.dtype)
 
 
 def _pair(scheme: Scheme, dtypes: Mapping[str, str]) -> tuple[str, str] | None:

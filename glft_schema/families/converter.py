@@ -95,7 +95,7 @@ class Converter(NamedTuple):
 def type_of(folder: Path) -> str:
     """Returns the converter's type that keeps all matrices of a folder."""
     types = {
-        tensor.dtype.name
+        tensor.type.name
         for path in folder.glob("model*.safetensors")
         for tensor in open_container(path, whole_set=False).tensors.values()
         if len(tensor.shape) > 1

@@ -111,7 +111,7 @@ class Numbers:
     def has_nvfp4_output(self) -> bool:
         """Whether the output matrix is in NVFP4."""
         output = self.file.tensors.get("output.weight")
-        return output is not None and output.dtype.name == "NVFP4"
+        return output is not None and output.type.name == "NVFP4"
 
 
 def is_array(file: File, key: str) -> bool:
@@ -351,8 +351,8 @@ def broken_tensors(numbers: Numbers) -> Iterator[Finding]:
             if dims and padded(tensor.dims) != padded(dims):
                 problem = f"expected dims {expected} of {shown(name)}, found {list(tensor.dims)}"
                 yield _finding("dims", shard, rows[shard.name].tensor(name, "dims"), problem, name)
-            if row.type and tensor.dtype.name != row.type:
-                problem = f"expected {row.type} for {shown(name)}, found {tensor.dtype.name}"
+            if row.type and tensor.type.name != row.type:
+                problem = f"expected {row.type} for {shown(name)}, found {tensor.type.name}"
                 yield _finding("types", shard, rows[shard.name].tensor(name, "dtype"), problem, name)
     beyond = set[str]()
     for name, shard in owners.items():

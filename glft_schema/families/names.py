@@ -112,7 +112,7 @@ class Names:
 
 def is_of(type_: TensorType, tensor: StoredTensor | None) -> bool:
     """Returns whether a tensor has the bytes of a quantized type."""
-    return tensor is not None and tensor.packed is not None and tensor.packed.dtype == type_
+    return tensor is not None and tensor.packed is not None and tensor.packed.type == type_
 
 
 def suffixes(row: T) -> tuple[str, ...]:

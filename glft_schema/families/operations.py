@@ -63,7 +63,7 @@ def applied(function: Function, sources: Sequence[StoredTensor], name: str, scop
 
         return of_packed(name, shape, type_, read)
 
-    types = {source.packed.dtype if source.packed else None for source in sources} if scope == "rows" else {None}
+    types = {source.packed.type if source.packed else None for source in sources} if scope == "rows" else {None}
     type_ = types.pop() if len(types) == 1 else None
     has_parts = all(source.has_parts for source in sources)
     results = []
@@ -214,7 +214,7 @@ def _progressions(numbers: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 def _all_bytes(source: StoredTensor, rows: int) -> slice:
     """Returns the slice of all bytes of some rows of the last dim."""
     assert source.packed is not None
-    return slice(0, rows * source.packed.dtype.nbytes((1, source.shape[-1])))
+    return slice(0, rows * source.packed.type.nbytes((1, source.shape[-1])))
 
 
 def _rows_of_bytes(source: StoredTensor) -> Array:

@@ -35,7 +35,7 @@ def byte_counts(file: File | StrPath) -> dict[str, int]:
         sizes = {name: end - start for (name, start), end in zip(starts.items(), ends, strict=True)}
         payloads: Counter[str] = Counter()
         places = sorted(set(tensors.places().values()), key=lambda place: place.offset)
-        kinds = Counter((place.dtype, place.shape, place.nbytes) for place in places)  # few
+        kinds = Counter((place.type, place.shape, place.nbytes) for place in places)  # few
         for (dtype, shape, nbytes), number in kinds.items():
             spans = dtype.field_spans(shape) if dtype.is_known else {"bytes": (0, nbytes)}
             payloads.update({f"{dtype} {field}": number * size for field, (_, size) in spans.items()})

@@ -115,7 +115,7 @@ def merge(file: File | StrPath, path: StrPath) -> None:
 
 
 def _write(file: File, metadata: Mapping[str, Any], tensors: list[Tensor], path: StrPath) -> None:
-    rows = [{"name": tensor.name, "dims": tensor.dims, "dtype": tensor.dtype} for tensor in tensors]
+    rows = [{"name": tensor.name, "dims": tensor.dims, "dtype": tensor.type} for tensor in tensors]
     rows = sorted(rows, key=file.format.order) if file.format.order else rows
     regions = {"header": file.header, "metadata": metadata}
     regions = {name: region for name, region in regions.items() if file.format.field(name) is not None}

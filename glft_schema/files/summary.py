@@ -44,11 +44,11 @@ def totals_by_type(tensors: Iterable[Tensor]) -> dict[TensorType, Totals]:
     """Returns the totals of each tensor type, in order of first tensors."""
     totals, kept = dict[TensorType, Totals](), set[Hashable]()
     for tensor in tensors:
-        count, weights, nbytes = totals.get(tensor.dtype, Totals(0, 0, 0))
+        count, weights, nbytes = totals.get(tensor.type, Totals(0, 0, 0))
         if tensor.identity not in kept:
             kept.add(tensor.identity)
             weights, nbytes = weights + math.prod(tensor.shape), nbytes + tensor.nbytes
-        totals[tensor.dtype] = Totals(count + 1, weights, nbytes)
+        totals[tensor.type] = Totals(count + 1, weights, nbytes)
     return totals
 
 
@@ -132,7 +132,7 @@ def grouped(tensors: Iterable[Tensor], sizes: str) -> list[Row]:
         blocks.setdefault(prefix, {}).setdefault(rest, []).append(tensor)
         if found:
             numbers.setdefault(prefix, []).append(int(found["number"]))
-    rows: list[Row] = [("tensor", "dtype", sizes, "bytes", "missing")]
+    rows: list[Row] = [("tensor", "type", sizes, "bytes", "missing")]
     for prefix, kinds in blocks.items():
         of_prefix = Counter(numbers.get(prefix, ()))  # blocks, with the tensors of each
         if len(of_prefix) < 2:
@@ -153,7 +153,7 @@ def grouped(tensors: Iterable[Tensor], sizes: str) -> list[Row]:
 
 def _common(tensors: Sequence[Tensor], sizes: str) -> Row:
     """Returns the types, sizes, bytes and missing bytes of tensors of one kind."""
-    types = Counter(tensor.dtype.name for tensor in tensors)
+    types = Counter(tensor.type.name for tensor in tensors)
     names = ", ".join(f"{name} ({count})" if len(types) > 1 else name for name, count in types.most_common())
     found = list(dict.fromkeys(str(list(getattr(tensor, sizes))) for tensor in tensors))
     nbytes = f"{sum(tensor.nbytes for tensor in tensors):,}"

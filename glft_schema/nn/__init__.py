@@ -1,7 +1,7 @@
 """Modules of torch whose weights stay packed, as a file stores them."""
 
 from glft_schema.nn.diffusers import replace_gguf_linear
-from glft_schema.nn.loading import Unmatched, load_into
+from glft_schema.nn.loading import Unmatched
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.nn.saving import stored_tensors
 
@@ -12,7 +12,6 @@ __all__ = [
     "Linear",
     "Packed",
     "Unmatched",
-    "load_into",
     "replace_gguf_linear",
     "stored_tensors",
 ]

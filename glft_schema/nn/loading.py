@@ -219,9 +219,9 @@ def _misfits(module: nn.Module, place: _Place, found: Mapping[str, StoredTensor]
     own, given = place.tensor, [name for name in place.names if name in found]
     for name in given:
         tensor, first, owner = found[name], found[given[0]], _owner(module, name)[0]
-        type_ = tensor.file_tensor.dtype if tensor.file_tensor else name_of(tensor.dtype)
-        if tensor.file_tensor and tensor.file_tensor.dtype.bytes_only:
-            yield f"{name}: {tensor.file_tensor.dtype.bytes_only}"
+        type_ = tensor.file_tensor.type if tensor.file_tensor else name_of(tensor.dtype)
+        if tensor.file_tensor and tensor.file_tensor.type.bytes_only:
+            yield f"{name}: {tensor.file_tensor.type.bytes_only}"
         elif _is_packed(module, place):
             assert isinstance(owner, Packed)
             expected, shape = owner.weight_type, owner.weight_shape
@@ -239,8 +239,8 @@ def are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
     """Tells whether two tensors have the same type and bytes."""
     one, two = tensor.file_tensor, other.file_tensor
     if one is not None and two is not None:
-        return (one.dtype, one.raw) == (two.dtype, two.raw)
-    if tensor.packed and other.packed and tensor.packed.dtype != other.packed.dtype:
+        return (one.type, one.raw) == (two.type, two.raw)
+    if tensor.packed and other.packed and tensor.packed.type != other.packed.type:
         return False
     return have_equal(tensor.values(), other.values())
 
@@ -272,7 +272,7 @@ def _pack(module: nn.Module, place: _Place, tensor: StoredTensor, packed: torch.
     source = tensor if tensor.packed else tensor.transposed
     assert source is not None
     assert source.packed is not None
-    weight, layers, type_ = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module](), source.packed.dtype
+    weight, layers, type_ = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module](), source.packed.type
     for name in place.names:
         parent, attribute = _owner(module, name.removesuffix(".weight"))
         owner = getattr(parent, attribute)

@@ -89,7 +89,7 @@ class Tensors(Mapping[str, Tensor]):
 
         def row(tensor: Tensor) -> Row:
             shape, numbers = str(list(tensor.shape)), (f"{tensor.nbytes:,}", f"{tensor.position:,}")
-            texts = (safe(Path(tensor.file).name, NAME), safe(tensor.name, NAME), str(tensor.dtype), shape)
+            texts = (safe(Path(tensor.file).name, NAME), safe(tensor.name, NAME), str(tensor.type), shape)
             return *texts[not is_set :], *numbers
 
         head = ("file", "name", "type", "shape", "bytes", "at byte")[not is_set :]
@@ -292,7 +292,7 @@ class TensorData(construct.Construct):
             problem = cut or f"expected at most {size} (the size of the region), found {payload.offset}"
             return TruncatedError(problem, self._offset_path(path, row))
         left = size - payload.offset
-        spans = payload.dtype.field_spans(payload.shape).items()
+        spans = payload.type.field_spans(payload.shape).items()
         field, (at, nbytes) = next((field, span) for field, span in spans if sum(span) > left)
         problem = cut or f"expected {nbytes} bytes, found {max(left - at, 0)}"
         return TruncatedError(problem, f"{path} -> {shown(name)} -> {field}", start + payload.offset + at, name)
@@ -414,8 +414,8 @@ def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrd
     Raises:
         FormatError: if its type or shape differs from the row's.
     """
-    if isinstance(payload, Tensor) and (payload.dtype, payload.shape) != (row.dtype, tuple(row.shape)):
-        found = f"{payload.dtype} {list(payload.shape)}"
+    if isinstance(payload, Tensor) and (payload.type, payload.shape) != (row.dtype, tuple(row.shape)):
+        found = f"{payload.type} {list(payload.shape)}"
         raise FormatError(f"expected {row.dtype} {list(row.shape)}, found {found}", path, tensor=row.name)
     if isinstance(payload, Tensor) and payload.order == order:
         return payload.copy_to(stream)

@@ -58,7 +58,7 @@ class StoredTensor:
         return found
 
     def _display(self) -> Iterator[str]:
-        type_ = self.file_tensor.dtype if self.file_tensor else name_of(self.dtype)
+        type_ = self.file_tensor.type if self.file_tensor else name_of(self.dtype)
         yield f"{type_} {list(self.shape)}"
 
     @property
@@ -69,7 +69,7 @@ class StoredTensor:
     @property
     def packed(self) -> Tensor | None:
         """The tensor with its bytes, if they are of a quantized type."""
-        return self.file_tensor if self.file_tensor is not None and self.file_tensor.dtype.is_quantized else None
+        return self.file_tensor if self.file_tensor is not None and self.file_tensor.type.is_quantized else None
 
     @property
     def has_parts(self) -> bool:
@@ -97,7 +97,7 @@ class StoredTensor:
 
 def of_file(tensor: Tensor) -> StoredTensor:
     """Returns a tensor of an open file."""
-    type_, identity = tensor.dtype, tensor.identity if tensor.nbytes else None
+    type_, identity = tensor.type, tensor.identity if tensor.nbytes else None
     quantized = type_ if type_.is_quantized else None
     return StoredTensor(tensor.shape, type_.dtype, tensor.array, identity, tensor, quantized=quantized)
 
@@ -141,7 +141,7 @@ class _PackedSource(Source):
     def __init__(self, place: Place, read: Callable[[Slices], Array]) -> None:
         super().__init__("<computed>", place.nbytes)
         self._rows, self._read = max(matrix(place.shape)[0], 1), read
-        self._fields = place.dtype.field_spans(place.shape).values()
+        self._fields = place.type.field_spans(place.shape).values()
         self._kept: tuple[tuple[int, int], memoryview] | None = None  # a row that was not read to its end
 
     def _view(self, start: int, nbytes: int) -> memoryview:

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
     offset: int  # first byte, from the start of the region
     nbytes: int
-    dtype: TensorType
+    type: TensorType
     shape: tuple[int, ...]  # in torch's order
 
 
@@ -70,7 +70,7 @@ class Tensor:
         name: as in the file.
         dims: sizes as stored: torch's order in GLFT, the reverse in GGUF.
         shape: sizes in torch's order.
-        dtype: the `TensorType`.
+        type: the `TensorType`.
         offset: first byte of the payload in the region.
         position: first byte of the payload in the container.
         nbytes: bytes of the payload.
@@ -90,31 +90,33 @@ class Tensor:
     ) -> None:
         self.name = name
         self.dims = tuple(dims)
-        self.offset, self.nbytes, self.dtype, self.shape = place
+        self.offset, self.nbytes, self.type, self.shape = place
         self.position = data_start + self.offset
         self.order = order
         self.device = device
         self._source = source
 
-    def __getattr__(self, name: str) -> Any:
-        problem = f"a tensor in a file has no attribute {name!r}: dequantize() returns a torch.Tensor, numpy() an array"
-        raise AttributeError(problem)
+    if not TYPE_CHECKING:  # type checkers report unknown attributes
+
+        def __getattr__(self, name: str) -> Any:
+            problem = f"a tensor in a file has no attribute {name!r}: dequantize() returns a torch.Tensor, numpy() an array"
+            raise AttributeError(problem)
 
     def _display(self) -> Iterator[Part]:
-        yield f"{shown(self.name)}, {self.dtype} {list(self.shape)}, {self.nbytes:,} bytes at {self.position:,}"
+        yield f"{shown(self.name)}, {self.type} {list(self.shape)}, {self.nbytes:,} bytes at {self.position:,}"
         numbers = math.prod(self.shape)
         rows = {
             "dims": f"{list(self.dims)}, as stored",
             "numbers": f"{numbers:,}{f', {8 * self.nbytes / numbers:g} bits per weight' if numbers else ''}",
         }
-        for name, (start, nbytes) in self.dtype.field_spans(self.shape).items():
+        for name, (start, nbytes) in self.type.field_spans(self.shape).items():
             rows[name] = f"{nbytes:,} bytes at {self.position + start:,}"
         yield Listing("values by dequantize() or tensor[rows] for torch, by numpy() for numpy", ("", ""), [*rows.items()])
 
     @property
     def identity(self) -> tuple[Source, int, int, TensorType, tuple[int, ...]]:
         """Source and place. Equal for tensors of one open file that share a payload."""
-        return self._source, self.position, self.nbytes, self.dtype, self.shape
+        return self._source, self.position, self.nbytes, self.type, self.shape
 
     @property
     @outside_graphs
@@ -127,7 +129,7 @@ class Tensor:
     def payload(self) -> Record:
         """The payload's fields as arrays, ``payload.scales``. Raises as `dequantize`."""
         self._check_known()
-        return self.dtype.parse(Cursor(self._source, self.position), self.shape, self.order)
+        return self.type.parse(Cursor(self._source, self.position), self.shape, self.order)
 
     @property
     @outside_graphs
@@ -136,7 +138,7 @@ class Tensor:
 
         Raises as `dequantize`.
         """
-        return self.dtype.columns(self.payload)
+        return self.type.columns(self.payload)
 
     @property
     def file(self) -> str:
@@ -154,7 +156,7 @@ class Tensor:
 
     def get_dtype(self) -> str:
         """Returns the name of the type, as in safetensors."""
-        return self.dtype.name
+        return self.type.name
 
     @outside_graphs
     def packed(self) -> Array:
@@ -165,7 +167,7 @@ class Tensor:
         Raises as `dequantize`.
         """
         self._source.check_open()
-        return self.dtype.packed(self._fields())
+        return self.type.packed(self._fields())
 
     @outside_graphs
     def packed_part(self, index: Sequence[slice]) -> Array:
@@ -181,17 +183,17 @@ class Tensor:
         self._check_known()
         rows, columns = matrix(self.shape)
         pitch = self.nbytes // max(rows, 1)
-        wanted, unit = range(pitch)[index[1]], self.dtype.unit(self.shape)
+        wanted, unit = range(pitch)[index[1]], self.type.unit(self.shape)
         if len(wanted) == pitch:
             across = range(columns)
         else:
-            size = pitch * unit // max(columns, 1) if len(list(self.dtype.fields())) == 1 else pitch
+            size = pitch * unit // max(columns, 1) if len(list(self.type.fields())) == 1 else pitch
             if wanted.start % size or wanted.stop % size:
                 problem = f"expected bytes {wanted.start} to {wanted.stop} of a row to begin and end at multiples of {size}"
                 raise TensorError(f"{problem}, the size of a block", self.name)
             across = range(wanted.start // size * unit, wanted.stop // size * unit)
-        fields = self.dtype.cut(self._source, self.position, self.shape, range(rows)[index[0]], across, self.order)
-        return self.dtype.packed(fields)
+        fields = self.type.cut(self._source, self.position, self.shape, range(rows)[index[0]], across, self.order)
+        return self.type.packed(fields)
 
     def pieces(self, order: ByteOrder | None = None) -> Iterator[memoryview]:
         """Yields the payload in chunks, unchanged or converted to another byte order.
@@ -202,7 +204,7 @@ class Tensor:
         """
         self._source.check_open()
         if order not in (None, self.order):
-            yield from self.dtype.pieces(self._fields(), order or self.order)
+            yield from self.type.pieces(self._fields(), order or self.order)
             return
         for start in range(0, self.nbytes, PIECE):
             yield self._source.read(self.position + start, min(PIECE, self.nbytes - start))
@@ -228,7 +230,7 @@ class Tensor:
         as `dequantize`."""
         self._check_known()
         columns = matrix(self.shape)[1]
-        return self.dtype.cut(self._source, self.position, self.shape, rows, range(columns), self.order)
+        return self.type.cut(self._source, self.position, self.shape, rows, range(columns), self.order)
 
     def copy_to(self, stream: Any) -> int:
         """Copies the payload to a stream, by the system if it can. Returns the byte count.
@@ -313,7 +315,7 @@ class Tensor:
         as `dequantize`.
         """
         found = self.numpy(dtype=dtype)
-        is_view = self._as_mapped() is not None and found.dtype == self.dtype.dtype
+        is_view = self._as_mapped() is not None and found.dtype == self.type.dtype
         if copy is False and not is_view:
             raise ValueError(f"tensor {shown(self.name)}: expected copy=None or copy=True, since values are decoded")
         return found.copy() if copy and is_view else found
@@ -330,22 +332,20 @@ class Tensor:
             return self._array(range(rows), range(columns)).reshape(self.shape) if stored is None else stored
         part = self._part(index)
         if 0 in part.shape:
-            return np.empty(part.shape, self.dtype.dtype)
+            return np.empty(part.shape, self.type.dtype)
         block = self._array(part.rows, part.columns)
         found = as_strided(block[:, part.first :], part.shape, part.strides(*block.strides))
         return found if self._is_view or found.size == block.size else found.copy()
 
     def _array(self, rows: range, columns: range) -> Array:
         """Returns part of the matrix [out, in]; `columns` is aligned to the type's unit."""
-        return self.dtype.decode(
-            self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order), len(columns)
-        )
+        return self.type.decode(self.type.cut(self._source, self.position, self.shape, rows, columns, self.order), len(columns))
 
     def _as_mapped(self) -> Array | None:
         """Returns the values if they are the numbers in a mapped file, otherwise None."""
-        if self.dtype.formula is not as_stored or not self._source.mapped or self.order != LITTLE:
+        if self.type.formula is not as_stored or not self._source.mapped or self.order != LITTLE:
             return None
-        return array_over(self._source.private(self.position, self.nbytes), self.dtype.dtype, self.shape)
+        return array_over(self._source.private(self.position, self.nbytes), self.type.dtype, self.shape)
 
     def check_out(
         self,
@@ -388,7 +388,7 @@ class Tensor:
     def _chunks(self, numbers: int) -> Iterator[tuple[range, range]]:
         """Returns rows and columns of the matrix, chunk by chunk; none if the tensor is empty."""
         self._check_known()
-        (out, columns), unit = matrix(self.shape), self.dtype.unit(self.shape)
+        (out, columns), unit = matrix(self.shape), self.type.unit(self.shape)
         if 0 in (out, columns):
             return iter(())
         rows, width = max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
@@ -443,7 +443,7 @@ class Tensor:
     @property
     def _is_view(self) -> bool:
         """Whether values that keep their dtype are those in a mapped file."""
-        return bool(self._source.mapped and self.dtype.exact and self.order == LITTLE)
+        return bool(self._source.mapped and self.type.exact and self.order == LITTLE)
 
     def _part(self, index: Indices) -> Block:
         """Returns where a part is. Raises IndexError as `read`."""
@@ -456,7 +456,7 @@ class Tensor:
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(has_rows, len(self.shape))]
         first = sum(part[0] * stride for part, stride in zip(inner, strides, strict=True))
         last = sum(part[-1] * stride for part, stride in zip(inner, strides, strict=True))
-        unit = self.dtype.unit(self.shape)
+        unit = self.type.unit(self.shape)
         columns = range(first // unit * unit, -(-(last + 1) // unit) * unit)
         steps = [*[None] * has_rows, *(stride * part.step for part, stride in zip(inner, strides, strict=True))]
         kept = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
@@ -466,12 +466,12 @@ class Tensor:
     def _torch_dtype(self) -> torch.dtype:
         """The type's own dtype in torch. Raises TensorError if this version of torch has none."""
         try:
-            return dtype_in_torch(self.dtype.dtype)
+            return dtype_in_torch(self.type.dtype)
         except TypeError as error:
-            raise TensorError(f"{error}: {self.dtype} can be read by numpy() only", self.name) from None
+            raise TensorError(f"{error}: {self.type} can be read by numpy() only", self.name) from None
 
     def _check_known(self) -> None:
-        if problem := self.dtype.bytes_only:
+        if problem := self.type.bytes_only:
             raise TensorError(problem, self.name)
 
     def _ranges(self, index: Indices) -> tuple[list[range], list[bool]]:
@@ -524,6 +524,6 @@ class Tensor:
             raise TensorError(f"expected {own}, found {dtype}; {problem}", self.name)
         from glft_schema.tensor_types import on_torch  # slow to import
 
-        fields = self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order)
+        fields = self.type.cut(self._source, self.position, self.shape, rows, columns, self.order)
         tensors = {name: to_device(as_tensor(field), device) for name, field in fields.items()}
-        return on_torch.decode(self.dtype, tensors, len(columns), dtype=dtype, out=out)
+        return on_torch.decode(self.type, tensors, len(columns), dtype=dtype, out=out)

@@ -84,10 +84,10 @@ def _contents(stored: bytes) -> list[dict[str, Any]]:
     found = []
     for tensor in Container.parse(stored).tensors.values():
         stored_name = tensor.name.encode("utf-8", "surrogateescape")
-        entry = {"name": stored_name.decode("utf-8", "replace"), "type": tensor.dtype.name, "shape": list(tensor.shape)}
+        entry = {"name": stored_name.decode("utf-8", "replace"), "type": tensor.type.name, "shape": list(tensor.shape)}
         if entry["name"] != tensor.name:  # JSON has no bytes that are not UTF-8
             entry["name_hex"] = stored_name.hex()
-        if not tensor.dtype.bytes_only:
+        if not tensor.type.bytes_only:
             numbers = tensor.array()
             entry |= {"dtype": name_of(numbers.dtype), "values": hashlib.sha256(array_bytes(numbers)).hexdigest()}
         found.append(entry)

@@ -252,7 +252,7 @@ def _read_contents(file: File) -> None:
         warnings.simplefilter("ignore")
         str(file), dict(file.metadata), check_rules(file, file.format.rule_sets)
         for tensor in file.tensors.values():
-            if tensor.dtype.bytes_only:
+            if tensor.type.bytes_only:
                 bytes(tensor.raw)
             elif tensor.nbytes <= NUMBERS:
                 try:

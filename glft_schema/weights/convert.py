@@ -155,7 +155,7 @@ def _to_folder(checkpoint: Checkpoint, out: StrPath, options: ConvertOptions) ->
 def _types_of(donor: File | None, tensors: Mapping[str, StoredTensor], asked: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Returns the types of a donor's tensors, for those that no scheme matches."""
     matched = {name for pattern, _ in asked for name in names_matching(pattern, tensors)}
-    return [(name, t.dtype.scheme) for name, t in donor.tensors.items() if name not in matched] if donor else []
+    return [(name, t.type.scheme) for name, t in donor.tensors.items() if name not in matched] if donor else []
 
 
 def keeps_to_rules(file: File | None, format: Format) -> bool:

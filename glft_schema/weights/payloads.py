@@ -82,7 +82,7 @@ class PlannedPayload:
     def copy_of(self) -> Tensor | None:
         """The tensor of a weights file whose payload is copied, or None."""
         file_tensor = self.stored.file_tensor
-        return file_tensor if file_tensor is not None and file_tensor.dtype == self.type else None
+        return file_tensor if file_tensor is not None and file_tensor.type == self.type else None
 
     @property
     def is_unchanged(self) -> bool:
@@ -163,7 +163,7 @@ class PlannedPayload:
         copied. They begin and end at multiples of `group`. A source that cannot be read in parts is
         encoded at once."""
         copied = self.copy_of
-        if copied is not None and (copied.order == order or not copied.dtype.is_known):
+        if copied is not None and (copied.order == order or not copied.type.is_known):
             return [None]
         rows, columns = matrix(self.stored.shape)
         wanted = [

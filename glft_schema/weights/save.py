@@ -223,7 +223,7 @@ def _with_file_type(
     if always and code is not None:
         return metadata | {FILE_TYPE: code}
     matrices = [choices[name].type.scheme for name, tensor in stored.items() if len(tensor.shape) > 1]
-    copied = [name for name, tensor in stored.items() if tensor.file_tensor and tensor.file_tensor.dtype == choices[name].type]
+    copied = [name for name, tensor in stored.items() if tensor.file_tensor and tensor.file_tensor.type == choices[name].type]
     is_kept = 2 * sum(stored[name].numel for name in copied) >= sum(tensor.numel for tensor in stored.values())
     if is_kept or not isinstance(stated, int) or MAIN_TYPES.get(stated) in matrices:
         return metadata

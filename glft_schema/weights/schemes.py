@@ -170,7 +170,7 @@ def _choose(
     name: str, tensor: StoredTensor, requests: list[tuple[str, TensorType]], types: TypeTable[TensorType], keep_vectors: bool
 ) -> Choice:
     """Returns the type of a tensor. `requests` are the matching keys and their types, in order."""
-    stored_type = tensor.file_tensor.dtype if tensor.file_tensor else None
+    stored_type = tensor.file_tensor.type if tensor.file_tensor else None
     by_name, by_pattern = ([item for item in reversed(requests) if (item[0] == name) == exact] for exact in (True, False))
     asked = next((type_ for _, type_ in by_name + by_pattern), None)
     if stored_type is not None and (reason := stored_type.bytes_only):

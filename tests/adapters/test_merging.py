@@ -108,7 +108,7 @@ def test_types_stay(type_: str, tmp_path: Path) -> None:
     with glft.open(path) as before, glft.open(tmp_path / "out.gguf") as after:
         assert (after.metadata, list(after.tensors)) == (before.metadata, list(before.tensors))
         for name, tensor in before.tensors.items():
-            assert after.tensors[name].dtype == tensor.dtype
+            assert after.tensors[name].type == tensor.dtype
             assert (after.tensors[name].raw == tensor.raw) == (name not in names)
     state = load_model(tmp_path / "out.gguf").state_dict()
     for layer, name in (("mlp.down_proj", "ffn_down"), ("self_attn.q_proj", "attn_q")):

@@ -40,7 +40,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.oracles import llama_cpp
 file = glft_schema.open(path)
 tensors = [
-    (llama_cpp.row_function(t.dtype.name), np.frombuffer(t.raw, np.uint8).reshape(t.shape[0], -1), t.shape)
+    (llama_cpp.row_function(t.type.name), np.frombuffer(t.raw, np.uint8).reshape(t.shape[0], -1), t.shape)
     for t in file.tensors.values()
 ]
 pool = ThreadPoolExecutor(threads)

@@ -22,7 +22,7 @@ def source(tmp_path: Path) -> Path:
 
 def types(path: Path) -> dict[str, str]:
     with glft_schema.open(path) as file:
-        return {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+        return {name: tensor.type.scheme for name, tensor in file.tensors.items()}
 
 
 def test_quantize(source: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_convert_a_checkpoint(source: Path, tmp_path: Path) -> None:
         added = {"general.architecture": "toy", "toy.n": 3, "toy.l": ["a=b"], "general.alignment": 64}
         assert file.metadata == {"from": "tests", **added}
         assert file.metadata.type_of("toy.n") == "uint16"
-        assert {name: tensor.dtype.name for name, tensor in file.tensors.items()} == {"n.weight": "F32", "w.weight": "Q5_1"}
+        assert {name: tensor.type.name for name, tensor in file.tensors.items()} == {"n.weight": "F32", "w.weight": "Q5_1"}
     assert glft("verify", out, "--against", source, "--rules", "ggml").returncode == 0
     options = ("--format", "gguf", "--gguf-version", 2, "--big-endian")
     assert glft("convert", source, tmp_path / "out.bin", *options).returncode == 0

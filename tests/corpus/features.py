@@ -75,15 +75,15 @@ def _features(file: File, stored: bytes) -> Iterator[str]:
     yield "metadata" if file.metadata else "no metadata"
     for tensor in tensors:
         if len(set(tensor.raw)) >= min(VARIED, max(tensor.nbytes, 1)):
-            yield UNKNOWN if isinstance(tensor.dtype, OpaqueType) else f"tensor {tensor.dtype}"
+            yield UNKNOWN if isinstance(tensor.type, OpaqueType) else f"tensor {tensor.type}"
         yield from ["no dims"] * (not tensor.dims)
         yield from ["more than 4 dims"] * (len(tensor.dims) > 4)
         yield from ["a tensor without numbers"] * (0 in tensor.dims)
         yield from ["a name of 64 bytes"] * (len(tensor.name.encode("utf-8", "surrogateescape")) == 64)
         yield from _of_text("a name", tensor.name)
-        if tensor.dtype.bytes_only is None:
+        if tensor.type.bytes_only is None:
             yield from _of_numbers("a number", tensor.array())
-            if not tensor.dtype.exact:
+            if not tensor.type.exact:
                 for field in tensor.fields.values():
                     yield from _of_numbers("a scale", field)
     yield from _of_places(file)

@@ -119,7 +119,7 @@ def test_the_promises_of_the_search_hold(format: Format, part: int) -> None:
             continue
         file = Container.parse(drawn.stored) if drawn.is_read else None
         assert problem_of_map(drawn.stored, file) is None, drawn.id
-        has_fields = file and not any(tensor.dtype.bytes_only for tensor in file.tensors.values())
+        has_fields = file and not any(tensor.type.bytes_only for tensor in file.tensors.values())
         assert problem_of_views(drawn.stored, file if has_fields else None) is None, drawn.id
 
 
@@ -127,7 +127,7 @@ def test_the_promises_of_the_search_hold(format: Format, part: int) -> None:
 def test_slices_are_parts_of_the_whole(format: Format, part: int) -> None:
     for drawn in part_of(format, part):
         for tensor in Container.parse(drawn.stored).tensors.values() if drawn.is_read else ():
-            if tensor.dtype.bytes_only is None:
+            if tensor.type.bytes_only is None:
                 for index in (slice(1, None, 2), (..., slice(-3, None)), tuple(slice(size // 2) for size in tensor.shape)):
                     if tensor.shape or index == ():
                         expected = our_numbers(tensor.dequantize()[index])

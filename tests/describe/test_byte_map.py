@@ -102,7 +102,7 @@ def summed(found: ByteMap, file: File) -> dict[str, int]:
         if region != "data":
             counts[region] += stretch.nbytes
         elif stretch.tensor is not None:
-            counts[f"{file.tensors[stretch.tensor].dtype} {stretch.name if stretch.node else 'bytes'}"] += stretch.nbytes
+            counts[f"{file.tensors[stretch.tensor].type} {stretch.name if stretch.node else 'bytes'}"] += stretch.nbytes
         else:
             gaps += stretch.nbytes
     return dict(counts) | {"gaps": gaps}

@@ -75,7 +75,7 @@ def printed(file: File) -> bytes:
     made = b""
     for name, tensor in file.tensors.items():
         weights = tensor.dequantize(torch.float32)
-        line = f"{name} {tensor.dtype} {list(tensor.dims)} ".encode("utf-8", "surrogateescape")
+        line = f"{name} {tensor.type} {list(tensor.dims)} ".encode("utf-8", "surrogateescape")
         checksum = b"[0-9a-f]{8}" if weights.isnan().any() else b"%08x" % zlib.crc32(weights.numpy().tobytes())
         made += re.escape(line) + checksum + b"\n"
     return made

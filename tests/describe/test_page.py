@@ -316,7 +316,7 @@ def test_rows_and_payloads_of_tensors() -> None:
             return [tree["texts"][tree["name"][i]] for i, parent in enumerate(tree["parent"]) if parent == node]
 
         assert names(tensors["rows"][0]) == ["name", "dims", "dtype", "offset"]
-        assert names(tensors["payloads"][0]) == list(file.tensors["a"].dtype.field_spans([2, 64]))
+        assert names(tensors["payloads"][0]) == list(file.tensors["a"].type.field_spans([2, 64]))
         assert tree["start"][tensors["payloads"][1]] == file.tensors["b"].position
         assert tensors["payloads"][2] == -1  # it has no bytes
 

@@ -102,7 +102,7 @@ import torch
 import glft_schema as glft
 
 file = glft.open("own.gguf")
-assert file.tensors["w"].dtype.name == "Q4_X" and file.get_slice("w")[2].shape == (64,)
+assert file.tensors["w"].type.name == "Q4_X" and file.get_slice("w")[2].shape == (64,)
 w = torch.linspace(-1, 1, 256).view(4, 64)
 glft.save_file({"w": w}, "again.gguf", schemes={"w": "q4_x"}, format="gguf", rules=[])
 assert (glft.load_file("again.gguf")["w"] - w).abs().max() < 1 / 7

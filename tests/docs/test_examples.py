@@ -251,7 +251,7 @@ def comparing(session: Session) -> None:
 @checks("lab.md: The lab")
 def own_model_in_the_lab(session: Session) -> None:
     with glft_schema.open("model.gguf-lite") as file:
-        types = {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+        types = {name: tensor.type.scheme for name, tensor in file.tensors.items()}
     assert types == {"0.weight": "q8_per_channel", "1.weight": "q4_per_group_64", "1.bias": "f32"}
 
 
@@ -322,7 +322,7 @@ def readme(session: Session) -> None:
     assert (names["row"].shape, names["state"].keys()) == ((256,), names["tensors"].keys())
     with glft_schema.open("q4_k_m.gguf") as file:
         types = {"blk.0.attn_q.weight": "Q4_K", "output_norm.weight": "F32"}
-        assert {name: tensor.dtype.name for name, tensor in file.tensors.items()} == types
+        assert {name: tensor.type.name for name, tensor in file.tensors.items()} == types
         assert file.metadata["general.file_type"] == 15
 
 
@@ -395,7 +395,7 @@ def several_processes(session: Session) -> None:
 def packed_modules(session: Session) -> None:
     assert session.outputs[""].endswith("torch.Size([1024, 288]) torch.uint8\ntensor(0.)\n")
     with glft_schema.open("mixed.gguf") as file:
-        assert [file.tensors[f"{i}.weight"].dtype.name for i in (0, 2)] == ["Q8_0", "Q4_K"]
+        assert [file.tensors[f"{i}.weight"].type.name for i in (0, 2)] == ["Q8_0", "Q4_K"]
     assert (session.names["result"].shape, session.names["weights"].shape) == ((2, 256), (1024, 512))
 
 

@@ -45,7 +45,7 @@ def test_fine_tuned_weights(name: str, tmp_path: Path) -> None:
     glft.convert(folder, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
     assert by_values == (tmp_path / "out.gguf").read_bytes() != (tmp_path / "donor.gguf").read_bytes()
     donor = glft.open(tmp_path / "donor.gguf")
-    assert [(t.name, t.type.name) for t in written] == [(t.name, t.dtype.name) for t in donor.tensors.values()]
+    assert [(t.name, t.type.name) for t in written] == [(t.name, t.type.name) for t in donor.tensors.values()]
 
 
 def test_schemes_and_metadata_take_precedence(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_schemes_and_metadata_take_precedence(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{folder}: mapped to GGUF as declared for the llama family, with the metadata of ")
     out = glft.open(tmp_path / "out.gguf")
-    assert out.tensors["blk.0.attn_q.weight"].dtype.name == "Q8_0"
-    assert out.tensors["blk.0.ffn_up.weight"].dtype.name == "Q4_0"
+    assert out.tensors["blk.0.attn_q.weight"].type.name == "Q8_0"
+    assert out.tensors["blk.0.ffn_up.weight"].type.name == "Q4_0"
     assert out.metadata["general.name"] == "Tuned"
     assert "quantize.imatrix.file" not in out.metadata
 

@@ -67,9 +67,9 @@ def verdict(read: Callable[[], File]) -> Any:
     with file:
         tensors = []
         for tensor in file.tensors.values():
-            values = None if tensor.dtype.bytes_only else tensor.dequantize()
+            values = None if tensor.type.bytes_only else tensor.dequantize()
             numbers = None if values is None else (values.dtype, values.shape, bytes(array_bytes(as_array(values))))
-            tensors.append((tensor.name, tensor.dims, str(tensor.dtype), tensor.position, bytes(tensor.raw), numbers))
+            tensors.append((tensor.name, tensor.dims, str(tensor.type), tensor.position, bytes(tensor.raw), numbers))
         return file.format.name, file.nbytes, Container.build(file), repr(dict(file.metadata)), tensors, file.tensors.gaps
 
 

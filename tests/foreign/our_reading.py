@@ -21,7 +21,7 @@ def ours(path: Path) -> Reading:
             metadata={key: exact(file.metadata[key]) for key in file.metadata},
             types={key: type_text(file.metadata.type_of(key)) for key in file.metadata},
             tensors={name: of_torch(found) for name, found in weights.items()},
-            infos={t.name: Info(t.dims, t.dtype.code, t.offset, t.position) for t in file.tensors.values()},
+            infos={t.name: Info(t.dims, t.type.code, t.offset, t.position) for t in file.tensors.values()},
             version=file.header.version,
             order=file.header.byte_order,
         )

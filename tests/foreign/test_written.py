@@ -37,7 +37,7 @@ def test_gguf_of_mlx(tmp_path: Path) -> None:
     mine = ours(tmp_path / made.name)
     assert (mine.metadata, mine.types, mine.tensors.keys()) == (made.metadata, made.types, made.tensors.keys())
     for name, tensor in made.tensors.items():
-        assert mine.tensors[name].dtype == tensor.dtype
+        assert mine.tensors[name].type == tensor.dtype
         assert same_bits(mine.tensors[name].values, tensor.values), name
 
 

@@ -111,7 +111,7 @@ def test_saved_and_converted(tmp_path: Path) -> None:
     glft.convert(tmp_path / "there.gguf", tmp_path / "back.network")
     there, back, file = (glft.open(tmp_path / name) for name in ("there.gguf", "back.network", "model.network"))
     for name in state:  # payloads are copied, with their numbers in the other order
-        assert there.tensors[name].dtype == back.tensors[name].dtype == file.tensors[name].dtype
+        assert there.tensors[name].type == back.tensors[name].type == file.tensors[name].type
         assert torch.equal(there.get_tensor(name), file.get_tensor(name))
         assert back.tensors[name].raw == file.tensors[name].raw
     d = [bytes(opened.tensors["q"].raw)[:2] for opened in (file, there)]

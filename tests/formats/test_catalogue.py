@@ -117,11 +117,11 @@ def test_unusual_files_are_read_and_built_back(name: str) -> None:
 def oracle(name: str, tensor: Tensor) -> Any:
     """Returns a tensor's numbers by the reference reader, `struct` or gguf-py."""
     if name.startswith("GLFT"):
-        return reference.numbers(tensor.dtype.code, list(tensor.dims), bytes(tensor.raw))
-    if letter := {"F32": "f", "I8": "b"}.get(tensor.dtype.name):
+        return reference.numbers(tensor.type.code, list(tensor.dims), bytes(tensor.raw))
+    if letter := {"F32": "f", "I8": "b"}.get(tensor.type.name):
         order = "<" if tensor.order == "little" else ">"
         return struct.unpack(f"{order}{math.prod(tensor.shape)}{letter}", tensor.raw)
-    return gguf.quants.dequantize(np.frombuffer(tensor.raw, np.uint8), gguf.GGMLQuantizationType(tensor.dtype.code))
+    return gguf.quants.dequantize(np.frombuffer(tensor.raw, np.uint8), gguf.GGMLQuantizationType(tensor.type.code))
 
 
 @pytest.mark.parametrize("format", CATALOGUES)

@@ -54,7 +54,7 @@ def test_golden_header_and_metadata(file: File) -> None:
 
 
 def test_golden_tensors(file: File) -> None:
-    assert [(t.name, t.dims, t.shape, t.dtype.name, t.offset, t.position, t.nbytes) for t in file.tensors.values()] == [
+    assert [(t.name, t.dims, t.shape, t.type.name, t.offset, t.position, t.nbytes) for t in file.tensors.values()] == [
         ("w", (32, 1), (1, 32), "Q5_0", 0, 352, 22),
         ("v", (2,), (2,), "F32", 32, 384, 8),
         ("i", (), (), "I16", 64, 416, 2),
@@ -245,7 +245,7 @@ UNKNOWN = reference.File(
 def test_a_tensor_of_an_unknown_type_keeps_its_bytes() -> None:
     file = Container.parse(UNKNOWN)
     a, b, c = file.tensors.values()
-    assert (a.dtype.name, a.dtype.code, a.nbytes, bytes(a.raw)) == ("type 200", 200, 32, b"abcde".ljust(32, b"\1"))
+    assert (a.type.name, a.type.code, a.nbytes, bytes(a.raw)) == ("type 200", 200, 32, b"abcde".ljust(32, b"\1"))
     assert (b.dequantize().tolist(), c.nbytes, bytes(c.raw)) == ([120, 121], 1, b"z")
     problem = r"tensor 'a': type 200 is unknown; add it with glft_schema.types.register_type"
     for access in (a.dequantize, lambda: a.payload, lambda: a[0], lambda: list(a.pieces("big"))):

@@ -123,7 +123,7 @@ UNKNOWN = """
 import sys, warnings
 warnings.simplefilter("ignore")
 import glft_schema as glft
-print(glft.open(sys.argv[1]).tensors["w"].dtype)
+print(glft.open(sys.argv[1]).tensors["w"].type)
 """
 
 

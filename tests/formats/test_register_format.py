@@ -103,7 +103,7 @@ def test_bytes_of_a_format_that_are_written_by_hand() -> None:
 def test_opened_loaded_and_rebuilt(format: Format, path: Path) -> None:
     with glft.open(path) as file:
         assert file.format is format
-        assert [tensor.dtype.name for tensor in file.tensors.values()] == ["F16", "F32"]
+        assert [tensor.type.name for tensor in file.tensors.values()] == ["F16", "F32"]
         assert Container.build(file) == path.read_bytes()
         assert pickle.loads(pickle.dumps(file)) == file
         assert all(f"{format.name}, " in text for text in (str(file), file._repr_html_(), repr(file)))
@@ -227,7 +227,7 @@ def test_random_files(format: Format) -> None:
     def look(stored: bytes) -> None:
         file = Container.parse(stored)
         assert (file.format, Container.build(file)) == (format, stored)
-        seen.update(row.dtype.name for row in file[format.table])
+        seen.update(row.dtype.name for row in file.regions[format.table])
 
     look()
     assert len(seen) > 1

@@ -53,8 +53,8 @@ def in_file(file: File) -> dict[str, tuple[str, list[int], bytes]]:
     found = {}
     for name, tensor in file.tensors.items():
         *outer, last = (*tensor.shape, 0)[: len(tensor.shape)] or (0,)
-        shape = [*outer, last * 2] if tensor.dtype is F4 else list(tensor.shape)
-        found[name] = (tensor.dtype.name, shape, bytes(tensor.raw))
+        shape = [*outer, last * 2] if tensor.type is F4 else list(tensor.shape)
+        found[name] = (tensor.type.name, shape, bytes(tensor.raw))
     return found
 
 

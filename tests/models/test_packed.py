@@ -33,7 +33,7 @@ def test_computes_what_the_dequantized_model_computes(name: str, tmp_path: Path)
     path = quantized(tmp_path, name)
     packed, _ = glft.transformers.load(path)
     with glft.open(path) as file:
-        stored = sum(tensor.nbytes for tensor in file.tensors.values() if tensor.dtype.exact is None)
+        stored = sum(tensor.nbytes for tensor in file.tensors.values() if tensor.type.exact is None)
     layers = {id(layer.weight): layer.weight.nbytes for layer in packed.modules() if isinstance(layer, nn.Packed)}
     assert sum(layers.values()) == stored > 0
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_changed_weights_are_saved_in_their_type(tmp_path: Path) -> None:
     with glft.open(path) as before, glft.open(out) as after:
         changed = {name for name, tensor in before.tensors.items() if after.tensors[name].raw != tensor.raw}
         assert changed == {"output_norm.weight", "blk.1.attn_q.weight"}
-        assert after.tensors["blk.1.attn_q.weight"].dtype.name == "Q8_0"
+        assert after.tensors["blk.1.attn_q.weight"].type.name == "Q8_0"
         norms = [file.tensors["output_norm.weight"].dequantize() for file in (before, after)]
         assert torch.equal(norms[1], 2 * norms[0])
     saved, weights = load_model(out).model.layers[1].self_attn.q_proj.weight.detach(), layer.weight.detach()

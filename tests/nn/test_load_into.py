@@ -171,7 +171,7 @@ def test_types_without_a_formula(path: Path, tmp_path: Path) -> None:
     stored = path.read_bytes()
     with glft.open(path) as file:
         (field,) = (tensor.field for tensor in glft.gguf_reader.GGUFReader(path).tensors if tensor.name == "up.weight")
-        assert file.tensors["up.weight"].dtype.name == "Q6_K"
+        assert file.tensors["up.weight"].type.name == "Q6_K"
     at = field.offset + 8 + len("up.weight") + 4 + 8 * 2
     (tmp_path / "unknown.gguf").write_bytes(stored[:at] + (99).to_bytes(4, "little") + stored[at + 4 :])
     net = Net()

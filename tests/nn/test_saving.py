@@ -33,7 +33,7 @@ def test_bytes_and_ties_stay(name: str, type_: str, tmp_path: Path) -> None:
     glft.load_into(module, path, packed=True)
     stored = glft.nn.stored_tensors(module)
     state = {f"{name}": tensor for name, tensor in module.state_dict().items()}  # as if renamed
-    assert {tensor.file_tensor.dtype.scheme for tensor in stored.values() if tensor.file_tensor} == {type_}
+    assert {tensor.file_tensor.type.scheme for tensor in stored.values() if tensor.file_tensor} == {type_}
     for given in (stored, state):
         glft.save_file(given, tmp_path / f"again-{name}")
         assert (tmp_path / f"again-{name}").read_bytes() == path.read_bytes()

@@ -200,7 +200,7 @@ class Ours(Walk):
 
     def fields(self, payload: dict[str, Any], tensor: Tensor) -> dict[str, Any]:
         """Returns the payload's fields; for blocks, the fields of each block."""
-        if tensor.dtype.block is None:
+        if tensor.type.block is None:
             kinds = {field["name"]: field["node"]["item"]["number"] for field in payload["fields"]}
             return {name: stored(field, kinds[name]) for name, field in tensor.fields.items()}
         (field,) = payload["fields"]

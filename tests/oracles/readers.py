@@ -118,7 +118,7 @@ def ours(stored: bytes) -> Verdict:
         return Verdict(None, type(error).__name__, error.rule or "", error.path)
     entries = [Entry(as_bytes(key), (entry := file.metadata.stored(key)).type.code, as_stored(entry)) for key in file.metadata]
     tensors = [
-        Weights(as_bytes(tensor.name), dims_without_ones(tensor.dims), tensor.dtype.code, tensor.offset, bytes(tensor.raw))
+        Weights(as_bytes(tensor.name), dims_without_ones(tensor.dims), tensor.type.code, tensor.offset, bytes(tensor.raw))
         for tensor in file.tensors.values()
     ]
     return Verdict(Contents(entries, tensors), ggml=frozenset(finding.rule for finding in check_rules(file, GGML)))

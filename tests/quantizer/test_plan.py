@@ -249,7 +249,7 @@ def test_a_recipe_for_quantize(source: Path, tmp_path: Path) -> None:
         assert done.stdout.startswith(f"mix: {nbytes:,} bytes of tensors, ")
         sizes.append(nbytes)
         with glft_schema.open(out) as file:
-            stored = {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+            stored = {name: tensor.type.scheme for name, tensor in file.tensors.items()}
         asked = read_recipe(recipe)
         assert {name: stored[name] for name in asked.tensors} == asked.tensors
         assert asked.default in stored.values()

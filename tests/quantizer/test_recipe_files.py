@@ -34,7 +34,7 @@ def test_the_last_line_counts(source: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(TEXT)
     quantize(source, tmp_path / "out.gguf", tmp_path / "mine.txt")
     with glft.open(tmp_path / "out.gguf") as file:
-        found = {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+        found = {name: tensor.type.scheme for name, tensor in file.tensors.items()}
         assert file.metadata["general.file_type"] == 7
     assert [found[f"blk.{i}.attn_v.weight"] for i in range(3)] == ["q6_k", "f16", "q6_k"]
     assert (found["token_embd.weight"], found["blk.0.attn_k.weight"]) == ("q4_k", "q8_0")

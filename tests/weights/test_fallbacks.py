@@ -28,7 +28,7 @@ def source(tmp_path: Path) -> Path:
 
 def types(path: Path) -> list[str]:
     with glft.open(path) as file:
-        return [tensor.dtype.scheme for tensor in file.tensors.values()]
+        return [tensor.type.scheme for tensor in file.tensors.values()]
 
 
 @pytest.mark.parametrize(

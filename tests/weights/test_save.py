@@ -44,7 +44,7 @@ CONVERT = "exclude the tensor, or convert it to one of float32, float16"
 
 def types(path: Path) -> dict[str, str]:
     with Container.parse_file(path) as file:
-        return {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+        return {name: tensor.type.scheme for name, tensor in file.tensors.items()}
 
 
 STATE = {

@@ -76,7 +76,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> glft.File:
 def test_spans_of_copied_and_converted_tensors(file: glft.File, data: st.DataObject) -> None:
     name, scheme = data.draw(st.sampled_from("abcd")), data.draw(st.sampled_from(["q8_0", "f32", "bf16", "same"]))
     tensor, order = file.tensors[name], data.draw(st.sampled_from([LITTLE, BIG]))
-    type_ = tensor.dtype if scheme == "same" else next(t for t in file.format.types if t.scheme == scheme)
+    type_ = tensor.type if scheme == "same" else next(t for t in file.format.types if t.scheme == scheme)
     if type_.refusal(tensor.shape):
         return
     payload = PlannedPayload(name, of_file(tensor), Choice(type_, "", None))

@@ -156,7 +156,7 @@ def gguf_py_reads(tensor: Tensor) -> bool:
 
     It lacks Q2_0, assumes 40 bytes per Q8_1 block, and fails on BF16 tensors without dims.
     """
-    return tensor.dtype.name not in ("Q2_0", "Q8_1") and not (tensor.dtype.name == "BF16" and not tensor.dims)
+    return tensor.type.name not in ("Q2_0", "Q8_1") and not (tensor.type.name == "BF16" and not tensor.dims)
 
 
 @EXAMPLES

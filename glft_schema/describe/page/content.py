@@ -64,7 +64,7 @@ class Content:
         for i, tensor in enumerate(self._tensors):
             if progress:
                 progress(tensor.name, i / len(self._tensors))
-            reason = tensor.dtype.bytes_only or (f"{tensor.missing:,} bytes are missing" if tensor.missing else "")
+            reason = tensor.type.bytes_only or (f"{tensor.missing:,} bytes are missing" if tensor.missing else "")
             self._numbers.append({"problem": reason} if reason else describe(sample(tensor, count)))
             if not reason and len(self._tensors) <= HISTOGRAMS and (found := heat_map(tensor)):
                 self._numbers[-1]["heat"] = found
@@ -160,7 +160,7 @@ class Content:
             "types": [{"name": visible(type_.name), "code": self._file.format.types.code_of(type_)} for type_ in self._types],
             "tensors": {
                 "names": [visible(tensor.name, longest) for tensor in self._tensors],
-                "types": [self._types[tensor.dtype] for tensor in self._tensors],
+                "types": [self._types[tensor.type] for tensor in self._tensors],
                 "dims": [list(tensor.dims) for tensor in self._tensors],
                 "numbers": [math.prod(tensor.shape) for tensor in self._tensors],
                 "bytes": [tensor.nbytes for tensor in self._tensors],
@@ -198,7 +198,7 @@ def _name(file: File) -> str:
 def _static_row(tensor: Tensor) -> dict[str, str]:
     return {
         "name": visible(tensor.name),
-        "type": visible(tensor.dtype.name),
+        "type": visible(tensor.type.name),
         "dims": str(list(tensor.dims)),
         "bytes": f"{tensor.nbytes:,}",
         "at": f"{tensor.position:,}",

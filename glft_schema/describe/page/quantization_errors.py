@@ -36,7 +36,7 @@ def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> di
     if tensor.name not in source:
         return {"problem": "not in the source"}
     stored = source[tensor.name]
-    if tensor.dtype.bytes_only or stored.dtype.kind == "c":
+    if tensor.type.bytes_only or stored.dtype.kind == "c":
         return {"problem": "of a type whose numbers cannot be compared"}
     if stored.shape != tensor.shape:
         return {"problem": f"shape {list(stored.shape)} in the source, {list(tensor.shape)} in the file"}
@@ -64,7 +64,7 @@ def _totals(tensor: Tensor, expected: Array) -> dict[str, Any]:
 def _all(tensor: Tensor) -> Iterator[Part]:
     """Yields the whole matrix in parts of about `AT_ONCE` numbers."""
     out, columns = matrix(tensor.shape)
-    unit = tensor.dtype.unit(tensor.shape)
+    unit = tensor.type.unit(tensor.shape)
     width = min(columns, max(AT_ONCE // unit, 1) * unit)
     rows = max(AT_ONCE // max(width, 1), 1)
     for row in range(0, out if columns else 0, rows):

@@ -47,7 +47,7 @@ def sample_parts(tensor: Tensor, count: int) -> list[Part]:
     if columns <= run:  # whole rows
         rows = run // columns
         return [(range(row, row + rows), range(columns)) for row in _spread(out - rows, min(RUNS, out // rows))]
-    unit = tensor.dtype.unit(tensor.shape)
+    unit = tensor.type.unit(tensor.shape)
     width = max(run // unit, 1) * unit
     across, last = columns // width, (columns - width) // unit  # runs in a row, and the start of the last one
     if out >= RUNS or across == 1:  # along the diagonal
@@ -69,9 +69,9 @@ def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> Floats:
     Reads only their bytes.
     """
     source, width = ReadSource(tensor.identity[0]), len(parts[0][1])
-    cuts = [tensor.dtype.cut(source, tensor.position, tensor.shape, *part, tensor.order) for part in parts]
+    cuts = [tensor.type.cut(source, tensor.position, tensor.shape, *part, tensor.order) for part in parts]
     fields = {name: np.concatenate([cut[name] for cut in cuts]) for name in cuts[0]} if len(cuts) > 1 else cuts[0]
-    numbers = tensor.dtype.decode(fields, width)
+    numbers = tensor.type.decode(fields, width)
     if numbers.dtype.kind == "c":
         numbers = np.stack((numbers.real, numbers.imag), -1)
     return converted(numbers, FLOAT64)

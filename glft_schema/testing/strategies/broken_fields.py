@@ -40,9 +40,9 @@ def spans_of(file: File) -> list[Span]:
     """Returns the span of each field, parts before the whole, also in payloads of known types."""
     spans, seen = trace_fields(file), set()
     for tensor in file.tensors.values():
-        if tensor.identity not in seen and tensor.dtype.is_known:
+        if tensor.identity not in seen and tensor.type.is_known:
             seen.add(tensor.identity)
-            for name, (at, nbytes) in tensor.dtype.field_spans(tensor.shape).items():
+            for name, (at, nbytes) in tensor.type.field_spans(tensor.shape).items():
                 start = tensor.position + at
                 spans.append(Span(f"data -> {shown(tensor.name)} -> {name}", start, start + nbytes))
     return spans
