@@ -4,34 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from glft_schema.display import Progress
 from glft_schema.errors import OptionError, TensorError, shown
 from glft_schema.families.libraries import library
 from glft_schema.families.names import SUFFIXES, Names, name_map
 from glft_schema.families.pages import FAMILIES
 from glft_schema.lazy import torch
-from glft_schema.models.chunks import CONTEXT, check_fits, cut, each, run, running
+from glft_schema.models.chunks import TextOptions, check_fits, cut, each, run, running
 from glft_schema.models.loading import family_of, is_dropped
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.importance import ColumnSums, ImportanceMatrix
+from glft_schema.words import check_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 OUTPUT = "output.weight"
 BLOCKS = "blk."  # prefix of the matrices that llama-imatrix measures
 
 
+class MeasureOptions(TextOptions, total=False):
+    """Options of `measure_importance`, besides those of all functions that run a model on a text.
+
+    Attributes:
+        process_output: also measure the output matrix, unless it is the token embedding.
+        names: parameters of linear layers, and the names of their matrices. By default the names in
+            GGUF, by the model's family or the ``gguf`` library.
+        dataset: the name of the text.
+    """
+
+    process_output: bool
+    names: Mapping[str, str] | None
+    dataset: str
+
+
 def measure_importance(
-    model: StrPath | torch.nn.Module,
-    text: str | Sequence[int],
-    *,
-    tokenizer: Any = None,
-    context: int = CONTEXT,
-    chunks: int | None = None,
-    process_output: bool = False,
-    names: Mapping[str, str] | None = None,
-    dataset: str = "",
-    progress: Progress | None = None,
+    model: StrPath | torch.nn.Module, text: str | Sequence[int], **options: Unpack[MeasureOptions]
 ) -> ImportanceMatrix:
     """Measures an importance matrix: runs a model on a text, and sums the squared inputs of each
     matrix by column.
@@ -42,14 +51,7 @@ def measure_importance(
     Args:
         model: a GGUF file of a declared family, a Hugging Face folder, or a model in memory.
         text: the text, or its tokens.
-        tokenizer: of transformers, or a folder that has one; by default the model's.
-        context: tokens in a chunk.
-        chunks: the number of chunks; by default all that are whole.
-        process_output: also measure the output matrix, unless it is the token embedding.
-        names: parameters of linear layers, and the names of their matrices. By default the names in
-            GGUF, by the model's family or the ``gguf`` library.
-        dataset: the name of the text.
-        progress: called after each chunk with its number and the share that is done, from 0 to 1.
+        options: see `MeasureOptions` and `TextOptions`.
 
     Raises:
         OptionError: if transformers or the tokenizer is missing, the text is shorter than a chunk,
@@ -60,16 +62,19 @@ def measure_importance(
             the family.
         OSError: if a file cannot be read.
     """
-    tokens = cut(text, model, tokenizer, context, chunks)
+    check_options(measure_importance, options, MeasureOptions)
+    names, process_output = options.get("names"), options.get("process_output", False)
+    tokens = cut(text, model, options)
     sums = _Sums()
     with running(model) as module:
         matrices = _gguf_names(module, process_output) if names is None else {key: [name] for key, name in names.items()}
         check_fits(module, tokens)
         body = module if process_output or names else getattr(module, "base_model", module)  # without the output matrix
         with _hooks(module, matrices, sums):
-            for chunk in each(tokens, progress):
+            for chunk in each(tokens, options.get("progress")):
                 run(body, chunk)
-    return ImportanceMatrix(sums.columns(), (dataset,) if dataset else (), len(tokens), context)
+    count, context = tokens.shape
+    return ImportanceMatrix(sums.columns(), tuple(filter(None, [options.get("dataset")])), count, context)
 
 
 class _Sums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError
@@ -19,9 +19,23 @@ CONTEXT = 512  # tokens in a chunk, by default as in these tools
 POSITIONS = ("wpe", "position_embeddings")  # tables of positions, of gpt2 and bert
 
 
-def cut(
-    text: str | Sequence[int], model: StrPath | torch.nn.Module, tokenizer: Any, context: int, limit: int | None
-) -> torch.Tensor:
+class TextOptions(TypedDict, total=False):
+    """Options of the functions that run a model on a text.
+
+    Attributes:
+        tokenizer: of transformers, or a folder that has one; by default the model's.
+        context: tokens in a chunk, by default 512.
+        chunks: the number of chunks; by default all that are whole.
+        progress: called after each chunk with its number and the share that is done, from 0 to 1.
+    """
+
+    tokenizer: Any
+    context: int
+    chunks: int | None
+    progress: Progress | None
+
+
+def cut(text: str | Sequence[int], model: StrPath | torch.nn.Module, options: TextOptions) -> torch.Tensor:
     """Returns int64[chunks, context], the tokens of a text.
 
     Tokens after the last whole chunk are left out. If the tokenizer begins texts with a token, the
@@ -30,16 +44,15 @@ def cut(
     Args:
         text: the text, or its tokens, which are cut as they are.
         model: its tokenizer is used.
-        tokenizer: of transformers, or a path as for `load_vocabulary`; used instead if not None.
-        context: tokens in a chunk.
-        limit: the number of chunks, or None for all.
+        options: see `TextOptions`; a tokenizer is used instead of the model's.
 
     Raises:
-        OptionError: if `context` or `limit` is below 1, there is no tokenizer, or the text is
+        OptionError: if `context` or `chunks` is below 1, there is no tokenizer, or the text is
             too short.
         FormatError: if the tokenizer fails.
         FormatError, OSError: see `load_vocabulary`.
     """
+    tokenizer, context, limit = options.get("tokenizer"), options.get("context", CONTEXT), options.get("chunks")
     if context < 1 or (limit is not None and limit < 1):
         raise OptionError(f"expected at least 1 chunk of at least 1 token, found {limit} of {context}")
     start = None

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from glft_schema.display import Progress
 from glft_schema.errors import OptionError
 from glft_schema.lazy import torch
-from glft_schema.models.chunks import CONTEXT, check_fits, cut, each, run, running, vocabulary_size
+from glft_schema.models.chunks import TextOptions, check_fits, cut, each, run, running, vocabulary_size
 from glft_schema.storage.source import StrPath
+from glft_schema.words import check_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
 
@@ -50,11 +53,7 @@ class Predictions(NamedTuple):
 def perplexity(
     model: StrPath | torch.nn.Module,
     text: str | Sequence[int] | None = None,
-    *,
-    tokenizer: Any = None,
-    context: int = CONTEXT,
-    chunks: int | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[TextOptions],
 ) -> Perplexity:
     """Measures how well a model predicts a text, as ``llama-perplexity`` does.
 
@@ -63,10 +62,7 @@ def perplexity(
     Args:
         model: a GGUF file of a declared family, a Hugging Face folder, or a model in memory.
         text: the text, or its tokens; by default a text of the package.
-        tokenizer: of transformers, or a folder that has one; by default the model's.
-        context: tokens in a chunk.
-        chunks: the number of chunks; by default all that are whole.
-        progress: called after each chunk with its number and the share that is done, from 0 to 1.
+        options: see `TextOptions`.
 
     Raises:
         OptionError: if transformers or the tokenizer is missing, the text is shorter than a chunk,
@@ -74,11 +70,12 @@ def perplexity(
         FormatError: if the model or the tokenizer cannot be loaded.
         OSError: if a file cannot be read.
     """
-    tokens, loss = _tokens(text, model, tokenizer, context, chunks), 0.0
+    check_options(perplexity, options, TextOptions)
+    tokens, loss = _tokens(text, model, options), 0.0
     count = _predicted(tokens)
     with running(model) as module:
         check_fits(module, tokens)
-        for chunk in each(tokens, progress):
+        for chunk in each(tokens, options.get("progress")):
             loss += _loss(_log_probabilities(module, chunk), chunk)
     return Perplexity(_exp(loss / count), count)
 
@@ -88,27 +85,26 @@ def compare_predictions(
     other: StrPath | torch.nn.Module,
     *,
     text: str | Sequence[int] | None = None,
-    tokenizer: Any = None,
-    context: int = CONTEXT,
-    chunks: int | None = None,
-    progress: Progress | None = None,
+    **options: Unpack[TextOptions],
 ) -> Predictions:
     """Compares the predictions of two models, as ``llama-perplexity --kl-divergence`` does.
 
-    Both models are in memory at the same time, in float32. Arguments and errors are those of
-    `perplexity`. The tokenizer is A's.
+    Both models are in memory at the same time, in float32. Errors are those of `perplexity`.
 
     Args:
-        one: A, the model to compare with.
+        one: A, the model to compare with. The tokenizer is A's.
         other: B.
+        text: the text, or its tokens; by default a text of the package.
+        options: see `TextOptions`.
     """
-    tokens = _tokens(text, one, tokenizer, context, chunks)
+    check_options(compare_predictions, options, TextOptions)
+    tokens = _tokens(text, one, options)
     count, losses, divergences, same = _predicted(tokens), [0.0, 0.0], [], 0
     with running(one) as first, running(other) as second:
         check_fits(first, tokens)
         _check_same(vocabulary_size(first), vocabulary_size(second))
         check_fits(second, tokens)
-        for chunk in each(tokens, progress):
+        for chunk in each(tokens, options.get("progress")):
             a, b = (_log_probabilities(module, chunk) for module in (first, second))
             _check_same(a.shape[1], b.shape[1])
             losses = [loss + _loss(logs, chunk) for loss, logs in zip(losses, (a, b), strict=True)]
@@ -119,10 +115,8 @@ def compare_predictions(
     return Predictions(values[0], values[1], float(found.mean()), float(found.max()), same / count, count)
 
 
-def _tokens(
-    text: str | Sequence[int] | None, model: StrPath | torch.nn.Module, tokenizer: Any, context: int, chunks: int | None
-) -> torch.Tensor:
-    return cut(DEFAULT_TEXT.read_text("utf-8") if text is None else text, model, tokenizer, context, chunks)
+def _tokens(text: str | Sequence[int] | None, model: StrPath | torch.nn.Module, options: TextOptions) -> torch.Tensor:
+    return cut(DEFAULT_TEXT.read_text("utf-8") if text is None else text, model, options)
 
 
 def _predicted(tokens: torch.Tensor) -> int:

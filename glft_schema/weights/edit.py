@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.construct_errors import our_errors
@@ -37,7 +37,10 @@ from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensors.region import TensorMap
 from glft_schema.weights.convert import MARKER, as_texts, has_types
 from glft_schema.weights.similar_keys import warn_of_slips
-from glft_schema.words import suggestion
+from glft_schema.words import check_options, suggestion
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PAGE = 4096  # bytes: alignments of payloads up to this one are kept
 SHOWN = 60  # characters of a value in a report
@@ -79,16 +82,25 @@ class Edited(NamedTuple):
 
 
 @outside_graphs
-def edit(
-    source: StrPath,
-    out: StrPath | None = None,
-    *,
-    set: Mapping[str, Any] = {},
-    remove: str | Iterable[str] = (),
-    rename: Mapping[str, str] = {},
-    dry_run: bool = False,
-    check: Callable[[File, File], None] | None = None,
-) -> Edited:
+class EditOptions(TypedDict, total=False):
+    """Options of `edit`.
+
+    Attributes:
+        set: values by metadata key.
+        remove: metadata keys.
+        rename: new names of tensors by their old names. Names can be swapped.
+        dry_run: check everything, but write nothing.
+        check: called with the file and the edited file before it is written.
+    """
+
+    set: Mapping[str, Any]
+    remove: str | Iterable[str]
+    rename: Mapping[str, str]
+    dry_run: bool
+    check: Callable[[File, File], None] | None
+
+
+def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOptions]) -> Edited:
     """Changes metadata and names of tensors in a file.
 
     Payloads, gaps, the order of tensors and keys, the alignment, byte order and version stay as
@@ -101,11 +113,7 @@ def edit(
     Args:
         source: the file.
         out: the file to write; by default `source` is replaced.
-        set: values by metadata key.
-        remove: metadata keys.
-        rename: new names of tensors by their old names. Names can be swapped.
-        dry_run: check everything, but write nothing.
-        check: called with the file and the edited file before it is written.
+        options: see `EditOptions`.
 
     Returns:
         What was changed.
@@ -121,8 +129,10 @@ def edit(
     Warns:
         SimilarKeyWarning: if a new key resembles a well-known one.
     """
+    check_options(edit, options, EditOptions)
+    values, remove, rename = options.get("set", {}), options.get("remove", ()), options.get("rename", {})
     removed = [remove] if isinstance(remove, str) else list(dict.fromkeys(remove))
-    if not (set or removed or rename):
+    if not (values or removed or rename):
         raise OptionError("expected at least one change, found none to set, remove or rename")
     if os.path.isdir(path_text(source)):
         source = find_set(Path(source))
@@ -135,15 +145,15 @@ def edit(
         if shard or index:
             found = shard or f"a file that {shown(index.name if index else None)} lists"
             raise OptionError(f"expected a file that is not part of a set, found {found}: merge the set first")
-        entries, changes = _edited_metadata(file, set, removed)
+        entries, changes = _edited_metadata(file, values, removed)
         names = _new_names(file, rename)
         changes += [Change("rename", old, None, new) for old, new in rename.items()]
         edited, copied = _spliced(file, entries, names)
         result = _parsed(file, edited)
-        if check is not None:
+        if check := options.get("check"):
             check(file, result)
         warn_of_slips((change.name for change in changes if change.action == "add"), file.metadata, stacklevel=3)
-        if not dry_run:
+        if not options.get("dry_run"):
             with atomic_write(source if out is None else out) as stream:
                 write_all(stream, edited.read(0, edited.size - copied))
                 copy_all(stream, edited, edited.size - copied, copied)
