@@ -108,7 +108,7 @@ def test_types_stay(type_: str, tmp_path: Path) -> None:
     with glft.open(path) as before, glft.open(tmp_path / "out.gguf") as after:
         assert (after.metadata, list(after.tensors)) == (before.metadata, list(before.tensors))
         for name, tensor in before.tensors.items():
-            assert after.tensors[name].type == tensor.dtype
+            assert after.tensors[name].type == tensor.type
             assert (after.tensors[name].raw == tensor.raw) == (name not in names)
     state = load_model(tmp_path / "out.gguf").state_dict()
     for layer, name in (("mlp.down_proj", "ffn_down"), ("self_attn.q_proj", "attn_q")):
@@ -350,7 +350,7 @@ def test_report_of_the_command_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     first, empty, header, row = done.stdout.splitlines()
     assert (first, empty) == (f"{tmp_path / 'out.gguf'}: 1 tensor changed, all others copied", "")
-    assert header.split() == ["tensor", "dtype", "update", "error", "max", "error"]
+    assert header.split() == ["tensor", "type", "update", "error", "max", "error"]
     assert row.split()[:2] == ["blk.0.attn_q.weight", "Q8_0"]
     assert row.split()[2].endswith("%")
 

@@ -90,7 +90,7 @@ def test_verify_against_a_published_hash(four_types: Path) -> None:
 def test_inspect_as_json(four_types: Path) -> None:
     data = json.loads(in_this_process("inspect", "--json", four_types).stdout)
     assert (data["format"], data["bytes"], data["metadata"]) == ("GLFT", 168, {"arch": "toy", "note": "a=b üß"})
-    fc1 = {"name": "fc1", "dims": [2, 3], "dtype": "Q8_per_channel", "offset": 10, "position": 124, "nbytes": 10}
+    fc1 = {"name": "fc1", "dims": [2, 3], "type": "Q8_per_channel", "offset": 10, "position": 124, "nbytes": 10}
     assert data["tensors"][2] == fc1 | {"complete": True}
     assert sum(data["byte_counts"].values()) == 168
     assert data["byte_counts"]["Q8_per_channel scales"] == 4

@@ -72,7 +72,7 @@ def test_inspect(gguf: Path) -> None:
         "t.tokens              array[string]   30: ['token 0', 'token 1', 'token 2', 'token 3', 'token 4',",
         "'token 7', ...]",
         "t.scores              array[float64]  5,000: [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ...]",
-        "BF16   [64, 4]",
+        "BF16  [64, 4]",
     ):
         assert part in done.stdout
     found = json.loads(glft("inspect", gguf, "--json").stdout)

@@ -147,7 +147,7 @@ def test_rows_of_the_formats_take_the_fast_path(name: str) -> None:
     file = Container.parse(golden(name))
     values = [file.metadata.stored(key).value for key in file.metadata] if file.format is GGUF else []
     arrays = [f"metadata -> {i}" for i, value in enumerate(values) if isinstance(value, Array)]
-    assert len(file[file.format.table]) > 1
+    assert len(file.regions[file.format.table]) > 1
     assert full_rows(lambda: Container.parse(golden(name))) == arrays
 
 
@@ -165,7 +165,7 @@ def test_only_rows_at_the_edges_of_windows_are_parsed_in_full(format: str) -> No
     edges = file.data.start // Cursor.WINDOW
     assert edges
     assert len(full_rows(lambda: Container.parse(stored))) == edges
-    assert [row.name for row in file[file.format.table]] == [f"t{i}" for i in range(count)]
+    assert [row.name for row in file.regions[file.format.table]] == [f"t{i}" for i in range(count)]
     assert_files_agree(stored)
 
 

@@ -82,7 +82,7 @@ EDITS = [
     (
         "../toy.py",
         "import glft_schema as glft",
-        "from construct import Default\nfrom glft_schema.codec import Rule, differs_from, i8\n"
+        "from construct import Default\nfrom glft_schema.codec import Rule, i8\nfrom glft_schema.codec.predicates import differs_from\n"
         "from glft_schema.scalar import float32\n",
     ),
     ("../toy.py", '    "magic"     / Const', HEADER_FIELD),
@@ -174,7 +174,7 @@ for name, type_, table in tables:
     rows = [{"name": "w", "dims": dims, "dtype": type_, "checksum": 0xABCD}]
     built = Container.build({"format": name, "header": {"flags": 513}, table: rows, "data": {"w": payload}})
     file = Container.parse(built)
-    assert (file.header.flags, file[table][0].checksum, Container.build(file)) == (513, 0xABCD, built)
+    assert (file.header.flags, file.regions[table][0].checksum, Container.build(file)) == (513, 0xABCD, built)
     assert file.get_tensor("w").shape == (2, 32)
     open(f"small.{name}", "wb").write(built)
 rows = [{"name": "w", "dims": [2, 3], "dtype": "QX_8", "offset": 0, "checksum": 0xABCD}]
@@ -240,10 +240,10 @@ flags, checksums = set(), set()
 def look(stored):
     file = Container.parse(stored)
     flags.add(file.header.flags)
-    checksums.update(row.checksum for row in file[table])
+    checksums.update(row.checksum for row in file.regions[table])
 look()
 assert len(flags) > 5 and len(checksums) > 5, (flags, checksums)
-find(containers(name), lambda stored: type_ in [row.dtype.name for row in Container.parse(stored)[table]],
+find(containers(name), lambda stored: type_ in [row.dtype.name for row in Container.parse(stored).regions[table]],
     settings=settings(quiet, max_examples=5000))
 seen = []
 @settings(quiet, max_examples=min(int(count), 20))

@@ -65,7 +65,7 @@ def assert_same(part: str, found: Any, file: glft.File) -> None:
     if part == "tensor":
         assert torch.equal(found.dequantize(), file.get_tensor("w"))
         mine = file.tensors["w"]
-        assert (found.name, found.dims, found.dtype, found.position) == (mine.name, mine.dims, mine.dtype, mine.position)
+        assert (found.name, found.dims, found.type, found.position) == (mine.name, mine.dims, mine.type, mine.position)
     if part == "metadata":
         assert found == file.metadata
         assert [found.type_of(key) for key in found] == [file.metadata.type_of(key) for key in found]

@@ -93,7 +93,7 @@ def test_bytes_that_are_written_by_hand(tmp_path: Path) -> None:
     file = glft.open(path)
     assert (file.header.byte_order, file.header.version, file.header.steps.tolist()) == ("big", 0x0102, [1.0, 2.0])
     assert dict(file.metadata) == {"a": 3, "b": 0.5}
-    assert [(tensor.dtype, tensor.position) for tensor in file.tensors.values()] == [(F32, 68), (Q8_0, 80)]
+    assert [(tensor.type, tensor.position) for tensor in file.tensors.values()] == [(F32, 68), (Q8_0, 80)]
     assert all(torch.equal(file.get_tensor(name), numbers) for name, numbers in STATE.items())
     assert file.tensors["q"].fields["d"].tolist() == [[0.25]]
     assert file.get_slice("w")[1].item() == -2

@@ -106,7 +106,7 @@ def test_unusual_files_are_read_and_built_back(name: str) -> None:
     assert check_rules(file, REQUIRED) == []
     for tensor in file.tensors.values():
         assert bytes(tensor.raw) == case.stored[tensor.position : tensor.position + tensor.nbytes]
-        if isinstance(tensor.dtype, OpaqueType):
+        if isinstance(tensor.type, OpaqueType):
             with pytest.raises(TensorError, match=r"type \d+ is unknown"):
                 tensor.dequantize()
         else:

@@ -252,9 +252,9 @@ def test_a_tensor_of_an_unknown_type_keeps_its_bytes() -> None:
         with pytest.raises(TensorError, match=problem):
             access()
     assert Container.build(file) == UNKNOWN
-    assert pickle.loads(pickle.dumps(a.dtype)) == a.dtype != c.dtype
+    assert pickle.loads(pickle.dumps(a.type)) == a.type != c.type
     with pytest.raises(FormatError, match="expected a type of known size, found type 200"):
-        a.dtype.nbytes([1])
+        a.type.nbytes([1])
 
 
 def test_unknown_types_are_copied_if_possible(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_huge_dims_beside_a_zero_take_no_time() -> None:
         stored = reference.File([], [Info(b"w", dims, code)]).bytes()
         tensor = Container.parse(stored).tensors["w"]
         assert tensor.dequantize(torch.bfloat16).shape == tuple(reversed(dims))
-        assert tensor.dtype.round_trip(tensor.dequantize(), "w").size == 0
+        assert tensor.type.round_trip(tensor.dequantize(), "w").size == 0
 
 
 def test_values_that_are_not_a_file() -> None:

@@ -253,7 +253,7 @@ def test_f4_comes_in_pairs() -> None:
     with pytest.raises(KeyError):
         safetensors.torch.load(stored)
     tensor = Container.parse(stored).tensors["a"]
-    assert (tensor.dtype, tensor.shape, tensor.nbytes) == (F4, (3, 4), 12)
+    assert (tensor.type, tensor.shape, tensor.nbytes) == (F4, (3, 4), 12)
     assert tensor.dequantize().dtype == torch.float4_e2m1fn_x2
     assert torch.equal(tensor.dequantize().view(torch.uint8), codes)
     assert torch.equal(tensor[1:, 1:3].view(torch.uint8), codes[1:, 1:3])

@@ -44,7 +44,7 @@ def check_promises(stored: bytes) -> None:
 def problem_of_slices(file: File, random: Random) -> str | None:
     """Returns a slice that differs from the slice of the whole tensor, or None."""
     for tensor in file.tensors.values():
-        if isinstance(tensor.dtype, OpaqueType) or tensor.nbytes > NUMBERS:
+        if isinstance(tensor.type, OpaqueType) or tensor.nbytes > NUMBERS:
             continue
         if sum(map(len, tensor.pieces(BIG))) != tensor.nbytes:
             return f"expected {tensor.nbytes} bytes of {tensor!r} in another byte order"

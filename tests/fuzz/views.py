@@ -42,7 +42,7 @@ def views(file: File, with_page: bool = False) -> Iterator[View]:
         yield "tensor's repr", LINES, repr(tensor)
         yield "tensor", PRINTED, str(tensor)
         yield "tensor's html", OTHER, tensor._repr_html_()
-        if not isinstance(tensor.dtype, OpaqueType):
+        if not isinstance(tensor.type, OpaqueType):
             yield "tensor's fields", PRINTED, str({name: tuple(field.shape) for name, field in tensor.fields.items()})
     yield "metadata's html", OTHER, file.metadata._repr_html_()
     if isinstance(file.metadata, TypedMetadata):

@@ -191,7 +191,7 @@ class Ours(Walk):
         return value[name]
 
     def payload(self, tensor: Tensor, code: int) -> dict[str, Any] | None:
-        if isinstance(tensor.dtype, OpaqueType):
+        if isinstance(tensor.type, OpaqueType):
             return None
         hashed = {"nbytes": tensor.nbytes, "sha256": hashlib.sha256(tensor.raw).hexdigest()}
         struct = self.payload_struct(code)

@@ -149,7 +149,7 @@ def test_files_are_what_the_references_write(format: str) -> None:
     def check(stored: bytes) -> None:
         file = Container.parse(stored)
         assert rewritten(file, stored) == stored
-        for row in file[file.format.table]:
+        for row in file.regions[file.format.table]:
             if row.dtype.is_known:
                 nbytes = (glft_reference if format == "glft" else gguf_reference).nbytes(row.dtype.code, list(row.dims))
                 assert file.tensors[row.name].nbytes == nbytes

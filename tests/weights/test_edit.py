@@ -94,7 +94,7 @@ def facts(path: Path) -> dict[str, Any]:
         return {
             "header": dict(file.header.items()),
             "payloads": [hashlib.sha256(tensor.raw).hexdigest() for tensor in tensors],
-            "rows": [(tensor.dims, tensor.dtype) for tensor in tensors],
+            "rows": [(tensor.dims, tensor.type) for tensor in tensors],
             "distances": [tensor.offset - tensors[0].offset for tensor in tensors],
             "aligned": all(tensor.position % step == 0 for tensor in tensors),
             "gaps": [b"".join(file.tensors.gap_pieces(gap)) for gap in file.tensors.gaps[len(before_payloads) :]],

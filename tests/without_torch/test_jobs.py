@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "printed"),
     [
         ("inspect model.gguf", "blk.0.attn_q.weight"),
-        ("inspect model.safetensors --json", '"dtype": "F16"'),
+        ("inspect model.safetensors --json", '"type": "F16"'),
         ("explain q4_0.gguf --tensor blk.0.attn_q.weight", "f16[1] ="),
         ("verify model.gguf --values", "none with NaN"),
         ("verify q4_0.gguf --values --json", '"values"'),
