@@ -82,7 +82,8 @@ EDITS = [
     (
         "../toy.py",
         "import glft_schema as glft",
-        "from construct import Default\nfrom glft_schema.codec import Rule, i8\nfrom glft_schema.codec.predicates import differs_from\n"
+        "from construct import Default\nfrom glft_schema.codec import Rule, i8\n"
+        "from glft_schema.codec.predicates import differs_from\n"
         "from glft_schema.scalar import float32\n",
     ),
     ("../toy.py", '    "magic"     / Const', HEADER_FIELD),
