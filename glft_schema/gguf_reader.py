@@ -25,7 +25,7 @@ import numpy as np
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.numbers import u32, u64
-from glft_schema.codec.trace import STEP, Span
+from glft_schema.codec.trace import STEP, FieldSpan
 from glft_schema.codec.typed_values import OFTEN, ValueType
 from glft_schema.files.parsing import trace_source
 from glft_schema.formats.registry import WITH_TYPES
@@ -53,7 +53,7 @@ class GGUFEndian(IntEnum):
     BIG = 1
 
 
-class _Run(NamedTuple):
+class _PartRun(NamedTuple):
     """Consecutive parts of a field: numbers, or strings, each with its length before it."""
 
     start: int
@@ -79,7 +79,7 @@ class _Run(NamedTuple):
 class Parts(Sequence[Any]):
     """The parts of a field in order, as views of the file's bytes."""
 
-    def __init__(self, data: Array, runs: Sequence[_Run]) -> None:
+    def __init__(self, data: Array, runs: Sequence[_PartRun]) -> None:
         self._data, self._runs = data, runs
         self._ends = list(accumulate(run.n_parts for run in runs))
 
@@ -213,17 +213,17 @@ class GGUFReader:
         """Returns a tensor. Raises IndexError if there is none."""
         return self.tensors[idx]
 
-    def _header(self, spans: Sequence[Span]) -> Iterator[tuple[str, ReaderField]]:
+    def _header(self, spans: Sequence[FieldSpan]) -> Iterator[tuple[str, ReaderField]]:
         """Yields the numbers of the header, by name."""
         for step, name in HEADER.items():
             span = next(span for span in spans if span.path.endswith(STEP + step))
             dtype = self._u32 if step == "version" else self._size
             type_ = GGUFValueType[np.dtype(dtype.type).name.upper()]
-            yield name, ReaderField(span.start, name, Parts(self._bytes, [_Run(span.start, dtype, 1)]), [0], [type_])
+            yield name, ReaderField(span.start, name, Parts(self._bytes, [_PartRun(span.start, dtype, 1)]), [0], [type_])
 
-    def _key_value(self, spans: Sequence[Span]) -> tuple[str, ReaderField]:
+    def _key_value(self, spans: Sequence[FieldSpan]) -> tuple[str, ReaderField]:
         """Returns the key and the field of a row: key, type, and the parts of the value."""
-        runs, data, types = list[_Run](), list[range](), list[ValueType]()
+        runs, data, types = list[_PartRun](), list[range](), list[ValueType]()
         first, type_ = 0, None
         for span in spans:
             if isinstance(span.value, ValueType):
@@ -239,7 +239,7 @@ class GGUFReader:
         codes = [GGUFValueType[type_.name.upper()] for type_ in types]
         return spans[0].value, ReaderField(spans[0].start, spans[0].value, Parts(self._bytes, runs), indices, codes)
 
-    def _run(self, span: Span, type_: ValueType | None) -> _Run:
+    def _run(self, span: FieldSpan, type_: ValueType | None) -> _PartRun:
         """Returns the parts of a field of a row.
 
         Args:
@@ -248,23 +248,23 @@ class GGUFReader:
         """
         value, step = span.value, span.path.rpartition(STEP)[2]
         if isinstance(value, StoredStrings):
-            return _Run(span.start, self._size, len(value), value.ends)
+            return _PartRun(span.start, self._size, len(value), value.ends)
         if isinstance(value, str):
-            return _Run(span.start, self._size, 1, lambda: [(span.end or 0) - span.start])
+            return _PartRun(span.start, self._size, 1, lambda: [(span.end or 0) - span.start])
         if step == "type" or type_ is None:
-            return _Run(span.start, self._u32, 1)
+            return _PartRun(span.start, self._u32, 1)
         if step == "n":
-            return _Run(span.start, self._size, 1)
+            return _PartRun(span.start, self._size, 1)
         dtype = np.dtype(self.gguf_scalar_to_np[GGUFValueType[type_.name.upper()]]).newbyteorder(self._u32.byteorder)
-        return _Run(span.start, dtype, len(value) if isinstance(value, Sequence) else 1)
+        return _PartRun(span.start, dtype, len(value) if isinstance(value, Sequence) else 1)
 
-    def _description(self, spans: Sequence[Span]) -> ReaderField:
+    def _description(self, spans: Sequence[FieldSpan]) -> ReaderField:
         """Returns the field of a tensor: name, dims, type and offset."""
         name, dims = spans[0], spans[1]
         count, after = len(dims.value), dims.start + self._u32.itemsize
-        runs = [_Run(name.start, self._size, 1, lambda: [(name.end or 0) - name.start]), _Run(dims.start, self._u32, 1)]
+        runs = [_PartRun(name.start, self._size, 1, lambda: [(name.end or 0) - name.start]), _PartRun(dims.start, self._u32, 1)]
         parts = [*Parts(self._bytes, runs), self._bytes[after : dims.end].view(self._size)[:count]]
-        numbers = [_Run(span.start, self._u32 if span is spans[-2] else self._u64, 1) for span in spans[-2:]]
+        numbers = [_PartRun(span.start, self._u32 if span is spans[-2] else self._u64, 1) for span in spans[-2:]]
         return ReaderField(name.start, name.value, [*parts, *Parts(self._bytes, numbers)], [1, 3, 4, 5])
 
     def _tensor(self, tensor: Tensor, field: ReaderField) -> ReaderTensor:
@@ -280,7 +280,7 @@ class GGUFReader:
         return ReaderTensor(tensor.name, code, field.parts[3], math.prod(shape), tensor.nbytes, tensor.position, data, field)
 
 
-def _row_of(span: Span) -> str:
+def _row_of(span: FieldSpan) -> str:
     """Returns the path of the row of a table that a field is in, or of its region."""
     table, _, rest = span.path.partition(STEP)
     row = rest.partition(STEP)[0]

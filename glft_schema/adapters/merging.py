@@ -28,7 +28,7 @@ from glft_schema.weights.checkpoints import open_entries
 from glft_schema.weights.convert import convert
 from glft_schema.weights.importance import read_importance
 from glft_schema.weights.in_memory import in_memory
-from glft_schema.weights.schemes import Choice, Chosen
+from glft_schema.weights.schemes import Chosen, TypeChoice
 
 
 @with_display
@@ -99,7 +99,7 @@ def merge_lora(
         checkpoint._replace(tensors=merged),
         out,
         format=WITH_TYPES.name,
-        schemes=Chosen({name: Choice(file.tensors[name].type) for name in merged}),
+        schemes=Chosen({name: TypeChoice(file.tensors[name].type) for name in merged}),
         importance={name: values for name, values in importance.items() if name in updates},
         progress=progress,
         measure=False,

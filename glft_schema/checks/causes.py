@@ -13,7 +13,7 @@ from heapq import nlargest
 from glft_schema.errors import Finding
 from glft_schema.families.loader import (
     BLOCK,
-    Numbers,
+    ModelSizes,
     broken_limits,
     broken_tensors,
     dims_of,
@@ -35,7 +35,7 @@ LEAST = 2  # findings that a cause explains, and more than half of all
 Equations = Counter[tuple[str, tuple[int, ...]]]  # (dims in terms of `SIZES`, dims as stored) -> number of tensors
 
 
-class Trial(Numbers):
+class Trial(ModelSizes):
     """Numbers of a model: those used, in `stated`, and one `replaced`, a key and its value."""
 
     def __init__(self, file: File, arch: str) -> None:
@@ -130,7 +130,7 @@ def _equations(numbers: Trial) -> Equations:
     return Equations(dict(broken.most_common(EQUATIONS)))
 
 
-def _sizes(text: str, numbers: Numbers) -> tuple[int, ...]:
+def _sizes(text: str, numbers: ModelSizes) -> tuple[int, ...]:
     return tuple(padded(dims_of(text, numbers) or ()))
 
 

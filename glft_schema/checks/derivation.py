@@ -15,13 +15,13 @@ from glft_schema.storage.source import BytesSource, StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.tensors.tensor import PayloadLocation, Tensor
 from glft_schema.weights.checkpoints import Weights, mapped_beside, open_entries
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.schemes import Choice
+from glft_schema.weights.schemes import TypeChoice
 
 COPIED, EXACT, UNKNOWN, DIFFERS, EXTRA, MISSING = "copied", "exact", "unknown", "differs", "extra", "missing"
 VERDICTS = (COPIED, EXACT, UNKNOWN, DIFFERS, EXTRA, MISSING)
@@ -109,7 +109,7 @@ def _derivations(tensors: Mapping[str, Tensor], base: Mapping[str, StoredTensor]
 
 def _derivation(tensor: Tensor, base: StoredTensor, has_importance: bool) -> Derivation:
     type_ = tensor.type
-    payload = PlannedPayload(tensor.name, base, Choice(type_))
+    payload = PlannedPayload(tensor.name, base, TypeChoice(type_))
     if type_.bytes_only and payload.copy_of is None:
         return Derivation(tensor.name, type_, UNKNOWN, type_.bytes_only)
     is_unknown = type_.takes_importance and not has_importance and payload.copy_of is None
@@ -129,7 +129,7 @@ def _derivation(tensor: Tensor, base: StoredTensor, has_importance: bool) -> Der
     if type_.bytes_only:
         return Derivation(tensor.name, type_, verdict, problem, differing)
     source = BytesSource(encoded)
-    honest = Tensor(tensor.name, tensor.dims, Place(0, len(encoded), type_, tensor.shape), source, 0).array()
+    honest = Tensor(tensor.name, tensor.dims, PayloadLocation(0, len(encoded), type_, tensor.shape), source, 0).array()
     own, reference = tensor.array(), base.values()
     errors = errors_of(own, honest), errors_of(own, reference), errors_of(honest, reference)
     return Derivation(tensor.name, type_, verdict, problem, differing, *errors)

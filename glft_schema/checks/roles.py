@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from glft_schema.codec.rules import GGML
 from glft_schema.errors import Finding, OptionError, shown
-from glft_schema.families.requirements import ARCHITECTURE, Requirement, Rows, broken_keys, finding_of, located
+from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, finding_of, located
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.storage.source import StrPath
@@ -155,7 +155,7 @@ def role_of(file: File) -> Role | None:
 
 def broken_role(file: File, role: Role, to_load: bool = False) -> Iterator[Finding]:
     """Yields the findings of a role, without offsets; if `to_load`, what llama.cpp refuses."""
-    metadata, rows, finding = file.metadata, Rows(file), partial(finding_of, role.name)
+    metadata, rows, finding = file.metadata, RowPaths(file), partial(finding_of, role.name)
     yield from broken_keys(file, role.keys, role.name, to_load)
     if role.any_of and not any(metadata.get(key) is True for key in role.any_of):
         yield finding("any-of", "metadata", f"expected true for {' or '.join(role.any_of)}, found none")
@@ -219,7 +219,7 @@ def check_fit(adapter: File | StrPath, base: File | StrPath) -> list[Finding]:
 
 
 def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
-    rows = Rows(adapter)
+    rows = RowPaths(adapter)
     mine, its = adapter.metadata.get(ARCHITECTURE), base.metadata.get(ARCHITECTURE)
     if mine is not None and mine != its:
         yield rows.key(ARCHITECTURE, "value"), f"expected the base's architecture, {shown(its)}, found {shown(mine)}"
@@ -240,7 +240,7 @@ def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
 
 
 def _vector_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
-    rows, architecture = Rows(adapter), base.metadata.get(ARCHITECTURE)
+    rows, architecture = RowPaths(adapter), base.metadata.get(ARCHITECTURE)
     size, layers = (base.metadata.get(f"{architecture}.{key}") for key in ("embedding_length", "block_count"))
     for tensor in adapter.tensors.values():
         if not re.fullmatch(ROLES["controlvector"].tensors, tensor.name):

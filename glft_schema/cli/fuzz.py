@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from glft_schema.testing.fuzzing import Case, Failure, Fuzzed
 
 
-class Target(NamedTuple):
+class FuzzTarget(NamedTuple):
     """What to fuzz."""
 
     source: Format | bytes  # a format to generate files of, or a file to damage
@@ -143,7 +143,7 @@ def _no_lost_interrupts(progress: Progress) -> Iterator[Progress]:
         sys.unraisablehook = hook
 
 
-def _target(source: str) -> Target:
+def _target(source: str) -> FuzzTarget:
     from glft_schema.testing.corpora import format_of_corpus, read_corpus
     from glft_schema.testing.fuzzing import GIVEN, Case
 
@@ -153,13 +153,13 @@ def _target(source: str) -> Target:
             format = format_named(source)
         except OptionError as error:
             raise OptionError(f"{error}, which is not a file") from None
-        return Target(format, [], format)
+        return FuzzTarget(format, [], format)
     refuse_set(path)
     if path.suffix == ".json":
-        return Target(b"", read_corpus(path), format_of_corpus(path), is_replay=True)
+        return FuzzTarget(b"", read_corpus(path), format_of_corpus(path), is_replay=True)
     stored = read_regular(path)
     format = find_format(BytesSource(stored)) or Container.parse_file(path).format  # or raises, with a hint
-    return Target(stored, [Case(stored, GIVEN)], format)
+    return FuzzTarget(stored, [Case(stored, GIVEN)], format)
 
 
 def _check_directory(path: Path, option: str) -> None:
@@ -173,7 +173,7 @@ def _check_directory(path: Path, option: str) -> None:
         raise OptionError(f"expected a writable directory for {option}, found {safe(str(parent))}") from None
 
 
-def _check_corpus(source: str, target: Target, corpus: Path) -> None:
+def _check_corpus(source: str, target: FuzzTarget, corpus: Path) -> None:
     """Raises an error if a corpus of `target` is impossible, or cannot be written to `corpus`."""
     if target.is_replay:
         raise OptionError("expected a file or a format with --corpus, found a manifest")
@@ -190,7 +190,7 @@ def _counts(fuzzed: Fuzzed) -> str:
     return f"{total} files, {distinct} of them distinct: {kinds}" if total else "no files"
 
 
-def _report(fuzzed: Fuzzed, failure: Failure, target: Target, out: Path, command: str) -> None:
+def _report(fuzzed: Fuzzed, failure: Failure, target: FuzzTarget, out: Path, command: str) -> None:
     """Prints the failure, writes its file, and prints the command that reproduces it."""
     from glft_schema.testing.corpora import write_corpus
 

@@ -31,7 +31,7 @@ from construct.core import evaluate
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.expressions import compiled
 from glft_schema.codec.fast_rows import NotFast, Reader, row_reader
-from glft_schema.codec.json_text import Part, after_spaces, decoded, levels_of, parts, to_json, value_at
+from glft_schema.codec.json_text import JsonPart, after_spaces, decoded, levels_of, parts, to_json, value_at
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Struct, unwrapped
@@ -362,18 +362,18 @@ class JsonRows(list[Any]):
         return self.stored.decode("latin-1")
 
     @cached_property
-    def members(self) -> list[Part]:
+    def members(self) -> list[JsonPart]:
         """The entries, the reserved one too."""
         return list(parts(self.text, 0))
 
-    def key_of(self, part: Part) -> str:
+    def key_of(self, part: JsonPart) -> str:
         """Returns the key of a member."""
         key = self.text[part.key + 1 : part.key_end - 1]
         if "\\" in key or not key.isascii():
             key = decoded(self.stored[part.key : part.key_end])
         return key
 
-    def fields_of(self, entry: Part) -> list[tuple[str, Part]]:
+    def fields_of(self, entry: JsonPart) -> list[tuple[str, JsonPart]]:
         """Returns the values of an entry by key; of an array, by the keys in their order."""
         if self.text[entry.start] == "{":
             return [(self.key_of(part), part) for part in parts(self.text, entry.start)]
@@ -414,7 +414,7 @@ class JsonRows(list[Any]):
         return text + b" " * (padding + -len(text) % PADDED_TO)
 
     def _edits_of_reserved(
-        self, entries: list[tuple[str, Part]], old: Mapping[str, str], texts: Mapping[str, str]
+        self, entries: list[tuple[str, JsonPart]], old: Mapping[str, str], texts: Mapping[str, str]
     ) -> list[tuple[int, int, str]]:
         """Returns spans of the text and what replaces them."""
         names = [name for name, _ in entries]
@@ -456,7 +456,7 @@ class JsonRows(list[Any]):
             found.append(Irregularity(PADDED_WITH_SPACES, shown(padding[:8]), ("padding",), len(text) - len(padding)))
         return found
 
-    def _in_reserved(self, entry: Part) -> Iterator[Irregularity]:
+    def _in_reserved(self, entry: JsonPart) -> Iterator[Irregularity]:
         if self.text[entry.start] != "{":
             yield Irregularity(RESERVED_OBJECT, self.text[entry.start : entry.end], (shown(self.name),), entry.start)
             return
@@ -466,7 +466,7 @@ class JsonRows(list[Any]):
                 yield Irregularity(RESERVED_KEYS_ONCE, again(key), (shown(self.name), shown(key)), part.key)
             keys.add(key)
 
-    def _in_entry(self, entry: Part, path: tuple[str, ...]) -> Iterator[Irregularity]:
+    def _in_entry(self, entry: JsonPart, path: tuple[str, ...]) -> Iterator[Irregularity]:
         if self.text[entry.start] == "[":
             yield Irregularity(PLAIN_ENTRIES, "an array", path, entry.start)
         keys = set[str]()
@@ -538,7 +538,7 @@ class JsonField(construct.Construct):
         super().__init__()
         self.key = key
 
-    def span(self, entry: Part, values: Mapping[str, Part], text: str) -> tuple[int, int]:
+    def span(self, entry: JsonPart, values: Mapping[str, JsonPart], text: str) -> tuple[int, int]:
         """Returns start and end in the text; no bytes if the entry lacks the value."""
         part = values.get(self.key or "")
         return (part.start, part.end) if part else (entry.start, entry.start)
@@ -552,7 +552,7 @@ class JsonField(construct.Construct):
 class Key(JsonField):
     """The name of a row. Parses into text, builds from text."""
 
-    def span(self, entry: Part, values: Mapping[str, Part], text: str) -> tuple[int, int]:
+    def span(self, entry: JsonPart, values: Mapping[str, JsonPart], text: str) -> tuple[int, int]:
         return entry.key, entry.key_end
 
     def _parse(self, stream: Entry, context: Context, path: str) -> Any:
@@ -602,7 +602,7 @@ class IntegerAt(JsonField):
         self.index = index
         self.of = of
 
-    def span(self, entry: Part, values: Mapping[str, Part], text: str) -> tuple[int, int]:
+    def span(self, entry: JsonPart, values: Mapping[str, JsonPart], text: str) -> tuple[int, int]:
         first, last = super().span(entry, values, text)
         elements = list(parts(text, first)) if text[first] == "[" and first < last else []
         return elements[self.index][2:] if len(elements) == self.of else (first, last)

@@ -19,7 +19,7 @@ class NotJson(Exception):  # noqa: N818 - becomes a FormatError with a position
     """JSON for Python, but not for serde_json: the end of the sentence "expected ..."."""
 
 
-class Part(NamedTuple):
+class JsonPart(NamedTuple):
     """An element of an array, or a member of an object with its key: indices in the text.
 
     Elements have a key of no characters.
@@ -62,7 +62,7 @@ def value_at(text: str, at: int) -> tuple[Any, int]:
     return _LAX.raw_decode(text, at)
 
 
-def parts(text: str, at: int) -> Iterator[Part]:
+def parts(text: str, at: int) -> Iterator[JsonPart]:
     """Yields the members of the object, or the elements of the array, at `at` of valid JSON."""
     at = after_spaces(text, at)
     is_object = text[at] == "{"
@@ -73,7 +73,7 @@ def parts(text: str, at: int) -> Iterator[Part]:
             key_end = value_at(text, at)[1]
             at = after_spaces(text, after_spaces(text, key_end) + 1)  # after the colon
         end = value_at(text, at)[1]
-        yield Part(key, key_end, at, end)
+        yield JsonPart(key, key_end, at, end)
         at = after_spaces(text, end)
         if text[at] == ",":
             at = after_spaces(text, at + 1)

@@ -26,7 +26,7 @@ def parent_of(path: str) -> str:
 
 
 @dataclass(slots=True)
-class Span:
+class FieldSpan:
     """A field's bytes, `start` to `end` in the container; `end` is None during its parse."""
 
     path: str
@@ -49,13 +49,13 @@ class Trace:
 
     def __init__(self, *wanted: str) -> None:
         self.wanted = wanted
-        self.spans: list[Span] = []
-        self.open: list[Span] = []
-        self._by_path: dict[str, Span] = {}
+        self.spans: list[FieldSpan] = []
+        self.open: list[FieldSpan] = []
+        self._by_path: dict[str, FieldSpan] = {}
 
     def begin(self, path: str, stream: Any) -> None:
         """Notes that the parse of the field at `path` begins."""
-        self.open.append(span := Span(without_root(path), stream.tell()))
+        self.open.append(span := FieldSpan(without_root(path), stream.tell()))
         self._by_path[span.path] = span
 
     def end(self, value: Any, stream: Any) -> None:
@@ -74,7 +74,7 @@ class Trace:
         rows = {int(row) for path in below if (row := path.partition(STEP)[0]).isdecimal()}
         return sorted(row for row in rows if row < count)
 
-    def find(self, path: str) -> Span | None:
+    def find(self, path: str) -> FieldSpan | None:
         """Returns the field at `path`, or None if it was not traced."""
         return self._by_path.get(path)
 

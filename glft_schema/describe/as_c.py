@@ -33,7 +33,7 @@ from glft_schema.describe.sentences import (
 )
 from glft_schema.errors import UnsupportedError
 from glft_schema.scalar.as_c import KEYWORDS as RESERVED
-from glft_schema.scalar.as_c import TYPES, Unit, with_prelude
+from glft_schema.scalar.as_c import TYPES, TranslationUnit, with_prelude
 
 WIDTH = 100  # of a comment
 
@@ -66,7 +66,7 @@ class _Member:
     @property
     def is_comment(self) -> bool:
         """Whether it takes no bytes."""
-        return isinstance(self.node, (s.Derived, s.ByteOrder))
+        return isinstance(self.node, (s.DerivedNode, s.ByteOrderNode))
 
 
 class _Header(NodeWords):
@@ -199,9 +199,9 @@ class _Header(NodeWords):
         """Yields a struct's fields, and before those of varying size their lengths or counts."""
         names = Identifiers(RESERVED)
         for part in struct.fields:
-            if isinstance(part.node, s.Text):
+            if isinstance(part.node, s.TextNode):
                 yield _Member(names.new(f"{part.name}_len"), part.node.length, f"bytes of {part.name}")
-            elif isinstance(part.node, s.Counted):
+            elif isinstance(part.node, s.CountedNode):
                 yield _Member(names.new(f"n_{part.name}"), part.node.count, f"number of {part.name}")
             yield _Member(names.new(part.name), part.node, part.doc, part.rules)
 
@@ -213,7 +213,7 @@ class _Header(NodeWords):
             if member and (member.is_comment or self.declaration(member.node, {}) is not None):
                 run.append(member)
                 continue
-            if any(not (inner.is_comment or isinstance(inner.node, s.Ref)) for inner in run):
+            if any(not (inner.is_comment or isinstance(inner.node, s.RefNode)) for inner in run):
                 suffix = f"_after_{before}" if before else f"_before_{member.name}" if member else ""
                 runs.append((identifier(name + suffix, RESERVED), run))
             run, before = [], member.name if member else ""
@@ -221,7 +221,7 @@ class _Header(NodeWords):
 
     def outcomes(self, run: list[_Member]) -> Iterator[tuple[str, str, dict[Expression, bool]]]:
         """Yields a name suffix, a sentence and the truth values for each outcome of a run."""
-        conditions = list(dict.fromkeys(node.condition for member in run if isinstance(node := member.node, s.Either)))
+        conditions = list(dict.fromkeys(node.condition for member in run if isinstance(node := member.node, s.EitherNode)))
         names = Identifiers()
         named = {condition: names.new(name_of(condition)) for condition in conditions}
         for holds in itertools.product(("if", "unless"), repeat=len(conditions)):
@@ -244,8 +244,8 @@ class _Header(NodeWords):
             declaration = self.declaration(member.node, outcome)
             assert declaration
             kind, dims, size = declaration
-            enum = self.type_code(member.node) if isinstance(member.node, s.Code) else ""
-            number = member.node.number if isinstance(member.node, s.Numbers) else member.node
+            enum = self.type_code(member.node) if isinstance(member.node, s.CodeNode) else ""
+            number = member.node.number if isinstance(member.node, s.NumbersNode) else member.node
             note = "; ".join(filter(None, [enum, HALVES.get(getattr(number, "kind", ""), "")]))
             self.comment(f"{at}: {member.doc}{f' ({note})' if note else ''}", *rules, indent="    ")
             self.put(f"    {kind} {member.name}{dims};")
@@ -259,21 +259,21 @@ class _Header(NodeWords):
 
     def declaration(self, node: s.Node, outcome: Mapping[Expression, bool]) -> tuple[str, str, int] | None:
         """Returns a member's type, dims in brackets and size; None if the size varies."""
-        if isinstance(node, s.Either):
+        if isinstance(node, s.EitherNode):
             node = node.then if outcome.get(node.condition) else node.otherwise
-        if isinstance(node, s.Code):
+        if isinstance(node, s.CodeNode):
             return self.declaration(node.number, outcome)
         size = self.schema.size(node)
         if not size:
             return None
-        if isinstance(node, s.Number):
+        if isinstance(node, s.NumberNode):
             return c_type(node), "", size
-        if isinstance(node, s.Bytes):
+        if isinstance(node, s.BytesNode):
             return "uint8_t", f"[{size}]", size
-        if isinstance(node, s.Numbers):
+        if isinstance(node, s.NumbersNode):
             dims = "".join(f"[{dim}]" for dim in node.dims) if size > node.number.size else ""
             return c_type(node.number), dims, size
-        return (f"struct {self.name(node.name)}", "", size) if isinstance(node, s.Ref) else None
+        return (f"struct {self.name(node.name)}", "", size) if isinstance(node, s.RefNode) else None
 
     def layout(self, struct: s.StructOf, members: list[_Member], runs: list[tuple[str, list[_Member]]]) -> None:
         """Puts a comment that lists the parts of a struct of varying size, in order."""
@@ -286,7 +286,7 @@ class _Header(NodeWords):
                 continue
             lines.append(f"    {member.name}: {self.words_after_count(member)}. {member.doc}")
             lines += [f"        {rule_text(rule)}" for rule in member.rules]
-            if isinstance(member.node, s.Switch):
+            if isinstance(member.node, s.SwitchNode):
                 lines += [f"        {case.name}: {self.words(case.node)}" for case in member.node.cases]
         self.comment(*lines, *(f"    {rule_text(rule)}" for rule in rules_of_no_field(struct)))
         self.put("")
@@ -295,27 +295,27 @@ class _Header(NodeWords):
 
     def words_after_count(self, member: _Member) -> str:
         """Returns what a member is, in words that refer to the length or count before it."""
-        if isinstance(member.node, s.Text):
+        if isinstance(member.node, s.TextNode):
             return f"{member.name}_len bytes of UTF-8"
-        if isinstance(member.node, s.Counted):
+        if isinstance(member.node, s.CountedNode):
             return f"n_{member.name} times {self.words(member.node.item)}"
         return self.words(member.node)
 
     def expression(self, expression: Expression) -> str:
         return outermost(expression).replace(f"{ROOT}.", "")
 
-    def number(self, number: s.Number) -> str:
+    def number(self, number: s.NumberNode) -> str:
         note = HALVES.get(number.kind, "" if number.kind in C_TYPES else f"the bits of {number.kind}")
         return c_type(number) + (f" ({note})" if note else "")
 
-    def array(self, node: s.Numbers) -> str:
+    def array(self, node: s.NumbersNode) -> str:
         kind, space, note = self.number(node.number).partition(" ")
         return f"{kind}{''.join(f'[{self.expression(dim)}]' for dim in node.dims)}{space}{note}"
 
-    def blocks(self, node: s.BlockArray) -> str:
+    def blocks(self, node: s.BlockArrayNode) -> str:
         return f"struct {self.name(node.block)}[out][in / {node.weights}]"
 
-    def type_code(self, node: s.Code) -> str:
+    def type_code(self, node: s.CodeNode) -> str:
         return f"enum {self.name(s.table_name(node.table))}"
 
     # Tensor types
@@ -389,7 +389,7 @@ class _Header(NodeWords):
     def weights(self) -> None:
         """Puts the functions that compute weights: of each type, and of a payload by its type."""
         function, size, no_size = self.name("dequantize"), self.name("payload_size"), f"{self.macro}_NO_SIZE"
-        unit = Unit(f"{self.prefix}_", {function, *re.findall(r"\w+", "\n".join(self.lines))})
+        unit = TranslationUnit(f"{self.prefix}_", {function, *re.findall(r"\w+", "\n".join(self.lines))})
         names, cases = Identifiers(), list[str]()
         for type_ in self.schema.types:
             if calls := self.decoding(type_, unit, names):
@@ -417,7 +417,7 @@ class _Header(NodeWords):
         )
         self.put("#if defined(__GNUC__)", section, "#endif", "")
 
-    def decoding(self, type_: s.TypeOf, unit: Unit, names: Identifiers) -> list[str]:
+    def decoding(self, type_: s.TypeOf, unit: TranslationUnit, names: Identifiers) -> list[str]:
         """Returns statements that write n weights `w` of the payload `bytes`, after adding what
         they call. Returns no statements for a type without a function that is not a number of C."""
         fields = self.schema.structs[type_.payload].fields
@@ -428,7 +428,7 @@ class _Header(NodeWords):
                 return [f"{decoder}(bytes, w, n / {layout.weights});"]
             arrays = ["bytes", *(f"bytes + {self.field_offset(type_, part)}(out, in)" for part in fields[1:])]
             return ["if (in > 0x7FFFFFFF) return 0;", f"{decoder}({', '.join(arrays)}, w, out, in);"]
-        if not isinstance(fields[0].node, s.Numbers) or (kind := fields[0].node.number.kind) not in TYPES:
+        if not isinstance(fields[0].node, s.NumbersNode) or (kind := fields[0].node.number.kind) not in TYPES:
             return []
         return [f"for (i = 0; i < n; i++) w[i] = {READ.get(kind, '')}(((const {TYPES[kind]} *)bytes)[i]);"]
 
@@ -436,7 +436,7 @@ class _Header(NodeWords):
         if type_.packed > 1:
             yield f"(in % {type_.packed} == 0)"
         for part in self.schema.structs[type_.payload].fields:
-            if isinstance(part.node, s.BlockArray):
+            if isinstance(part.node, s.BlockArrayNode):
                 yield f"(in % {part.node.weights} == 0)"
         for rule in type_.rules:
             if condition := condition_of(rule):
@@ -452,9 +452,9 @@ class _Header(NodeWords):
         return total
 
     def nbytes(self, node: s.Node) -> str:
-        if isinstance(node, s.Numbers):
+        if isinstance(node, s.NumbersNode):
             size, dims = str(node.number.size), [self.in_c(dim) for dim in node.dims]
-        elif isinstance(node, s.BlockArray):
+        elif isinstance(node, s.BlockArrayNode):
             size, dims = f"sizeof(struct {self.name(node.block)})", ["out", f"in / {node.weights}"]
         else:
             raise UnsupportedError(f"expected a payload field of numbers or blocks, found {type(node).__name__}")
@@ -479,7 +479,7 @@ class _Header(NodeWords):
         raise UnsupportedError(f"expected an expression on out, in and dims, found {expression}")
 
 
-def c_type(number: s.Number) -> str:
+def c_type(number: s.NumberNode) -> str:
     """Returns the type of a number, or an unsigned integer of its size if C has none."""
     return C_TYPES.get(number.kind, f"uint{8 * number.size}_t")
 

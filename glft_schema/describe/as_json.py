@@ -55,24 +55,24 @@ def _type(type_: s.TypeOf) -> dict[str, Any]:
 
 # The kind of each node, and its attributes under the names of docs/formats/json.md.
 KINDS: dict[type, tuple[str, str]] = {
-    s.Number: ("number", "kind=number order=byte_order"),
-    s.Bytes: ("bytes", "size=length"),
-    s.Text: ("text", "length"),
-    s.List: ("list", "count key value item"),
-    s.Counted: ("counted", "count item"),
-    s.Numbers: ("numbers", "dims number=item"),
-    s.BlockArray: ("blocks", "weights block=struct"),
-    s.Either: ("either", "condition then otherwise"),
-    s.Code: ("code", "table number"),
-    s.Switch: ("switch", "on cases"),
-    s.Ref: ("struct", "name=struct"),
-    s.Lines: ("lines", "size=length"),
-    s.JsonTable: ("json_table", "size=length item reserved"),
-    s.JsonTexts: ("json_texts", "table item"),
-    s.Json: ("json", "kind=value key index"),
-    s.Padding: ("padding", "to may_lack"),
-    s.Derived: ("derived", "value=from"),
-    s.Payloads: ("payloads", "table to"),
+    s.NumberNode: ("number", "kind=number order=byte_order"),
+    s.BytesNode: ("bytes", "size=length"),
+    s.TextNode: ("text", "length"),
+    s.ListNode: ("list", "count key value item"),
+    s.CountedNode: ("counted", "count item"),
+    s.NumbersNode: ("numbers", "dims number=item"),
+    s.BlockArrayNode: ("blocks", "weights block=struct"),
+    s.EitherNode: ("either", "condition then otherwise"),
+    s.CodeNode: ("code", "table number"),
+    s.SwitchNode: ("switch", "on cases"),
+    s.RefNode: ("struct", "name=struct"),
+    s.LinesNode: ("lines", "size=length"),
+    s.JsonTableNode: ("json_table", "size=length item reserved"),
+    s.JsonTextsNode: ("json_texts", "table item"),
+    s.JsonNode: ("json", "kind=value key index"),
+    s.PaddingNode: ("padding", "to may_lack"),
+    s.DerivedNode: ("derived", "value=from"),
+    s.PayloadsNode: ("payloads", "table to"),
 }
 
 
@@ -86,11 +86,11 @@ def _data(value: Any) -> Any:
         return s.table_name(value)
     if isinstance(value, s.SwitchCase):
         return {"name": value.name, "code": value.code, "node": _data(value.node)}
-    if isinstance(value, s.ByteOrder):
+    if isinstance(value, s.ByteOrderNode):
         return {"kind": "byte_order", "number": value.number and value.number.kind}
     if type(value) not in KINDS:
         return value
     kind, attributes = KINDS[type(value)]
     names = [attribute.partition("=") for attribute in attributes.split()]
-    encoding = {"encoding": "utf-8"} if isinstance(value, s.Text) else {}
+    encoding = {"encoding": "utf-8"} if isinstance(value, s.TextNode) else {}
     return {"kind": kind, **encoding, **{key or name: _data(getattr(value, name)) for name, _, key in names}}

@@ -134,7 +134,7 @@ def definitions(function: Callable[..., Any], shown: set[str]) -> Iterator[str]:
         value = function.__globals__.get(name)
         if name in shown or value is None:
             continue
-        if isinstance(value, language.Table):
+        if isinstance(value, language.LookupTable):
             yield f"# {name} has {len(value.array)} numbers"
         elif not isinstance(value, FunctionType):
             yield f"{name} = {value}"
@@ -178,7 +178,9 @@ def _escaped(text: str) -> str:
 
 def _stored(name: str, schema: s.Schema) -> str:
     """Returns how values of a type are stored, from the first switch over it."""
-    switches = (part.node for struct in schema.structs.values() for part in struct.fields if isinstance(part.node, s.Switch))
+    switches = (
+        part.node for struct in schema.structs.values() for part in struct.fields if isinstance(part.node, s.SwitchNode)
+    )
     return next((WORDS.words(case.node) for switch in switches for case in switch.cases if case.name == name), "")
 
 
@@ -189,13 +191,13 @@ class _Words(NodeWords):
     def expression(self, expression: Expression) -> str:
         return outermost(expression) if isinstance(expression, Constant) else super().expression(expression)
 
-    def array(self, node: s.Numbers) -> str:
+    def array(self, node: s.NumbersNode) -> str:
         return f"{node.number.kind}[{', '.join(map(outermost, node.dims))}]"
 
-    def blocks(self, node: s.BlockArray) -> str:
+    def blocks(self, node: s.BlockArrayNode) -> str:
         return f"[{node.block}](#{node.block}) for each {node.weights} weights"
 
-    def type_code(self, node: s.Code) -> str:
+    def type_code(self, node: s.CodeNode) -> str:
         return f"the code of a {node.table.kind} type"
 
     def struct(self, name: str) -> str:

@@ -21,8 +21,8 @@ import numpy as np
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.context import LITTLE, ByteOrder
-from glft_schema.codec.json_text import Part
-from glft_schema.codec.trace import STEP, Span
+from glft_schema.codec.json_text import JsonPart
+from glft_schema.codec.trace import STEP, FieldSpan
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
 from glft_schema.errors import FormatError, OptionError, shown
@@ -163,7 +163,7 @@ class ByteMap(Sequence[Stretch]):
         if stretch.node is None or stretch.scope is None:
             return 0
         count = self._reader.count(stretch.node, stretch.start, stretch.end, stretch.scope)
-        return 0 if isinstance(stretch.node, s.Numbers) and count == 1 and stretch.value is not None else count
+        return 0 if isinstance(stretch.node, s.NumbersNode) and count == 1 and stretch.value is not None else count
 
     def inside(self, stretch: Stretch, start: int | None = None, end: int | None = None) -> Iterator[Stretch]:
         """Yields the parts of a stretch that have a byte in ``[start, end)``, one level deep.
@@ -247,7 +247,7 @@ def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
     return _mapped(format, source, spans), error
 
 
-def _mapped(format: Format, source: Source, spans: Sequence[Span]) -> ByteMap:
+def _mapped(format: Format, source: Source, spans: Sequence[FieldSpan]) -> ByteMap:
     fields = _ParsedFields(format, source, spans)
     stretches: list[Stretch] = []
     end = 0
@@ -277,7 +277,7 @@ class _Row:
 class _ParsedFields:
     """The fields of a parse, each with its declaration."""
 
-    def __init__(self, format: Format, source: Source, spans: Sequence[Span]) -> None:
+    def __init__(self, format: Format, source: Source, spans: Sequence[FieldSpan]) -> None:
         self._schema = container_schema(format)
         self.reader = NodeReader(source, LITTLE)
         self._table = format.table
@@ -285,24 +285,24 @@ class _ParsedFields:
         self._rows: dict[str, _Row | None] = {"": root}
         self._folded: set[str] = set()  # paths of fields whose parts the parse names differently
         self._spans = spans
-        self._leaves: list[tuple[Span, _Row, s.Field]] = []
-        self._tables_in_json: list[Span] = []
+        self._leaves: list[tuple[FieldSpan, _Row, s.Field]] = []
+        self._tables_in_json: list[FieldSpan] = []
         for span in spans:
             parent, _, name = span.path.rpartition(STEP)
             if (row := self._enter(parent)) is None:
                 continue
             row.scope.fields[name] = span.value
-            if isinstance(row.fields[name].node, s.ByteOrder):
+            if isinstance(row.fields[name].node, s.ByteOrderNode):
                 self.reader.order = span.value
             folded = span.path in self._folded
-            if isinstance(row.fields[name].node, s.JsonTable):
+            if isinstance(row.fields[name].node, s.JsonTableNode):
                 self._tables_in_json.append(span)
             elif (folded or not span.has_parts) and span.end != span.start:
                 self._leaves.append((replace(span, value=None) if folded else span, row, row.fields[name]))
-        if not self._tables_in_json and isinstance(root.fields[self._table].node, s.JsonTable):
+        if not self._tables_in_json and isinstance(root.fields[self._table].node, s.JsonTableNode):
             ends = {span.path.partition(STEP)[0] == self._table: span.end for span, _, _ in self._leaves}  # the last of each
             if True in ends:  # a table up to an error in one of its rows
-                self._tables_in_json.append(Span(self._table, ends.get(False) or 0, ends[True]))
+                self._tables_in_json.append(FieldSpan(self._table, ends.get(False) or 0, ends[True]))
 
     def _row(self, struct: str, outer: Scope | None, label: str, of_tensor: bool) -> _Row:
         fields = {part.name: part for part in self._schema.structs[struct].fields}
@@ -326,11 +326,11 @@ class _ParsedFields:
         node, label = self.reader.settled(outer.fields[name].node, outer.scope), outer.label
         of_tensor = outer.of_tensor or (not field_path and name == self._table)
         for _ in range(indices):
-            if isinstance(node, (s.List, s.JsonTable, s.JsonTexts)):
-                key = node.key if isinstance(node, s.List) else "key" if isinstance(node, s.JsonTexts) else None
+            if isinstance(node, (s.ListNode, s.JsonTableNode, s.JsonTextsNode)):
+                key = node.key if isinstance(node, s.ListNode) else "key" if isinstance(node, s.JsonTextsNode) else None
                 label = key or ("name" if of_tensor else label)
                 node = self.reader.settled(node.item, outer.scope)
-        if not isinstance(node, s.Ref):
+        if not isinstance(node, s.RefNode):
             self._folded.add(STEP.join((field_path, name)) if field_path else name)
             return None
         self._rows[path] = row = self._row(node.name, outer.scope, label, of_tensor)
@@ -341,18 +341,18 @@ class _ParsedFields:
         found = [stretch for span in self._tables_in_json if span.value is not None for stretch in self._json_parts(span)]
         for span, row, declared in self._leaves:
             node = self.reader.settled(declared.node, row.scope)
-            if isinstance(node, s.Payloads):
+            if isinstance(node, s.PayloadsNode):
                 found += self._payloads(span, node, row.scope)
             else:
                 found.append(self._stretch(span, row, declared, node))
         return sorted(found, key=lambda stretch: stretch.start)
 
-    def _stretch(self, span: Span, row: _Row, declared: s.Field, node: s.Node) -> Stretch:
+    def _stretch(self, span: FieldSpan, row: _Row, declared: s.Field, node: s.Node) -> Stretch:
         kind, value, count = FIELD, list(span.value) if isinstance(span.value, list) else span.value, None
         value = value.item() if isinstance(value, np.generic) else value
-        if isinstance(node, s.Padding):
+        if isinstance(node, s.PaddingNode):
             kind, value = PADDING, None
-        elif isinstance(node, s.List) and value is not None:
+        elif isinstance(node, s.ListNode) and value is not None:
             count = len(value)
         scope: Scope | None = row.scope
         while scope and row.label and row.label not in scope.fields:
@@ -374,11 +374,11 @@ class _ParsedFields:
                     return Stretch(start, end, span.path, FIELD, "bytes", row.fields[name].doc)
         return Stretch(start, end, "", UNCLAIMED, "bytes", "not covered by any declared field")
 
-    def _json_parts(self, span: Span) -> Iterator[Stretch]:
+    def _json_parts(self, span: FieldSpan) -> Iterator[Stretch]:
         """Yields what a JSON text has besides its rows: entries, values of keys, and padding."""
         rows, number = span.value, 0
 
-        def json(part: Part, doc: str, name: str, *steps: str) -> Stretch:
+        def json(part: JsonPart, doc: str, name: str, *steps: str) -> Stretch:
             found = self._json(rows.start + part.key, rows.start + part.end, STEP.join((span.path, *steps)), doc)
             return replace(found, tensors=(name,) if span.path == self._table else ())
 
@@ -400,7 +400,7 @@ class _ParsedFields:
     def _json(self, start: int, end: int, path: str, doc: str) -> Stretch:
         return Stretch(start, end, path, FIELD, "JSON", doc, self.reader.text(start, end))
 
-    def _payloads(self, span: Span, node: s.Payloads, scope: Scope) -> Iterator[Stretch]:
+    def _payloads(self, span: FieldSpan, node: s.PayloadsNode, scope: Scope) -> Iterator[Stretch]:
         assert isinstance(span.value, TensorMap)
         names: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         types: dict[int, tuple[TensorType, tuple[int, ...]]] = {}

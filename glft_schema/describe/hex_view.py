@@ -101,7 +101,7 @@ class HexView:
             if stretch.value is not None or not self._map.parts(stretch):
                 yield from self._folded(stretch)
                 continue
-            if isinstance(stretch.node, s.BlockArray):
+            if isinstance(stretch.node, s.BlockArrayNode):
                 end = max(block.end for block in islice(self._map.inside(stretch), FIRST))
             else:
                 end = min(stretch.end, stretch.start + FIRST * PER_LINE)
@@ -129,12 +129,12 @@ class HexView:
     def _opened(self, stretch: Stretch, start: int, end: int) -> Iterator[str]:
         if self._is_run(stretch):
             yield from self._run(stretch, start, end)
-        elif isinstance(stretch.node, s.Text) or not self._map.parts(stretch):
+        elif isinstance(stretch.node, s.TextNode) or not self._map.parts(stretch):
             yield from self._heading(stretch)
             yield from self._hex(stretch, max(start, stretch.start), min(end, stretch.end))
         else:
             for part in self._map.inside(stretch, start, end):
-                if isinstance(stretch.node, s.BlockArray) and part.node is not None:  # not cut
+                if isinstance(stretch.node, s.BlockArrayNode) and part.node is not None:  # not cut
                     yield self._paint(self._block(stretch.node.weights, part), "path")
                 yield from self._opened(part, start, end)
 
@@ -155,9 +155,9 @@ class HexView:
 
     def _is_run(self, stretch: Stretch) -> bool:
         """Tells whether a stretch is an array of numbers, many of which share a line."""
-        if not isinstance(stretch.node, (s.Numbers, s.List)) or not self._map.parts(stretch):
+        if not isinstance(stretch.node, (s.NumbersNode, s.ListNode)) or not self._map.parts(stretch):
             return False
-        return isinstance(next(self._map.inside(stretch)).node, s.Number)
+        return isinstance(next(self._map.inside(stretch)).node, s.NumberNode)
 
     def _run(self, stretch: Stretch, start: int, end: int) -> Iterator[str]:
         yield from self._heading(stretch, with_value=False)
@@ -208,10 +208,10 @@ class HexView:
 def hue(stretch: Stretch) -> str:
     if stretch.kind != FIELD:
         return UNCLAIMED if stretch.kind == UNCLAIMED else "none"
-    node = stretch.node.item if isinstance(stretch.node, s.List) else stretch.node
-    if isinstance(node, (s.Numbers, s.BlockArray)) or (node is None and stretch.type != "JSON"):
+    node = stretch.node.item if isinstance(stretch.node, s.ListNode) else stretch.node
+    if isinstance(node, (s.NumbersNode, s.BlockArrayNode)) or (node is None and stretch.type != "JSON"):
         return "payload"
-    return "text" if isinstance(node, (s.Text, s.Lines, s.Bytes)) or stretch.type.startswith("JSON") else "number"
+    return "text" if isinstance(node, (s.TextNode, s.LinesNode, s.BytesNode)) or stretch.type.startswith("JSON") else "number"
 
 
 def value_text(stretch: Stretch) -> str:
@@ -219,9 +219,9 @@ def value_text(stretch: Stretch) -> str:
     value = stretch.value
     if value is None:
         return ""
-    if isinstance(stretch.node, s.Code):
+    if isinstance(stretch.node, s.CodeNode):
         code = stretch.node.table.code_of(value) if hasattr(value, "code") else str(value)
         return str(value) if code == str(value) else f"{code}, {value}"
-    if isinstance(stretch.node, (s.Number, s.Numbers)) and not isinstance(value, list):
+    if isinstance(stretch.node, (s.NumberNode, s.NumbersNode)) and not isinstance(value, list):
         return f"{float(value):.7g}" if stretch.type.startswith(("f16", "bf16", "f32")) else str(value)
     return shown(displayed(value, stretch.type), 200)

@@ -87,7 +87,7 @@ class Scope:
 
 
 @dataclass(frozen=True)
-class Part:
+class NodePart:
     """A part of a span: bytes `start` to before `end`. Its path ends with `name`."""
 
     name: str
@@ -109,17 +109,17 @@ class NodeReader:
 
     def settled(self, node: s.Node, scope: Scope) -> s.Node:
         """Returns the alternative of a node that `scope` selects, or the node itself."""
-        while isinstance(node, (s.Either, s.Switch)):
+        while isinstance(node, (s.EitherNode, s.SwitchNode)):
             node = s.choose(node, scope.evaluate)
         return node
 
     def size(self, node: s.Node, scope: Scope) -> int | None:
         """Returns the size of a node in bytes; None if it depends on the bytes."""
         node = self.settled(node, scope)
-        if isinstance(node, (s.Bytes, s.Lines, s.JsonTable)):
+        if isinstance(node, (s.BytesNode, s.LinesNode, s.JsonTableNode)):
             return int(scope.evaluate(node.size)) if node.size else None
-        if isinstance(node, (s.Numbers, s.BlockArray)):
-            item = node.number if isinstance(node, s.Numbers) else node
+        if isinstance(node, (s.NumbersNode, s.BlockArrayNode)):
+            item = node.number if isinstance(node, s.NumbersNode) else node
             return math.prod(sizes(node.dims, scope.evaluate)) * item.size
         return scope.schema.size(node)
 
@@ -128,12 +128,12 @@ class NodeReader:
         node = self.settled(node, scope)
         if (size := self.size(node, scope)) is not None:
             return start + size
-        if isinstance(node, s.Text):
+        if isinstance(node, s.TextNode):
             first = self.end(node.length, start, scope)
             return first + int(self.value(node.length, start, first, scope))
-        if isinstance(node, s.Padding):
+        if isinstance(node, s.PaddingNode):
             return start + -start % int(scope.evaluate(node.to))
-        if isinstance(node, (s.Bytes, s.Payloads)):
+        if isinstance(node, (s.BytesNode, s.PayloadsNode)):
             return self._source.size
         last = start
         for part in self.parts(node, start, None, scope):
@@ -144,29 +144,29 @@ class NodeReader:
         """Returns the value of a node; None if it is long or a struct."""
         node = self.settled(node, scope)
         match node:
-            case s.Number():
+            case s.NumberNode():
                 return self.numbers(node, start, 1)[0]
-            case s.Derived() if node.value:
+            case s.DerivedNode() if node.value:
                 return scope.evaluate(node.value)
-            case s.Code():
+            case s.CodeNode():
                 code = self.value(node.number, start, end, scope)
                 return node.table[code] if code in node.table else code  # noqa: SIM401 - it is no dict
-            case s.Text():
+            case s.TextNode():
                 first = self.end(node.length, start, scope)
                 return self.text(first, end)
-            case s.Bytes():
+            case s.BytesNode():
                 return bytes(self._source.view(start, end - start)) if end - start <= SHORT else None
-            case s.Numbers() if end - start <= SHORT * node.number.size:
+            case s.NumbersNode() if end - start <= SHORT * node.number.size:
                 found = self.numbers(node.number, start, (end - start) // node.number.size)
                 return found[0] if len(found) == 1 else found
-            case s.List() | s.Counted():
+            case s.ListNode() | s.CountedNode():
                 parts = (part for part in self.parts(node, start, end, scope) if part.name != COUNT)
                 begin = list(islice(parts, SHORT + 1))
                 if len(begin) <= SHORT and all(isinstance(part.node, PLAIN) for part in begin):
                     return [self.value(part.node, part.start, part.end, part.scope) for part in begin]
         return None
 
-    def part_value(self, part: Part) -> Any:
+    def part_value(self, part: NodePart) -> Any:
         """Returns the value of a part, as `value` does."""
         if part.type:
             return self.text(part.start, part.end)
@@ -176,7 +176,7 @@ class NodeReader:
         """Returns bytes as text."""
         return str(self._source.view(start, end - start), "utf-8", "surrogateescape")
 
-    def numbers(self, number: s.Number, start: int, count: int) -> list[Any]:
+    def numbers(self, number: s.NumberNode, start: int, count: int) -> list[Any]:
         """Returns `count` numbers from byte `start`."""
         view = self._source.view(start, count * number.size)
         stored = np.frombuffer(view, number.of.numpy_dtype(self._order_of(number)))
@@ -184,29 +184,29 @@ class NodeReader:
             stored = widened(stored.astype(stored.dtype.newbyteorder("=")).view(number.of.dtype))
         return list(stored.tolist())
 
-    def _order_of(self, number: s.Number) -> ByteOrder:
+    def _order_of(self, number: s.NumberNode) -> ByteOrder:
         return self.order if number.order == "file" else BIG if number.order == BIG else LITTLE
 
     def count(self, node: s.Node, start: int, end: int, scope: Scope) -> int:
         """Returns the number of parts of a span."""
         match node:
-            case s.Numbers() | s.BlockArray():
+            case s.NumbersNode() | s.BlockArrayNode():
                 return math.prod(sizes(node.dims, scope.evaluate))
-            case s.List():
+            case s.ListNode():
                 return int(scope.evaluate(node.count))
-            case s.Counted():
+            case s.CountedNode():
                 return int(self.value(node.count, start, end, scope)) + 1
-            case s.Text():
+            case s.TextNode():
                 return 2
-            case s.Ref():
+            case s.RefNode():
                 return len(scope.schema.structs[node.name].fields)
-            case s.Lines():
+            case s.LinesNode():
                 return len(self._line_starts(start, end)) - 1
         return 0
 
     def parts(
         self, node: s.Node, start: int, end: int | None, scope: Scope, low: int = 0, high: int | None = None, doc: str = ""
-    ) -> Iterator[Part]:
+    ) -> Iterator[NodePart]:
         """Yields the parts of a span that have a byte in ``[low, high)``, one level deep.
 
         Args:
@@ -220,31 +220,33 @@ class NodeReader:
         """
         high = high if high is not None else self._source.size if end is None else end
         match node:
-            case s.Numbers() | s.BlockArray():
-                item = node.number if isinstance(node, s.Numbers) else s.Ref(node.block)
+            case s.NumbersNode() | s.BlockArrayNode():
+                item = node.number if isinstance(node, s.NumbersNode) else s.RefNode(node.block)
                 yield from self._items(start, item, sizes(node.dims, scope.evaluate), scope, low, high, doc)
-            case s.List():
+            case s.ListNode():
                 yield from self._items(start, node.item, [int(scope.evaluate(node.count))], scope, low, high, doc)
-            case s.Counted():
+            case s.CountedNode():
                 first = self.end(node.count, start, scope)
                 if low < first:
-                    yield Part(COUNT, start, first, node.count, scope, "how many follow")
+                    yield NodePart(COUNT, start, first, node.count, scope, "how many follow")
                 count = int(self.value(node.count, start, first, scope))
                 yield from self._items(first, node.item, [count], scope, low, high, doc)
-            case s.Text():
+            case s.TextNode():
                 first = self.end(node.length, start, scope)
                 last = first + int(self.value(node.length, start, first, scope))
                 if low < first:
-                    yield Part("length", start, first, node.length, scope, "bytes of the text")
+                    yield NodePart("length", start, first, node.length, scope, "bytes of the text")
                 if low < last and high > first and last > first:
-                    yield Part("text", first, last, s.Bytes(e.Constant(last - first)), scope, doc, "UTF-8")
-            case s.Ref():
+                    yield NodePart("text", first, last, s.BytesNode(e.Constant(last - first)), scope, doc, "UTF-8")
+            case s.RefNode():
                 yield from self._fields(node, start, scope, low, high)
-            case s.Lines() if end is not None:
+            case s.LinesNode() if end is not None:
                 for i, first, last in _overlapping(self._line_starts(start, end), low, high):
-                    yield Part(f"line {i + 1}", first, last, s.Bytes(e.Constant(last - first)), scope, doc, "line key=value")
+                    yield NodePart(
+                        f"line {i + 1}", first, last, s.BytesNode(e.Constant(last - first)), scope, doc, "line key=value"
+                    )
 
-    def _fields(self, node: s.Ref, start: int, outer: Scope, low: int, high: int) -> Iterator[Part]:
+    def _fields(self, node: s.RefNode, start: int, outer: Scope, low: int, high: int) -> Iterator[NodePart]:
         scope = Scope(outer.schema, {}, outer)
         for part in outer.schema.structs[node.name].fields:
             if start >= high:
@@ -253,26 +255,26 @@ class NodeReader:
             end = self.end(settled, start, scope)
             scope.fields[part.name] = self.value(settled, start, end, scope)
             if end > max(low, start):
-                yield Part(part.name, start, end, settled, scope, part.doc)
+                yield NodePart(part.name, start, end, settled, scope, part.doc)
             start = end
 
     def _items(
         self, first: int, item: s.Node, dims: Sequence[int], scope: Scope, low: int, high: int, doc: str
-    ) -> Iterator[Part]:
+    ) -> Iterator[NodePart]:
         """Yields the elements of an array of these dims from byte `first`."""
         count, node = math.prod(dims), self.settled(item, scope)
         if size := self.size(node, scope):
             for i in range(max((low - first) // size, 0), min(count, -(-(high - first) // size))):
-                yield Part(_index(i, dims), first + i * size, first + (i + 1) * size, node, scope, doc)
+                yield NodePart(_index(i, dims), first + i * size, first + (i + 1) * size, node, scope, doc)
             return
         for i, start, end in _overlapping(self._starts_of(node, first, count, scope), low, high):
-            yield Part(str(i), start, end, node, scope, doc)
+            yield NodePart(str(i), start, end, node, scope, doc)
 
     def _starts_of(self, node: s.Node, first: int, count: int, scope: Scope) -> Sequence[int]:
         """Returns the starts of elements of different sizes, and the end of the last one."""
         if first not in self._starts:
-            number = self.settled(node.length, scope) if isinstance(node, s.Text) else None
-            if isinstance(number, s.Number):
+            number = self.settled(node.length, scope) if isinstance(node, s.TextNode) else None
+            if isinstance(number, s.NumberNode):
                 left, order = self._source.size - first, self._order_of(number)
                 texts = StoredStrings(self._source, first, left, count, number.of, order)
                 ends = [first + end for end in texts.ends().tolist()]
@@ -292,7 +294,7 @@ class NodeReader:
         return self._starts[start]
 
 
-PLAIN = (s.Number, s.Code, s.Text)  # lists of these have a value
+PLAIN = (s.NumberNode, s.CodeNode, s.TextNode)  # lists of these have a value
 
 
 def _overlapping(starts: Sequence[int], low: int, high: int) -> Iterator[tuple[int, int, int]]:
@@ -322,25 +324,25 @@ def type_text(node: s.Node, scope: Scope, reader: NodeReader, count: int | None 
         return f"({text})" if " " in text else text
 
     match node:
-        case s.Number():
+        case s.NumberNode():
             return node.kind
-        case s.Code():
+        case s.CodeNode():
             return f"{inner(node.number)} ({node.table.kind} type)"
-        case s.Text():
+        case s.TextNode():
             return f"text after {inner(node.length)}"
-        case s.List():
+        case s.ListNode():
             return f"{inner(node.item)}[{node.count if count is None else count}]"
-        case s.Counted():
+        case s.CountedNode():
             return f"{inner(node.item)}[] after {inner(node.count)}"
-        case s.Numbers() | s.BlockArray():
-            item = node.number.kind if isinstance(node, s.Numbers) else node.block
+        case s.NumbersNode() | s.BlockArrayNode():
+            item = node.number.kind if isinstance(node, s.NumbersNode) else node.block
             return f"{item}[{', '.join(map(e.outermost, node.dims))}]"
-        case s.Padding():
+        case s.PaddingNode():
             return f"padding to {scope.evaluate(node.to)}"
-        case s.Lines():
+        case s.LinesNode():
             return "lines key=value"
-        case s.Json():
+        case s.JsonNode():
             return f"JSON {node.kind}"
-        case s.Ref():
+        case s.RefNode():
             return node.name
-    return type(node).__name__.lower()
+    return type(node).__name__.removesuffix("Node").lower()

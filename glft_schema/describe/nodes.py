@@ -55,7 +55,7 @@ class Declared:
 
 
 @dataclass(frozen=True)
-class Number(Declared):
+class NumberNode(Declared):
     """A number, ``u8`` to ``f64``, in byte order ``little``, ``big``, or that of the ``file``.
 
     The numbers of a tensor type may be of another kind, such as ``f8_e4m3``.
@@ -77,14 +77,14 @@ class Number(Declared):
 
 
 @dataclass(frozen=True)
-class Bytes(Declared):
+class BytesNode(Declared):
     """`size` bytes, or all remaining bytes if `size` is None."""
 
     size: Expression | None
 
 
 @dataclass(frozen=True)
-class Text(Declared):
+class TextNode(Declared):
     """Text, preceded by its length in bytes. If `is_strict`, the bytes must be valid text."""
 
     length: Node
@@ -93,7 +93,7 @@ class Text(Declared):
 
 
 @dataclass(frozen=True)
-class List(Declared):
+class ListNode(Declared):
     """`count` items. Items of metadata have fields `key` and `value`, and a rule `once` on keys."""
 
     count: Expression
@@ -104,7 +104,7 @@ class List(Declared):
 
 
 @dataclass(frozen=True)
-class Counted(Declared):
+class CountedNode(Declared):
     """A list, preceded by its length. If `has_scope`, its items see the struct one level up."""
 
     count: Node
@@ -113,15 +113,15 @@ class Counted(Declared):
 
 
 @dataclass(frozen=True)
-class Numbers(Declared):
+class NumbersNode(Declared):
     """An array of numbers in a payload, with dims that depend on ``out``, ``in`` and ``dims``."""
 
-    number: Number
+    number: NumberNode
     dims: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
-class BlockArray(Declared):
+class BlockArrayNode(Declared):
     """A payload of blocks: ``out * (in / weights)`` structs `block` of `size` bytes each."""
 
     weights: int
@@ -135,16 +135,16 @@ class BlockArray(Declared):
 
 
 @dataclass(frozen=True)
-class Either(Declared):
+class EitherNode(Declared):
     """One of two numbers, selected by the condition."""
 
     condition: Expression
-    then: Number
-    otherwise: Number
+    then: NumberNode
+    otherwise: NumberNode
 
 
 @dataclass(frozen=True)
-class Code(Declared):
+class CodeNode(Declared):
     """The code of a type in a table."""
 
     number: Node
@@ -153,7 +153,7 @@ class Code(Declared):
 
 @dataclass(frozen=True)
 class SwitchCase:
-    """A case of a `Switch`: the node for the type `name`, which is `code` on disk."""
+    """A case of a `SwitchNode`: the node for the type `name`, which is `code` on disk."""
 
     name: str
     code: int
@@ -161,7 +161,7 @@ class SwitchCase:
 
 
 @dataclass(frozen=True)
-class Switch(Declared):
+class SwitchNode(Declared):
     """One of several nodes, selected by an earlier field; `default` for other values, if any."""
 
     on: Expression
@@ -170,7 +170,7 @@ class Switch(Declared):
 
 
 @dataclass(frozen=True)
-class Ref(Declared):
+class RefNode(Declared):
     """The struct of this name; `declared` is its construct."""
 
     name: str
@@ -178,14 +178,14 @@ class Ref(Declared):
 
 
 @dataclass(frozen=True)
-class Lines(Declared):
+class LinesNode(Declared):
     """`size` bytes of UTF-8 lines ``key=value``."""
 
     size: Expression
 
 
 @dataclass(frozen=True)
-class JsonTable(Declared):
+class JsonTableNode(Declared):
     """`size` bytes of JSON: an object with an entry `item` for each row, and one other entry."""
 
     size: Expression
@@ -194,15 +194,15 @@ class JsonTable(Declared):
 
 
 @dataclass(frozen=True)
-class JsonTexts(Declared):
-    """No bytes of its own: the entry of a `JsonTable` that is not a row, with texts by key."""
+class JsonTextsNode(Declared):
+    """No bytes of its own: the entry of a `JsonTableNode` that is not a row, with texts by key."""
 
     table: str
     item: Node
 
 
 @dataclass(frozen=True)
-class Json(Declared):
+class JsonNode(Declared):
     """A value in a JSON object: its ``name`` there, a ``text``, ``integers``, or one ``integer``.
 
     The value is at `key` of a row's object; `index` is that of one integer of several.
@@ -214,7 +214,7 @@ class Json(Declared):
 
 
 @dataclass(frozen=True)
-class Padding(Declared):
+class PaddingNode(Declared):
     """Bytes up to a multiple of `to` in the file. If `may_lack` holds, the file may end earlier."""
 
     to: Expression
@@ -222,18 +222,18 @@ class Padding(Declared):
 
 
 @dataclass(frozen=True)
-class ByteOrder(Declared):
+class ByteOrderNode(Declared):
     """No bytes: the byte order of the file, one of `orders`, detected from the number that follows.
 
     `number` is None if there is only one order.
     """
 
-    number: Number | None
+    number: NumberNode | None
     orders: tuple[Literal["little", "big"], ...]
 
 
 @dataclass(frozen=True)
-class Derived(Declared):
+class DerivedNode(Declared):
     """No bytes: a value computed from earlier fields.
 
     `value` is the expression, if there is one. `compute` is a function of the context.
@@ -244,7 +244,7 @@ class Derived(Declared):
 
 
 @dataclass(frozen=True)
-class Payloads(Declared):
+class PayloadsNode(Declared):
     """The payloads of the rows of `table`, padded to multiples of `to`; the rest of the file."""
 
     table: str
@@ -253,8 +253,9 @@ class Payloads(Declared):
 
 # fmt: off
 Node = (
-    Number | Bytes | Text | List | Counted | Numbers | BlockArray | Either | Code | Switch | Ref | Lines | JsonTable | JsonTexts
-    | Json | Padding | ByteOrder | Derived | Payloads
+    NumberNode | BytesNode | TextNode | ListNode | CountedNode | NumbersNode | BlockArrayNode | EitherNode | CodeNode
+    | SwitchNode | RefNode | LinesNode | JsonTableNode | JsonTextsNode | JsonNode | PaddingNode | ByteOrderNode
+    | DerivedNode | PayloadsNode
 )
 # fmt: on
 
@@ -286,13 +287,13 @@ class Field:
     @cached_property
     def is_json(self) -> bool:
         """Whether it is a value in a JSON object."""
-        return any(isinstance(inner, Json) for inner in within(self.node))
+        return any(isinstance(inner, JsonNode) for inner in within(self.node))
 
     @property
     def is_computed(self) -> bool:
         """Whether building computes the field, so that values omit it."""
         computed = any(wrapper.is_closed and not wrapper.options for wrapper in self.node.wrappers)
-        return computed or isinstance(self.node, (Derived, Padding))
+        return computed or isinstance(self.node, (DerivedNode, PaddingNode))
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,7 +415,7 @@ class Schema:
     @property
     def tables(self) -> dict[str, TypeTable[Any]]:
         """The tables of types, by name, such as ``ggml_type``."""
-        return {table_name(node.table): node.table for node in self._nodes if isinstance(node, Code)}
+        return {table_name(node.table): node.table for node in self._nodes if isinstance(node, CodeNode)}
 
     @property
     def container_structs(self) -> dict[str, StructOf]:
@@ -425,21 +426,21 @@ class Schema:
     @property
     def byte_orders(self) -> tuple[str, ...]:
         """The byte orders that files can have; little-endian alone for a tensor type."""
-        return next((node.orders for node in self._nodes if isinstance(node, ByteOrder)), ("little",))
+        return next((node.orders for node in self._nodes if isinstance(node, ByteOrderNode)), ("little",))
 
     def size(self, node: Node) -> int | None:
         """Returns the bytes of a node, or None if they vary."""
-        if isinstance(node, Number):
+        if isinstance(node, NumberNode):
             return node.size
-        if isinstance(node, Code):
+        if isinstance(node, CodeNode):
             return self.size(node.number)
-        if isinstance(node, Ref):
+        if isinstance(node, RefNode):
             return self.structs[node.name].size if node.name in self.structs else None
-        if isinstance(node, (ByteOrder, Derived, JsonTexts)):
+        if isinstance(node, (ByteOrderNode, DerivedNode, JsonTextsNode)):
             return 0
-        if isinstance(node, Bytes) and isinstance(size := getattr(node.size, "value", None), int):
+        if isinstance(node, BytesNode) and isinstance(size := getattr(node.size, "value", None), int):
             return size
-        if isinstance(node, Numbers) and all(isinstance(dim, Constant) for dim in node.dims):
+        if isinstance(node, NumbersNode) and all(isinstance(dim, Constant) for dim in node.dims):
             return math.prod(int(str(dim)) for dim in node.dims) * node.number.size
         return None
 
@@ -464,15 +465,15 @@ def within(node: Any) -> Iterator[Any]:
 def refs(node: Node) -> Iterator[str]:
     """Yields the names of the structs that a node refers to."""
     for inner in within(node):
-        if isinstance(inner, Ref):
+        if isinstance(inner, RefNode):
             yield inner.name
-        elif isinstance(inner, BlockArray):
+        elif isinstance(inner, BlockArrayNode):
             yield inner.block
 
 
-def choose(node: Either | Switch, evaluate: Callable[[Expression], Any]) -> Node:
+def choose(node: EitherNode | SwitchNode, evaluate: Callable[[Expression], Any]) -> Node:
     """Returns the node that the values of expressions select. Raises KeyError if there is none."""
-    if isinstance(node, Either):
+    if isinstance(node, EitherNode):
         return node.then if evaluate(node.condition) else node.otherwise
     value = evaluate(node.on)
     code = getattr(value, "code", value)

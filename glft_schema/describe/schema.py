@@ -21,7 +21,7 @@ from glft_schema.codec.expressions import Constant, Expression, Operation, read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.rules import Check
-from glft_schema.describe.nodes import FILE, Field, Node, Ref, Schema, StructOf, SwitchCase, TypeOf, Wrapper
+from glft_schema.describe.nodes import FILE, Field, Node, RefNode, Schema, StructOf, SwitchCase, TypeOf, Wrapper
 from glft_schema.errors import UnsupportedError
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types.blocks import Blocks
@@ -57,9 +57,9 @@ def container_schema(format: Format) -> Schema:
 
 def _type_of(code: int | str, type_: TensorType, schema: Schema) -> TypeOf:
     payload = node_of(type_.payload, schema, type_.scheme if type_.block is None else f"{type_.scheme}_payload")
-    assert isinstance(payload, Ref)
+    assert isinstance(payload, RefNode)
     nodes = [part.node for part in schema.structs[payload.name].fields]
-    block = next((node.block for node in nodes if isinstance(node, s.BlockArray)), None)
+    block = next((node.block for node in nodes if isinstance(node, s.BlockArrayNode)), None)
     weights = type_.least_row
     row = type_.nbytes([1, weights])
     nbytes = type_.nbytes([1, 2 * weights]) - row
@@ -99,14 +99,14 @@ def struct_of(declared: construct.Struct) -> StructOf:
     """Reads a single Struct. Raises as `node_of`."""
     schema = Schema("")
     ref = node_of(declared, schema, "struct")
-    assert isinstance(ref, Ref)
+    assert isinstance(ref, RefNode)
     return schema.structs[ref.name]
 
 
 def rows_of(node: Node) -> StructOf | None:
     """Returns the struct of the rows of a table; None if the node is not a table."""
-    item = node.item if isinstance(node, (s.List, s.JsonTable)) else None
-    return struct_of(item.declared) if isinstance(item, Ref) else None
+    item = node.item if isinstance(node, (s.ListNode, s.JsonTableNode)) else None
+    return struct_of(item.declared) if isinstance(item, RefNode) else None
 
 
 def wrapped(node: Node, **wrapper: Any) -> Node:
@@ -118,13 +118,13 @@ def wrapped(node: Node, **wrapper: Any) -> Node:
 
 
 @node_of.register(construct.Struct)
-def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
+def _(declared: construct.Struct, schema: Schema, name: str) -> RefNode:
     name = getattr(declared, "title", "") or name
     names = [part.name for part in declared.subcons]
     while (same := schema.structs.get(name)) and [part.name for part in same.declared.subcons] != names:
         name += "_"  # another struct has the name
     if same:  # an enclosing struct, or one that was read before
-        return Ref(name, declared)
+        return RefNode(name, declared)
     schema.structs[name] = StructOf(name, (), (), (), None, declared)
     rules = tuple(part for part in declared.subcons if isinstance(part, Check))
     parts = tuple(_field(part, rules, schema, name) for part in declared.subcons if not isinstance(part, Check))
@@ -133,7 +133,7 @@ def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
         size = schema.size(part.node)
         offsets.append(None if size is None or offsets[-1] is None else offsets[-1] + size)
     schema.structs[name] = StructOf(name, parts, rules, tuple(offsets[:-1]), offsets[-1], declared)
-    return Ref(name, declared)
+    return RefNode(name, declared)
 
 
 def _field(part: construct.Construct, rules: tuple[Check, ...], schema: Schema, struct: str) -> Field:
@@ -168,8 +168,8 @@ def _register(declared: Any, read: Callable[[Any, Callable[[Any], Any]], Node]) 
     node_of.register(kind, lambda it, schema, name: read(it, lambda inner: node_of(inner, schema, name)))
 
 
-def _of_file(number: numbers.Number) -> s.Number:
-    return s.Number(number.kind, "file", number)
+def _of_file(number: numbers.Number) -> s.NumberNode:
+    return s.NumberNode(number.kind, "file", number)
 
 
 # fmt: off
@@ -182,45 +182,45 @@ _register(construct.Rebuild, lambda it, of: wrapped(of(it.subcon), is_closed=Tru
 _register(tables.Nested,     lambda it, of: replace(of(it.subcon), level=it.level))
 
 _register(numbers.Number,         lambda it, of: _of_file(it))
-_register(numbers.Picked,         lambda it, of: s.Either(known(it.condition), _of_file(it.then), _of_file(it.otherwise)))
-_register(numbers.ByteOrderOf,    lambda it, of: s.ByteOrder(it.number and _of_file(it.number), it.orders))
-_register(type_codes.TypeCode,    lambda it, of: s.Code(of(it.subcon), it.table))
-_register(construct.FormatField,  lambda it, of: s.Number(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
-_register(construct.BytesInteger, lambda it, of: wrapped(s.Bytes(known(it.length)), decode=lambda stored, *_: it.parse(stored)))
-_register(construct.Flag,         lambda it, of: wrapped(s.Number("u8", "little"), options=(False, True), is_closed=True))
+_register(numbers.Picked,         lambda it, of: s.EitherNode(known(it.condition), _of_file(it.then), _of_file(it.otherwise)))
+_register(numbers.ByteOrderOf,    lambda it, of: s.ByteOrderNode(it.number and _of_file(it.number), it.orders))
+_register(type_codes.TypeCode,    lambda it, of: s.CodeNode(of(it.subcon), it.table))
+_register(construct.FormatField,  lambda it, of: s.NumberNode(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
+_register(construct.BytesInteger, lambda it, of: wrapped(s.BytesNode(known(it.length)), decode=lambda raw, *_: it.parse(raw)))
+_register(construct.Flag,         lambda it, of: wrapped(s.NumberNode("u8", "little"), options=(False, True), is_closed=True))
 
-_register(construct.Bytes,       lambda it, of: s.Bytes(known(it.length)))
-_register(construct.GreedyBytes, lambda it, of: s.Bytes(None))
-_register(codec_text.Text,       lambda it, of: s.Text(of(it.length), is_strict=it.strict))
-_register(KeyValueLines,         lambda it, of: s.Lines(known(it.size)))
+_register(construct.Bytes,       lambda it, of: s.BytesNode(known(it.length)))
+_register(construct.GreedyBytes, lambda it, of: s.BytesNode(None))
+_register(codec_text.Text,       lambda it, of: s.TextNode(of(it.length), is_strict=it.strict))
+_register(KeyValueLines,         lambda it, of: s.LinesNode(known(it.size)))
 
-_register(json_table.JsonTable,  lambda it, of: s.JsonTable(known(it.size), of(it.row), it.reserved))
-_register(json_table.JsonTexts,  lambda it, of: s.JsonTexts(it.table, of(PAIR)))
-_register(json_table.Key,        lambda it, of: s.Json("name"))
-_register(json_table.TextAt,     lambda it, of: s.Json("text", it.key))
-_register(json_table.IntegerAt,  lambda it, of: s.Json("integer", it.key, it.index))
-_register(json_table.IntegersAt, lambda it, of: s.Json("integers", it.key))
+_register(json_table.JsonTable,  lambda it, of: s.JsonTableNode(known(it.size), of(it.row), it.reserved))
+_register(json_table.JsonTexts,  lambda it, of: s.JsonTextsNode(it.table, of(PAIR)))
+_register(json_table.Key,        lambda it, of: s.JsonNode("name"))
+_register(json_table.TextAt,     lambda it, of: s.JsonNode("text", it.key))
+_register(json_table.IntegerAt,  lambda it, of: s.JsonNode("integer", it.key, it.index))
+_register(json_table.IntegersAt, lambda it, of: s.JsonNode("integers", it.key))
 
-_register(construct.Array, lambda it, of: s.List(known(it.count), of(it.subcon)))
-_register(arrays.Numbers,  lambda it, of: s.List(known(it.count), of(it.number)))
-_register(arrays.Strings,  lambda it, of: s.List(known(it.count), s.Text(of(it.length))))
-_register(numbers.Sizes,   lambda it, of: s.Counted(of(it.count), of(it.size)))
+_register(construct.Array, lambda it, of: s.ListNode(known(it.count), of(it.subcon)))
+_register(arrays.Numbers,  lambda it, of: s.ListNode(known(it.count), of(it.number)))
+_register(arrays.Strings,  lambda it, of: s.ListNode(known(it.count), s.TextNode(of(it.length))))
+_register(numbers.Sizes,   lambda it, of: s.CountedNode(of(it.count), of(it.size)))
 
-_register(construct.IfThenElse, lambda it, of: s.Switch(Operation("!=", known(it.condfunc), Constant(0)), (
+_register(construct.IfThenElse, lambda it, of: s.SwitchNode(Operation("!=", known(it.condfunc), Constant(0)), (
     SwitchCase("true", 1, of(it.thensubcon)),
     SwitchCase("false", 0, of(it.elsesubcon)),
 )))
 
-_register(structs.Derived,      lambda it, of: s.Derived(read(it.of), it.value))
-_register(construct.Computed,   lambda it, of: s.Derived(read(it.func), partial(construct.evaluate, it.func)))
-_register(construct.Tell,       lambda it, of: s.Derived(None))
-_register(construct.Pass,       lambda it, of: s.Derived(None))
-_register(construct.Terminated, lambda it, of: s.Derived(None))
-_register(structs.Padding,      lambda it, of: s.Padding(known(it.to), read(it.may_lack)))
+_register(structs.Derived,      lambda it, of: s.DerivedNode(read(it.of), it.value))
+_register(construct.Computed,   lambda it, of: s.DerivedNode(read(it.func), partial(construct.evaluate, it.func)))
+_register(construct.Tell,       lambda it, of: s.DerivedNode(None))
+_register(construct.Pass,       lambda it, of: s.DerivedNode(None))
+_register(construct.Terminated, lambda it, of: s.DerivedNode(None))
+_register(structs.Padding,      lambda it, of: s.PaddingNode(known(it.to), read(it.may_lack)))
 
-_register(numbers.TensorField, lambda it, of: s.Numbers(_of_file(it.number), tuple(map(known, it.dims))))
-_register(Blocks,              lambda it, of: s.BlockArray(it.weights, of(it.block).name, it.size))
-_register(TensorData,          lambda it, of: s.Payloads(it.table, read(it.padded_to)))
+_register(numbers.TensorField, lambda it, of: s.NumbersNode(_of_file(it.number), tuple(map(known, it.dims))))
+_register(Blocks,              lambda it, of: s.BlockArrayNode(it.weights, of(it.block).name, it.size))
+_register(TensorData,          lambda it, of: s.PayloadsNode(it.table, read(it.padded_to)))
 # fmt: on
 
 
@@ -228,7 +228,7 @@ _register(TensorData,          lambda it, of: s.Payloads(it.table, read(it.padde
 def _(declared: construct.Padded, schema: Schema, name: str) -> Node:
     if declared.subcon is not construct.Pass:
         raise UnsupportedError("construct's Padded is supported only as Padding")
-    return wrapped(s.Bytes(known(declared.length)), options=(None,), is_closed=True)
+    return wrapped(s.BytesNode(known(declared.length)), options=(None,), is_closed=True)
 
 
 @node_of.register(construct.StringEncoded)
@@ -236,7 +236,7 @@ def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Node:
     if not isinstance(declared.subcon, construct.Prefixed):
         raise UnsupportedError("only length-prefixed strings are supported")
     encoding = codecs.lookup(declared.encoding).name
-    return s.Text(node_of(declared.subcon.lengthfield, schema, name), encoding, is_strict=True)
+    return s.TextNode(node_of(declared.subcon.lengthfield, schema, name), encoding, is_strict=True)
 
 
 @node_of.register(construct.FocusedSeq)
@@ -244,14 +244,14 @@ def _(declared: construct.FocusedSeq, schema: Schema, name: str) -> Node:
     if [part.name for part in declared.subcons] != ["count", "items"]:
         raise UnsupportedError("construct's FocusedSeq is supported only as PrefixedArray")
     count, items = declared.subcons
-    return s.Counted(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name), has_scope=True)
+    return s.CountedNode(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name), has_scope=True)
 
 
 @node_of.register(KeyValues)
 def _(declared: KeyValues, schema: Schema, name: str) -> Node:
     rows = node_of(declared.subcon, schema, name)
-    assert isinstance(rows, s.List)
-    assert isinstance(rows.item, Ref)
+    assert isinstance(rows, s.ListNode)
+    assert isinstance(rows.item, RefNode)
     struct = schema.structs[rows.item.name]
     schema.structs[struct.name] = replace(struct, rules=(declared.once, *struct.rules))
     rows = replace(rows, key=declared.once.field, value="value", once=declared.once)
@@ -263,7 +263,7 @@ def _(declared: construct.Switch, schema: Schema, name: str) -> Node:
     cases: Mapping[Any, construct.Construct] = declared.cases
     named = [SwitchCase(str(key), getattr(key, "code", key), node_of(case, schema, name)) for key, case in cases.items()]
     default = None if declared.default is construct.Pass else node_of(declared.default, schema, name)
-    return s.Switch(known(declared.keyfunc), tuple(named), default)
+    return s.SwitchNode(known(declared.keyfunc), tuple(named), default)
 
 
 def known(expression: Any) -> Expression:

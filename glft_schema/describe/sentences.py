@@ -58,16 +58,16 @@ class NodeWords:
     def expression(self, expression: Expression) -> str:
         return self.code(outermost(expression))
 
-    def number(self, number: s.Number) -> str:
+    def number(self, number: s.NumberNode) -> str:
         return number.kind
 
-    def array(self, node: s.Numbers) -> str:
+    def array(self, node: s.NumbersNode) -> str:
         raise NotImplementedError
 
-    def blocks(self, node: s.BlockArray) -> str:
+    def blocks(self, node: s.BlockArrayNode) -> str:
         raise NotImplementedError
 
-    def type_code(self, node: s.Code) -> str:
+    def type_code(self, node: s.CodeNode) -> str:
         raise NotImplementedError
 
     def struct(self, name: str) -> str:
@@ -76,47 +76,47 @@ class NodeWords:
     def words(self, node: s.Node) -> str:
         """Returns what a node is, in words."""
         match node:
-            case s.Number():
+            case s.NumberNode():
                 return self.number(node)
-            case s.Bytes():
+            case s.BytesNode():
                 return f"{self.expression(node.size)} bytes" if node.size else "the remaining bytes"
-            case s.Text():
+            case s.TextNode():
                 return f"length {self.words(node.length)}, then that many bytes of UTF-8"
-            case s.List():
+            case s.ListNode():
                 return f"{self.expression(node.count)} times {self.words(node.item)}"
-            case s.Counted():
+            case s.CountedNode():
                 return f"count {self.words(node.count)}, then that many {self.words(node.item)}"
-            case s.Numbers():
+            case s.NumbersNode():
                 return self.array(node)
-            case s.BlockArray():
+            case s.BlockArrayNode():
                 return self.blocks(node)
-            case s.Either():
+            case s.EitherNode():
                 condition = self.expression(node.condition)
                 return f"{self.number(node.then)} if {condition}, else {self.number(node.otherwise)}"
-            case s.Code():
+            case s.CodeNode():
                 return f"{self.words(node.number)}, {self.type_code(node)}"
-            case s.Switch():
+            case s.SwitchNode():
                 return f"depends on {self.expression(node.on)}"
-            case s.Ref():
+            case s.RefNode():
                 return self.struct(node.name)
-            case s.Lines():
+            case s.LinesNode():
                 return f"{self.expression(node.size)} bytes of UTF-8 lines {self.code('key=value')}"
-            case s.JsonTable():
+            case s.JsonTableNode():
                 return (
                     f"{self.expression(node.size)} bytes of JSON: an object with {self.words(node.item)} for each row by name"
                 )
-            case s.JsonTexts():
+            case s.JsonTextsNode():
                 return f"no bytes of its own; an entry of {self.code(node.table)}: {self.words(node.item)} for each text"
-            case s.Json(kind="name"):
+            case s.JsonNode(kind="name"):
                 return "key of the object"
-            case s.Json():
+            case s.JsonNode():
                 index, key = "" if node.index is None else f" {node.index}", f" at {self.code(node.key)}" if node.key else ""
                 return f"{node.kind}{index}{key}"
-            case s.Padding():
+            case s.PaddingNode():
                 return f"padding to a multiple of {self.expression(node.to)}, counted from the start of the file"
-            case s.ByteOrder():
+            case s.ByteOrderNode():
                 return f"no bytes; determined by the {self.number(node.number)} that follows" if node.number else "no bytes"
-            case s.Derived():
+            case s.DerivedNode():
                 return f"no bytes; {self.expression(node.value)}" if node.value else "no bytes"
-            case s.Payloads():
+            case s.PayloadsNode():
                 return f"the payload of each row of {self.code(node.table)}, at its offset"

@@ -23,7 +23,7 @@ SAMPLES = 4096  # of a larger one
 READ = 1 << 22  # bytes to hash at once
 
 
-class Entry(NamedTuple):
+class FileFingerprint(NamedTuple):
     """A file, as other machines see it, too.
 
     Attributes:
@@ -48,13 +48,15 @@ class Entry(NamedTuple):
 class Fingerprint(NamedTuple):
     """Files, told from others without reading all of their bytes."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[FileFingerprint, ...]
 
     @classmethod
     def of_file(cls, file: File) -> Fingerprint:
         """Returns the fingerprint of an open file, or of all files of a set, without times."""
         shards = file.shards
-        return cls(tuple(Entry(os.path.basename(each.name), each.source.size, 0, _content_of(each)) for each in shards))
+        return cls(
+            tuple(FileFingerprint(os.path.basename(each.name), each.source.size, 0, _content_of(each)) for each in shards)
+        )
 
     def __str__(self) -> str:
         """The first files, and a digest of the others."""
@@ -75,7 +77,7 @@ class Inputs:
     def __init__(self, paths: Iterable[StrPath]) -> None:
         self._versions: dict[str, os.stat_result] = {}
         self._problem: OSError | None = None
-        entries: dict[str, Entry] = {}
+        entries: dict[str, FileFingerprint] = {}
         try:
             for name in (name for path in paths for name in _files_in(path)):
                 self._add(name, entries)
@@ -97,7 +99,7 @@ class Inputs:
                 name = safe(os.path.basename(path))
                 raise OptionError(f"expected inputs that do not change, {name} of {_shown(before)}, found {_shown(now)}")
 
-    def _add(self, name: str, entries: dict[str, Entry]) -> None:
+    def _add(self, name: str, entries: dict[str, FileFingerprint]) -> None:
         """Adds a file, and those of the set that it belongs to."""
         if name in entries:
             return
@@ -108,9 +110,9 @@ class Inputs:
             with closing(open_source(name, mmap=False)) as source:
                 self._note(name, lambda: sha256_of(source.read, _samples(source.size))[:DIGITS], entries)
 
-    def _note(self, path: str, content: Callable[[], str], entries: dict[str, Entry]) -> None:
+    def _note(self, path: str, content: Callable[[], str], entries: dict[str, FileFingerprint]) -> None:
         self._versions[path] = status = os.stat(path)
-        entries[path] = Entry(os.path.basename(path), status.st_size, status.st_mtime_ns, content())
+        entries[path] = FileFingerprint(os.path.basename(path), status.st_size, status.st_mtime_ns, content())
 
 
 def _shown(status: os.stat_result) -> str:

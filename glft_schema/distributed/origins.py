@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from glft_schema.codec.context import ByteOrder
-from glft_schema.distributed.spans import Span, spans_between
+from glft_schema.distributed.spans import PlannedSpan, spans_between
 from glft_schema.distributed.units import Unit
 from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.tensor_types.engine.chunks import slices
@@ -28,7 +28,7 @@ class Origins:
         order: its byte order.
     """
 
-    def __init__(self, spans: Sequence[Span], order: ByteOrder) -> None:
+    def __init__(self, spans: Sequence[PlannedSpan], order: ByteOrder) -> None:
         self._spans, self._order = spans, order
         self._groups: defaultdict[str, dict[int, bytes]] = defaultdict(dict)  # by tensor and first row
 

@@ -29,7 +29,7 @@ from torch.futures import Future
 from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.exchange import Chunk, Entries, Exchange, Holdings, Piece, Remote, Request
 from glft_schema.distributed.ranks import TIMEOUT, Ranks, described
-from glft_schema.distributed.spans import Span, spans_between, spans_of, units_in
+from glft_schema.distributed.spans import PlannedSpan, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
 from glft_schema.distributed.writing import KEY, opened_by_all, plan_digest, write_at
 from glft_schema.errors import OptionError, TensorError
@@ -223,7 +223,7 @@ class _Task(NamedTuple):
         rows: of the matrix that are encoded; None for bytes that are there.
     """
 
-    span: Span
+    span: PlannedSpan
     first: int
     last: int
     rows: slice | None
@@ -263,7 +263,7 @@ def _common_ties(found: Sequence[list[Sequence[str]]]) -> dict[str, str]:
     return {name: tied[0] for tied in everywhere for name in tied}
 
 
-def _tasks(units: Sequence[Unit], spans: Sequence[Span], order: ByteOrder) -> list[_Task]:
+def _tasks(units: Sequence[Unit], spans: Sequence[PlannedSpan], order: ByteOrder) -> list[_Task]:
     """Returns the tasks of units, in the order of the file."""
     tasks = []
     for run in runs(units):

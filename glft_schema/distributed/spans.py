@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.costs import cost
-from glft_schema.distributed.units import Part, Unit, units_of
+from glft_schema.distributed.units import CostedSpan, Unit, units_of
 from glft_schema.files.layout import Layout
 from glft_schema.tensors.region import Payload
 from glft_schema.weights.payloads import PlannedPayload, Source
@@ -18,7 +18,7 @@ from glft_schema.weights.payloads import PlannedPayload, Source
 Seen = Callable[[PlannedPayload, slice, Source], None]
 
 
-class Span(NamedTuple):
+class PlannedSpan(NamedTuple):
     """Bytes of a file: a payload, or bytes that belong to none."""
 
     start: int
@@ -54,22 +54,22 @@ class Span(NamedTuple):
         return None if isinstance(self.content, bytes) else self.content.name
 
 
-def spans_of(layout: Layout) -> list[Span]:
+def spans_of(layout: Layout) -> list[PlannedSpan]:
     """Returns the spans of a planned file, in order, without padding that a new file has anyway."""
     found = []
     for start, nbytes, content in layout.spans:
         content = content.content if isinstance(content, Payload) else content
         if nbytes and isinstance(content, (bytes, PlannedPayload)):
-            found.append(Span(start, nbytes, content))
+            found.append(PlannedSpan(start, nbytes, content))
     return found
 
 
-def units_in(spans: Sequence[Span], nbytes: int) -> list[Unit]:
+def units_in(spans: Sequence[PlannedSpan], nbytes: int) -> list[Unit]:
     """Returns the units of a file of `nbytes` bytes."""
-    return units_of([Part(span.start, span.nbytes, span.cost) for span in spans], nbytes)
+    return units_of([CostedSpan(span.start, span.nbytes, span.cost) for span in spans], nbytes)
 
 
-def spans_between(spans: Sequence[Span], first: int, last: int) -> Iterator[Span]:
+def spans_between(spans: Sequence[PlannedSpan], first: int, last: int) -> Iterator[PlannedSpan]:
     """Yields the spans that have some of the bytes `first` to `last`, in order."""
     start = bisect_right(spans, first, key=lambda span: span.start + span.nbytes)
     return takewhile(lambda span: span.start < last, islice(spans, start, None))

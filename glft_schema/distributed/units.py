@@ -17,7 +17,7 @@ PAGE = 1 << 20  # bytes
 MOST_UNITS = 8192
 
 
-class Part(NamedTuple):
+class CostedSpan(NamedTuple):
     """A span of a file.
 
     Attributes:
@@ -44,7 +44,7 @@ class Unit(NamedTuple):
     cost: float
 
 
-def units_of(parts: Sequence[Part], nbytes: int) -> list[Unit]:
+def units_of(parts: Sequence[CostedSpan], nbytes: int) -> list[Unit]:
     """Returns the units of a file, of about equal costs: at most `MOST_UNITS`, of at least a page.
 
     Args:
@@ -93,7 +93,7 @@ class Costs:
         parts: as for `units_of`.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[CostedSpan]) -> None:
         self._parts = [part for part in parts if part.nbytes]
         self._starts = [part.start for part in self._parts]
         self._before = [0.0, *accumulate(part.cost for part in self._parts)]

@@ -14,7 +14,7 @@ from glft_schema.distributed.fingerprints import Inputs, digest, sha256_of
 from glft_schema.distributed.journals import Journals
 from glft_schema.distributed.origins import Origins
 from glft_schema.distributed.ranks import TIMEOUT, Ranks
-from glft_schema.distributed.spans import Span, spans_between, spans_of, units_in
+from glft_schema.distributed.spans import PlannedSpan, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
 from glft_schema.errors import FormatError, shown
 from glft_schema.storage.atomic import atomic_write, open_own, partial_path
@@ -153,7 +153,7 @@ def _verified(
     fd: int,
     units: Sequence[Unit],
     known: Mapping[tuple[int, int], Sequence[str]],
-    spans: Sequence[Span],
+    spans: Sequence[PlannedSpan],
     order: ByteOrder,
     ranks: Ranks,
 ) -> set[tuple[int, int]]:
@@ -174,10 +174,10 @@ def _sha256(fd: int, unit: Unit) -> str:
     return sha256_of(lambda start, nbytes: os.pread(fd, nbytes, start), [(unit.start, unit.stop - unit.start)])
 
 
-Steps = Callable[[Span, int, int], Iterator[int]]  # does bytes of a span, and yields how far it has come
+Steps = Callable[[PlannedSpan, int, int], Iterator[int]]  # does bytes of a span, and yields how far it has come
 
 
-def finished(run: Sequence[Unit], spans: Sequence[Span], steps: Steps) -> Iterator[tuple[Unit, str]]:
+def finished(run: Sequence[Unit], spans: Sequence[PlannedSpan], steps: Steps) -> Iterator[tuple[Unit, str]]:
     """Yields units that follow each other as soon as all of their bytes are done, each with a
     tensor's name."""
     first, last, left, name = run[0].start, run[-1].stop, deque(run), ""
@@ -199,7 +199,7 @@ def finished(run: Sequence[Unit], spans: Sequence[Span], steps: Steps) -> Iterat
 def _writing(fd: int, path: StrPath, order: ByteOrder, origins: Origins) -> Steps:
     """Returns steps that encode and write bytes of a span, and hash what they are made from."""
 
-    def steps(span: Span, first: int, last: int) -> Iterator[int]:
+    def steps(span: PlannedSpan, first: int, last: int) -> Iterator[int]:
         for at, piece in span.pieces(first, last, order, origins.add):
             write_at(fd, piece, at, span.name, path)
             yield at + len(piece)
@@ -211,7 +211,7 @@ def _comparing(fd: int, run: Sequence[Unit], order: ByteOrder, origins: Origins,
     """Returns steps that only hash what a span's bytes are made from. Units with bytes that are not
     those that would be copied are added to `other`."""
 
-    def steps(span: Span, first: int, last: int) -> Iterator[int]:
+    def steps(span: PlannedSpan, first: int, last: int) -> Iterator[int]:
         payload = span.content
         if isinstance(payload, bytes):
             return  # the key has a hash of them

@@ -12,7 +12,7 @@ from typing import Any
 from glft_schema.codec.rules import SPEC
 from glft_schema.errors import Finding, FormatError, one_line
 from glft_schema.families.guarded import guarded
-from glft_schema.families.requirements import Rows
+from glft_schema.families.requirements import RowPaths
 from glft_schema.files.file import File
 from glft_schema.formats.chat_templates import GENERATION, LONGEST, TEMPLATE, environment, syntax_problem
 from glft_schema.limits import Limits
@@ -33,7 +33,7 @@ def broken_template(file: File) -> Iterator[Finding]:
     """Yields the finding of a chat template that follows its rule and does not render."""
     text = file.metadata.get(TEMPLATE)
     if not syntax_problem(TEMPLATE, text) and (problem := template_problem(TEMPLATE, text)):
-        yield Finding("gguf-chat-rendering", (SPEC,), Rows(file).key(TEMPLATE, "value"), problem)
+        yield Finding("gguf-chat-rendering", (SPEC,), RowPaths(file).key(TEMPLATE, "value"), problem)
 
 
 @lru_cache(8)  # an edit and the checks of its result ask again

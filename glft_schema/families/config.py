@@ -41,7 +41,7 @@ REQUIRED: Any = object()  # the default of a field without a default
 Config = dict[str, Any]
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     """A metadata key and its config field.
 
     Attributes:
@@ -131,7 +131,7 @@ def read_config(folder: Path) -> Config:
     return config
 
 
-def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any]:
+def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[str, Any]:
     """Returns the values of a config by metadata key, rounded to float32. Adds defaults to config.
 
     Raises:
@@ -196,7 +196,7 @@ def check_sizes(config: Config, tensors: Mapping[str, Any], fields: Iterable[str
         left += ((value, f"{path}{name} -> ") for name, value in parts)
 
 
-def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Config:
+def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str) -> Config:
     """Returns the config with the values of metadata keys.
 
     Raises:

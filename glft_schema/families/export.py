@@ -9,8 +9,8 @@ import numpy as np
 
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import Config, config_of
-from glft_schema.families.names import Names, Place, is_float32
-from glft_schema.families.operations import Operation
+from glft_schema.families.names import NameParts, Names, is_float32
+from glft_schema.families.operations import TensorOperation
 from glft_schema.families.page import Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.storage.dtypes import FLOAT32, Dtype
@@ -48,7 +48,7 @@ def hf_model(
     config |= family.restored(left, config)
     found: dict[str, StoredTensor] = {}
     places = Names(family, config, len(left)).places(left, fused)
-    sources: dict[Place, list[str]] = {}
+    sources: dict[NameParts, list[str]] = {}
     for name, place in places.items():
         sources.setdefault(place, []).append(name)
     dtype = next((t.dtype for name, t in left.items() if not (is_float32(name, t.shape) or t.quantized)), FLOAT32)
@@ -88,7 +88,7 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
 
 
 def _narrowed(
-    result: StoredTensor, tensors: list[StoredTensor], operation: Operation, config: Config, dtype: Dtype
+    result: StoredTensor, tensors: list[StoredTensor], operation: TensorOperation, config: Config, dtype: Dtype
 ) -> StoredTensor:
     """Returns values in a narrower dtype if `tensors` can be made of them again, bit for bit."""
     if result.dtype == dtype:

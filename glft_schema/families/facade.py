@@ -39,7 +39,7 @@ def computed(value: Any) -> Any:
     return value._func(*computed(value._args), **value._kwargs) if value._data is None else value._data
 
 
-class Payloads:
+class WriterPayloads:
     """The payloads of a writer's tensors, at their positions.
 
     Args:
@@ -87,7 +87,7 @@ def facade(gguf: Any, requests: BinaryIO, results: BinaryIO) -> type:
         def write_tensors_to_file(self, *, progress: bool = False) -> None:
             """Sends the head, then the bytes of each request, until the requests end."""
             head = self.head()
-            payloads = Payloads(self, len(head))
+            payloads = WriterPayloads(self, len(head))
             results.write(PAIR.pack(len(head), payloads.end) + head)
             results.flush()
             while request := requests.read(PAIR.size):

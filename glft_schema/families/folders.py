@@ -57,7 +57,7 @@ POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
 
 
 @dataclass(frozen=True)
-class Model:
+class FolderModel:
     """A Hugging Face folder as a GGUF model.
 
     Attributes:
@@ -78,7 +78,7 @@ def is_model_folder(path: StrPath) -> bool:
     return (Path(path_text(path)) / CONFIG).is_file()
 
 
-def open_folder(path: StrPath) -> Model:
+def open_folder(path: StrPath) -> FolderModel:
     """Opens a Hugging Face folder of a declared family.
 
     Raises:
@@ -125,7 +125,7 @@ def open_folder(path: StrPath) -> Model:
         QUANTIZATION_VERSION: VERSION,
         **{key: Typed(*pair) for key, pair in vocabulary.items()},
     }
-    return Model(family, tensors, WITH_TYPES.metadata.metadata(entries), tuple(filter(family.drops, names)))
+    return FolderModel(family, tensors, WITH_TYPES.metadata.metadata(entries), tuple(filter(family.drops, names)))
 
 
 def declared_family(folder: Path) -> Family | None:

@@ -18,7 +18,7 @@ from glft_schema.errors import Finding, shown
 from glft_schema.families.config import KEY_TYPES
 from glft_schema.families.page import BLOCK_COUNT, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
-from glft_schema.families.requirements import ARCHITECTURE, Requirement, Rows, broken_keys, located
+from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, located
 from glft_schema.files.file import File
 from glft_schema.words import suggestion
 
@@ -33,7 +33,7 @@ JINA_PRE = re.compile("jina-v2-(de|es|code)")  # pre-tokenizers whose rule comes
 BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")
 
 
-class Numbers:
+class ModelSizes:
     """Sizes of a model, by its metadata. ``numbers["q"]`` is one of `SIZES`.
 
     Args:
@@ -144,7 +144,7 @@ def _finding(what: str, shard: File, path: str, problem: str, name: str = "") ->
 
 def _of_key(what: str, file: File, key: str, problem: str, name: str = "") -> Finding:
     """Returns a finding about the value of a key, which the file may lack."""
-    return _finding(what, file, Rows(file).key(key, "value") if key in file.metadata else "metadata", problem, name)
+    return _finding(what, file, RowPaths(file).key(key, "value") if key in file.metadata else "metadata", problem, name)
 
 
 def unchecked(file: File) -> str:
@@ -201,7 +201,7 @@ def broken_model(file: File) -> Iterator[Finding]:
         problem = f"not checked: expected an architecture of {', '.join(BY_ARCH)}, found {shown(arch)}"
         yield _of_key("architecture", first, ARCHITECTURE, problem)
         return
-    numbers = Numbers(file, arch)
+    numbers = ModelSizes(file, arch)
     for shard in file.shards if len(file.shards) > 1 else ():
         yield from _broken_keys(shard, _keys("split.no split.tensors.count" if shard is first else "split.no", "", True))
     yield from read_keys(numbers)
@@ -210,7 +210,7 @@ def broken_model(file: File) -> Iterator[Finding]:
     yield from broken_tensors(numbers)
 
 
-def read_keys(numbers: Numbers) -> Iterator[Finding]:
+def read_keys(numbers: ModelSizes) -> Iterator[Finding]:
     """Reads the keys of `numbers`, and yields the findings of missing keys and of types."""
     for keys in (_model_keys, _dependent_keys, _vocabulary_keys):
         for key in keys(numbers):
@@ -236,14 +236,14 @@ def _broken_keys(shard: File, keys: list[Requirement]) -> Iterator[Finding]:
         yield finding
 
 
-def _model_keys(numbers: Numbers) -> list[Requirement]:
+def _model_keys(numbers: ModelSizes) -> list[Requirement]:
     """Returns the keys of an architecture that the loader reads in every model."""
     family = numbers.family
     optional = f"{every_model.OF_ALL} {' '.join(family.read('read'))}"
     return [*_keys(" ".join(family.read("required")), numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
 
 
-def _dependent_keys(numbers: Numbers) -> list[Requirement]:
+def _dependent_keys(numbers: ModelSizes) -> list[Requirement]:
     """Returns the keys that the loader reads only with some values of others."""
     family = numbers.family
     with suppress(KeyError):
@@ -254,7 +254,7 @@ def _dependent_keys(numbers: Numbers) -> list[Requirement]:
     return []
 
 
-def _vocabulary_keys(numbers: Numbers) -> list[Requirement]:
+def _vocabulary_keys(numbers: ModelSizes) -> list[Requirement]:
     """Returns the keys of the vocabulary that the loader reads."""
     model, pre = (numbers.text(key) for key in (MODEL, PRE))
     vocabulary = every_model.VOCABULARIES.get(model)
@@ -269,7 +269,7 @@ def _vocabulary_keys(numbers: Numbers) -> list[Requirement]:
     return [*keys, *_keys(" ".join(required), TOKENIZER, True), *_keys(every_model.OF_TOKENS, TOKENIZER, False)]
 
 
-def broken_limits(numbers: Numbers) -> Iterator[Finding]:
+def broken_limits(numbers: ModelSizes) -> Iterator[Finding]:
     """Yields the findings of values that the loader does not accept."""
     first, family = numbers.first, numbers.family
     blocks = numbers.number("block_count") if numbers.full(BLOCK_COUNT) not in numbers.unknown else None
@@ -290,7 +290,7 @@ def broken_limits(numbers: Numbers) -> Iterator[Finding]:
             yield _of_key("values", first, name, problem, name)
 
 
-def _vocabulary(numbers: Numbers) -> Iterator[Finding]:
+def _vocabulary(numbers: ModelSizes) -> Iterator[Finding]:
     """Yields the findings of the vocabulary."""
     metadata, values = numbers.first.metadata, partial(_of_key, "vocabulary", numbers.first)
     model, pre = numbers.text(MODEL), numbers.text(PRE)
@@ -319,7 +319,7 @@ def _vocabulary(numbers: Numbers) -> Iterator[Finding]:
         yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
 
 
-def broken_tensors(numbers: Numbers) -> Iterator[Finding]:
+def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
     """Yields the findings of tensors: missing, with other dims, or not read."""
     file, first, tensors = numbers.file, numbers.first, numbers.file.tensors
     owners = {name: shard for shard in file.shards for name in shard.tensors}
@@ -329,7 +329,7 @@ def broken_tensors(numbers: Numbers) -> Iterator[Finding]:
     expected_blocks = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text})"
     if blocks > stored:
         yield _of_key("blocks", first, numbers.full(BLOCK_COUNT), f"{expected_blocks}, found {stored}")
-    rows = {shard.name: Rows(shard) for shard in file.shards}
+    rows = {shard.name: RowPaths(shard) for shard in file.shards}
     read, alike = set[str](), defaultdict[tuple[Any, ...], list[Finding]](list)  # missing and unread tensors by dims
     for row in numbers.family.loaded:
         for block in range(min(blocks, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
@@ -377,7 +377,7 @@ def _dims_and_number(name: str, dims: Iterable[int]) -> tuple[Any, ...]:
     return (*padded(dims), *re.findall("[0-9]+", name)[:1])
 
 
-def is_read(row: Loaded, block: int, numbers: Numbers) -> bool | None:
+def is_read(row: Loaded, block: int, numbers: ModelSizes) -> bool | None:
     """Returns whether the loader reads a tensor if it is there; None if that is unknown."""
     word = row.when.removeprefix("no ")
     if not word:
@@ -389,7 +389,7 @@ def is_read(row: Loaded, block: int, numbers: Numbers) -> bool | None:
     return holds is (word == row.when)
 
 
-def dims_of(text: str, numbers: Numbers) -> list[int] | None:
+def dims_of(text: str, numbers: ModelSizes) -> list[int] | None:
     """Returns the dims of a tensor as stored; None if they depend on a missing key."""
     with suppress(KeyError):
         return [sum(int(part) if part.isdigit() else numbers[part] for part in dim.split("+")) for dim in text.split()]

@@ -17,7 +17,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 SUFFIXES = (".weight", ".bias")
 
 
-class Place(NamedTuple):
+class NameParts(NamedTuple):
     """The names of a tensor: a row, the number of a block, and an ending in GGUF."""
 
     row: T
@@ -75,7 +75,7 @@ class Names:
         self._rows = [row for row in family.tensors if row.name]
         self._patterns = [(re.compile(_pattern(row)), row) for row in self._rows]
 
-    def place_of(self, name: str) -> Place:
+    def place_of(self, name: str) -> NameParts:
         """Returns the place of a tensor in a folder.
 
         Raises TensorError if the family has no such tensor, or the config no such block.
@@ -85,14 +85,14 @@ class Names:
                 found = match.groupdict()
                 if (block := int(found.get("i", 0))) >= self._block_count:
                     raise TensorError("expected a block of the config's num_hidden_layers, found another", name)
-                return Place(row, block, SUFFIXES[row.endings.index(found["ending"])])
+                return NameParts(row, block, SUFFIXES[row.endings.index(found["ending"])])
         raise self.no_such_tensor(name)
 
     def no_such_tensor(self, name: str) -> TensorError:
         """Returns the error for a name that the family does not have."""
         return TensorError(f"the {self._family.arch} family has no such tensor: use {ADVICE}", name)
 
-    def places(self, tensors: Mapping[str, StoredTensor], fused: bool = False) -> dict[str, Place]:
+    def places(self, tensors: Mapping[str, StoredTensor], fused: bool = False) -> dict[str, NameParts]:
         """Returns the places of all tensors, by their names in GGUF.
 
         Args:
@@ -101,11 +101,11 @@ class Names:
         """
         return {name: place for place in self._places(tensors, fused) for name in place.in_gguf}
 
-    def _places(self, tensors: Mapping[str, StoredTensor], fused: bool) -> Iterator[Place]:
+    def _places(self, tensors: Mapping[str, StoredTensor], fused: bool) -> Iterator[NameParts]:
         for row in self._rows:
             for block in range(self._block_count if "{i}" in row.name else 1):
                 for suffix in suffixes(row) if row.written or fused else ():
-                    place, type_ = Place(row, block, suffix), row.operation.type
+                    place, type_ = NameParts(row, block, suffix), row.operation.type
                     if type_ is None or (not fused and all(is_of(type_, tensors.get(name)) for name in place.in_gguf)):
                         yield place
 

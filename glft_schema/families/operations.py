@@ -41,7 +41,7 @@ def applied(function: Function, sources: Sequence[StoredTensor], name: str, scop
         function: from arrays to arrays.
         sources: its arguments.
         name: the tensor that errors are about.
-        scope: see `Operation`.
+        scope: see `TensorOperation`.
 
     Raises:
         TensorError: if the function refuses the shapes.
@@ -232,7 +232,7 @@ def _to_float32(tensors: Sequence[Array]) -> list[Array]:
     return [float32_of(tensors[0])]
 
 
-class Operation:
+class TensorOperation:
     """The identity. Its subclasses are the other operations.
 
     Attributes:
@@ -267,17 +267,17 @@ class Operation:
         return self._applied(self.to_hf, sources, config, name)
 
     def _applied(self, function: Any, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        if type(self) is Operation:
+        if type(self) is TensorOperation:
             return list(sources)
         scope = self.scope if len(sources[0].shape) >= self.dims else "tensors"
         return applied(partial(function, config=config), sources, name, scope)
 
 
-KEEP = Operation()
+KEEP = TensorOperation()
 
 
 @dataclass(frozen=True)
-class PermuteRows(Operation):
+class PermuteRows(TensorOperation):
     """Rows of q and k: halves of each head, as Hugging Face rotates them, become pairs.
 
     Attributes:
@@ -293,7 +293,7 @@ class PermuteRows(Operation):
         return [rows.reshape(config[self.heads], -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape) for rows in tensors]
 
 
-class PlusOne(Operation):
+class PlusOne(TensorOperation):
     """Norms whose factor is ``1 + weight``: GGUF stores the factor, in float32."""
 
     scope = "elements"
@@ -305,7 +305,7 @@ class PlusOne(Operation):
         return [converted(widened(factors) - np.float32(1), factors.dtype) for factors in tensors]
 
 
-class OneRow(Operation):
+class OneRow(TensorOperation):
     """A matrix of one row, which GGUF may have as a vector."""
 
     scope = "tensors"
@@ -315,7 +315,7 @@ class OneRow(Operation):
 
 
 @dataclass(frozen=True)
-class Transpose(Operation):
+class Transpose(TensorOperation):
     """Weights that are ``[..., in, out]``. Biases are unchanged.
 
     Attributes:
@@ -324,7 +324,7 @@ class Transpose(Operation):
     """
 
     dims: int = 2
-    then: Operation = KEEP
+    then: TensorOperation = KEEP
 
     def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         return self.then.to_gguf(
@@ -345,7 +345,7 @@ class Transpose(Operation):
 
 
 @dataclass(frozen=True)
-class Stack(Operation):
+class Stack(TensorOperation):
     """One matrix for each expert: GGUF stores them as one tensor of three dims.
 
     Attributes:
@@ -364,7 +364,7 @@ class Stack(Operation):
         return [*tensors[0].reshape(config[self.count], *tensors[0].shape[1:])]
 
 
-class SplitRows(Operation):
+class SplitRows(TensorOperation):
     """Two fused projections, one above the other: GGUF stores them separately."""
 
     def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
@@ -374,7 +374,7 @@ class SplitRows(Operation):
         return [np.concatenate(tensors, -2)]
 
 
-class SplitAlternately(Operation):
+class SplitAlternately(TensorOperation):
     """Two fused projections of experts, whose rows alternate: GGUF stores them separately."""
 
     dims = 3
@@ -388,7 +388,7 @@ class SplitAlternately(Operation):
 
 
 @dataclass(frozen=True)
-class PackMXFP4(Operation):
+class PackMXFP4(TensorOperation):
     """Codes and scales of MXFP4, as Hugging Face stores them: GGUF has them in blocks.
 
     A byte of Hugging Face has two weights beside each other, a byte of GGUF two that are 16 apart.
@@ -397,7 +397,7 @@ class PackMXFP4(Operation):
         then: another operation on the quantized tensor.
     """
 
-    then: Operation = KEEP
+    then: TensorOperation = KEEP
     type = MXFP4
 
     def parts(self, config: Config) -> Iterable[object]:

@@ -24,8 +24,8 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from glft_schema.families.config import ALIASES, ROPE, Config, Key
-from glft_schema.families.operations import KEEP, Operation
+from glft_schema.families.config import ALIASES, ROPE, Config, ConfigKey
+from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -36,7 +36,7 @@ FLOAT32 = (  # matrices that GGUF holds in float32
 )  # fmt: skip
 OUTPUT, NVFP4 = "output", "NVFP4"
 EXPERT_COUNT = "expert_count"  # the key
-K = Key
+K = ConfigKey
 
 
 # Fields of any config that do not change what a model computes, as patterns.
@@ -125,7 +125,7 @@ class T(NamedTuple):
     name: str
     gguf: str | tuple[str, ...]
     dims: str = ""
-    operation: Operation = KEEP
+    operation: TensorOperation = KEEP
     bias: Literal["none", "optional", "required"] = "none"
     required: bool = True
     when: str = ""

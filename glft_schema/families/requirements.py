@@ -53,7 +53,7 @@ def located(file: File, findings: list[Finding]) -> list[Finding]:
     return findings
 
 
-class Rows:
+class RowPaths:
     """Paths of entries and tensors of a file."""
 
     def __init__(self, file: File) -> None:
@@ -74,7 +74,7 @@ def finding_of(rules: str, what: str, path: str, problem: str, name: str = "", r
 
 def broken_keys(file: File, keys: Iterable[Requirement], name: str, to_load: bool = False) -> Iterator[Finding]:
     """Yields the findings of a file's metadata keys, for the rule set `name`, without offsets."""
-    metadata, rows = file.metadata, Rows(file)
+    metadata, rows = file.metadata, RowPaths(file)
     for key in keys:
         repair: Repair | None = ("set", key.key, key.value) if key.value is not None else None
         if key.key not in metadata:

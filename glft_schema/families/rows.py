@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from glft_schema.families.config import Config
-from glft_schema.families.operations import KEEP, Operation, PlusOne, SplitRows, Stack
+from glft_schema.families.operations import KEEP, PlusOne, SplitRows, Stack, TensorOperation
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
 
 
@@ -149,7 +149,7 @@ def experts(
 
 
 def attention(
-    q: str = "q", k: str = "v", v: str = "v", of_q: Operation = KEEP, of_k: Operation = KEEP, required: bool = True,
+    q: str = "q", k: str = "v", v: str = "v", of_q: TensorOperation = KEEP, of_k: TensorOperation = KEEP, required: bool = True,
     names: str = "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj",
 ) -> tuple[T, ...]:
     """Returns the rows of queries, keys and values: in GGUF in one matrix, or else in three."""

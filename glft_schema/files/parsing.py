@@ -14,7 +14,7 @@ from glft_schema.codec.expressions import field_path
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Struct
-from glft_schema.codec.trace import Span, Trace
+from glft_schema.codec.trace import FieldSpan, Trace
 from glft_schema.errors import Finding, FormatError, TruncatedError
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
@@ -23,7 +23,7 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
-from glft_schema.tensors.region import Payloads, TensorMap
+from glft_schema.tensors.region import PayloadPositions, TensorMap
 
 
 @outside_graphs
@@ -42,7 +42,7 @@ def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_tr
     raise _located(unlocated, trace, format, source)
 
 
-def trace_fields(file: File) -> list[Span]:
+def trace_fields(file: File) -> list[FieldSpan]:
     """Returns the span of each field of `file`, parts before the whole. Parses the file again."""
     with file.limits:
         spans, error = trace_source(file.format, file.source)
@@ -59,7 +59,7 @@ def starts_of(file: File, paths: Iterable[str]) -> dict[str, int]:
     return {path: span.start for path in trace.wanted if (span := trace.find(path))}
 
 
-def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatError | None]:
+def trace_source(format: Format, source: Source) -> tuple[list[FieldSpan], FormatError | None]:
     """Returns the spans of all fields up to the first error, and the error or None.
 
     The spans of truncated payloads are those declared.
@@ -86,7 +86,7 @@ def parse_partly(source: Source) -> File:
     found = {span.path: span.value for span in trace_source(format, source)[0]}
     regions = {name: found[name] for name in format.regions if name in found}
     order = getattr(regions.get("header"), "byte_order", LITTLE)
-    none = TensorMap((), Payloads((), ()), source, source.size, 0, order)
+    none = TensorMap((), PayloadPositions((), ()), source, source.size, 0, order)
     return File(
         format, Record({**regions, "data": none}), source, "cpu", current(), lambda source, device: parse_partly(source)
     )

@@ -3,7 +3,7 @@ run."""
 
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import (
-    Quantized,
+    QuantizedTensor,
     dequantize_symmetric,
     fake_quantize,
     quantize_symmetric_per_channel,
@@ -11,7 +11,7 @@ from glft_schema.lab.quantizing import (
 )
 
 __all__ = [
-    "Quantized",
+    "QuantizedTensor",
     "dequantize_symmetric",
     "fake_quantize",
     "quantize_symmetric_per_channel",

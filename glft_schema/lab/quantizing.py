@@ -20,7 +20,7 @@ from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL
 GLFT = format_named("GLFT")
 
 
-class Quantized(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """A quantized tensor.
 
     Attributes:
@@ -32,7 +32,9 @@ class Quantized(NamedTuple):
     scales: torch.Tensor
 
 
-def quantize_symmetric_per_channel(w: torch.Tensor, *, scale_dtype: torch.dtype | None = None, name: str = "w") -> Quantized:
+def quantize_symmetric_per_channel(
+    w: torch.Tensor, *, scale_dtype: torch.dtype | None = None, name: str = "w"
+) -> QuantizedTensor:
     """Quantizes to int8 with one scale per row, max|row| / 127.
 
     Args:
@@ -49,12 +51,12 @@ def quantize_symmetric_per_channel(w: torch.Tensor, *, scale_dtype: torch.dtype 
         OptionError: for a `scale_dtype` of fewer than 16 bits.
     """
     codes, scales = _quantize(w, None, Q8_MAX, scale_dtype, name)
-    return Quantized(codes, scales.reshape(-1))
+    return QuantizedTensor(codes, scales.reshape(-1))
 
 
 def quantize_symmetric_per_group(
     w: torch.Tensor, group_size: int = GROUP, *, scale_dtype: torch.dtype | None = None, name: str = "w"
-) -> Quantized:
+) -> QuantizedTensor:
     """Quantizes to int4 with one scale, max|group| / 7, per `group_size` neighbours in a row.
 
     `scale_dtype` and `name` are those of `quantize_symmetric_per_channel`, and so are the errors.
@@ -69,7 +71,7 @@ def quantize_symmetric_per_group(
     Raises:
         TensorError: also if a row is not a whole number of groups.
     """
-    return Quantized(*_quantize(w, group_size, Q4_MAX, scale_dtype, name))
+    return QuantizedTensor(*_quantize(w, group_size, Q4_MAX, scale_dtype, name))
 
 
 @outside_graphs

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from glft_schema.display import markdown_table
 from glft_schema.quantizer.recipes import ALIASES, KEPT_NAMES, KEPT_PARTS, KEPT_PARTS_OF, RECIPES, SEARCHED, SHARED
-from glft_schema.quantizer.rules import MORE_BITS, MORE_BITS_TEXT, Role, TypeRule
+from glft_schema.quantizer.rules import MORE_BITS, MORE_BITS_TEXT, TensorRole, TypeRule
 from glft_schema.weights.file_types import FALLBACKS
 
 INTRODUCTION = f"""\
@@ -40,7 +40,7 @@ def _codes(texts: Iterable[str]) -> str:
 
 def _roles() -> Iterator[str]:
     yield "## Roles\n\nThe first role counts whose text is in a tensor's name; the first two are whole names.\n"
-    yield markdown_table(("role", "name"), ((str(role), _codes(role.value.split()) or "any other") for role in Role))
+    yield markdown_table(("role", "name"), ((str(role), _codes(role.value.split()) or "any other") for role in TensorRole))
     yield "Without `output.weight`, the token embedding has the role output.\n"
 
 
@@ -91,5 +91,5 @@ def _recipes() -> Iterator[str]:
 
 
 def _row(rule: TypeRule) -> tuple[str, str, str]:
-    roles = "any" if len(rule.roles) == len(Role) else ", ".join(map(str, rule.roles))
+    roles = "any" if len(rule.roles) == len(TensorRole) else ", ".join(map(str, rule.roles))
     return roles, f"`{rule.type}`", str(rule.when)

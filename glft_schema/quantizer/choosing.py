@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.errors import OptionError, SchemeError, shown
 from glft_schema.quantizer.recipes import is_kept
-from glft_schema.quantizer.rules import BLOCK, Model, Recipe, Role, TensorFacts
+from glft_schema.quantizer.rules import BLOCK, ModelFacts, Recipe, TensorFacts, TensorRole
 from glft_schema.storage.dtypes import is_float
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.requantizing import refusal
-from glft_schema.weights.schemes import MEASURE, Choice, as_pairs, choose_type, type_named
+from glft_schema.weights.schemes import MEASURE, TypeChoice, as_pairs, choose_type, type_named
 
 FLOATS = ("f32", "f16", "bf16")
 SECOND_EMBEDDING = "per_layer_token_embd.weight"  # which a pattern may name although the first one's type is given
@@ -43,7 +43,7 @@ class RecipeTypes:
     """
 
     recipe: Recipe
-    model: Model
+    model: ModelFacts
     patterns: Sequence[tuple[re.Pattern[str], str]] = ()
     output_type: str | None = None
     embedding_type: str | None = None
@@ -56,14 +56,14 @@ class RecipeTypes:
     problems: dict[str, str] = field(default_factory=dict)
     again: dict[str, TensorType] = field(default_factory=dict)
 
-    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, Choice]:
+    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, TypeChoice]:
         """Returns a type for each tensor, in the order of llama.cpp's loader.
 
         Raises:
             SchemeError: if a line of a recipe file matches no tensor, a type cannot store a tensor
                 or requires an importance matrix, or a quantized tensor would be quantized again.
         """
-        counts: Counter[Role] = Counter()
+        counts: Counter[TensorRole] = Counter()
         named = {name: type_ for key, type_ in self.recipe.tensors.items() for name in names_matching(key, tensors)}
         names = tensors if self.in_order else sorted(tensors, key=_loading_order)
         choices = {name: self._choose(name, tensors[name], types, counts, named.get(name)) for name in names}
@@ -78,26 +78,26 @@ class RecipeTypes:
         return [text for text, is_found in zip(texts, found, strict=True) if not is_found or self.recipe.default in FLOATS]
 
     def _choose(
-        self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[Role], named: str | None
-    ) -> Choice:
+        self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[TensorRole], named: str | None
+    ) -> TypeChoice:
         """Returns the type of a tensor; `named` is the one that a recipe file names."""
         kept = choose_type(name, tensor, types)
         has_floats = is_float(tensor.dtype)
         if is_kept(name, len(tensor.shape), self.model, keep_output=self.keep_output) or not has_floats:
             type_ = kept.type if self.keep_floats or not has_floats else types["f32"]
             asked = types[named] if named and types[named] != type_ else None
-            return Choice(type_, f"not {asked.scheme}: llama-quantize keeps its type" if asked else kept.note, asked)
+            return TypeChoice(type_, f"not {asked.scheme}: llama-quantize keeps its type" if asked else kept.note, asked)
         asked = self._type_of(name, tensor, types, counts, named)
         type_, note = asked, ""
         if not divides(type_, tensor.shape) and (smaller := fallback(type_, tensor.shape, types)):
             type_, note = smaller, f"not {type_.scheme}: {type_.refusal((1, *tensor.shape[-1:]))}"
         if type_ != kept.type:
             self._check(name, tensor, type_)
-        return Choice(type_, note, asked)
+        return TypeChoice(type_, note, asked)
 
     def _check(self, name: str, tensor: StoredTensor, type_: TensorType) -> None:
         """Raises SchemeError if a tensor cannot get a type; in a dry run, adds to `problems`."""
-        is_head = Role.of(name) in (Role.OUTPUT, Role.EMBEDDING)
+        is_head = TensorRole.of(name) in (TensorRole.OUTPUT, TensorRole.EMBEDDING)
         needs_importance = type_.needs_importance or (type_.scheme in self.recipe.needs_importance and not is_head)
         problem = ""
         if not type_.takes(tensor.dtype):
@@ -116,12 +116,12 @@ class RecipeTypes:
         self.problems.setdefault(kind, problem)
 
     def _type_of(
-        self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[Role], named: str | None
+        self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[TensorRole], named: str | None
     ) -> TensorType:
         """Returns the type that is asked for. Advances `counts`, of earlier tensors by role."""
-        role, default = Role.of(name), self.recipe.default
+        role, default = TensorRole.of(name), self.recipe.default
         by_pattern = next((type_ for pattern, type_ in self.patterns if pattern.search(name)), None)
-        given = {Role.EMBEDDING: self.embedding_type, Role.OUTPUT: self.output_type}.get(role)
+        given = {TensorRole.EMBEDDING: self.embedding_type, TensorRole.OUTPUT: self.output_type}.get(role)
         if given is not None and not (name == SECOND_EMBEDDING and by_pattern):
             return type_named(given, types)
         if by_pattern and default not in FLOATS:
@@ -130,10 +130,10 @@ class RecipeTypes:
             return types[named]
         if self.pure or default in FLOATS:
             return types[default]
-        if role is Role.EMBEDDING and self.model.tied:
+        if role is TensorRole.EMBEDDING and self.model.tied:
             if self.output_type is not None:
                 return type_named(self.output_type, types)
-            role = Role.OUTPUT
+            role = TensorRole.OUTPUT
         matrices = tensor.shape[-3] if len(tensor.shape) > 2 else 1
         facts = TensorFacts(name, role, counts[role], matrices, default, divides(types[default], tensor.shape), self.model)
         counts[role] += 1

@@ -31,7 +31,7 @@ from glft_schema.quantizer.choosing import RecipeTypes
 from glft_schema.quantizer.plan_picture import MIX, WIDTH, Point, picture
 from glft_schema.quantizer.prepared import Prepared, prepared
 from glft_schema.quantizer.recipes import RECIPES, is_kept
-from glft_schema.quantizer.rules import Model, Recipe
+from glft_schema.quantizer.rules import ModelFacts, Recipe
 from glft_schema.storage.dtypes import FLOAT32, Array, is_float
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
@@ -336,7 +336,7 @@ def plan(
     asked = None if types is None else [type_named(name, table) for name in types]
     model = prepared(source, importance)
     tensors = model.tensors
-    facts = Model.of(model.checkpoint.metadata, tensors, model.has_importance)
+    facts = ModelFacts.of(model.checkpoint.metadata, tensors, model.has_importance)
     chooser = RecipeTypes(
         Recipe("", 0, "f16"), facts, allow_requantize=allow_requantize, in_order=True, keep_floats=model.keeps_floats
     )

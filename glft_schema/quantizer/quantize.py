@@ -17,7 +17,7 @@ from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
 from glft_schema.quantizer.prepared import IN_FLOAT32, prepared
 from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipes import RECIPES, recipe_named
-from glft_schema.quantizer.rules import Model, Recipe
+from glft_schema.quantizer.rules import ModelFacts, Recipe
 from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, opened
@@ -192,7 +192,7 @@ def plan_quantization(
     entries = model.entries(added)
     chooser = RecipeTypes(
         recipe,
-        Model.of(entries, stored, model.has_importance),
+        ModelFacts.of(entries, stored, model.has_importance),
         patterns=patterns_of(options.get("tensor_types", ())),
         output_type=options.get("output_tensor_type"),
         embedding_type=options.get("token_embedding_type"),

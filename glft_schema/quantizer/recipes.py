@@ -18,9 +18,9 @@ from glft_schema.quantizer.rules import (
     MORE_BITS,
     STACKED,
     Condition,
-    Model,
+    ModelFacts,
     Recipe,
-    Role,
+    TensorRole,
     TypeRule,
     architecture,
     early,
@@ -33,7 +33,14 @@ from glft_schema.quantizer.rules import (
     so_far,
 )
 
-OUTPUT, EMBEDDING, V, K, Q, ATTN_OUTPUT = Role.OUTPUT, Role.EMBEDDING, Role.ATTN_V, Role.ATTN_K, Role.ATTN_Q, Role.ATTN_OUTPUT
+OUTPUT, EMBEDDING, V, K, Q, ATTN_OUTPUT = (
+    TensorRole.OUTPUT,
+    TensorRole.EMBEDDING,
+    TensorRole.ATTN_V,
+    TensorRole.ATTN_K,
+    TensorRole.ATTN_Q,
+    TensorRole.ATTN_OUTPUT,
+)
 UP, GATE, DOWN = FFN
 FALCON, GQA, EIGHT = architecture("falcon"), heads_per_kv(4), experts(8)
 
@@ -58,7 +65,7 @@ KEPT_PARTS_OF = {
 }  # fmt: skip
 
 
-def _is_70b(model: Model) -> bool:
+def _is_70b(model: ModelFacts) -> bool:
     """Returns whether llama.cpp calls the size of a model 70B."""
     name, layers = model.architecture, model.layers
     if name in ("llama", "llama-embed"):
@@ -73,7 +80,7 @@ COMMON = (
     rule(V, "q5_k", SIZE_70B & so_far("q3_k", "q4_k")),
     rule((V, K), "q8_0", EIGHT),
 )
-GLM5 = rule(Role.OTHER, "q8_0", architecture("glm5-next") & named("attn_q_a", "attn_q_b", "nextn.eh_proj"))
+GLM5 = rule(TensorRole.OTHER, "q8_0", architecture("glm5-next") & named("attn_q_a", "attn_q_b", "nextn.eh_proj"))
 EIGHT_EXPERTS = rule(ATTN_OUTPUT, "q5_k", EIGHT & ~FALCON)
 SHARED = (*COMMON, GLM5)
 SEARCHED = frozenset({"iq3_xxs", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_m", "iq1_s"})  # refused without an importance matrix
@@ -116,8 +123,8 @@ RECIPES = (
     _recipe("TQ1_0", "tq1_0", rule(EMBEDDING, "q4_k")),
     _recipe("TQ2_0", "tq2_0", rule(EMBEDDING, "q4_k")),
     Recipe("MXFP4_MOE", FILE_TYPES["MXFP4_MOE"], "mxfp4", (
-        rule(tuple(Role), "q8_0"),
-        rule(tuple(role for role in Role if role is not OUTPUT), "mxfp4", STACKED & ~architecture("bailingmoe3")),
+        rule(tuple(TensorRole), "q8_0"),
+        rule(tuple(role for role in TensorRole if role is not OUTPUT), "mxfp4", STACKED & ~architecture("bailingmoe3")),
         rule(FFN, "mxfp4", STACKED),
         GLM5,
     ), SEARCHED),
@@ -211,7 +218,7 @@ def recipe_named(name: object) -> Recipe:
     raise OptionError(f"expected a file type, one of {names}; found {shown(name)}")
 
 
-def is_kept(name: str, dims: int, model: Model, *, keep_output: bool = False) -> bool:
+def is_kept(name: str, dims: int, model: ModelFacts, *, keep_output: bool = False) -> bool:
     """Returns whether llama-quantize keeps the type of a tensor.
 
     Args:

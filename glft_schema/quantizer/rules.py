@@ -23,7 +23,7 @@ from glft_schema.families.pages.every_model import SIZES
 BLOCK = re.compile(r"blk\.([0-9]{1,9})")  # at the beginning of the name of a layer's tensor
 
 
-class Role(Enum):
+class TensorRole(Enum):
     """The function of a tensor. Values are parts of names; the first that is found counts."""
 
     OUTPUT = "output.weight"
@@ -38,7 +38,7 @@ class Role(Enum):
     OTHER = ""
 
     @classmethod
-    def of(cls, name: str) -> Role:
+    def of(cls, name: str) -> TensorRole:
         """Returns the role of a tensor by its name."""
         whole = next((role for role in (cls.OUTPUT, cls.EMBEDDING) if name in role.value.split()), None)
         parts = (role for role in list(cls)[2:] if any(part in name for part in role.value.split()))
@@ -48,7 +48,7 @@ class Role(Enum):
         return self.name.lower()
 
 
-FFN = (Role.FFN_UP, Role.FFN_GATE, Role.FFN_DOWN)
+FFN = (TensorRole.FFN_UP, TensorRole.FFN_GATE, TensorRole.FFN_DOWN)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Numbers:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelFacts:
     """Facts of a model that rules look at.
 
     Attributes:
@@ -99,7 +99,7 @@ class Model:
         return self.heads // self.kv_heads if self.kv_heads else 0
 
     @classmethod
-    def of(cls, metadata: Mapping[str, Any], names: Mapping[str, object], has_importance: bool) -> Model:
+    def of(cls, metadata: Mapping[str, Any], names: Mapping[str, object], has_importance: bool) -> ModelFacts:
         """Returns the facts of a model.
 
         Args:
@@ -123,7 +123,7 @@ class Model:
             heads=numbers["heads"],
             kv_heads=numbers["groups"],
             experts=numbers["experts"],
-            v_like=sum(Role.of(name) is Role.ATTN_V for name in names),
+            v_like=sum(TensorRole.of(name) is TensorRole.ATTN_V for name in names),
             tied="output.weight" not in names,
             has_importance=has_importance,
         )
@@ -144,22 +144,22 @@ class TensorFacts:
     """
 
     name: str
-    role: Role
+    role: TensorRole
     index: int
     matrices: int
     type: str
     default_fits: bool
-    model: Model
+    model: ModelFacts
 
     @property
     def count(self) -> int:
         """Number of tensors that `index` and `layer` count."""
-        return self.model.v_like if self.role is Role.ATTN_V else self.model.layers
+        return self.model.v_like if self.role is TensorRole.ATTN_V else self.model.layers
 
     @cached_property
     def layer(self) -> int:
         """Number of the layer: `index`, or with experts the number in the name."""
-        if self.role is Role.ATTN_V or self.model.experts < 2:
+        if self.role is TensorRole.ATTN_V or self.model.experts < 2:
             return self.index
         found = BLOCK.match(self.name)
         if not found or int(found[1]) >= self.count:
@@ -238,12 +238,12 @@ def so_far(*types: str) -> Condition:
 class TypeRule:
     """Tensors of some roles get a type, if a condition holds."""
 
-    roles: tuple[Role, ...]
+    roles: tuple[TensorRole, ...]
     type: str
     when: Condition = ALWAYS
 
 
-def rule(roles: Role | tuple[Role, ...], type_: str, when: Condition = ALWAYS) -> TypeRule:
+def rule(roles: TensorRole | tuple[TensorRole, ...], type_: str, when: Condition = ALWAYS) -> TypeRule:
     return TypeRule(roles if isinstance(roles, tuple) else (roles,), type_, when)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from glft_schema.errors import OptionError, TensorError, shown
-from glft_schema.quantizer.rules import Role
+from glft_schema.quantizer.rules import TensorRole
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.importance import ImportanceMatrix, with_importance
@@ -79,7 +79,9 @@ class UsedImportance(NamedTuple):
 
 def _is_misfit(name: str, column: Any, tensors: Mapping[str, StoredTensor]) -> bool:
     """Returns whether `column` is of a token embedding of another width, which is not used."""
-    return Role.of(name) is Role.EMBEDDING and name in tensors and math.prod(column.shape) != tensors[name].shape[-1]
+    return (
+        TensorRole.of(name) is TensorRole.EMBEDDING and name in tensors and math.prod(column.shape) != tensors[name].shape[-1]
+    )
 
 
 def _cut(text: str) -> str:

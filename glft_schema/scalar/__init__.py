@@ -6,8 +6,8 @@ the language.
 """
 
 from glft_schema.scalar.language import (
+    LookupTable,
     ScalarError,
-    Table,
     alone,
     as_bits,
     as_float,
@@ -24,8 +24,8 @@ from glft_schema.scalar.language import (
 )
 
 __all__ = [
+    "LookupTable",
     "ScalarError",
-    "Table",
     "alone",
     "as_bits",
     "as_float",

@@ -22,14 +22,14 @@ import numpy as np
 from glft_schema.scalar import numpy_arrays, spans, tree
 from glft_schema.scalar.axes import Index, as_tuples, dense, fit, parts_of, reduced, steps_of, with_axes
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import STORED, Constant, Expression, Function, Reference
+from glft_schema.scalar.tree import STORED, ArrayReference, Expression, Function, Literal
 
 KINDS = ("u8", "i8", "i16", "i32")
 FEW = 256  # values of an argument for which all results are computed here
 
 
 @dataclass(frozen=True)
-class Number:
+class BlockNumber:
     """A number of each block: its name in the text, its kind in arrays, and its axes."""
 
     text: str
@@ -44,8 +44,8 @@ class Constants(Expression):
     values: Index
 
 
-Value: TypeAlias = Number | Index
-Place: TypeAlias = tuple[Reference, Index]  # an array, and the first number of a view
+Value: TypeAlias = BlockNumber | Index
+Place: TypeAlias = tuple[ArrayReference, Index]  # an array, and the first number of a view
 
 
 def printed(function: Function, *, compiled: bool = False) -> tuple[str, dict[str, Index]]:
@@ -95,7 +95,7 @@ class _Printer:
         self._axes: tuple[int, ...] = ()
         self._active: list[Index] = []  # the conditions of branches around
         self._function = function
-        arrays = {name: type_ for name, type_ in function.parameters.items() if isinstance(type_, tree.Array)}
+        arrays = {name: type_ for name, type_ in function.parameters.items() if isinstance(type_, tree.ArrayType)}
         self._lengths = {name: type_.length or 0 for name, type_ in arrays.items()}
         self._environment: dict[str, Value] = {}
         self._views: dict[str, Place] = {}
@@ -135,11 +135,11 @@ class _Printer:
                     raise self._refused(f"expected loops that run to their end, found {type(node).__name__}")
         return ()
 
-    def _called(self, function: Function, arguments: Sequence[Expression | Reference]) -> tuple[Value, ...]:
+    def _called(self, function: Function, arguments: Sequence[Expression | ArrayReference]) -> tuple[Value, ...]:
         """Runs a function in place."""
         pairs = list(zip(function.parameters, arguments, strict=True))
         given = {name: self._value(argument) for name, argument in pairs if isinstance(argument, Expression)}
-        views = {name: self._place(argument) for name, argument in pairs if isinstance(argument, Reference)}
+        views = {name: self._place(argument) for name, argument in pairs if isinstance(argument, ArrayReference)}
         outer = self._function, self._environment, self._views
         self._function, self._environment, self._views = function, given, views
         results = self._block(function.body)
@@ -150,7 +150,7 @@ class _Printer:
         test, before, after = self._value(node.test), self._environment, []
         for holds, body in ((True, node.then), (False, node.other)):
             self._environment = dict(before)
-            self._active.append(np.ones((), bool) if isinstance(test, Number) else test == holds)
+            self._active.append(np.ones((), bool) if isinstance(test, BlockNumber) else test == holds)
             self._block(body)
             self._active.pop()
             after.append(self._environment)
@@ -162,7 +162,7 @@ class _Printer:
 
     def _for(self, node: tree.For) -> None:
         low, high = self._value(node.low), self._value(node.high)
-        if isinstance(low, Number) or isinstance(high, Number) or low.ndim or high.ndim:
+        if isinstance(low, BlockNumber) or isinstance(high, BlockNumber) or low.ndim or high.ndim:
             raise self._refused("expected loops with constant bounds")
         assigned = {part.name for part in tree.walk(node.body) if isinstance(part, tree.Assign)}
         assigned |= {name for part in tree.walk(node.body) if isinstance(part, tree.Call) for name in part.targets}
@@ -181,7 +181,7 @@ class _Printer:
 
     def _store(self, node: tree.Store) -> None:
         (array, first), at = self._place(node.array), self._value(node.at)
-        if isinstance(at, Number) or self._active or array.name not in self._lengths:
+        if isinstance(at, BlockNumber) or self._active or array.name not in self._lengths:
             raise self._refused("expected weights to be written once each, without conditions")
         at = np.broadcast_to(fit(first, len(self._axes)) + fit(at, len(self._axes)), self._axes)
         linear = self._linear(at, self._lengths[array.name])
@@ -210,7 +210,7 @@ class _Printer:
             return
         inner = node.operands[0] if isinstance(node, tree.Builtin) and node.name == "float32" else node
         value = self._value(inner)
-        kind = value.kind if isinstance(value, Number) and value.kind != "bool" else "f32"
+        kind = value.kind if isinstance(value, BlockNumber) and value.kind != "bool" else "f32"
         self.lines.append(f"on.fill({out}, {self._padded(value, kind)})")
 
     # Values
@@ -248,7 +248,7 @@ class _Printer:
 
     def _text(self, value: Value, kind: str) -> str:
         """Returns the text of a value of a kind."""
-        if isinstance(value, Number):
+        if isinstance(value, BlockNumber):
             return value.text if value.kind == kind else self._named(f"on.cast({value.text}, {kind!r})")
         if not value.ndim:
             return repr(float(value)) if kind == "f32" else repr(bool(value)) if kind == "bool" else repr(int(value))
@@ -259,11 +259,11 @@ class _Printer:
 
     def _padded(self, value: Value, kind: str) -> str:
         """Returns the text of a value with all axes, or a literal."""
-        axes = value.axes if isinstance(value, Number) else value.shape
+        axes = value.axes if isinstance(value, BlockNumber) else value.shape
         text = self._text(value, kind)
-        if self._compiled and isinstance(value, Number) and len(axes) < len(self._axes) and self._is_costly(text):
+        if self._compiled and isinstance(value, BlockNumber) and len(axes) < len(self._axes) and self._is_costly(text):
             text = self._named(f"on.once({text})")
-        return with_axes(text, len(axes), len(self._axes)) if axes or isinstance(value, Number) else text
+        return with_axes(text, len(axes), len(self._axes)) if axes or isinstance(value, BlockNumber) else text
 
     def _is_costly(self, text: str) -> bool:
         """Tells whether a number takes more than three operations."""
@@ -274,17 +274,17 @@ class _Printer:
                 left += {*re.findall(r"\bt\d+\b", lines[one])} - counted
         return len(counted) > 3
 
-    def _number(self, text: str, kind: str, *values: Value) -> Number:
+    def _number(self, text: str, kind: str, *values: Value) -> BlockNumber:
         """Names a text whose axes are those of values."""
-        shapes = [value.axes if isinstance(value, Number) else value.shape for value in values]
+        shapes = [value.axes if isinstance(value, BlockNumber) else value.shape for value in values]
         padded = [shape + (1,) * (len(self._axes) - len(shape)) for shape in shapes]
-        return Number(self._named(text), kind, np.broadcast_shapes(*padded))
+        return BlockNumber(self._named(text), kind, np.broadcast_shapes(*padded))
 
     def _value(self, node: Expression) -> Value:
         match node:
             case Constants():
                 return node.values
-            case Constant():
+            case Literal():
                 return np.array(node.value if node.kind != "float32" else np.float32(node.value))
             case tree.Variable():
                 return self._environment[node.name]
@@ -307,7 +307,7 @@ class _Printer:
         first, *others = node.arguments
         if not others and isinstance(first, Expression) and first.kind == "int32" and 0 <= first.span[0] <= first.span[1] < FEW:
             at = self._value(first)
-            if isinstance(at, Number):
+            if isinstance(at, BlockNumber):
                 whole = Constants("int32", first.span, np.arange(first.span[1] + 1))
                 outer, self._axes = self._axes, (len(whole.values),)
                 (table,) = self._called(node.function, [whole])
@@ -344,7 +344,7 @@ class _Printer:
         if all(isinstance(value, np.ndarray) for value in (test, one, two)):
             return np.where(*(fit(value, len(self._axes)) for value in (test, one, two)))  # type: ignore[arg-type]
         test, one, two = map(_reduced, (test, one, two))
-        kinds = [value.kind if isinstance(value, Number) else self._of_index(value) for value in (one, two)]
+        kinds = [value.kind if isinstance(value, BlockNumber) else self._of_index(value) for value in (one, two)]
         kind = kinds[0] if kinds[0] == kinds[1] else "i32" if "i32" in kinds else "i16"
         texts = [self._padded(value, kind) for value in (one, two)]
         return self._number(f"on.where({self._padded(test, 'bool')}, {', '.join(texts)}, {kind!r})", kind, test, one, two)
@@ -358,7 +358,7 @@ class _Printer:
         if node.name in ("float32", "int32"):
             if isinstance(value, np.ndarray):
                 return value.astype(np.float32 if kind == "f32" else np.int64)
-            return Number(self._text(value, kind), kind, value.axes)
+            return BlockNumber(self._text(value, kind), kind, value.axes)
         given = "f32" if operands[0].kind == "float32" else "i32"
         if isinstance(value, np.ndarray):
             computed = getattr(numpy_arrays, node.name)(numpy_arrays.cast(value, given))
@@ -368,11 +368,11 @@ class _Printer:
 
     # Arrays
 
-    def _place(self, array: Reference) -> Place:
+    def _place(self, array: ArrayReference) -> Place:
         """Returns the array that a reference finds, and the first number of a view."""
         found, first = self._views.get(array.name, (array, np.zeros((), np.int64)))
         offset = self._value(array.offset) if array.offset is not None else np.zeros((), np.int64)
-        if isinstance(offset, Number):
+        if isinstance(offset, BlockNumber):
             raise self._refused("expected views that do not depend on data")
         rank = max(first.ndim, offset.ndim)
         return found, fit(first, rank) + fit(offset, rank)
@@ -383,7 +383,7 @@ class _Printer:
             if first.any():
                 raise self._refused(f"expected no slices of {array.name}")
             return self._looked_up(array, array.table, node.at, at)
-        if isinstance(at, Number):
+        if isinstance(at, BlockNumber):
             raise self._refused(f"expected an index of {array.name} that does not depend on data")
         at = fit(first, len(self._axes)) + fit(at, len(self._axes))
         number, length = array.type.number, self._lengths[array.name]
@@ -392,14 +392,14 @@ class _Printer:
         else:
             text, axes = f"on.picked({array.name}, {as_tuples(np.clip(at, 0, length - 1))})", at.shape
         if number == "u16":
-            return Number(self._named(f"on.unsigned({self._named(text)})"), "i32", axes)
+            return BlockNumber(self._named(f"on.unsigned({self._named(text)})"), "i32", axes)
         if number == "f16":
-            return Number(self._named(f"on.cast({self._named(text)}, 'f32')"), "f32", axes)
+            return BlockNumber(self._named(f"on.cast({self._named(text)}, 'f32')"), "f32", axes)
         if self._compiled and number in KINDS[:3]:
-            return Number(self._named(f"on.cast({self._named(text)}, 'i32')"), "i32", axes)
-        return Number(self._named(text), "i32" if number == "u32" else number, axes)
+            return BlockNumber(self._named(f"on.cast({self._named(text)}, 'i32')"), "i32", axes)
+        return BlockNumber(self._named(text), "i32" if number == "u32" else number, axes)
 
-    def _looked_up(self, array: Reference, table: Index, node: Expression, at: Value) -> Value:
+    def _looked_up(self, array: ArrayReference, table: Index, node: Expression, at: Value) -> Value:
         if isinstance(at, np.ndarray):
             return np.asarray(table[np.clip(at, 0, len(table) - 1)])
         rank = len(self._axes)
@@ -407,14 +407,14 @@ class _Printer:
             start, place, count = self._value(node.left), self._value(node.right), self._axes[-1] if rank else 0
             along = np.arange(count).reshape((1,) * (rank - 1) + (-1,))
             neighbours = isinstance(place, np.ndarray) and np.array_equal(place, along)
-            if neighbours and isinstance(start, Number) and len(start.axes) < rank:
+            if neighbours and isinstance(start, BlockNumber) and len(start.axes) < rank:
                 axes = start.axes + (1,) * (rank - 1 - len(start.axes))
                 index = with_axes(self._text(start, "i32"), len(start.axes), rank - 1)
                 name, kind = self._table(array.name, table)
-                return Number(self._named(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))
+                return BlockNumber(self._named(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))
         return self._from_table(array.name, table, at)
 
-    def _from_table(self, name: str, table: Index, at: Number) -> Number:
+    def _from_table(self, name: str, table: Index, at: BlockNumber) -> BlockNumber:
         name, kind = self._table(name, table)
         return self._number(f"on.looked_up({name}, {self._padded(at, 'i32')})", kind, at)
 
@@ -428,4 +428,4 @@ class _Printer:
 
 
 def _reduced(value: Value) -> Value:
-    return value if isinstance(value, Number) else reduced(value)
+    return value if isinstance(value, BlockNumber) else reduced(value)

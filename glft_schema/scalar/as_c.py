@@ -17,8 +17,8 @@ import numpy as np
 from glft_schema.scalar import tree
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, float32
-from glft_schema.scalar.layout import Layout
-from glft_schema.scalar.tree import Array, Constant, Expression, Function, Reference, Statement, Variable, walk
+from glft_schema.scalar.layout import ScalarLayout
+from glft_schema.scalar.tree import ArrayReference, ArrayType, Expression, Function, Literal, Statement, Variable, walk
 
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-strict-aliasing")
 WIDTH = 120  # of a line
@@ -66,10 +66,10 @@ def with_prelude(text: str, prefix: str = "") -> str:
     return in_code.sub(lambda found: found[1] or prefix + found[2], "\n".join(used))
 
 
-Several: TypeAlias = Callable[["Unit", Layout, Function], list[str]]
+Several: TypeAlias = Callable[["TranslationUnit", ScalarLayout, Function], list[str]]
 
 
-class Unit:
+class TranslationUnit:
     """A translation unit. Functions and tables are printed when they are first used; equal texts
     once.
 
@@ -106,7 +106,7 @@ class Unit:
         self.names[key] = thing, chosen
         return chosen
 
-    def table(self, array: Reference) -> str:
+    def table(self, array: ArrayReference) -> str:
         """Returns the name in C of a constant array."""
         numbers = array.table
         assert numbers is not None
@@ -124,7 +124,7 @@ class Unit:
             self.add(id(function), function, function.name, text)
         return self.names[id(function)][1]
 
-    def decoder(self, layout: Layout, source: Callable[..., Any]) -> str:
+    def decoder(self, layout: ScalarLayout, source: Callable[..., Any]) -> str:
         """Adds decoders to float32, to float16 and to bfloat16: NAME, NAME_f16 and NAME_bf16.
         Returns NAME.
 
@@ -164,7 +164,7 @@ class Unit:
             raise ScalarError(f"{name}: expected another name in C")
         self._taken.update(names)
 
-    def _rows(self, layout: Layout, function: Function, name: str, output: str) -> None:
+    def _rows(self, layout: ScalarLayout, function: Function, name: str, output: str) -> None:
         places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
         for field in layout.fields:
             places[field.name] = f"(const {TYPES[field.number]} *)({name_in_c(field.name)} + r * ({field.size('columns')}))"
@@ -178,7 +178,7 @@ class Unit:
             f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++)\n        {call};\n}}\n"
         )
 
-    def encoder(self, layout: Layout, source: Callable[..., Any], several: Several | None = None) -> str:
+    def encoder(self, layout: ScalarLayout, source: Callable[..., Any], several: Several | None = None) -> str:
         """Adds an encoder, ``encode_NAME`` or ``encode_NAME_by_importance``. Returns this name.
 
         The parameters are ``(w, blocks, rows, columns)``, or for types of rows ``(w, FIELD, ...,
@@ -213,7 +213,7 @@ class Unit:
         self._functions[name] = "\n".join([head, *lines, "}\n"])
         return name
 
-    def _each_block(self, layout: Layout, function: Function) -> list[str]:
+    def _each_block(self, layout: ScalarLayout, function: Function) -> list[str]:
         """Returns the statements that encode the blocks of a row."""
         places, at = {"w": "w", "importance": "importance + b", "mean_square": "mean_square"}, 0
         for field in layout.fields:
@@ -224,7 +224,7 @@ class Unit:
         call = f"    {self.function(function, '', '__restrict ')}({given});"
         return [f"for (int64_t b = 0; b < columns; {moved})", call]
 
-    def _whole_row(self, layout: Layout, function: Function) -> list[str]:
+    def _whole_row(self, layout: ScalarLayout, function: Function) -> list[str]:
         """Returns the statements that encode a row."""
         places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
         for field in layout.fields:
@@ -239,7 +239,7 @@ class Unit:
     def mean_square(self) -> str:
         """Returns the name in C of `mean_square_of_row`, after adding it."""
         if "mean_square" not in self.names:
-            function = check(mean_square_of_row, {"w": Array("f32", None), "mean_square": Array("f32", 1, "out")})
+            function = check(mean_square_of_row, {"w": ArrayType("f32", None), "mean_square": ArrayType("f32", 1, "out")})
             self.names["mean_square"] = function, self.function(function)
         return self.names["mean_square"][1]
 
@@ -255,7 +255,7 @@ def mean_square_of_row(w: Any, mean_square: Any) -> None:
 class Printer:
     """Prints a function."""
 
-    def __init__(self, unit: Unit, function: Function, restrict: str) -> None:
+    def __init__(self, unit: TranslationUnit, function: Function, restrict: str) -> None:
         self._unit, self._function, self._restrict = unit, function, restrict
 
     def text(self, sentence: str) -> str:
@@ -272,10 +272,10 @@ class Printer:
         return f"{comment}static inline {kind} NAME({', '.join(parameters)}) {{\n{body}\n}}\n"
 
     def _unused(self) -> list[str]:
-        used = {part.name for part in walk(self._function.body) if isinstance(part, (Reference, Variable))}
+        used = {part.name for part in walk(self._function.body) if isinstance(part, (ArrayReference, Variable))}
         return [name for name in self._function.parameters if name not in used]
 
-    def _parameter(self, name: str, type_: Array | Variable) -> str:
+    def _parameter(self, name: str, type_: ArrayType | Variable) -> str:
         if isinstance(type_, Variable):
             return f"{KINDS[type_.kind]} {name_in_c(name)}"
         return f"{_pointer(type_)}{self._restrict}{name_in_c(name)}"
@@ -319,7 +319,7 @@ class Printer:
                 return [f"if ({self._value(node.test)}) {{", *self._inner(node.then, declared), *other, "}"]
             case tree.For():
                 i, low, high, bound = name_in_c(node.name), self._value(node.low), self._value(node.high), ""
-                if not isinstance(node.high, (Constant, tree.Length)):  # computed once
+                if not isinstance(node.high, (Literal, tree.ArrayLength)):  # computed once
                     bound, high = f", {i}_end = {high}", f"{i}_end"
                 return [f"for (int32_t {i} = {low}{bound}; {i} < {high}; {i}++) {{", *self._inner(node.body, declared), "}"]
             case tree.While():
@@ -332,8 +332,8 @@ class Printer:
                 return [f"{self._call(node.function, node.arguments, node.targets)};"]
         return ["break;"]
 
-    def _call(self, function: Function, arguments: Sequence[Expression | Reference], targets: Sequence[str] = ()) -> str:
-        given = [self._reference(one) if isinstance(one, Reference) else self._value(one) for one in arguments]
+    def _call(self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str] = ()) -> str:
+        given = [self._reference(one) if isinstance(one, ArrayReference) else self._value(one) for one in arguments]
         arrays = dict(zip(function.parameters, arguments, strict=True))
         given += [f"{getattr(arrays[name], 'name', name)}_length" for name in _lengths(function)]
         return f"{self._unit.function(function)}({', '.join([*given, *(f'&{name_in_c(name)}' for name in targets)])})"
@@ -351,11 +351,11 @@ class Printer:
     def _signed(self, node: Expression) -> tuple[str, str]:
         """Returns the text of an expression and its outermost operation, "" if it has none."""
         match node:
-            case Constant():
+            case Literal():
                 return _constant(node.value, node.kind), ""
             case Variable():
                 return name_in_c(node.name), ""
-            case tree.Length():
+            case tree.ArrayLength():
                 return f"{node.name}_length", ""
             case tree.Load():
                 return self._load(node), ""
@@ -373,7 +373,7 @@ class Printer:
     def _binary(self, node: tree.Binary) -> tuple[str, str]:
         sign = SIGNS.get(node.sign, node.sign)
         right = self._operand(node.right, RIGHT.get(sign, ()))
-        if node.sign in ("//", "%") and isinstance(node.right, Constant):
+        if node.sign in ("//", "%") and isinstance(node.right, Literal):
             divisor = int(node.right.value)
             if divisor & divisor - 1 == 0:  # rounds down, as in Python; C's division does not
                 sign, right = (">>", str(divisor.bit_length() - 1)) if node.sign == "//" else ("&", str(divisor - 1))
@@ -401,16 +401,16 @@ class Printer:
         text = self._element(node.array, node.at)
         return {"f16": f"of_half({text})", "u32": f"(int32_t){text}"}.get(node.array.type.number, text)
 
-    def _element(self, array: Reference, at: Expression) -> str:
+    def _element(self, array: ArrayReference, at: Expression) -> str:
         return f"{self._base(array)}[{self._offset(array)}{self._operand(at, '*') if array.offset else self._value(at)}]"
 
-    def _reference(self, array: Reference) -> str:
+    def _reference(self, array: ArrayReference) -> str:
         return f"{self._base(array)} + {self._operand(array.offset, '*')}" if array.offset else self._base(array)
 
-    def _offset(self, array: Reference) -> str:
+    def _offset(self, array: ArrayReference) -> str:
         return f"{self._operand(array.offset, '*')} + " if array.offset else ""
 
-    def _base(self, array: Reference) -> str:
+    def _base(self, array: ArrayReference) -> str:
         return name_in_c(array.name) if array.table is None else self._unit.table(array)
 
 
@@ -427,7 +427,7 @@ def _wrapped(function: str) -> str:
 
 def _lengths(function: Function) -> list[str]:
     """Returns the arrays whose lengths are parameters in C: those that it or what it calls uses."""
-    used = {part.name for part in walk(function.body) if isinstance(part, tree.Length)}
+    used = {part.name for part in walk(function.body) if isinstance(part, tree.ArrayLength)}
     for part in walk(function.body):
         if isinstance(part, (tree.Call, tree.Invoke)):
             given = dict(zip(part.function.parameters, part.arguments, strict=True))
@@ -435,7 +435,7 @@ def _lengths(function: Function) -> list[str]:
     return [name for name in function.parameters if name in used]
 
 
-def _pointer(type_: Array) -> str:
+def _pointer(type_: ArrayType) -> str:
     return f"{'const ' * (type_.use == 'in')}{TYPES[type_.number]} *"
 
 

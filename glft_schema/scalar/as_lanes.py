@@ -14,17 +14,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from glft_schema.scalar import tree
-from glft_schema.scalar.as_c import KINDS, TYPES, Printer, Unit, mentioned, name_in_c
+from glft_schema.scalar.as_c import KINDS, TYPES, Printer, TranslationUnit, mentioned, name_in_c
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.layout import Layout
-from glft_schema.scalar.tree import Constant, Expression, Function, Reference, Statement, Variable, walk
+from glft_schema.scalar.layout import ScalarLayout
+from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal, Statement, Variable, walk
 
 VECTORS = {"float32": "vf", "int32": "vi", "bool": "vi"}
 FEW = 3  # assignments that run under a mask without a test whether any lane is set
 ALL = "all"  # the mask of a function's lanes
 
 
-def blocks_in_lanes(unit: Unit, layout: Layout, function: Function) -> list[str]:
+def blocks_in_lanes(unit: TranslationUnit, layout: ScalarLayout, function: Function) -> list[str]:
     """Returns the statements of an encoder of `n` blocks, see `Unit.encoder`.
 
     Raises:
@@ -56,7 +56,7 @@ def blocks_in_lanes(unit: Unit, layout: Layout, function: Function) -> list[str]
 
 
 def in_lanes(
-    unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str], tables: Collection[str] = ()
+    unit: TranslationUnit, function: Function, scalars: Collection[str], owned: Collection[str], tables: Collection[str] = ()
 ) -> str:
     """Returns the name in C of a function in lanes, after adding it and what it calls.
 
@@ -78,7 +78,12 @@ class _LanePrinter(Printer):
     """Prints a function. Statements and expressions of scalars are printed as in plain C."""
 
     def __init__(
-        self, unit: Unit, function: Function, scalars: Collection[str], owned: Collection[str], tables: Collection[str]
+        self,
+        unit: TranslationUnit,
+        function: Function,
+        scalars: Collection[str],
+        owned: Collection[str],
+        tables: Collection[str],
     ) -> None:
         super().__init__(unit, function, "")
         self._given = [name for name in function.parameters if name not in tables]
@@ -94,7 +99,7 @@ class _LanePrinter(Printer):
 
     def text(self, sentence: str) -> str:
         function = self._function
-        if any(isinstance(part, tree.Length) for part in walk(function.body)):
+        if any(isinstance(part, tree.ArrayLength) for part in walk(function.body)):
             raise self._refused("expected arrays of constant lengths")
         results = [VECTORS[result.kind] for result in function.results]
         parameters = ["vi all", *map(self._lane_parameter, self._given)]
@@ -160,14 +165,14 @@ class _LanePrinter(Printer):
         yield varies
         self._vectors.discard(node.name)
 
-    def _varies(self, node: Expression | Reference | None) -> bool:
+    def _varies(self, node: Expression | ArrayReference | None) -> bool:
         """Tells whether an expression is a vector, or an array of vectors."""
         match node:
-            case None | Constant():
+            case None | Literal():
                 return False
             case Variable():
                 return node.name in self._vectors
-            case Reference():
+            case ArrayReference():
                 return node.table is None or self._varies(node.offset)
             case tree.Load():
                 return self._varies(node.array) or self._varies(node.at)
@@ -350,7 +355,7 @@ class _LanePrinter(Printer):
 
     # Calls
 
-    def _called(self, function: Function, arguments: Sequence[Expression | Reference], targets: Sequence[str] = ()) -> str:
+    def _called(self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str] = ()) -> str:
         """Returns a call of a function in lanes."""
         if function.alone:
             return self._one_by_one(function, arguments, targets)
@@ -359,9 +364,9 @@ class _LanePrinter(Printer):
             name for part in walk(function.body) if isinstance(part, (tree.Assign, tree.Call)) for name in mentioned(part)
         }
         for name, argument in zip(function.parameters, arguments, strict=True):
-            if isinstance(argument, Reference) and argument.table is not None:
+            if isinstance(argument, ArrayReference) and argument.table is not None:
                 tables.add(name)
-            elif isinstance(argument, Reference):
+            elif isinstance(argument, ArrayReference):
                 if self._varies(argument.offset):
                     raise self._refused("expected no views that depend on data as arguments")
                 given.append(self._reference(argument))
@@ -374,12 +379,12 @@ class _LanePrinter(Printer):
                 scalars.add(name)
         return f"{in_lanes(self._unit, function, scalars, owned, tables)}({', '.join([*given, *targets])})"
 
-    def _one_by_one(self, function: Function, arguments: Sequence[Expression | Reference], targets: Sequence[str]) -> str:
+    def _one_by_one(self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str]) -> str:
         """Prints calls for the lanes of the mask. Returns the vector of results, or nothing."""
         lines, given, after = [], [], []
         for name, argument in zip(function.parameters, arguments, strict=True):
             copy = self._new(name)
-            if not isinstance(argument, Reference):
+            if not isinstance(argument, ArrayReference):
                 varies = self._varies(argument)
                 kinds, printed = (VECTORS, self._vector) if varies else (KINDS, self._value)
                 self._lines.append(f"{kinds[argument.kind]} {copy} = {printed(argument)};")
@@ -466,7 +471,7 @@ class _LanePrinter(Printer):
         if sign in ("and", "or"):
             return f"{self._operand_vector(node.left)} {'&' if sign == 'and' else '|'} {self._operand_vector(node.right)}"
         if sign in ("//", "%"):
-            assert isinstance(node.right, Constant)
+            assert isinstance(node.right, Literal)
             divisor = int(node.right.value)
             if divisor & divisor - 1 == 0:
                 return f"{left} >> {divisor.bit_length() - 1}" if sign == "//" else f"{left} & {divisor - 1}"
@@ -497,7 +502,7 @@ class _LanePrinter(Printer):
                 return f"lanes_{node.name}_{node.kind}({', '.join(operands)})"
         return f"lanes_{node.name}({operands[0]})"
 
-    def _whole(self, array: Reference, at: Expression) -> Expression:
+    def _whole(self, array: ArrayReference, at: Expression) -> Expression:
         """Returns an index together with the offset of a view."""
         return at if array.offset is None else tree.Binary("int32", at.span, "+", array.offset, at)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from glft_schema.scalar import tree
-from glft_schema.scalar.tree import Constant, Variable, walk
+from glft_schema.scalar.tree import Literal, Variable, walk
 
 Index: TypeAlias = np.ndarray[Any, Any]  # int64, float32 or bool
 
@@ -62,9 +62,9 @@ def parts_of(loop: tree.For, count: int) -> tuple[int, ...]:
     """Returns the sizes of a loop's axes: it is cut where its variable is divided or compared."""
     cuts = set[int]()
     for part in walk(loop.body):
-        if isinstance(part, tree.Binary) and part.sign in ("//", "%", "<", ">=") and isinstance(part.right, Constant):
+        if isinstance(part, tree.Binary) and part.sign in ("//", "%", "<", ">=") and isinstance(part.right, Literal):
             cut, left = int(part.right.value), part.left
-            if isinstance(left, tree.Binary) and left.sign == "//" and isinstance(left.right, Constant):
+            if isinstance(left, tree.Binary) and left.sign == "//" and isinstance(left.right, Literal):
                 cut, left = cut * int(left.right.value), left.left
             if isinstance(left, Variable) and left.name == loop.name:
                 cuts.add(cut)

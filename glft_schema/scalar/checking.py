@@ -14,14 +14,14 @@ from types import FunctionType
 from typing import Any
 
 from glft_schema.scalar import language, spans, tree
-from glft_schema.scalar.expressions import SIGNS, Expressions, Value
+from glft_schema.scalar.expressions import SIGNS, ExpressionReader, Value
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import ANY, Array, Constant, Expression, Reference, Statement, Variable
+from glft_schema.scalar.tree import ANY, ArrayReference, ArrayType, Expression, Literal, Statement, Variable
 
 LOCAL: dict[Any, str] = {language.floats: "f32", language.integers: "i32"}
 
 
-def check(function: Callable[..., Any], arrays: Mapping[str, Array], *, bounds: bool = True) -> tree.Function:
+def check(function: Callable[..., Any], arrays: Mapping[str, ArrayType], *, bounds: bool = True) -> tree.Function:
     """Returns the typed tree of a function of arrays.
 
     Args:
@@ -37,13 +37,13 @@ def check(function: Callable[..., Any], arrays: Mapping[str, Array], *, bounds: 
     names = [name for name, one in inspect.signature(function).parameters.items() if one.kind is not one.KEYWORD_ONLY]
     if unknown := [name for name in names if name not in arrays]:
         raise ScalarError(f"{function.__name__}: expected parameters among {', '.join(arrays)}, found {', '.join(unknown)}")
-    checked = _Checker(function, (), {}, {}, bounds).check({name: Reference(arrays[name], name) for name in names})
+    checked = _Checker(function, (), {}, {}, bounds).check({name: ArrayReference(arrays[name], name) for name in names})
     if checked.results:
         raise ScalarError(f"{function.__name__}: expected a function without results")
     return checked
 
 
-class _Checker(Expressions):
+class _Checker(ExpressionReader):
     """Reads the statements of one function."""
 
     _ended = False  # after break or return
@@ -60,7 +60,7 @@ class _Checker(Expressions):
         self._loops: list[str] = []  # the variables of the loops around
         self._taken = {node.id for node in ast.walk(source) if isinstance(node, ast.Name)} | set(arguments)
         for name, given in arguments.items():
-            if isinstance(given, Reference):
+            if isinstance(given, ArrayReference):
                 self.environment[name], self.checked.parameters[name] = replace(given, name=name, offset=None), given.type
             else:
                 self.environment[name] = self.checked.parameters[name] = Variable(given.kind, given.span, name)
@@ -115,10 +115,10 @@ class _Checker(Expressions):
         return LOCAL.get(called) if isinstance(called, FunctionType) else None
 
     def _declare(self, name: str, number: str, count: Expression, node: ast.AST) -> list[Statement]:
-        if not isinstance(count, Constant) or count.value < 1 or name in self.environment:
+        if not isinstance(count, Literal) or count.value < 1 or name in self.environment:
             raise self.refused(node, "expected a new array of constant length")
-        type_ = Array(number, int(count.value), "both")
-        self.environment[name] = Reference(type_, name)
+        type_ = ArrayType(number, int(count.value), "both")
+        self.environment[name] = ArrayReference(type_, name)
         return [tree.Declare(name, type_)]
 
     def _assign(self, targets: Sequence[ast.expr], values: Sequence[Value], node: ast.AST) -> list[Statement]:
@@ -150,13 +150,13 @@ class _Checker(Expressions):
         old = self.environment.get(name)
         if name in self._loops:
             raise self.refused(node, f"expected another variable than {name} of the loop")
-        if isinstance(value, Reference):
+        if isinstance(value, ArrayReference):
             if old is not None or value.offset is None:
                 raise self.refused(node, "expected a new name for a slice of an array")
-            self.environment[name] = Reference(value.type, name)
+            self.environment[name] = ArrayReference(value.type, name)
             return [tree.View(name, value)]
         value = self.with_kind(value, node)
-        kind = "an array" if isinstance(old, Reference) else self.checked.variables.setdefault(name, value.kind)
+        kind = "an array" if isinstance(old, ArrayReference) else self.checked.variables.setdefault(name, value.kind)
         if kind != value.kind:
             raise self.refused(node, f"expected {name} to stay {kind}, found {value.kind}")
         self.environment[name] = Variable(kind, value.span, name)
@@ -192,7 +192,7 @@ class _Checker(Expressions):
 
     def _if(self, node: ast.If) -> list[Statement]:
         test = self.of_kind(self.value(node.test), "bool", node.test)
-        if isinstance(test, Constant):
+        if isinstance(test, Literal):
             return self._block(node.body if test.value else node.orelse)
         before, blocks, after = self.environment, [], []
         for holds, body in ((True, node.body), (False, node.orelse)):
@@ -211,7 +211,7 @@ class _Checker(Expressions):
 
         Arrays of a block end with it.
         """
-        joined: dict[str, Value] = {name: value for name, value in before.items() if isinstance(value, Reference)}
+        joined: dict[str, Value] = {name: value for name, value in before.items() if isinstance(value, ArrayReference)}
         for name, value in paths[0].items():
             found = [path.get(name) for path in paths]
             if isinstance(value, Variable) and all(isinstance(one, Variable) for one in found):
@@ -220,7 +220,7 @@ class _Checker(Expressions):
         return joined
 
     def _for(self, name: str, bounds: Sequence[Expression], body: Sequence[ast.stmt], node: ast.stmt) -> list[Statement]:
-        low, high = bounds if len(bounds) == 2 else (Constant("int32", (0, 0), 0), bounds[0])
+        low, high = bounds if len(bounds) == 2 else (Literal("int32", (0, 0), 0), bounds[0])
         if name in self.environment:
             raise self.refused(node, f"expected a new variable of the loop, found {name}")
         if high.span[1] <= low.span[0]:

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from glft_schema.scalar import language, spans, tree
-from glft_schema.scalar.language import ScalarError, Table
-from glft_schema.scalar.tree import ANY, Array, Constant, Expression, Reference, Variable
+from glft_schema.scalar.language import LookupTable, ScalarError
+from glft_schema.scalar.tree import ANY, ArrayReference, ArrayType, Expression, Literal, Variable
 
-Value: TypeAlias = Expression | Reference  # what a name or an argument can be
+Value: TypeAlias = Expression | ArrayReference  # what a name or an argument can be
 
 # fmt: off
 SIGNS: dict[type, str] = {
@@ -42,7 +42,7 @@ BUILTINS: dict[Any, tuple[str, tuple[str, ...], str]] = {
 # fmt: on
 
 
-class Expressions(ABC):
+class ExpressionReader(ABC):
     """Reads the expressions of one function.
 
     Args:
@@ -78,13 +78,13 @@ class Expressions(ABC):
         return self.number(self.argument(node), node)
 
     def number(self, value: Value, node: ast.AST) -> Expression:
-        if isinstance(value, Reference):
+        if isinstance(value, ArrayReference):
             raise self.refused(node, f"expected a number, found the array {value.name}")
         return value
 
     def of_kind(self, value: Expression, kind: str, node: ast.AST) -> Expression:
         """Returns a value of a kind. Literals of integers are float32, too."""
-        if isinstance(value, Constant) and value.kind == "literal":
+        if isinstance(value, Literal) and value.kind == "literal":
             found = type(value.value)
             if found in {"float32": (int, float), "int32": (int,), "bool": (bool,)}[kind]:
                 return self._rounded(value.value) if kind == "float32" else replace(value, kind=kind)
@@ -95,7 +95,7 @@ class Expressions(ABC):
 
     def with_kind(self, value: Expression, node: ast.AST) -> Expression:
         """Returns a value that variables can hold: literals are int32 or bool."""
-        if value.kind != "literal" or not isinstance(value, Constant):
+        if value.kind != "literal" or not isinstance(value, Literal):
             return value
         if isinstance(value.value, float):
             raise self.refused(node, f"expected a number with a kind, float32({value.value})")
@@ -113,10 +113,10 @@ class Expressions(ABC):
             return [self.of_kind(value, kinds.copy().pop(), node) for value in values]
         return [self.with_kind(value, node) for value in values] if held else list(values)
 
-    def literal(self, value: Any, node: ast.AST) -> Constant:
+    def literal(self, value: Any, node: ast.AST) -> Literal:
         if isinstance(value, int) and not ANY[0] <= value <= ANY[1]:
             raise self.refused(node, "expected an integer of 32 bits")
-        return Constant("literal", ANY if isinstance(value, float) else (int(value), int(value)), value)
+        return Literal("literal", ANY if isinstance(value, float) else (int(value), int(value)), value)
 
     # Expressions
 
@@ -157,18 +157,20 @@ class Expressions(ABC):
         value = self.names.get(name)
         if isinstance(value, (bool, int, float)):
             return self.literal(value, node)
-        if isinstance(value, Table) or (isinstance(value, tuple) and value and {*map(type, value)} == {int}):
-            numbers = value.array if isinstance(value, Table) else np.array(value)
+        if isinstance(value, LookupTable) or (isinstance(value, tuple) and value and {*map(type, value)} == {int}):
+            numbers = value.array if isinstance(value, LookupTable) else np.array(value)
             low, high = numbers.min(), numbers.max()
             kinds = [kind for kind, stored in tree.STORED.items() if stored.span[0] <= low and high <= stored.span[1]]
-            return Reference(Array("f32" if numbers.dtype.kind == "f" else kinds[0], len(numbers)), name, table=numbers)
+            return ArrayReference(
+                ArrayType("f32" if numbers.dtype.kind == "f" else kinds[0], len(numbers)), name, table=numbers
+            )
         raise self.refused(node, f"expected a variable, a constant or a table, found {name}")
 
     def _unary(self, sign: str, operand: ast.expr, node: ast.expr) -> Expression:
         value = self.value(operand)
         if sign == "not" or value.kind == "bool":
             value = self.of_kind(value, "bool" if sign == "not" else "int32", node)
-        if isinstance(value, Constant):
+        if isinstance(value, Literal):
             made = self.literal(-value.value if sign == "-" else not value.value, node)
             return replace(made, kind=value.kind if sign == "-" else "literal")
         return tree.Unary(value.kind, spans.wrapped(-value.span[1], -value.span[0]), sign, value)
@@ -179,7 +181,7 @@ class Expressions(ABC):
         if sign in OF_INTEGERS or (kind == "bool" and not compares):
             left, right = self.of_kind(left, "int32", node), self.of_kind(right, "int32", node)
             self._check_operands(sign, left, right, node)
-        if isinstance(left, Constant) and isinstance(right, Constant) and (sign != "/" or right.value):
+        if isinstance(left, Literal) and isinstance(right, Literal) and (sign != "/" or right.value):
             return self._folded(kind, sign, left.value, right.value, node)
         if sign == "/":
             left, right = self.of_kind(left, "float32", node), self.of_kind(right, "float32", node)
@@ -187,7 +189,7 @@ class Expressions(ABC):
             return tree.Binary("bool", (0, 1), sign, left, right)
         return tree.Binary(kind, spans.of_operation(sign, left.span, right.span) if kind == "int32" else ANY, sign, left, right)
 
-    def _folded(self, kind: str, sign: str, left: float, right: float, node: ast.AST) -> Constant:
+    def _folded(self, kind: str, sign: str, left: float, right: float, node: ast.AST) -> Literal:
         """Returns the result of an operation of constants."""
         if kind != "float32" or sign in spans.COMPARISONS:
             made = self.literal(spans.OPERATORS[sign](left, right), node)
@@ -196,21 +198,21 @@ class Expressions(ABC):
             return self._rounded(spans.OPERATORS[sign](np.float32(left), np.float32(right)))
 
     @staticmethod
-    def _rounded(number: float) -> Constant:
-        return Constant("float32", ANY, float(np.float32(number)))
+    def _rounded(number: float) -> Literal:
+        return Literal("float32", ANY, float(np.float32(number)))
 
     def _check_operands(self, sign: str, left: Expression, right: Expression, node: ast.AST) -> None:
         if sign in ("<<", ">>") and not (right.span[0] >= 0 and right.span[1] <= 31):
             raise self.refused(node, f"expected a shift by 0 to 31, found {_shown(right)}")
         if sign in ("//", "%"):
-            divisor = int(right.value) if isinstance(right, Constant) else 0
+            divisor = int(right.value) if isinstance(right, Literal) else 0
             if divisor < 1:
                 raise self.refused(node, "expected a positive constant as the divisor")
             if left.span[0] < 0 and divisor & divisor - 1:
                 raise self.refused(node, f"expected a dividend that is not negative, found {_shown(left)}")
 
     def _select(self, test: Expression, then: ast.expr, other: ast.expr, node: ast.expr) -> Expression:
-        if isinstance(test, Constant):
+        if isinstance(test, Literal):
             return self.value(then if test.value else other)
         before, values = self.environment, []
         for holds, part in ((True, then), (False, other)):
@@ -239,13 +241,13 @@ class Expressions(ABC):
 
     # Arrays
 
-    def array(self, node: ast.expr) -> Reference:
+    def array(self, node: ast.expr) -> ArrayReference:
         value = self.argument(node)
-        if not isinstance(value, Reference):
+        if not isinstance(value, ArrayReference):
             raise self.refused(node, "expected an array")
         return value
 
-    def index(self, node: ast.Subscript, array: Reference) -> Expression:
+    def index(self, node: ast.Subscript, array: ArrayReference) -> Expression:
         """Returns an index, which is inside the array as far as that can be decided."""
         at, length = self.of_kind(self.value(node.slice), "int32", node), array.type.length
         (low, high), end = at.span, ANY[1] if length is None else length
@@ -253,16 +255,16 @@ class Expressions(ABC):
             raise self.refused(node, f"expected an index of {array.name} from 0 to {end - 1}, found {_shown(at)}")
         return at
 
-    def _view(self, array: Reference, low: ast.expr | None, high: ast.expr | None, node: ast.expr) -> Reference:
+    def _view(self, array: ArrayReference, low: ast.expr | None, high: ast.expr | None, node: ast.expr) -> ArrayReference:
         """Returns a view. Its length is a constant: the end is the start plus a constant."""
-        start: Expression = self.of_kind(self.value(low), "int32", node) if low else Constant("int32", (0, 0), 0)
+        start: Expression = self.of_kind(self.value(low), "int32", node) if low else Literal("int32", (0, 0), 0)
         length = array.type.length
         if isinstance(high, ast.BinOp) and isinstance(high.op, ast.Add) and low and ast.unparse(high.left) == ast.unparse(low):
             count = self.value(high.right)
         else:
             end = self.value(high) if high else self.literal(length or 0, node)
             count = self.binary("-", end, start, node)
-        if not isinstance(count, Constant) or count.value < 1:
+        if not isinstance(count, Literal) or count.value < 1:
             raise self.refused(node, "expected a slice of constant length, such as x[a : a + 8]")
         first, last = start.span
         if last < 0 if length is None else first < 0 or last + count.value > length:  # rows have any length: they are trusted
@@ -281,10 +283,10 @@ class Expressions(ABC):
     def _call(self, node: ast.Call) -> Expression:
         called, values = self.called(node), [self.argument(argument) for argument in node.args]
         match called, values, node.keywords:
-            case builtins.len, [Reference() as array], []:
+            case builtins.len, [ArrayReference() as array], []:
                 if array.type.length is not None:
                     return self.literal(array.type.length, node)
-                return tree.Length("int32", (0, ANY[1]), array.name)
+                return tree.ArrayLength("int32", (0, ANY[1]), array.name)
             case ((language.float32 | language.int32), [Expression() as value], []):
                 return self._converted(called.__name__, value, node)
         if isinstance(called, (FunctionType, type(len))) and called in BUILTINS:
@@ -295,7 +297,7 @@ class Expressions(ABC):
         return tree.Invoke(function.results[0].kind, function.results[0].span, function, arguments)
 
     def _converted(self, kind: str, value: Expression, node: ast.Call) -> Expression:
-        if isinstance(value, Constant) and kind == "float32":
+        if isinstance(value, Literal) and kind == "float32":
             return self._rounded(value.value)
         value = self.with_kind(value, node)
         if kind == "int32" and value.kind == "float32":
@@ -324,9 +326,9 @@ class Expressions(ABC):
         if function in self.callers:
             raise self.refused(node, f"expected no recursion, found a call of {function.__name__}")
         arguments = [self.argument(argument) for argument in node.args]
-        arguments = [value if isinstance(value, Reference) else self.with_kind(value, node) for value in arguments]
+        arguments = [value if isinstance(value, ArrayReference) else self.with_kind(value, node) for value in arguments]
         found = {keyword.arg or "": self.value(keyword.value) for keyword in node.keywords}
-        constants = {name: value.value for name, value in found.items() if isinstance(value, Constant)}
+        constants = {name: value.value for name, value in found.items() if isinstance(value, Literal)}
         try:
             given = inspect.signature(function).bind(*arguments, **constants)
         except TypeError:
@@ -345,7 +347,7 @@ class Expressions(ABC):
         """Returns the function's tree for arguments, by the names of its parameters."""
 
 
-def _span_of(array: Reference) -> tree.Span:
+def _span_of(array: ArrayReference) -> tree.Span:
     """Returns the span of an array's elements."""
     if array.table is not None and array.type.kind == "int32":
         return int(array.table.min()), int(array.table.max())

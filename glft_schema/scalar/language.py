@@ -1,8 +1,8 @@
 """The names that a scalar function may use, and plain Python's view of its arrays.
 
-A scalar function runs as it is: arrays are `Numbers`, whose elements are `Float32` or `Int32`. Both
-compute as C does, a float32 or an int32 after each operation. Plain Python is the reference for
-all printed forms.
+A scalar function runs as it is: arrays are `PlainArray`, whose elements are `Float32` or `Int32`.
+Both compute as C does, a float32 or an int32 after each operation. Plain Python is the reference
+for all printed forms.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ for _name in ("neg", "abs", "invert"):
     setattr(Int32, f"__{_name}__", _of_integers(f"__{_name}__"))
 
 
-class Numbers:
+class PlainArray:
     """An array in plain Python. Elements are read as Float32 or Int32, and converted when they are
     stored. Slices are views."""
 
@@ -88,7 +88,7 @@ class Numbers:
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
-            return Numbers(self.array[at])
+            return PlainArray(self.array[at])
         number = self.array[self._place(at)]
         return Float32(number) if self.array.dtype.kind == "f" else Int32(np.int64(number).astype(np.int32))
 
@@ -102,7 +102,7 @@ class Numbers:
         return at
 
 
-class Table(Numbers):
+class LookupTable(PlainArray):
     """Constants, one-dimensional, computed when they are first read. Tuples of integers are tables,
     too."""
 
@@ -172,17 +172,17 @@ def as_float16(bits: int) -> Any:
     return Float32(np.uint16(bits & 0xFFFF).view(np.float16))
 
 
-def floats(count: int) -> Numbers:
+def floats(count: int) -> PlainArray:
     """An array of `count` float32, all 0."""
-    return Numbers(np.zeros(count, np.float32))
+    return PlainArray(np.zeros(count, np.float32))
 
 
-def integers(count: int) -> Numbers:
+def integers(count: int) -> PlainArray:
     """An array of `count` int32, all 0."""
-    return Numbers(np.zeros(count, np.int32))
+    return PlainArray(np.zeros(count, np.int32))
 
 
 def run(function: Callable[..., Any], **arrays: np.ndarray[Any, Any]) -> None:
     """Runs a scalar function as plain Python on numpy arrays of one dim, in place."""
     with np.errstate(all="ignore"):
-        function(**{name: Numbers(array) for name, array in arrays.items()})
+        function(**{name: PlainArray(array) for name, array in arrays.items()})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from glft_schema.scalar.tree import Array
+    from glft_schema.scalar.tree import ArrayType
 
 
 # fmt: off
@@ -16,7 +16,7 @@ NUMPY = {"f16": "<f2", "f32": "<f4", "u8": "u1", "i8": "i1", "u16": "<u2", "i16"
 
 
 @dataclass(frozen=True)
-class Field:
+class ScalarField:
     """A field of a block or of a row.
 
     Attributes:
@@ -44,7 +44,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ScalarLayout:
     """What a decoder reads.
 
     Attributes:
@@ -54,25 +54,28 @@ class Layout:
     """
 
     name: str
-    fields: tuple[Field, ...]
+    fields: tuple[ScalarField, ...]
     weights: int | None
 
-    def arrays(self, output: str = "f32", columns: int | None = None) -> dict[str, Array]:
+    def arrays(self, output: str = "f32", columns: int | None = None) -> dict[str, ArrayType]:
         """Returns the arrays that a decoder may use, by name; of rows of `columns` weights, if
         known."""
-        from glft_schema.scalar.tree import Array
+        from glft_schema.scalar.tree import ArrayType
 
         counts = {one.name: one.count or (columns // one.weights if columns else None) for one in self.fields}
-        fields = {one.name: Array(one.number, counts[one.name]) for one in self.fields}
-        return {"w": Array(output, self.weights or columns, "out"), **fields}
+        fields = {one.name: ArrayType(one.number, counts[one.name]) for one in self.fields}
+        return {"w": ArrayType(output, self.weights or columns, "out"), **fields}
 
-    def encoder_arrays(self) -> dict[str, Array]:
+    def encoder_arrays(self) -> dict[str, ArrayType]:
         """Returns the arrays that an encoder may use, by name: `w`, the fields, which it writes,
         and for blocks the importance of each weight and the `mean_square` of the row's weights."""
-        from glft_schema.scalar.tree import Array
+        from glft_schema.scalar.tree import ArrayType
 
-        weights, fields = Array("f32", self.weights), {one.name: Array(one.number, one.count, "out") for one in self.fields}
-        more = {"importance": weights, "mean_square": Array("f32", 1)} if self.weights else {}
+        weights, fields = (
+            ArrayType("f32", self.weights),
+            {one.name: ArrayType(one.number, one.count, "out") for one in self.fields},
+        )
+        more = {"importance": weights, "mean_square": ArrayType("f32", 1)} if self.weights else {}
         return {"w": weights, **more, **fields}
 
 
@@ -85,6 +88,6 @@ class Functions(NamedTuple):
         encoders: without and with importance.
     """
 
-    layout: Layout
+    layout: ScalarLayout
     decoder: Callable[..., Any] | None
     encoders: tuple[Callable[..., Any], ...] = ()

@@ -14,7 +14,7 @@ import numpy as np
 
 from glft_schema.scalar import numpy_arrays, tree
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import Constant, Expression, Function, Reference, Statement, Variable, walk
+from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal, Statement, Variable, walk
 
 Array: TypeAlias = np.ndarray[Any, Any]
 # fmt: off
@@ -44,7 +44,7 @@ def run_side_by_side(function: Function, arrays: dict[str, Array], blocks: int) 
     if slow := next((called for called in _called(function) if called.alone), None):
         raise ScalarError(f"{function.name}: {slow.name} has loops that are too long for arrays")
     with np.errstate(all="ignore"):
-        _Run(function, [arrays[name] for name in function.parameters], np.ones(blocks, np.bool_))
+        _Call(function, [arrays[name] for name in function.parameters], np.ones(blocks, np.bool_))
 
 
 def _called(function: Function) -> list[Function]:
@@ -53,7 +53,7 @@ def _called(function: Function) -> list[Function]:
     return [function, *(inner for called in calls for inner in _called(called))]
 
 
-class _Run:
+class _Call:
     """One call: runs the body, and has the results."""
 
     def __init__(self, function: Function, arguments: Sequence[Any], mask: Array) -> None:
@@ -160,20 +160,20 @@ class _Run:
         for mask in self._masks[outer:]:
             mask &= ~gone
 
-    def _call(self, function: Function, arguments: Sequence[Expression | Reference]) -> list[Array]:
-        given = [self._array(one) if isinstance(one, Reference) else self._value(one) for one in arguments]
+    def _call(self, function: Function, arguments: Sequence[Expression | ArrayReference]) -> list[Array]:
+        given = [self._array(one) if isinstance(one, ArrayReference) else self._value(one) for one in arguments]
         given = [one.copy() if isinstance(one, np.ndarray) and one.ndim == 1 else one for one in given]
-        return _Run(function, given, self._masks[-1]).results
+        return _Call(function, given, self._masks[-1]).results
 
     # Expressions
 
     def _value(self, node: Expression) -> Any:
         match node:
-            case Constant():
+            case Literal():
                 return np.float32(node.value) if node.kind == "float32" else node.value
             case Variable():
                 return self._values[node.name]
-            case tree.Length():
+            case tree.ArrayLength():
                 return len(self._values[node.name])
             case tree.Unary():
                 value = self._value(node.operand)
@@ -208,7 +208,7 @@ class _Run:
                 )
         return getattr(numpy_arrays, node.name)(np.asarray(values[0], DTYPES[node.operands[0].kind]))
 
-    def _array(self, array: Reference) -> Array:
+    def _array(self, array: ArrayReference) -> Array:
         """Returns the numbers of an array from its offset on."""
         found: Array = self._values[array.name] if array.table is None else array.table
         if array.offset is None:

@@ -41,7 +41,7 @@ STORED = {
 
 
 @dataclass(frozen=True)
-class Array:
+class ArrayType:
     """The type of an array.
 
     Attributes:
@@ -71,7 +71,7 @@ class Expression(Node):
 
 
 @dataclass(frozen=True, eq=False)
-class Constant(Expression):
+class Literal(Expression):
     value: float | bool
 
 
@@ -81,7 +81,7 @@ class Variable(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Length(Expression):
+class ArrayLength(Expression):
     """The length of an array, if it is an argument."""
 
     name: str
@@ -112,10 +112,10 @@ class Select(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Reference(Node):
+class ArrayReference(Node):
     """An array: a parameter, a variable or a constant `table`; from `offset` on if it is a view."""
 
-    type: Array
+    type: ArrayType
     name: str
     offset: Expression | None = None
     table: np.ndarray[Any, Any] | None = None
@@ -123,7 +123,7 @@ class Reference(Node):
 
 @dataclass(frozen=True, eq=False)
 class Load(Expression):
-    array: Reference
+    array: ArrayReference
     at: Expression
 
 
@@ -140,7 +140,7 @@ class Invoke(Expression):
     """A call of a scalar function with one result."""
 
     function: Function
-    arguments: tuple[Expression | Reference, ...]
+    arguments: tuple[Expression | ArrayReference, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +156,7 @@ class Assign(Statement):
 
 @dataclass(frozen=True, eq=False)
 class Store(Statement):
-    array: Reference
+    array: ArrayReference
     at: Expression
     value: Expression
 
@@ -166,7 +166,7 @@ class Declare(Statement):
     """A local array of zeros."""
 
     name: str
-    type: Array
+    type: ArrayType
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ class View(Statement):
     """A name for a view, whose offset is computed here."""
 
     name: str
-    array: Reference
+    array: ArrayReference
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +212,7 @@ class Call(Statement):
     """A call; its results are assigned to variables."""
 
     function: Function
-    arguments: tuple[Expression | Reference, ...]
+    arguments: tuple[Expression | ArrayReference, ...]
     targets: tuple[str, ...]
 
 
@@ -232,7 +232,7 @@ class Function:
 
     name: str
     sentence: str
-    parameters: dict[str, Array | Variable]
+    parameters: dict[str, ArrayType | Variable]
     body: list[Statement] = field(default_factory=list)
     results: list[Expression] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)

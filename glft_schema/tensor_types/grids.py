@@ -16,7 +16,7 @@ import numpy as np
 
 from glft_schema.codec.numbers import u8
 from glft_schema.codec.structs import Struct
-from glft_schema.scalar.language import Table
+from glft_schema.scalar.language import LookupTable
 
 # fmt: off
 Grids = Struct(
@@ -51,9 +51,9 @@ def digits(name: str) -> np.ndarray[Any, Any]:
     return unpacked.reshape(len(packed), -1)
 
 
-def _table(name: str) -> Table:
+def _table(name: str) -> LookupTable:
     """Returns the numbers of a grid, entry by entry, for scalar functions."""
-    return Table(lambda: np.array(VALUES[name], np.int8)[digits(name)].reshape(-1))
+    return LookupTable(lambda: np.array(VALUES[name], np.int8)[digits(name)].reshape(-1))
 
 
 IQ2_XXS_GRID, IQ2_XS_GRID, IQ2_S_GRID = _table("iq2_xxs"), _table("iq2_xs"), _table("iq2_s")

@@ -6,7 +6,7 @@ Source of the rounding: ggml-impl.h of llama.cpp; checked against it bit by bit.
 from __future__ import annotations
 
 from glft_schema.scalar.language import as_bits, as_float
-from glft_schema.scalar.layout import Field, Functions, Layout
+from glft_schema.scalar.layout import Functions, ScalarField, ScalarLayout
 
 INFINITY, QUIET, NEGATIVE = 0x7F800000, 0x7FC00000, -0x400000  # bits of float32: infinity and quiet NaN
 
@@ -40,7 +40,7 @@ def to_bf16(w, weights):
 
 
 def _row_of(name, number):
-    return Layout(name, (Field("weights", number, None),), None)
+    return ScalarLayout(name, (ScalarField("weights", number, None),), None)
 
 
 HALVES = (

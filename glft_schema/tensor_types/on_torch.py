@@ -14,7 +14,7 @@ from glft_schema.scalar import compiled_arrays, torch_arrays
 from glft_schema.scalar.as_arrays import decoder
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.layout import Layout
+from glft_schema.scalar.layout import ScalarLayout
 from glft_schema.storage.torch_tensors import array_in, dtype_in_torch, has_plain_memory
 from glft_schema.tensor_types.engine.bits import numbers_of_rows
 from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled
@@ -145,7 +145,7 @@ def _by_compiler(formula: Formula, given: Tensors, out: Tensors) -> None:
 
 
 @lru_cache(maxsize=1 << 8)
-def _as_arrays(formula: Formula, layout: Layout, weights: int, device: torch.device, is_fused: bool) -> Formula:
+def _as_arrays(formula: Formula, layout: ScalarLayout, weights: int, device: torch.device, is_fused: bool) -> Formula:
     """Returns a scalar formula as operations on tensors. Raises ScalarError if it has no such
     form."""
     function = check(formula, layout.arrays(columns=None if layout.weights else weights))

@@ -23,7 +23,7 @@ from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import FormatError, TensorError, alternatives, shown
 from glft_schema.lazy import outside_graphs
-from glft_schema.scalar.layout import NUMPY, Field, Functions, Layout
+from glft_schema.scalar.layout import NUMPY, Functions, ScalarField, ScalarLayout
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import FLOAT32, INTEGERS, NAMES, Array, Dtype, dtype_of, is_float, is_integer, name_of, words
 from glft_schema.storage.source import Source
@@ -400,7 +400,7 @@ class TensorType:
                 raise ValueError(f"expected {name} as [{rows}, {pitch}], found {list(fields[name])}")
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> ScalarLayout | None:
         """The fields that a scalar formula reads, of a block or of a row; None for a function of
         tensors."""
         return _scalar_layout(self) if _is_scalar(self, self.formula) else None
@@ -554,7 +554,7 @@ def _check_encoders(type_: TensorType, required: Sequence[bool | None]) -> None:
             _check(encoder, layout, layout.encoder_arrays)
 
 
-def _check(function: Any, layout: Layout, arrays: Callable[[], Mapping[str, Any]]) -> None:
+def _check(function: Any, layout: ScalarLayout, arrays: Callable[[], Mapping[str, Any]]) -> None:
     if other := next((field for field in layout.fields if field.number not in NUMPY), None):
         raise ValueError(f"{other.name}: expected numbers {alternatives(NUMPY)} for scalar functions, found {other.number}")
     from glft_schema.scalar.checking import check  # slow to import
@@ -589,16 +589,18 @@ def _is_scalar(type_: TensorType, formula: Formula) -> bool:
 
 
 @lru_cache(maxsize=1 << 8)
-def _scalar_layout(type_: TensorType) -> Layout:
+def _scalar_layout(type_: TensorType) -> ScalarLayout:
     if type_.block is not None:
         parts = [(field, field.subcon.number) for field in type_.block.subcons]
-        fields = [Field(field.name, str(number), field.sizeof() // number.itemsize, field.docs) for field, number in parts]
+        fields = [
+            ScalarField(field.name, str(number), field.sizeof() // number.itemsize, field.docs) for field, number in parts
+        ]
     else:
         fields, spans = [], type_.field_spans([1, ROW])
         for name, part in type_.fields():
             count = spans[name][1] // part.number.itemsize
-            fields.append(Field(name, str(part.number), 1 if count == 1 else None, weights=ROW // count))
-    return Layout(type_.scheme, tuple(fields), type_.unit([1, ROW]) if type_.block else None)
+            fields.append(ScalarField(name, str(part.number), 1 if count == 1 else None, weights=ROW // count))
+    return ScalarLayout(type_.scheme, tuple(fields), type_.unit([1, ROW]) if type_.block else None)
 
 
 @lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes

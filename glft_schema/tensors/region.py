@@ -25,7 +25,7 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource, Source
 from glft_schema.storage.tensor_bytes import write_all
 from glft_schema.tensor_types.tensor_type import TensorType
-from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.tensors.tensor import PayloadLocation, Tensor
 from glft_schema.words import MissingKeyError
 
 GAP_CHUNK = 1 << 20  # bytes of a gap or of padding per read or write
@@ -96,14 +96,14 @@ class Tensors(Mapping[str, Tensor]):
         yield Listing.of("tensors", head, self.values(), row, 2)
 
 
-class Payloads(NamedTuple):
+class PayloadPositions(NamedTuple):
     """The positions of payloads in a region that holds them."""
 
     extents: Sequence[int]  # bytes of each row's payload
     gaps: Sequence[tuple[int, int]]  # offset and bytes of each gap, in order
 
 
-def apart(rows: Sequence[Any], size: int) -> Payloads | None:
+def apart(rows: Sequence[Any], size: int) -> PayloadPositions | None:
     """Returns the positions of payloads if none share bytes and all are in the region.
 
     Otherwise, and for unknown types, returns None: the rows are then checked one by one.
@@ -119,7 +119,7 @@ def apart(rows: Sequence[Any], size: int) -> Payloads | None:
         gaps = gaps_between(sorted(spans), size)
     if gaps is None or max(offsets, default=0) > size:
         return None
-    return Payloads(extents, gaps)
+    return PayloadPositions(extents, gaps)
 
 
 def gaps_between(spans: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]] | None:
@@ -147,7 +147,7 @@ class TensorMap(Tensors):
     def __init__(
         self,
         rows: Sequence[Any],
-        payloads: Payloads,
+        payloads: PayloadPositions,
         source: Source,
         start: int,
         size: int,
@@ -185,11 +185,11 @@ class TensorMap(Tensors):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def _place(self, number: int) -> tuple[tuple[int, ...], Place]:
+    def _place(self, number: int) -> tuple[tuple[int, ...], PayloadLocation]:
         dims, dtype, shape = self._kinds[self._kind[number]]
-        return dims, Place(self._offsets[number], self._payloads.extents[number], dtype, shape)
+        return dims, PayloadLocation(self._offsets[number], self._payloads.extents[number], dtype, shape)
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, PayloadLocation]:
         """Returns the place of each payload."""
         return {name: self._place(number)[1] for name, number in self._numbers.items()}
 
@@ -205,8 +205,8 @@ class TensorData(construct.Construct):
     Parses into a `TensorMap` without reading payloads. Builds from a mapping of names to payloads:
     a `Tensor`, the fields of its type, bytes, or an object with ``pieces(order)``. No fixed size.
 
-    Gaps, any order of payloads, and aliases (equal `Place`s) are legal. Other overlaps and payloads
-    past the end of the file are not.
+    Gaps, any order of payloads, and aliases (equal locations) are legal. Other overlaps, and
+    payloads past the end of the file, are not.
 
     Args:
         table: the field with the rows: name, dims, shape, dtype, offset.
@@ -238,7 +238,7 @@ class TensorData(construct.Construct):
         stream.seek(source.size)
         return TensorMap(rows, payloads, source, start, size, byte_order(context))
 
-    def _payloads(self, rows: Sequence[Any], start: int, size: int, path: str, context: Context) -> Payloads:
+    def _payloads(self, rows: Sequence[Any], start: int, size: int, path: str, context: Context) -> PayloadPositions:
         """Checks the positions of all payloads."""
         gaps: list[tuple[int, int]] = []
         end, extents = 0, self._extents(rows, size)
@@ -256,7 +256,7 @@ class TensorData(construct.Construct):
                 if place.offset > end:
                     gaps.append((end, place.offset - end))
                 end = max(end, payload_end)
-        return Payloads(extents, [*gaps, (end, size - end)] if size > end else gaps)
+        return PayloadPositions(extents, [*gaps, (end, size - end)] if size > end else gaps)
 
     def _extents(self, rows: Sequence[Any], size: int) -> list[int]:
         """Returns the bytes of each payload. An unknown type extends to the next offset."""
@@ -270,9 +270,11 @@ class TensorData(construct.Construct):
             extents.append(row.dtype.nbytes(row.shape) if row.dtype.is_known else opaque)
         return extents
 
-    def _in_order(self, rows: Sequence[Any], extents: Sequence[int], path: str) -> list[tuple[int, Place]]:
+    def _in_order(self, rows: Sequence[Any], extents: Sequence[int], path: str) -> list[tuple[int, PayloadLocation]]:
         """Returns (row number, place) sorted by offset. Raises FormatError on overlap."""
-        places = [Place(row.offset, extent, row.dtype, tuple(row.shape)) for row, extent in zip(rows, extents, strict=True)]
+        places = [
+            PayloadLocation(row.offset, extent, row.dtype, tuple(row.shape)) for row, extent in zip(rows, extents, strict=True)
+        ]
         ordered = sorted(enumerate(places), key=lambda item: item[1][:2])
         end, previous = 0, None
         for i, place in ordered:
@@ -286,7 +288,9 @@ class TensorData(construct.Construct):
     def _offset_path(self, path: str, row: int) -> str:
         return f"{path.rpartition(' -> ')[0]} -> {self.table} -> {row} -> offset"
 
-    def _past_end(self, row: int, name: str, payload: Place, start: int, size: int, path: str, cut: str) -> TruncatedError:
+    def _past_end(
+        self, row: int, name: str, payload: PayloadLocation, start: int, size: int, path: str, cut: str
+    ) -> TruncatedError:
         """Returns the error for a payload past the end, with its first field that does not fit."""
         if payload.offset > size:
             problem = cut or f"expected at most {size} (the size of the region), found {payload.offset}"
@@ -311,7 +315,7 @@ class TensorData(construct.Construct):
         gaps: list[Gap] | None = None
         if isinstance(obj, TensorMap) and {rows[i].name: place for i, place in places} == obj.places():
             gaps = list(obj.gaps)
-        end, written = 0, dict[Place, Any]()
+        end, written = 0, dict[PayloadLocation, Any]()
         for i, place in places:
             row, where, payload = rows[i], f"{path} -> {shown(rows[i].name)}", obj[rows[i].name]
             if place in written:

@@ -16,7 +16,7 @@ from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
-from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.tensors.tensor import PayloadLocation, Tensor
 
 Slices = tuple[slice, ...]  # one for each dim, with a start and a stop
 
@@ -117,7 +117,7 @@ def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable
         type_: its type.
         read: returns a part of `Tensor.packed`, at a slice of rows and one of bytes.
     """
-    place = Place(0, type_.nbytes(shape), type_, tuple(shape))
+    place = PayloadLocation(0, type_.nbytes(shape), type_, tuple(shape))
     return of_file(Tensor(name, shape, place, _PackedSource(place, read), 0))
 
 
@@ -138,7 +138,7 @@ class _PackedSource(Source):
         read: as for `of_packed`.
     """
 
-    def __init__(self, place: Place, read: Callable[[Slices], Array]) -> None:
+    def __init__(self, place: PayloadLocation, read: Callable[[Slices], Array]) -> None:
         super().__init__("<computed>", place.nbytes)
         self._rows, self._read = max(matrix(place.shape)[0], 1), read
         self._fields = place.type.field_spans(place.shape).values()

@@ -31,7 +31,7 @@ Index = int | slice | EllipsisType
 Indices = Index | tuple[Index, ...]
 
 
-class Block(NamedTuple):
+class MatrixBlock(NamedTuple):
     """The numbers of a part of a tensor, in a block of rows and columns of its matrix.
 
     Attributes:
@@ -53,7 +53,7 @@ class Block(NamedTuple):
         return [down if step is None else step * across for step in self.steps]
 
 
-class Place(NamedTuple):
+class PayloadLocation(NamedTuple):
     """Location, type and shape of a payload. Tensors with equal places share one payload."""
 
     offset: int  # first byte, from the start of the region
@@ -82,7 +82,7 @@ class Tensor:
         self,
         name: str,
         dims: Sequence[int],
-        place: Place,
+        place: PayloadLocation,
         source: Source,
         data_start: int,
         order: ByteOrder = LITTLE,
@@ -445,12 +445,12 @@ class Tensor:
         """Whether values that keep their dtype are those in a mapped file."""
         return bool(self._source.mapped and self.type.exact and self.order == LITTLE)
 
-    def _part(self, index: Indices) -> Block:
+    def _part(self, index: Indices) -> MatrixBlock:
         """Returns where a part is. Raises IndexError as `read`."""
         ranges, dropped = self._ranges(index)
         shape = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
         if 0 in shape:
-            return Block(range(0), range(0), shape, [], 0)
+            return MatrixBlock(range(0), range(0), shape, [], 0)
         has_rows = len(ranges) > 1  # otherwise the matrix has one row, see `matrix`
         rows, inner = (ranges[0], ranges[1:]) if has_rows else (range(1), ranges)
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(has_rows, len(self.shape))]
@@ -460,7 +460,7 @@ class Tensor:
         columns = range(first // unit * unit, -(-(last + 1) // unit) * unit)
         steps = [*[None] * has_rows, *(stride * part.step for part, stride in zip(inner, strides, strict=True))]
         kept = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
-        return Block(rows, columns, shape, kept, first - columns.start)
+        return MatrixBlock(rows, columns, shape, kept, first - columns.start)
 
     @property
     def _torch_dtype(self) -> torch.dtype:

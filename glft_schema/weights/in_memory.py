@@ -18,7 +18,7 @@ from glft_schema.storage.torch_tensors import array_of, as_array, is_tensor
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
-from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.tensors.tensor import PayloadLocation, Tensor
 from glft_schema.weights.torch_pickle import Opaque
 
 
@@ -38,7 +38,7 @@ def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: An
     fields = type_.unpacked(array_of(packed), matrix(shape)[1])
     pieces = list(type_.pieces(fields, LITTLE))
     payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    return Tensor(name, shape, Place(0, len(payload), type_, tuple(shape)), BytesSource(payload), 0)
+    return Tensor(name, shape, PayloadLocation(0, len(payload), type_, tuple(shape)), BytesSource(payload), 0)
 
 
 @cache

@@ -22,7 +22,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.in_memory import check_dense
 from glft_schema.weights.requantizing import type_before
-from glft_schema.weights.schemes import Choice
+from glft_schema.weights.schemes import TypeChoice
 
 PART = 4 * CHUNK  # numbers that are encoded at once
 GROUP = CHUNK // 16  # numbers of a group of rows
@@ -68,7 +68,7 @@ class PlannedPayload:
 
     name: str
     stored: StoredTensor  # the source
-    choice: Choice
+    choice: TypeChoice
     done: Callable[[str], None] | None = None  # called with the name after writing
     measure: bool = False  # whether to compare the payload with its source
     error: float | None = None  # max |stored - source|, set by writing
@@ -277,7 +277,7 @@ def _rows_between(first: int, last: int, pitch: int, rows: int) -> range:
 
 
 def payloads_of(
-    choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor], progress: Progress | None, measure: bool
+    choices: Mapping[str, TypeChoice], tensors: Mapping[str, StoredTensor], progress: Progress | None, measure: bool
 ) -> dict[str, PlannedPayload]:
     """Plans a payload for each tensor. `progress` receives the share of weights written."""
     total = sum(tensor.numel for tensor in tensors.values()) or 1

@@ -28,7 +28,7 @@ from glft_schema.weights.importance import with_importance
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
-from glft_schema.weights.schemes import Choice, Schemes, TypeChooser, choose_types, file_type_of
+from glft_schema.weights.schemes import Schemes, TypeChoice, TypeChooser, choose_types, file_type_of
 from glft_schema.words import check_options
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def plan_file(
 
 
 def _with_file_type(
-    metadata: TypedMetadata, choices: Mapping[str, Choice], stored: Mapping[str, StoredTensor], always: bool
+    metadata: TypedMetadata, choices: Mapping[str, TypeChoice], stored: Mapping[str, StoredTensor], always: bool
 ) -> TypedMetadata:
     """Returns metadata with the file type of most weights, unless the stated one may be kept.
 
@@ -238,7 +238,7 @@ def _refuse_unloadable(layout: Layout) -> None:
         raise FormatError(f"llama.cpp would refuse the file: {findings[0].problem}{others}", findings[0].path)
 
 
-def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:
+def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, TypeChoice]) -> dict[str, str]:
     """Returns aliases: names of tied tensors -> the earlier tensor whose payload they share.
 
     Tied tensors with different payloads get a note in `choices` and a warning.
@@ -262,7 +262,7 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) 
     return aliases
 
 
-def _same_payload(one: str, other: str, stored: Mapping[str, StoredTensor], choices: Mapping[str, Choice]) -> bool:
+def _same_payload(one: str, other: str, stored: Mapping[str, StoredTensor], choices: Mapping[str, TypeChoice]) -> bool:
     """Returns whether two tied tensors get the same payload."""
     type_, first, second = choices[one].type, stored[one].importance, stored[other].importance
     if type_ != choices[other].type or not type_.takes_importance or first is second:

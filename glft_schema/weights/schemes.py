@@ -22,7 +22,7 @@ from glft_schema.words import suggestion
 
 
 @dataclass(frozen=True)
-class Choice:
+class TypeChoice:
     """The type of a tensor.
 
     Attributes:
@@ -40,7 +40,7 @@ class Choice:
 class TypeChooser(Protocol):
     """Chooses types in another way than by patterns, such as by a recipe."""
 
-    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, Choice]:
+    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, TypeChoice]:
         """Returns a type for each tensor, in the new file's order. Raises as `choose_types`."""
 
 
@@ -54,9 +54,9 @@ MEASURE = "; to measure one: glft imatrix MODEL TEXT -o FILE"
 class Chosen(NamedTuple):
     """Types that are chosen already."""
 
-    choices: dict[str, Choice]
+    choices: dict[str, TypeChoice]
 
-    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, Choice]:
+    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, TypeChoice]:
         """Returns the choices."""
         return self.choices
 
@@ -71,7 +71,7 @@ def choose_types(
     keep_vectors: bool = False,
     strict: bool = False,
     allow_requantize: bool = False,
-) -> dict[str, Choice]:
+) -> dict[str, TypeChoice]:
     """Returns a type for each tensor.
 
     Names override patterns. Among matching patterns, the last one whose type can hold the tensor
@@ -113,7 +113,7 @@ def choose_types(
     return choices
 
 
-def file_type_of(choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor]) -> int | None:
+def file_type_of(choices: Mapping[str, TypeChoice], tensors: Mapping[str, StoredTensor]) -> int | None:
     """Returns the code of ``general.file_type`` for the type of most weights, or None."""
     weights: Counter[str] = Counter()
     for name, choice in choices.items():
@@ -132,7 +132,7 @@ def as_pairs(schemes: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tup
 
 def _check_all_as_asked(
     tensors: Mapping[str, StoredTensor],
-    choices: Mapping[str, Choice],
+    choices: Mapping[str, TypeChoice],
     requests: Mapping[str, list[tuple[str, TensorType]]],
     keep_vectors: bool,
 ) -> None:
@@ -161,14 +161,14 @@ def type_named(scheme: str, types: TypeTable[TensorType]) -> TensorType:
     )
 
 
-def choose_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType]) -> Choice:
+def choose_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType]) -> TypeChoice:
     """Returns the type of a tensor that no scheme selects. Raises as `choose_types`."""
     return _choose(name, tensor, [], types, False)
 
 
 def _choose(
     name: str, tensor: StoredTensor, requests: list[tuple[str, TensorType]], types: TypeTable[TensorType], keep_vectors: bool
-) -> Choice:
+) -> TypeChoice:
     """Returns the type of a tensor. `requests` are the matching keys and their types, in order."""
     stored_type = tensor.file_tensor.type if tensor.file_tensor else None
     by_name, by_pattern = ([item for item in reversed(requests) if (item[0] == name) == exact] for exact in (True, False))
@@ -176,26 +176,26 @@ def _choose(
     if stored_type is not None and (reason := stored_type.bytes_only):
         if stored_type not in types or by_name:
             raise TensorError(f"cannot be converted: {reason}", name)
-        return Choice(stored_type, reason if requests else "", asked)
+        return TypeChoice(stored_type, reason if requests else "", asked)
     refusals: list[str] = []
     for key, type_ in by_name + by_pattern:
         if type_ == stored_type:
-            return Choice(type_, "; ".join(refusals), asked)
+            return TypeChoice(type_, "; ".join(refusals), asked)
         refusal = _refusal(tensor, type_, keep_vectors and key != name)
         if refusal is None:
-            return Choice(type_, "; ".join(refusals), asked)
+            return TypeChoice(type_, "; ".join(refusals), asked)
         if key == name:
             raise TensorError(f"cannot be stored as {type_.scheme}: {refusal}", name)
         refusals.append(f"not {type_.scheme}: {refusal}")
     for _, type_ in by_pattern:
         smaller = None if divides(type_, tensor.shape) else fallback(type_, tensor.shape, types)
         if smaller is not None and _refusal(tensor, smaller, keep_vectors) is None:
-            return Choice(smaller, "; ".join(refusals), asked)
+            return TypeChoice(smaller, "; ".join(refusals), asked)
     if stored_type is not None and stored_type in types:
-        return Choice(stored_type, "; ".join(refusals), asked)
+        return TypeChoice(stored_type, "; ".join(refusals), asked)
     if stored_type and not stored_type.exact:
         refusals.append(f"{stored_type} dequantized")
-    return Choice(*_own_type(name, tensor, types, refusals), asked)
+    return TypeChoice(*_own_type(name, tensor, types, refusals), asked)
 
 
 def _refusal(tensor: StoredTensor, type_: TensorType, keep_vectors: bool) -> str | None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import glft_schema as glft
-from glft_schema.distributed.spans import Span, spans_between, spans_of, units_in
+from glft_schema.distributed.spans import PlannedSpan, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
 from glft_schema.files.layout import Layout
 from glft_schema.formats.registry import WITH_TYPES
@@ -88,7 +88,7 @@ def large_model() -> FilePlan:
     return plan_file(stored, WITH_TYPES, None, {"schemes": {"*": TYPE}})
 
 
-def simulated(layout: Layout, spans: Sequence[Span], workers: int, rates: Rates) -> Simulated:
+def simulated(layout: Layout, spans: Sequence[PlannedSpan], workers: int, rates: Rates) -> Simulated:
     """Returns what each worker does by the plan, and what that takes."""
     units = units_in(spans, layout.nbytes)
     of_workers = [_work(dealt, layout, spans) for dealt in shares(units, workers)]
@@ -118,7 +118,7 @@ class _Work(NamedTuple):
     memory: int
 
 
-def _work(units: Sequence[Unit], layout: Layout, spans: Sequence[Span]) -> _Work:
+def _work(units: Sequence[Unit], layout: Layout, spans: Sequence[PlannedSpan]) -> _Work:
     """Returns the work of a worker: numbers of weights, bytes and reads."""
     weights = read = written = requests = memory = 0
     for run in runs(units):

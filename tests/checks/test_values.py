@@ -28,7 +28,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.tensor_type import Reserved
-from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.tensors.tensor import PayloadLocation, Tensor
 from glft_schema.weights.checkpoints import open_checkpoint
 from tests.catalogue.gguf_cases import READ
 from tests.checks.memory import result_and_growth, sparse_file
@@ -63,7 +63,7 @@ def weights_in(type_: TensorType) -> int:
 
 
 def tensor_of(type_: TensorType, shape: tuple[int, ...], payload: bytes, order: str = "little") -> Tensor:
-    place = Place(5, len(payload), type_, shape)
+    place = PayloadLocation(5, len(payload), type_, shape)
     return Tensor("w", shape, place, BytesSource(bytes(15) + payload), 10, order)
 
 

@@ -12,7 +12,7 @@ from glft_schema.codec.numbers import u8, u16
 from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
-from glft_schema.codec.trace import Span, Trace, without_root
+from glft_schema.codec.trace import FieldSpan, Trace, without_root
 from tests.codec.assertions import cursor
 
 Row = Struct("name" / Text(u8), "rank" / u16)
@@ -42,7 +42,7 @@ def test_every_field() -> None:
 def test_one_field_and_the_name_of_its_row() -> None:
     trace = Trace("rows -> 1 -> rank")
     parse(trace)
-    assert trace.find("rows -> 1 -> rank") == Span("rows -> 1 -> rank", 8, 10, 2)
+    assert trace.find("rows -> 1 -> rank") == FieldSpan("rows -> 1 -> rank", 8, 10, 2)
     assert trace.label("name", "rows -> 1 -> rank") == "bc"
     assert trace.find("rows -> 0 -> rank") is None
 

@@ -112,16 +112,16 @@ def test_a_struct_of_a_users_own() -> None:
         "word" / construct.Array(2, Int32ul),
         "rest" / GreedyBytes,
     )
-    assert node_of(own, schema, "own") == s.Ref("own")
+    assert node_of(own, schema, "own") == s.RefNode("own")
     assert list(schema.structs) == ["own", "items"]
     magic, n, items, _, rest = schema.structs["own"].fields
-    assert (magic.value, magic.doc, magic.node) == (b"OWN1", "always", s.Bytes(known(4)))
-    assert n.node == s.Number("u16", "big")
-    assert items.node == s.List(Reference(("n",)), s.Ref("items"))
-    assert rest.node == s.Bytes(None)
+    assert (magic.value, magic.doc, magic.node) == (b"OWN1", "always", s.BytesNode(known(4)))
+    assert n.node == s.NumberNode("u16", "big")
+    assert items.node == s.ListNode(Reference(("n",)), s.RefNode("items"))
+    assert rest.node == s.BytesNode(None)
     name, sizes = schema.structs["items"].fields
-    assert name.node == s.Text(s.Number("u16", "big"))
-    assert sizes.node == s.Counted(s.Number("u16", "big"), s.Number("u32", "little"))
+    assert name.node == s.TextNode(s.NumberNode("u16", "big"))
+    assert sizes.node == s.CountedNode(s.NumberNode("u16", "big"), s.NumberNode("u32", "little"))
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_what_has_no_node_says_so(declared: Any, problem: str) -> None:
 
 
 def test_a_choice_among_alternatives() -> None:
-    type_of = {0: s.Number("u8", "little"), 1: s.Number("u16", "little")}
-    switch = s.Switch(Reference("type"), tuple(s.SwitchCase(node.kind, code, node) for code, node in type_of.items()), None)
+    type_of = {0: s.NumberNode("u8", "little"), 1: s.NumberNode("u16", "little")}
+    switch = s.SwitchNode(Reference("type"), tuple(s.SwitchCase(node.kind, code, node) for code, node in type_of.items()), None)
     assert [s.choose(switch, lambda _, code=code: code) for code in type_of] == list(type_of.values())
     assert s.choose(replace(switch, default=type_of[0]), lambda _: 2) == type_of[0]
     with pytest.raises(KeyError, match="2"):
@@ -156,7 +156,7 @@ def test_an_array_that_holds_itself_is_read_once() -> None:
     array = schema_of(GGUF).structs["array"]
     assert array.field("n").is_count
     nested = s.choose(array.field("elements").node, lambda on: GGUF.metadata.types["array"])
-    assert nested == s.List(Reference(("n",)), s.Ref("array"))
+    assert nested == s.ListNode(Reference(("n",)), s.RefNode("array"))
 
 
 @formats

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glft_schema.distributed.units import MOST_UNITS, PAGE, Part, Unit, runs, shares, units_of
+from glft_schema.distributed.units import MOST_UNITS, PAGE, CostedSpan, Unit, runs, shares, units_of
 
 SIZES = st.lists(st.tuples(st.integers(0, 5 * PAGE), st.integers(0, 200 * PAGE), st.floats(0, 1e12)), max_size=12)
 
@@ -15,7 +15,7 @@ SIZES = st.lists(st.tuples(st.integers(0, 5 * PAGE), st.integers(0, 200 * PAGE),
 def test_units_cover_the_file_and_meet_at_pages(sizes: list[tuple[int, int, float]], ranks: int) -> None:
     parts, end = [], 0
     for gap, nbytes, cost in sizes:
-        parts.append(Part(end + gap, nbytes, cost))
+        parts.append(CostedSpan(end + gap, nbytes, cost))
         end += gap + nbytes
     units = units_of(parts, end)
     assert [unit.start for unit in units] == [0, *(unit.stop for unit in units)][: len(units)]
@@ -32,7 +32,7 @@ def test_units_cover_the_file_and_meet_at_pages(sizes: list[tuple[int, int, floa
 
 
 def test_units_of_a_large_file_have_equal_costs() -> None:
-    parts = [Part(i << 30, 1 << 30, 1e9 if i % 2 else 5e9) for i in range(300)]
+    parts = [CostedSpan(i << 30, 1 << 30, 1e9 if i % 2 else 5e9) for i in range(300)]
     units = units_of(parts, 300 << 30)
     assert 8000 < len(units) <= MOST_UNITS
     costs = [unit.cost for unit in units]

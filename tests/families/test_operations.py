@@ -14,13 +14,13 @@ import glft_schema as glft
 from glft_schema.errors import TensorError
 from glft_schema.families.operations import (
     KEEP,
-    Operation,
     PackMXFP4,
     PermuteRows,
     PlusOne,
     SplitAlternately,
     SplitRows,
     Stack,
+    TensorOperation,
     Transpose,
 )
 from glft_schema.storage.dtypes import as_dtype
@@ -49,7 +49,7 @@ CONFIG = {"heads": 3, "experts": 2}
         (Transpose(3, SplitAlternately()), 1, (2, 6)),
     ],
 )
-def test_there_and_back(operation: Operation, count: int, dims: tuple[int, ...]) -> None:
+def test_there_and_back(operation: TensorOperation, count: int, dims: tuple[int, ...]) -> None:
     tensors = [np.arange(i, i + math.prod(dims), dtype=np.float32).reshape(dims) for i in range(count)]
     sources = [of_values(tensor) for tensor in tensors]
     results = operation.mapped(sources, CONFIG, "x")
@@ -69,7 +69,9 @@ def test_there_and_back(operation: Operation, count: int, dims: tuple[int, ...])
 @pytest.mark.parametrize(
     ("operation", "to_gguf"), [(Stack("experts"), True), (SplitRows(), False), (SplitAlternately(), False)]
 )
-def test_tensors_of_other_dtypes_get_one_that_holds_both(operation: Operation, to_gguf: bool, dtypes: tuple[str, str]) -> None:
+def test_tensors_of_other_dtypes_get_one_that_holds_both(
+    operation: TensorOperation, to_gguf: bool, dtypes: tuple[str, str]
+) -> None:
     given = [torch.randn(3, 4, 8).to(getattr(torch, dtype)) for dtype in dtypes]
     wider = torch.promote_types(given[0].dtype, given[1].dtype)
     (joined,) = (operation.mapped if to_gguf else operation.restored)([of_values(tensor) for tensor in given], CONFIG, "x")
@@ -102,7 +104,7 @@ def test_a_tensor_without_dims(dtype: torch.dtype) -> None:
         (PermuteRows("heads"), True, ((12, 0),)),
     ],
 )
-def test_shapes_that_do_not_fit(operation: Operation, to_gguf: bool, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_shapes_that_do_not_fit(operation: TensorOperation, to_gguf: bool, shapes: tuple[tuple[int, ...], ...]) -> None:
     sources = [of_values(np.zeros(shape, np.float32)) for shape in shapes]
     found = ", ".join(str(list(shape)) for shape in shapes)
     with pytest.raises(TensorError, match=re.escape(f"tensor 'x': expected a shape that fits the config, found {found}")):
@@ -175,7 +177,9 @@ def test_moved_rows_of_quantized_tensors_are_stored(type_: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("operation", [PlusOne(), PermuteRows("heads"), Transpose()])
-def test_a_source_without_parts_is_loaded_once(operation: Operation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_without_parts_is_loaded_once(
+    operation: TensorOperation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(payloads, "PART", 64)  # a row at once
     values, loads = torch.randn(12, 64), list[int]()
 

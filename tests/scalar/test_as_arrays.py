@@ -12,12 +12,20 @@ import torch
 from glft_schema.scalar import compiled_arrays, numpy_arrays, torch_arrays
 from glft_schema.scalar.as_arrays import decoder, printed
 from glft_schema.scalar.checking import check
-from glft_schema.scalar.language import ScalarError, Table, run
-from glft_schema.scalar.layout import Field, Layout
+from glft_schema.scalar.language import LookupTable, ScalarError, run
+from glft_schema.scalar.layout import ScalarField, ScalarLayout
 from tests.scalar.sources import declared, same_bits
 
-LAYOUT = Layout(
-    "own", (Field("d", "f16", 2), Field("qs", "u8", 16), Field("c", "i8", 16), Field("n", "u32", 2), Field("h", "u16", 4)), 16
+LAYOUT = ScalarLayout(
+    "own",
+    (
+        ScalarField("d", "f16", 2),
+        ScalarField("qs", "u8", 16),
+        ScalarField("c", "i8", 16),
+        ScalarField("n", "u32", 2),
+        ScalarField("h", "u16", 4),
+    ),
+    16,
 )
 HELPERS = """
 def part(x, g, *, scale):
@@ -113,7 +121,7 @@ BODIES = {
 # fmt: on
 NO_SPANS = ("two writes", "writes to views")  # statements that write no neighbours, or some weights twice
 TABLES = {
-    "HALVES": Table(lambda: [0.5, -1.5, 2.5, 0.1, 7, 8, 9]),
+    "HALVES": LookupTable(lambda: [0.5, -1.5, 2.5, 0.1, 7, 8, 9]),
     "CODES": (-1, 3, 7, 2, 5, 9, 11),
     "BIG": (-1, 300, 70000, 2),
 }  # fmt: skip
@@ -125,7 +133,7 @@ def source(body: str) -> Any:
     return declared(f"{HELPERS}def decode(w, d, qs, c, n, h):\n    pass{lines}\n", **TABLES)
 
 
-def columns(layout: Layout, blocks: np.ndarray[Any, Any], signed: bool) -> dict[str, np.ndarray[Any, Any]]:
+def columns(layout: ScalarLayout, blocks: np.ndarray[Any, Any], signed: bool) -> dict[str, np.ndarray[Any, Any]]:
     """Returns the fields of blocks; unsigned words as signed ones, if so."""
     fields, start = {}, 0
     for field in layout.fields:
@@ -210,7 +218,7 @@ def test_a_compiler_gives_the_same_bits() -> None:
 
 def test_lengths_must_be_known() -> None:
     function = declared("def decode(w, row):\n    for i in range(len(w)):\n        w[i] = float32(row[i])\n")
-    rows = Layout("rows", (Field("row", "u8", None),), None)
+    rows = ScalarLayout("rows", (ScalarField("row", "u8", None),), None)
     with pytest.raises(ScalarError, match=r"^decode: as arrays, expected known lengths, found Length$"):
         printed(check(function, rows.arrays()))
     assert "range" not in printed(check(function, rows.arrays(columns=6)))[0]

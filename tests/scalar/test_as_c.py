@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 
 from glft_schema.scalar import language
-from glft_schema.scalar.as_c import Unit
+from glft_schema.scalar.as_c import TranslationUnit
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import run
-from glft_schema.scalar.layout import Field, Layout
+from glft_schema.scalar.layout import ScalarField, ScalarLayout
 from tests.scalar.sources import compiled, declared, pointer, same_bits
 
-LAYOUT = Layout("own", (Field("d", "f16", 2, "scales"), Field("qs", "u8", 16, "codes"), Field("n", "u32", 2)), 16)
+LAYOUT = ScalarLayout(
+    "own", (ScalarField("d", "f16", 2, "scales"), ScalarField("qs", "u8", 16, "codes"), ScalarField("n", "u32", 2)), 16
+)
 
 # fmt: off
 BODIES = {
@@ -115,7 +117,7 @@ def nothing(x):
 def fill(x):
     x[1] = 5
 """
-CONSTANTS = {"HALVES": language.Table(lambda: [0.5, -1.5]), "CODES": (-1, 300, 70000, 2)}
+CONSTANTS = {"HALVES": language.LookupTable(lambda: [0.5, -1.5]), "CODES": (-1, 300, 70000, 2)}
 
 
 def decoder(body: str) -> Any:
@@ -131,7 +133,7 @@ def random_blocks(count: int) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_c_equals_plain_python(name: str, tmp_path: Path) -> None:
-    unit, function = Unit(), decoder(BODIES[name])
+    unit, function = TranslationUnit(), decoder(BODIES[name])
     unit.decoder(LAYOUT, function)
     library, blocks = compiled(str(unit), tmp_path, "-O1"), random_blocks(40)
     found, expected = np.zeros((2, 40, 16), np.float32)
@@ -143,8 +145,10 @@ def test_c_equals_plain_python(name: str, tmp_path: Path) -> None:
 
 def test_halves(tmp_path: Path) -> None:
     """NAME_f16 and NAME_bf16 round each weight, half to even, over all exponents."""
-    unit = Unit()
-    unit.decoder(Layout("kept", (Field("x", "f32", 2),), 2), declared("def f(w, x):\n    w[0], w[1] = x[0], x[1]\n"))
+    unit = TranslationUnit()
+    unit.decoder(
+        ScalarLayout("kept", (ScalarField("x", "f32", 2),), 2), declared("def f(w, x):\n    w[0], w[1] = x[0], x[1]\n")
+    )
     library = compiled(str(unit), tmp_path, "-O1")
     near = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16 | np.array(
         [0, 1, 0x7FFF, 0x8000, 0x8001, 0xF000, 0x1000, 0xFFFF], np.uint32
@@ -175,9 +179,13 @@ def test_rows(tmp_path: Path) -> None:
         "def decode(w, d, template):\n    for i in range(len(w)):\n"
         "        w[i] = d[0] * float32(template[i // 2]) + half(w, i)\n"
     )
-    unit, function = Unit(), declared(source)
+    unit, function = TranslationUnit(), declared(source)
     unit.decoder(
-        Layout("rows", (Field("d", "f16", 1), Field("unused", "u8", 3), Field("template", "u8", None, weights=2)), None),
+        ScalarLayout(
+            "rows",
+            (ScalarField("d", "f16", 1), ScalarField("unused", "u8", 3), ScalarField("template", "u8", None, weights=2)),
+            None,
+        ),
         function,
     )
     library = compiled(str(unit), tmp_path, "-O1")
@@ -198,7 +206,7 @@ def test_rows(tmp_path: Path) -> None:
 
 def test_the_text_reads_like_the_declaration() -> None:
     unit, body = (
-        Unit(),
+        TranslationUnit(),
         "\n        for i in range(16):\n            code = qs[i] >> 4 & 15\n            w[i] = d[0] * float32(code - 8)",
     )
     unit.decoder(LAYOUT, decoder(body))
@@ -226,19 +234,19 @@ void own(const uint8_t *blocks, float *w, int64_t n) {
 
 def test_names_of_c_and_equal_names(tmp_path: Path) -> None:
     """Names of C get an underscore; functions and tables of one name get a number unless equal."""
-    unit, functions = Unit(), []
+    unit, functions = TranslationUnit(), []
     for number, table in enumerate([(1, 2), (1, 2), (3, 400)]):
         source = (
             f"def double(x):\n    return x * TABLE[{number // 2}]\ndef f(w, short):\n    w[0] = float32(double(short[0]))\n"
         )
         functions.append(declared(source, TABLE=table))
-        unit.decoder(Layout(f"own{number}", (Field("short", "u8", 1),), 1), functions[-1])
+        unit.decoder(ScalarLayout(f"own{number}", (ScalarField("short", "u8", 1),), 1), functions[-1])
     printed = str(unit)
     assert [printed.count(f"int32_t double_{number}(") for number in (2, 3, 4)] == [1, 1, 0]
     library, out = compiled(printed, tmp_path, "-O1"), np.zeros(1, np.float32)
     for name in ("own0", "double", "f", "f32", "TABLE"):
         with pytest.raises(language.ScalarError, match=f"^{name}: expected another name in C$"):
-            unit.decoder(Layout(name, (Field("short", "u8", 1),), 1), functions[0])
+            unit.decoder(ScalarLayout(name, (ScalarField("short", "u8", 1),), 1), functions[0])
     results = []
     for number in range(3):
         library[f"own{number}"](pointer(np.array([5], np.uint8)), pointer(out), ctypes.c_int64(1))

@@ -10,10 +10,10 @@ import pytest
 from glft_schema.scalar import language
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import ANY, Array, Builtin, Load, Store
+from glft_schema.scalar.tree import ANY, ArrayType, Builtin, Load, Store
 from tests.scalar.sources import declared
 
-ARRAYS = {"w": Array("f32", 8, "out"), "d": Array("f16", 1), "qs": Array("u8", 8), "row": Array("i8", None)}
+ARRAYS = {"w": ArrayType("f32", 8, "out"), "d": ArrayType("f16", 1), "qs": ArrayType("u8", 8), "row": ArrayType("i8", None)}
 HELPERS = """
 TABLE = (1, 2, 4)
 def one(x):
@@ -187,9 +187,9 @@ def test_tables_are_computed_when_they_are_read() -> None:
     def fails() -> list[int]:
         raise AssertionError
 
-    unused = declared("def decode(w):\n    w[0] = float32(1)\n", UNUSED=language.Table(fails))
+    unused = declared("def decode(w):\n    w[0] = float32(1)\n", UNUSED=language.LookupTable(fails))
     assert check(unused, ARRAYS).parameters == {"w": ARRAYS["w"]}
-    table = language.Table(lambda: np.array([1.5, 2.5]))
+    table = language.LookupTable(lambda: np.array([1.5, 2.5]))
     used = declared("def decode(w):\n    w[0] = FLOATS[1]\n", FLOATS=table)
     (store,) = check(used, ARRAYS).body
     assert isinstance(store, Store)

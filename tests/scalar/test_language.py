@@ -9,7 +9,7 @@ from glft_schema.scalar import language
 from glft_schema.scalar.language import (
     Float32,
     Int32,
-    Numbers,
+    PlainArray,
     as_bits,
     as_float,
     as_float16,
@@ -48,14 +48,14 @@ def test_kinds_do_not_mix() -> None:
 
 def test_arrays_convert_what_is_stored() -> None:
     bytes_, halves, words = (np.zeros(4, dtype) for dtype in (np.uint8, np.float16, np.uint32))
-    numbers = Numbers(bytes_)
+    numbers = PlainArray(bytes_)
     numbers[1] = int32(-1)
     numbers[2:][0] = int32(257)
     assert bytes_.tolist() == [0, 255, 1, 0]
-    Numbers(halves)[0] = float32(0.1)
-    assert isinstance(Numbers(halves)[0], Float32)
+    PlainArray(halves)[0] = float32(0.1)
+    assert isinstance(PlainArray(halves)[0], Float32)
     words[0] = 2**32 - 2
-    assert Numbers(words)[0] == -2
+    assert PlainArray(words)[0] == -2
     assert len(numbers[1:3]) == 2
     for at in (4, -1):
         with pytest.raises(IndexError, match=rf"^expected an index below 4, found {at}$"):
@@ -72,4 +72,4 @@ def test_functions() -> None:
     assert int32(True) == 1
     assert (len(language.floats(3)), len(language.integers(4))) == (3, 4)
     assert language.integers(2)[1] == 0
-    assert language.Table(lambda: [3, 4])[1] == 4
+    assert language.LookupTable(lambda: [3, 4])[1] == 4

@@ -12,10 +12,10 @@ import numpy as np
 
 from glft_schema.scalar import numpy_arrays
 from glft_schema.scalar.as_arrays import decoder
-from glft_schema.scalar.as_c import Unit
+from glft_schema.scalar.as_c import TranslationUnit
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, run
-from glft_schema.scalar.layout import Layout
+from glft_schema.scalar.layout import ScalarLayout
 from tests.scalar.sources import compiled, declared, pointer, same_bits
 from tests.scalar.test_as_arrays import LAYOUT, columns
 from tests.tools.depth import FULL
@@ -66,7 +66,7 @@ def program(random_: random.Random) -> Any:
 
 
 def test_all_forms_are_bit_equal(tmp_path: Path) -> None:
-    random_, unit, functions = random.Random(0), Unit(), []
+    random_, unit, functions = random.Random(0), TranslationUnit(), []
     blocks = np.random.default_rng(0).integers(0, 256, (12, 52), np.uint8)
     blocks[:, :4] = np.random.default_rng(1).normal(size=(12, 2)).astype(np.float16).view(np.uint8)
     while len(functions) < PROGRAMS:
@@ -76,7 +76,7 @@ def test_all_forms_are_bit_equal(tmp_path: Path) -> None:
         except ScalarError as error:
             assert re.search("expected a (shift|number with a kind)|32 bits", str(error))
             continue
-        unit.decoder(Layout(f"random_{len(functions)}", LAYOUT.fields, 16), function)
+        unit.decoder(ScalarLayout(f"random_{len(functions)}", LAYOUT.fields, 16), function)
     library = compiled(str(unit), tmp_path, "-O1", QUIET)
     stored, signed = columns(LAYOUT, blocks, False), columns(LAYOUT, blocks, True)
     for number, (function, tree) in enumerate(functions, 1):

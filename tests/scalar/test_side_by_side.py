@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from glft_schema.scalar.as_c import Unit
+from glft_schema.scalar.as_c import TranslationUnit
 from glft_schema.scalar.as_lanes import blocks_in_lanes
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, run
-from glft_schema.scalar.layout import NUMPY, Field, Layout
+from glft_schema.scalar.layout import NUMPY, ScalarField, ScalarLayout
 from glft_schema.scalar.side_by_side import run_side_by_side
 from tests.scalar.sources import GNU, compiled, declared, pointer
 from tests.tools.depth import FULL
 
-LAYOUT = Layout("own", (Field("d", "f16", 2), Field("e", "f32", 1), Field("qs", "u8", 16), Field("n", "u32", 2)), 16)
+LAYOUT = ScalarLayout(
+    "own", (ScalarField("d", "f16", 2), ScalarField("e", "f32", 1), ScalarField("qs", "u8", 16), ScalarField("n", "u32", 2)), 16
+)
 BLOCKS, PER_ROW = 21, 3  # the last lanes have no block
 WIDTHS = (2, 4, 8, 16)
 PROGRAMS = 200 if FULL else 12
@@ -241,7 +243,7 @@ def test_all_forms_are_equal(body: str, tmp_path: Path) -> None:
     function = declared(f"{HELPERS}\ndef encode({given}):{ZEROS}{BODIES[body]}\n", CODES=(200, 3, 70, 11))
     expected = numbers(by_plain_python(function))
     assert len(np.unique(expected, axis=0)) > 5
-    plain, lanes = Unit(), Unit()
+    plain, lanes = TranslationUnit(), TranslationUnit()
     name = plain.encoder(LAYOUT, function)
     assert lanes.encoder(LAYOUT, function, blocks_in_lanes) == name
     assert (numbers(by_c(compiled(str(plain), tmp_path, "-O1"), name)) == expected).all()
@@ -295,9 +297,9 @@ def program(random_: random.Random) -> Any:
 
 
 def test_random_programs(tmp_path: Path) -> None:
-    random_, functions, plain, lanes = random.Random(1), [], Unit(), Unit()
+    random_, functions, plain, lanes = random.Random(1), [], TranslationUnit(), TranslationUnit()
     while len(functions) < PROGRAMS:
-        function, layout = program(random_), Layout(f"random_{len(functions)}", LAYOUT.fields, 16)
+        function, layout = program(random_), ScalarLayout(f"random_{len(functions)}", LAYOUT.fields, 16)
         try:
             name = plain.encoder(layout, function)
         except ScalarError as error:

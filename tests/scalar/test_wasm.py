@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from glft_schema.scalar.as_c import FLAGS, Unit
+from glft_schema.scalar.as_c import FLAGS, TranslationUnit
 from glft_schema.scalar.as_lanes import blocks_in_lanes
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.library import building
@@ -38,7 +38,7 @@ writeFileSync(decoded, new Uint8Array(memory.buffer, third, given.length));
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
 @pytest.mark.parametrize("in_lanes", [True, False])
 def test_the_same_bytes(name: str, in_lanes: bool, tmp_path: Path) -> None:
-    type_, unit = GGML_TYPES[name], Unit()
+    type_, unit = GGML_TYPES[name], TranslationUnit()
     layout, decoder, encoders = type_.functions
     assert decoder
     assert layout.weights

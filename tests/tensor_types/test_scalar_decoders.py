@@ -16,7 +16,7 @@ import torch
 from glft_schema.codec import Struct, f16, u8
 from glft_schema.scalar import compiled_arrays, numpy_arrays, torch_arrays
 from glft_schema.scalar.as_arrays import decoder
-from glft_schema.scalar.as_c import Unit
+from glft_schema.scalar.as_c import TranslationUnit
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, float32, run
 from glft_schema.tensor_types import TensorType
@@ -34,7 +34,7 @@ ROW_TYPES = (Q8_PER_CHANNEL, Q4_PER_GROUP_64)
 
 def printed(types: Iterable[TensorType]) -> str:
     """Returns the formulas of types as C."""
-    unit = Unit()
+    unit = TranslationUnit()
     for type_ in types:
         unit.decoder(type_.layout, type_.formula)
     return str(unit)

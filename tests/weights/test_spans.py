@@ -23,7 +23,7 @@ from glft_schema.weights import payloads
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import plan_file, save_file
-from glft_schema.weights.schemes import Choice
+from glft_schema.weights.schemes import TypeChoice
 from tests.tools.depth import some_by_default
 
 TYPES = {f"{format.name} {type_}": type_ for format in FORMATS for type_ in format.types if type_.has_encoder}
@@ -53,7 +53,7 @@ def test_any_span_has_the_bytes_of_the_whole(name: str, order: str, monkeypatch:
     stored = in_memory({"x": tensor})["x"]
     if type_.takes_importance:
         stored = replace(stored, importance=np.random.default_rng(0).random(3 * 256, np.float32) + np.float32(0.1))
-    payload = PlannedPayload("x", stored, Choice(type_, "", None), measure=True)
+    payload = PlannedPayload("x", stored, TypeChoice(type_, "", None), measure=True)
     whole = payload.to_bytes(order)
     error, payload.error = payload.error, None
     for first, last in [(0, len(whole)), (0, 1), (len(whole) - 1, len(whole)), (100, 100), (len(whole) // 3, len(whole) // 2)]:
@@ -79,7 +79,7 @@ def test_spans_of_copied_and_converted_tensors(file: glft.File, data: st.DataObj
     type_ = tensor.type if scheme == "same" else next(t for t in file.format.types if t.scheme == scheme)
     if type_.refusal(tensor.shape):
         return
-    payload = PlannedPayload(name, of_file(tensor), Choice(type_, "", None))
+    payload = PlannedPayload(name, of_file(tensor), TypeChoice(type_, "", None))
     whole = payload.to_bytes(order)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
     assert joined(payload.span(first, last, order), first, last) == whole[first:last]
@@ -90,14 +90,14 @@ def test_the_index_of_a_weight_that_cannot_be_stored(monkeypatch: pytest.MonkeyP
     tensor = torch.zeros(7, 64)
     tensor[5, 3] = torch.inf
     type_ = TYPES["gguf q8_0"] if "gguf q8_0" in TYPES else next(t for t in TYPES.values() if t.scheme == "q8_0")
-    payload = PlannedPayload("x", in_memory({"x": tensor})["x"], Choice(type_, "", None))
+    payload = PlannedPayload("x", in_memory({"x": tensor})["x"], TypeChoice(type_, "", None))
     with pytest.raises(glft.TensorError, match=r"tensor 'x' at \[5, 3\]"):
         [*payload.span(0, payload.nbytes)]
 
 
 def test_a_missing_importance() -> None:
     type_ = next(t for t in TYPES.values() if t.scheme == "iq2_xxs")
-    payload = PlannedPayload("x", in_memory({"x": torch.zeros(2, 256)})["x"], Choice(type_, "", None))
+    payload = PlannedPayload("x", in_memory({"x": torch.zeros(2, 256)})["x"], TypeChoice(type_, "", None))
     with pytest.raises(glft.TensorError, match=r"IQ2_XXS requires an importance matrix"):
         [*payload.span(0, payload.nbytes)]
 

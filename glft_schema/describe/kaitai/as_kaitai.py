@@ -43,8 +43,8 @@ def as_kaitai(schema: s.Schema) -> str:
     specs = {name: _struct(types, name) for name in (root, *types.ids)}
     for name in specs:
         for part in schema.structs[name].fields:
-            if isinstance(part.node, s.Payloads) and not isinstance(
-                schema.structs[name].field(part.node.table).node, s.JsonTable
+            if isinstance(part.node, s.PayloadsNode) and not isinstance(
+                schema.structs[name].field(part.node.table).node, s.JsonTableNode
             ):
                 with_payload(types, specs, name, part)
     for search in types.expressions.searches.values():
@@ -96,7 +96,7 @@ def _byte_order(types: Types) -> dict[str, Attr]:
     """Returns the instances of the root that determine the byte order, if it varies."""
     if types.is_big is None:
         return {}
-    found = [(offset, node) for offset, node in _nested_nodes(types.schema, types.root, 0) if isinstance(node, s.ByteOrder)]
+    found = [(offset, node) for offset, node in _nested_nodes(types.schema, types.root, 0) if isinstance(node, s.ByteOrderNode)]
     if len(found) != 1 or found[0][0] is None:
         raise UnsupportedError("expected one number at a fixed offset to determine the byte order")
     ((offset, node),) = found
@@ -115,7 +115,7 @@ def _nested_nodes(schema: s.Schema, struct: str, start: int | None) -> Iterator[
     for part, offset in zip(described.fields, described.offsets, strict=True):
         at = None if offset is None or start is None else start + offset
         yield at, part.node
-        if isinstance(part.node, s.Ref):
+        if isinstance(part.node, s.RefNode):
             yield from _nested_nodes(schema, part.node.name, at)
 
 
@@ -159,12 +159,12 @@ def _struct(types: Types, name: str) -> Attr:
 def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[str, Attr]]:
     """Returns the attributes and instances of a field; none if nothing determines it."""
     id, node = types.expressions.ids[at.struct].get(part.name, ""), part.node
-    if isinstance(node, s.JsonTexts):
+    if isinstance(node, s.JsonTextsNode):
         return [], {}
-    if isinstance(node, (s.Derived, s.ByteOrder)):
+    if isinstance(node, (s.DerivedNode, s.ByteOrderNode)):
         instance = _instance(types, node, at)
         return [], {id: instance} if instance else {}
-    if isinstance(node, s.Code) and isinstance(types.typed(node.number, at)["type"], dict):
+    if isinstance(node, s.CodeNode) and isinstance(types.typed(node.number, at)["type"], dict):
         code = types.expressions.names[at.struct].new(f"{id} code")  # an enum needs a number of one kind
         return types.attrs(code, node.number, at), {id: {"value": code, "enum": types.enum(node.table)}}
     return types.attrs(id, node, at), {}
@@ -177,8 +177,8 @@ def _about_type(types: Types, struct: str) -> Iterator[str]:
             yield f"A weight is {type_.formula}"
 
 
-def _instance(types: Types, node: s.Derived | s.ByteOrder, at: Location) -> Attr | None:
-    if isinstance(node, s.ByteOrder):
+def _instance(types: Types, node: s.DerivedNode | s.ByteOrderNode, at: Location) -> Attr | None:
+    if isinstance(node, s.ByteOrderNode):
         order = types.byte_orders()
         one = f"{order}::{types.schema.byte_orders[0]}"
         return {"value": f"_root.{types.is_big} ? {order}::big : {order}::little" if types.is_big else one}

@@ -47,7 +47,7 @@ class KeySearch:
     after: str  # the instance of a row: the value found up to and including the row
 
 
-class Expressions:
+class ExpressionWriter:
     """Writes expressions for one schema."""
 
     def __init__(self, schema: s.Schema, root: str) -> None:
@@ -83,9 +83,9 @@ class Expressions:
         if (param := self.param(expression, at)) is not None:
             return param
         path, part, _ = self.find(expression, at)
-        if isinstance(part.node, (s.ByteOrder, s.Payloads)):
+        if isinstance(part.node, (s.ByteOrderNode, s.PayloadsNode)):
             raise UnsupportedError(f"Kaitai Struct cannot compare {expression}")
-        return path + {s.Text: ".text", s.Code: ".to_i"}.get(type(part.node), "")
+        return path + {s.TextNode: ".text", s.CodeNode: ".to_i"}.get(type(part.node), "")
 
     def param(self, reference: Reference, at: Location) -> str | None:
         """Returns a parameter of a payload, or None if the reference is to a field."""
@@ -109,7 +109,7 @@ class Expressions:
             if (part := next((part for part in fields if part.name == name), None)) is None:
                 break
             path.append(self.ids[owner][name])
-            struct = part.node.name if isinstance(part.node, s.Ref) else None
+            struct = part.node.name if isinstance(part.node, s.RefNode) else None
             found = (".".join(path), part, owner)
         else:
             if found:
@@ -121,13 +121,13 @@ class Expressions:
         if isinstance(of, Reversed):
             return self.length(of.of, at)
         path, part, _ = self.find(of, at)
-        if isinstance(part.node, s.Derived) and part.node.value and _is_local(of):
+        if isinstance(part.node, s.DerivedNode) and part.node.value and _is_local(of):
             return self.length(part.node.value, at, in_bytes)
-        if isinstance(part.node, s.Text):
+        if isinstance(part.node, s.TextNode):
             return f"{path}.{'bytes' if in_bytes else 'text'}.length"
-        if isinstance(part.node, s.Bytes):
+        if isinstance(part.node, s.BytesNode):
             return f"{path}.length"
-        if isinstance(part.node, (s.List, s.Counted)):
+        if isinstance(part.node, (s.ListNode, s.CountedNode)):
             return f"{path}.size"
         raise UnsupportedError(f"Kaitai Struct cannot express the length of {of}")
 
@@ -136,16 +136,16 @@ class Expressions:
         if isinstance(expression, Reversed):
             return self.element(expression.of, f"{self.length(expression.of, at)} - 1 - {index}", at)
         path, part, _ = self.find(expression, at)
-        if isinstance(part.node, s.Derived) and part.node.value and _is_local(expression):
+        if isinstance(part.node, s.DerivedNode) and part.node.value and _is_local(expression):
             return self.element(part.node.value, index, at)
-        if isinstance(part.node, (s.List, s.Counted)) and isinstance(part.node.item, (s.Number, s.Either)):
+        if isinstance(part.node, (s.ListNode, s.CountedNode)) and isinstance(part.node.item, (s.NumberNode, s.EitherNode)):
             return f"{path}[{index}]"
         raise UnsupportedError(f"Kaitai Struct cannot index {expression}")
 
     def _value_of_key(self, expression: ValueOfKey, at: Location) -> str:
         path, table, struct = self.find(expression.mapping, at)
         node = table.node
-        if not isinstance(node, s.List) or not node.key or not node.value or not isinstance(node.item, s.Ref):
+        if not isinstance(node, s.ListNode) or not node.key or not node.value or not isinstance(node.item, s.RefNode):
             raise UnsupportedError(f"{expression.mapping} has no keys")
         search = (struct, table.name, expression.key, expression.default)
         if search not in self.searches:

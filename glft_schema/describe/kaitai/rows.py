@@ -26,10 +26,10 @@ def with_payload(types: Types, specs: dict[str, Attr], struct: str, payloads: s.
         struct: the struct that contains both the table and the payloads.
         payloads: the field of the payloads.
     """
-    assert isinstance(payloads.node, s.Payloads)
+    assert isinstance(payloads.node, s.PayloadsNode)
     expressions = types.expressions
     table = types.schema.structs[struct].field(payloads.node.table).node
-    if not isinstance(table, s.List) or not isinstance(table.item, s.Ref):
+    if not isinstance(table, s.ListNode) or not isinstance(table.item, s.RefNode):
         raise UnsupportedError(f"the rows of {payloads.node.table} are not structs")
     row = table.item.name
     spec, names, at = specs[row], expressions.names[row], Location(row)
@@ -37,7 +37,7 @@ def with_payload(types: Types, specs: dict[str, Attr], struct: str, payloads: s.
     matrix_id = types.names.new("matrix", "type")
     types.own[matrix_id] = _matrix(types, at)
     path, dtype, _ = expressions.find(Reference((DTYPE,)), at)
-    if not isinstance(dtype.node, s.Code):
+    if not isinstance(dtype.node, s.CodeNode):
         raise UnsupportedError(f"{DTYPE} is not the code of a type")
     sizes, cases = [], {}
     for type_ in types.schema.types:
@@ -76,11 +76,13 @@ def _nbytes(types: Types, type_: s.TypeOf, params: dict[str, str]) -> str:
     """Returns the size of a type's payload: the sum of the sizes of its fields."""
     sizes, at = [], Location(type_.payload, 0, params)
     for part in types.schema.structs[type_.payload].fields:
-        item = part.node.number if isinstance(part.node, s.Numbers) else part.node
-        size = types.schema.structs[part.node.block].size if isinstance(part.node, s.BlockArray) else types.schema.size(item)
+        item = part.node.number if isinstance(part.node, s.NumbersNode) else part.node
+        size = (
+            types.schema.structs[part.node.block].size if isinstance(part.node, s.BlockArrayNode) else types.schema.size(item)
+        )
         if size is None:
             raise UnsupportedError(f"Kaitai Struct cannot express the size of {type_.type} {part.name}")
-        count = types.count(part.node, at) if isinstance(part.node, (s.Numbers, s.BlockArray)) else "1"
+        count = types.count(part.node, at) if isinstance(part.node, (s.NumbersNode, s.BlockArrayNode)) else "1"
         sizes.append(" * ".join([*([count] if count != "1" else []), *([str(size)] if size != 1 or count == "1" else [])]))
     return " + ".join(sizes) or "0"
 
@@ -88,14 +90,14 @@ def _nbytes(types: Types, type_: s.TypeOf, params: dict[str, str]) -> str:
 def with_lookup(types: Types, specs: dict[str, Attr], search: KeySearch) -> None:
     """Gives each row of a table the value of a key in the rows up to it."""
     node, lookup, table = search.table.node, search.lookup, types.expressions.ids[search.struct][search.table.name]
-    assert isinstance(node, s.List)
-    assert isinstance(node.item, s.Ref)
+    assert isinstance(node, s.ListNode)
+    assert isinstance(node.item, s.RefNode)
     row = node.item.name
     attr = next(attr for attr in specs[search.struct]["seq"] if attr.get("id") == table)
     before = f"_index > 0 ? {table}[_index - 1].{search.after} : {lookup.default}"
     attr["type"] = f"{attr['type'].removesuffix(')')}{', ' if '(' in attr['type'] else '('}{before})"
     key, key_field, _ = types.expressions.find(Reference((str(node.key),)), Location(row))
-    if not isinstance(key_field.node, s.Text):
+    if not isinstance(key_field.node, s.TextNode):
         raise UnsupportedError(f"the keys of {search.table.name} are not strings")
     doc = f"The value of {lookup.key} in the rows before, or {lookup.default}."
     specs[row].setdefault("params", []).append({"id": search.before, "doc": doc, "type": "u8"})
@@ -108,14 +110,14 @@ def with_lookup(types: Types, specs: dict[str, Attr], search: KeySearch) -> None
 def _integer(types: Types, row: str, value: str) -> list[str]:
     """Returns the start of a conditional: a field's value if it is an integer, else ..."""
     path, part, _ = types.expressions.find(Reference((value,)), Location(row))
-    if not isinstance(part.node, s.Switch):
+    if not isinstance(part.node, s.SwitchNode):
         raise UnsupportedError(f"{value} does not depend on an earlier field")
     on, code, _ = types.expressions.find(part.node.on, Location(row))
-    if not isinstance(code.node, s.Code):
+    if not isinstance(code.node, s.CodeNode):
         raise UnsupportedError(f"{on} is not the code of a type")
     cases = [(types.constant(code.node.table, case.code), case.node) for case in part.node.cases]
     return [
         f"{on} == {constant} ? {path}.as<{types.kind(node)}> :"
         for constant, node in cases
-        if isinstance(node, s.Number) and node.kind[0] in "ui"
+        if isinstance(node, s.NumberNode) and node.kind[0] in "ui"
     ]

@@ -12,7 +12,7 @@ import glft_schema.describe.nodes as s
 from glft_schema.codec.context import BIG
 from glft_schema.codec.expressions import Expression
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.describe.kaitai.expressions import Expressions, Location, references
+from glft_schema.describe.kaitai.expressions import ExpressionWriter, Location, references
 from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.sentences import HALVES
 from glft_schema.errors import UnsupportedError
@@ -30,7 +30,7 @@ class Types:
     def __init__(self, schema: s.Schema, root: str, id: str) -> None:
         self.schema = schema
         self.root = root
-        self.expressions = Expressions(schema, root)
+        self.expressions = ExpressionWriter(schema, root)
         self.id = id
         self.names = KaitaiNames(id)  # of types
         written = schema.structs if schema.format else self._below(root)
@@ -53,74 +53,74 @@ class Types:
         attr: Attr = {"id": id} if id else {}
         text = self.expressions.text
         match node:
-            case s.Counted():
+            case s.CountedNode():
                 count = self.expressions.names[at.struct].new(f"n {id}")
                 number = {"id": count, "doc": f"Number of {id}.", **self.typed(node.count, at)}
                 return [number, attr | self.typed(node.item, at) | times(count)]
-            case s.List():
+            case s.ListNode():
                 return [attr | self.typed(node.item, at) | times(text(node.count, at))]
-            case s.Switch() if common := _common_count(node):
-                items = [s.SwitchCase(of.name, of.code, of.node.item) for of in node.cases if isinstance(of.node, s.List)]
-                return [attr | self.typed(s.Switch(node.on, tuple(items)), at) | times(text(common, at))]
-            case s.Numbers():
+            case s.SwitchNode() if common := _common_count(node):
+                items = [s.SwitchCase(of.name, of.code, of.node.item) for of in node.cases if isinstance(of.node, s.ListNode)]
+                return [attr | self.typed(s.SwitchNode(node.on, tuple(items)), at) | times(text(common, at))]
+            case s.NumbersNode():
                 return [attr | self._numbers(node, at)]
-            case s.BlockArray():
+            case s.BlockArrayNode():
                 return [attr | {"type": self.ids[node.block]} | times(self.count(node, at))]
-            case s.Bytes():
+            case s.BytesNode():
                 return [attr | ({"size": integer_or_text(text(node.size, at))} if node.size else {"size-eos": True})]
-            case s.Lines():
+            case s.LinesNode():
                 return [attr | {"size": integer_or_text(text(node.size, at)), "type": self._lines()}]
-            case s.JsonTable():
+            case s.JsonTableNode():
                 return [attr | {"doc": JSON_TEXT, **self._sized_text(text(node.size, at))}]
-            case s.Padding():
+            case s.PaddingNode():
                 return [attr | {"size": self._padding(node, at)}]
-            case s.Payloads():
+            case s.PayloadsNode():
                 return [attr | {"type": f"{self._payloads()}(_io.pos)"}]
         return [attr | self.typed(node, at)]
 
     def typed(self, node: s.Node, at: Location) -> Attr:
         """Returns the type, and other keys, of a node that is not repeated."""
         match node:
-            case s.Number():
+            case s.NumberNode():
                 doc = {"doc": f"T{HALVES[node.kind][1:]}."} if node.kind in HALVES else {}  # "The bits ..."
                 return {"type": self._in_order(None, node, node, at)} | doc
-            case s.Either():
+            case s.EitherNode():
                 return {"type": self._in_order(self.expressions.text(node.condition, at), node.then, node.otherwise, at)}
-            case s.Code():
+            case s.CodeNode():
                 number = self.typed(node.number, at)
                 if isinstance(number["type"], dict):
                     raise UnsupportedError("a type code whose integer width varies cannot have an enum")
                 valid = {"valid": {"in-enum": True}} if node.table.unknown is None else {}
                 return number | {"enum": self.enum(node.table)} | valid
-            case s.Ref():
+            case s.RefNode():
                 return {"type": self.ids[node.name]}
-            case s.Text():
+            case s.TextNode():
                 return {"type": self._text(node, at)}
-            case s.Switch():
+            case s.SwitchNode():
                 path, part, _ = self.expressions.find(node.on, at)
                 cases = {}
                 for case in node.cases:
-                    key = self.constant(part.node.table, case.code) if isinstance(part.node, s.Code) else str(case.code)
+                    key = self.constant(part.node.table, case.code) if isinstance(part.node, s.CodeNode) else str(case.code)
                     cases[key] = self._case(case, at)
                 return {"type": {"switch-on": path, "cases": cases}}
         return {"type": self._wrapped(node, at, "value")}
 
     def _case(self, case: s.SwitchCase, at: Location) -> str:
         attr = self.typed(case.node, at)
-        if isinstance(case.node, (s.Number, s.Ref, s.Text)) and isinstance(attr["type"], str):
+        if isinstance(case.node, (s.NumberNode, s.RefNode, s.TextNode)) and isinstance(attr["type"], str):
             return attr["type"]
         return self._wrapped(case.node, at, case.name)
 
     # Numbers
 
-    def kind(self, number: s.Number) -> str:
+    def kind(self, number: s.NumberNode) -> str:
         """Returns a number's type, with its byte order if the containing type has another."""
         little = "le" if self.is_big or self.endian == "be" else ""
         order = {"little": little, "big": "be"}.get(number.order, "") if number.size > 1 else ""
         is_known = number.kind in s.KINDS and number.kind not in HALVES
         return f"{LETTERS[number.kind[0]] if is_known else 'u'}{number.size}{order}"
 
-    def _in_order(self, condition: str | None, then: s.Number, otherwise: s.Number, at: Location) -> str | Attr:
+    def _in_order(self, condition: str | None, then: s.NumberNode, otherwise: s.NumberNode, at: Location) -> str | Attr:
         """Returns the type of a number, which is one of two if there is a condition.
 
         The root has a fixed byte order because the file's order is computed there. Numbers of the
@@ -135,7 +135,7 @@ class Types:
             return self.kind(then)
         return {"switch-on": condition, "cases": {"true": self.kind(then), "false": self.kind(otherwise)}}
 
-    def _numbers(self, node: s.Numbers, at: Location) -> Attr:
+    def _numbers(self, node: s.NumbersNode, at: Location) -> Attr:
         count, attr = self.count(node, at), self.typed(node.number, at)
         dims = f"{node.number.kind}[{', '.join(map(str, node.dims))}], in C order." if len(node.dims) > 1 else ""
         doc = "\n".join(filter(None, [dims, attr.pop("doc", "")]))
@@ -146,7 +146,7 @@ class Types:
             return {key: attr[key] for key in attr if key == "doc"} | {"size": integer_or_text(count)}
         return attr | times(count)
 
-    def count(self, node: s.Numbers | s.BlockArray, at: Location) -> str:
+    def count(self, node: s.NumbersNode | s.BlockArrayNode, at: Location) -> str:
         """Returns the length of a payload's field. Raises UnsupportedError if it is unknown."""
         dims: list[str] = []
         for dim in node.dims:
@@ -191,7 +191,7 @@ class Types:
         """Returns the key of a generated type, which is not shared if it has relative paths."""
         return (node, *((at.struct, at.depth) if any(not ref.of_root for ref in references(node)) else ()))
 
-    def _text(self, node: s.Text, at: Location) -> str:
+    def _text(self, node: s.TextNode, at: Location) -> str:
         def spec() -> Attr:
             doc = "Text after its length in bytes, as stored. `text` decodes the bytes, and fails if they are not UTF-8."
             length = {"id": "len", "doc": "Number of bytes.", **self.typed(node.length, at.inside())}
@@ -210,7 +210,7 @@ class Types:
         value = {"id": "value", **text, "terminator": ord("\n"), "eos-error": False}
         doc = "key=value, up to a newline or the end."
         line = self._once("line", "line", lambda: {"doc": doc, "seq": [key, value]})
-        return self._once(s.Lines, "lines", lambda: {"seq": [{"id": "lines", "type": line, "repeat": "eos"}]})
+        return self._once(s.LinesNode, "lines", lambda: {"seq": [{"id": "lines", "type": line, "repeat": "eos"}]})
 
     def _sized_text(self, size: str) -> Attr:
         return {"size": integer_or_text(size), "type": "str", "encoding": ENCODING}
@@ -219,14 +219,14 @@ class Types:
         doc = "The payloads, from `start` to the end of the file. The payload of each tensor is an instance of its row."
         raw = {"doc": "All bytes.", "io": "_root._io", "pos": "start", "size-eos": True}
         spec = {"doc": doc, "params": [{"id": "start", "type": "u8"}], "instances": {"bytes": raw}}
-        return self._once(s.Payloads, "payloads", lambda: spec)
+        return self._once(s.PayloadsNode, "payloads", lambda: spec)
 
     def number(self) -> str:
         """Returns the type of a computed number, which takes no bytes: `value` is its parameter."""
         spec = {"doc": "A computed number, which takes no bytes.", "params": [{"id": "value", "type": "u8"}]}
         return self._once("number", "derived number", lambda: spec)
 
-    def _padding(self, node: s.Padding, at: Location) -> str:
+    def _padding(self, node: s.PaddingNode, at: Location) -> str:
         to = self.expressions.term(node.to, at)
         size = f"({to} - _io.pos % {to}) % {to}"
         if node.may_lack is None:
@@ -244,7 +244,7 @@ def integer_or_text(expression: str) -> str | int:
     return int(expression) if expression.isdigit() else expression
 
 
-def _common_count(node: s.Switch) -> Expression | None:
+def _common_count(node: s.SwitchNode) -> Expression | None:
     """Returns the count of the lists in all cases if it is the same, else None."""
-    counts = {case.node.count if isinstance(case.node, s.List) else None for case in node.cases}
+    counts = {case.node.count if isinstance(case.node, s.ListNode) else None for case in node.cases}
     return counts.pop() if len(counts) == 1 else None

@@ -54,7 +54,7 @@ class Size(NamedTuple):
     value: Callable[[Any], int]
 
 
-class Vocabulary(NamedTuple):
+class VocabularyKind(NamedTuple):
     """A kind of vocabulary, by ``tokenizer.ggml.model``.
 
     Attributes:
@@ -137,11 +137,11 @@ LIMITS = (  # of values that the loader accepts
 )
 
 VOCABULARIES = {
-    "none":     Vocabulary(),
-    "no_vocab": Vocabulary(),
-    "llama":    Vocabulary("tokens"),
-    "bert":     Vocabulary("tokens"),
-    "gpt2":     Vocabulary("tokens merges", pre=True),
+    "none":     VocabularyKind(),
+    "no_vocab": VocabularyKind(),
+    "llama":    VocabularyKind("tokens"),
+    "bert":     VocabularyKind("tokens"),
+    "gpt2":     VocabularyKind("tokens merges", pre=True),
 }
 OTHER_VOCABULARIES = ("hybriddna", "whitespace", "t5", "rwkv", "test", "plamo2", "gemma4")  # that the loader reads, too
 WITHOUT_MERGES = ("kimi-k2",)  # values of tokenizer.ggml.pre

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from glft_schema.scalar.language import Table, as_bits, as_float, float32, floats, int32, integers, truncated
+from glft_schema.scalar.language import LookupTable, as_bits, as_float, float32, floats, int32, integers, truncated
 from glft_schema.tensor_types.encoders.arithmetic import farthest, inverse_of, largest
 from glft_schema.tensor_types.encoders.legacy import pack_halves
 from glft_schema.tensor_types.encoders.searches import TINY, code_between, count_weights, mean_square
@@ -199,6 +199,6 @@ def iq4_value(x):
     return value
 
 
-E2M1_BORDERS = Table(lambda: [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0])  # between the doubled numbers of E2M1
-IQ4_BORDERS = Table(lambda: [(low + high) / 2 for low, high in pairwise(IQ4_VALUES)])
-IQ4_STEPS = Table(lambda: [float(high - low) for low, high in pairwise(IQ4_VALUES)])
+E2M1_BORDERS = LookupTable(lambda: [0.5, 1.5, 2.5, 3.5, 5.0, 7.0, 10.0])  # between the doubled numbers of E2M1
+IQ4_BORDERS = LookupTable(lambda: [(low + high) / 2 for low, high in pairwise(IQ4_VALUES)])
+IQ4_STEPS = LookupTable(lambda: [float(high - low) for low, high in pairwise(IQ4_VALUES)])

@@ -25,11 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.scalar.language import Table
+from glft_schema.scalar.language import LookupTable
 from glft_schema.tensor_types.grids import VALUES, digits
 
 
-def _tables(name: str, distances: int) -> tuple[Table, Table, Table]:
+def _tables(name: str, distances: int) -> tuple[LookupTable, LookupTable, LookupTable]:
     """Returns INDICES, STARTS and CANDIDATES of a grid, computed when they are first read.
 
     Entries at the least `distances` distances from a point are its candidates.
@@ -56,7 +56,7 @@ def _tables(name: str, distances: int) -> tuple[Table, Table, Table]:
             starts.append(starts[-1] + -(-len(listed) // 8))
         return indices, np.array(starts), np.concatenate(candidates)
 
-    return Table(lambda: tables()[0]), Table(lambda: tables()[1]), Table(lambda: tables()[2])
+    return LookupTable(lambda: tables()[0]), LookupTable(lambda: tables()[1]), LookupTable(lambda: tables()[2])
 
 
 IQ2_XXS_INDICES, IQ2_XXS_STARTS, IQ2_XXS_CANDIDATES = _tables("iq2_xxs", 2)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from glft_schema.scalar.layout import Layout
+from glft_schema.scalar.layout import ScalarLayout
 from glft_schema.storage.dtypes import FLOAT32, Array, address, name_of, words
 from glft_schema.tensor_types.engine.chunks import row_chunks, taken
 from glft_schema.tensor_types.engine.conversions import LONGEST, converted
@@ -21,7 +21,7 @@ WRITTEN = tuple(DTYPES)  # dtypes that the library writes
 LEAST, MOST = 1 << 19, 1 << 20  # weights in a part: fewer are done before another thread has begun
 
 
-def by_library(layout: Layout, fields: Sequence[Array], out: Array) -> bool:
+def by_library(layout: ScalarLayout, fields: Sequence[Array], out: Array) -> bool:
     """Writes the weights of fields [rows, numbers per row] into `out` [rows, columns], contiguous,
     by the compiled library. The caller has checked the shapes.
 
@@ -55,7 +55,7 @@ def by_library(layout: Layout, fields: Sequence[Array], out: Array) -> bool:
 Step = Callable[[Fields, Array], None]  # writes the weights of fields
 
 
-def by_arrays(formula: Formula, layout: Layout, fields: Fields, out: Array) -> None:
+def by_arrays(formula: Formula, layout: ScalarLayout, fields: Fields, out: Array) -> None:
     """Writes the weights of blocks, groups or rows into `out` by a scalar function, without the
     library.
 
@@ -97,7 +97,7 @@ def _signed(field: Array) -> Array:
 
 
 @lru_cache(maxsize=1 << 8)
-def _as_arrays(formula: Formula, layout: Layout, weights: int) -> Step:
+def _as_arrays(formula: Formula, layout: ScalarLayout, weights: int) -> Step:
     """Returns a scalar formula as operations on arrays. Raises ScalarError if it has no such
     form."""
     from glft_schema.scalar import numpy_arrays  # slow to import, as below

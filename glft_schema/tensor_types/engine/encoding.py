@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.errors import TensorError
-from glft_schema.scalar.layout import NUMPY, Layout
+from glft_schema.scalar.layout import NUMPY, ScalarLayout
 from glft_schema.storage.dtypes import Array, address
 from glft_schema.tensor_types.engine.functions import Encoder, Fields
 from glft_schema.tensor_types.library.loading import command, encoder_of
@@ -17,7 +17,7 @@ from glft_schema.tensor_types.library.loading import command, encoder_of
 Step = Callable[[Array, Fields], None]  # writes the fields of weights, float32 [rows, numbers]
 
 
-def by_library(layout: Layout, importance: Array | None, columns: int) -> Step | None:
+def by_library(layout: ScalarLayout, importance: Array | None, columns: int) -> Step | None:
     """Returns an encoder of the library, which may run in several threads, or None if the library
     lacks the type.
 
@@ -42,17 +42,17 @@ def by_library(layout: Layout, importance: Array | None, columns: int) -> Step |
     return step
 
 
-def by_arrays(source: Encoder, layout: Layout, importance: Array | None, columns: int, name: str) -> Step:
+def by_arrays(source: Encoder, layout: ScalarLayout, importance: Array | None, columns: int, name: str) -> Step:
     """Returns an encoder as `by_library` does, without the library. It raises TensorError, about
     the tensor `name`, if the encoder has no such form."""
+    from glft_schema.scalar import tree
     from glft_schema.scalar.as_c import mean_square_of_row  # slow to import, as below
     from glft_schema.scalar.checking import check
     from glft_schema.scalar.language import ScalarError
     from glft_schema.scalar.side_by_side import run_side_by_side
-    from glft_schema.scalar.tree import Array as ArrayType
 
     function = _checked(source, layout)
-    of_row = check(mean_square_of_row, {"w": ArrayType("f32", None), "mean_square": ArrayType("f32", 1, "out")})
+    of_row = check(mean_square_of_row, {"w": tree.ArrayType("f32", None), "mean_square": tree.ArrayType("f32", 1, "out")})
 
     def step(weights: Array, out: Fields) -> None:
         rows = np.ascontiguousarray(weights).reshape(-1, columns)
@@ -86,7 +86,7 @@ def by_arrays(source: Encoder, layout: Layout, importance: Array | None, columns
 
 
 @lru_cache(maxsize=1 << 8)
-def _checked(source: Encoder, layout: Layout) -> Any:
+def _checked(source: Encoder, layout: ScalarLayout) -> Any:
     from glft_schema.scalar.checking import check
 
     return check(source, layout.encoder_arrays())

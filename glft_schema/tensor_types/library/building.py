@@ -27,10 +27,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from glft_schema.errors import alternatives, one_line, shown
-from glft_schema.scalar.as_c import FLAGS, Unit, mean_square_of_row
+from glft_schema.scalar.as_c import FLAGS, TranslationUnit, mean_square_of_row
 from glft_schema.scalar.as_lanes import blocks_in_lanes
 from glft_schema.scalar.language import ScalarError, run
-from glft_schema.scalar.layout import NUMPY, Field, Functions, Layout
+from glft_schema.scalar.layout import NUMPY, Functions, ScalarField, ScalarLayout
 from glft_schema.tensor_types.library.loading import DTYPES, MANIFEST, digest, digest_of_sources, this_machine
 
 # fmt: off
@@ -116,7 +116,7 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
     _run(command, ["--version"], os.curdir)  # before the minute of work that needs it
     if any(Path(word).stem in ("zig", "ziglang") for word in command):  # by default it uses all that this processor has
         command += ["-target", TARGETS[machine].triple] if machine in TARGETS else ["-mcpu=baseline"]
-    unit, tests = Unit(), []
+    unit, tests = TranslationUnit(), []
     for layout, decoder, encoders in types:
         if decoder:
             unit.decoder(layout, decoder)
@@ -169,7 +169,7 @@ def _run(command: list[str], arguments: list[str], folder: str) -> None:
         raise BuildError(f"the compiler {shlex.join(command)} failed: {one_line(lines[0])}")
 
 
-def _printed(unit: Unit, layout: Layout, encoder: Callable[..., Any]) -> str:
+def _printed(unit: TranslationUnit, layout: ScalarLayout, encoder: Callable[..., Any]) -> str:
     """Adds an encoder in lanes, or in plain C where that is faster or the only form. Returns its
     name."""
     if layout.weights is not None and layout.name not in PLAIN:
@@ -178,7 +178,7 @@ def _printed(unit: Unit, layout: Layout, encoder: Callable[..., Any]) -> str:
     return unit.encoder(layout, encoder)
 
 
-def _test_of_decoder(layout: Layout, source: Callable[..., Any]) -> dict[str, Test]:
+def _test_of_decoder(layout: ScalarLayout, source: Callable[..., Any]) -> dict[str, Test]:
     """Returns the bytes of a block, or of the fields of a row, and digests of its weights in each
     dtype, computed by plain Python, for the functions by name.
 
@@ -205,11 +205,11 @@ def _test_of_decoder(layout: Layout, source: Callable[..., Any]) -> dict[str, Te
     return {layout.name + suffix: _test(inputs, counts, [made[dtype].tobytes()]) for dtype, (suffix, _) in DTYPES.items()}
 
 
-def _test_of_encoder(layout: Layout, source: Callable[..., Any], name: str) -> dict[str, Test]:
+def _test_of_encoder(layout: ScalarLayout, source: Callable[..., Any], name: str) -> dict[str, Test]:
     """Returns pseudorandom weights, and their importance if it is used, and a digest of the bytes
     that encode `ROWS` rows of them."""
     columns = _columns(layout)
-    w, importance = (_random(layout, Field(part, "f32", columns), columns, 0) for part in ("w", "importance"))
+    w, importance = (_random(layout, ScalarField(part, "f32", columns), columns, 0) for part in ("w", "importance"))
     mean_square = np.zeros(1, "<f4")
     run(mean_square_of_row, w=w, mean_square=mean_square)
     fields = {field.name: np.zeros(field.count or columns // field.weights, NUMPY[field.number]) for field in layout.fields}
@@ -225,7 +225,7 @@ def _test(inputs: list[bytes], counts: list[int], outputs: list[bytes]) -> Test:
     return {"inputs": [field.hex() for field in inputs], "counts": counts, "outputs": [*map(len, outputs)], "expected": content}
 
 
-def _columns(layout: Layout) -> int:
+def _columns(layout: ScalarLayout) -> int:
     return layout.weights or 2 * math.lcm(*(field.weights for field in layout.fields if not field.count))
 
 
@@ -235,7 +235,7 @@ def _run_plainly(source: Callable[..., Any], **arrays: np.ndarray[Any, Any]) -> 
     run(source, **{one.name: arrays[one.name] for one in names if one.kind is not one.KEYWORD_ONLY})
 
 
-def _random(layout: Layout, field: Field, columns: int, trial: int) -> np.ndarray[Any, Any]:
+def _random(layout: ScalarLayout, field: ScalarField, columns: int, trial: int) -> np.ndarray[Any, Any]:
     """Returns random numbers of a field, equal on all machines. Floats are from -2 to 2."""
     numbers, kind = field.count or columns // field.weights, np.dtype(NUMPY[field.number])
     content = shake_128(f"{layout.name} {field.name} {trial}".encode()).digest(numbers * kind.itemsize)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from glft_schema.codec.expressions import equality, references_in
 from glft_schema.codec.json_table import JsonRule
 from glft_schema.codec.rules import Rule
-from glft_schema.describe.nodes import Padding, Payloads, Ref
+from glft_schema.describe.nodes import PaddingNode, PayloadsNode, RefNode
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
 from glft_schema.files.parsing import trace_source
@@ -66,11 +66,11 @@ def aspect_of_rule(format: Format, location: RuleLocation) -> str:
 def aspect_of_region(format: Format, region: str) -> str:
     """Returns the aspect of a region as a whole."""
     node = struct_of(format.struct).field(region).node
-    if isinstance(node, Padding):
+    if isinstance(node, PaddingNode):
         return ALIGNMENT
-    if isinstance(node, Payloads):
+    if isinstance(node, PayloadsNode):
         return DATA
-    if isinstance(node, Ref):
+    if isinstance(node, RefNode):
         return HEADER
     return TENSOR_INFO if region == format.table else METADATA
 
@@ -103,4 +103,6 @@ def spans_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
 def _counts(format: Format) -> set[str]:
     """Returns the names of the fields that count others."""
     nodes = [part.node for part in struct_of(format.struct).fields]
-    return {part.name for node in nodes if isinstance(node, Ref) for part in struct_of(node.declared).fields if part.is_count}
+    return {
+        part.name for node in nodes if isinstance(node, RefNode) for part in struct_of(node.declared).fields if part.is_count
+    }

@@ -18,7 +18,7 @@ from glft_schema.codec.expressions import Reference
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.structs import Forged
 from glft_schema.codec.tables import least_size
-from glft_schema.codec.trace import Span
+from glft_schema.codec.trace import FieldSpan
 from glft_schema.codec.typed_values import ARRAY
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import FormatError, TruncatedError, shown
@@ -36,7 +36,7 @@ MANY = 1 << 47  # a count that every format claims
 Damage = Callable[[File], st.SearchStrategy[Corruption | None]]  # None if the file has no such field
 
 
-def spans_of(file: File) -> list[Span]:
+def spans_of(file: File) -> list[FieldSpan]:
     """Returns the span of each field, parts before the whole, also in payloads of known types."""
     spans, seen = trace_fields(file), set()
     for tensor in file.tensors.values():
@@ -44,7 +44,7 @@ def spans_of(file: File) -> list[Span]:
             seen.add(tensor.identity)
             for name, (at, nbytes) in tensor.type.field_spans(tensor.shape).items():
                 start = tensor.position + at
-                spans.append(Span(f"data -> {shown(tensor.name)} -> {name}", start, start + nbytes))
+                spans.append(FieldSpan(f"data -> {shown(tensor.name)} -> {name}", start, start + nbytes))
     return spans
 
 
@@ -54,11 +54,11 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
     starts = {MAGIC: 0} | {span.path: span.start for span in spans}
     leaves = [(span.path, span.start, span.end or span.start) for span in spans if not span.has_parts and span.path != "data"]
     orders = ((start, path, _node_at(file, path)) for path, start, _ in leaves)
-    detected = {start: path for start, path, node in orders if isinstance(node, s.ByteOrder) and node.number}
+    detected = {start: path for start, path, node in orders if isinstance(node, s.ByteOrderNode) and node.number}
 
     def may_lack(path: str) -> bool:
         node = _node_at(file, path)
-        return isinstance(node, s.Padding) and node.may_lack is not None and bool(value_in(regions, node.may_lack))
+        return isinstance(node, s.PaddingNode) and node.may_lack is not None and bool(value_in(regions, node.may_lack))
 
     counts = list(_counts(file, spans))
     fields = [(path, start, end) for path, start, end in leaves if end > start and not may_lack(path)]
@@ -84,14 +84,14 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
 
 def _node_at(file: File, path: str) -> s.Node | None:
     """Returns the node of a region or of a field of one; None for fields within these."""
-    node: s.Node | None = s.Ref("", file.format.struct)
+    node: s.Node | None = s.RefNode("", file.format.struct)
     for name in path.split(" -> "):
-        fields = struct_of(node.declared).fields if isinstance(node, s.Ref) else ()
+        fields = struct_of(node.declared).fields if isinstance(node, s.RefNode) else ()
         node = next((field.node for field in fields if field.name == name), None)
     return node
 
 
-def _counts(file: File, spans: Sequence[Span]) -> Iterator[tuple[int, int, str]]:
+def _counts(file: File, spans: Sequence[FieldSpan]) -> Iterator[tuple[int, int, str]]:
     """Yields the start of each table and array, its least bytes, and the path of its count.
 
     In file order, outer ones first. The first count whose elements do not fit gets the error.
@@ -102,7 +102,7 @@ def _counts(file: File, spans: Sequence[Span]) -> Iterator[tuple[int, int, str]]
             least = value.number.itemsize
         elif isinstance(value, arrays.StoredStrings):
             least = value.length.itemsize
-        elif isinstance(node, s.JsonTable):
+        elif isinstance(node, s.JsonTableNode):
             yield span.start, (span.end or 0) - span.start, span.path
             continue
         elif node and (rows := rows_of(node)):
@@ -117,15 +117,15 @@ def _counts(file: File, spans: Sequence[Span]) -> Iterator[tuple[int, int, str]]
 
 def _count_path(node: s.Node, region: str) -> str:
     """Returns the path of the field that counts the rows or bytes of a region, or the region."""
-    count = node.count if isinstance(node, s.List) else None
+    count = node.count if isinstance(node, s.ListNode) else None
     return " -> ".join(count.names) if isinstance(count, Reference) else region
 
 
-def _number(node: s.Node | None, context: Any) -> s.Number:
+def _number(node: s.Node | None, context: Any) -> s.NumberNode:
     """Returns a number, selected by the context."""
-    while isinstance(node, s.Either):
+    while isinstance(node, s.EitherNode):
         node = s.choose(node, partial(value_in, context))
-    assert isinstance(node, s.Number)
+    assert isinstance(node, s.NumberNode)
     return node
 
 
@@ -154,7 +154,7 @@ def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     breaker = Breaker(draw, file)
     draft, regions = breaker.draft, [name for name in file.format.regions if a.aspect_of_region(file.format, name) == aspect]
     nodes = {name: draft.field(name).node for name in regions}
-    if (region := next((name for name, node in nodes.items() if isinstance(node, s.List) and rows_of(node)), None)) is None:
+    if (region := next((name for name, node in nodes.items() if isinstance(node, s.ListNode) and rows_of(node)), None)) is None:
         return None
     row, at = breaker.new_row(region), len(draft.rows(region))
     context = breaker.context(draft.row_struct(region), row)
@@ -173,16 +173,16 @@ def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
 def _field_breaks(node: s.Node, context: Any) -> Iterator[tuple[bytes, str, type[FormatError]]]:
     """Yields broken bytes of a field, the sentence and the error."""
     match node:
-        case s.Text():
+        case s.TextNode():
             length = _number(node.length, context)
             yield b"\xff" * length.size, "a text claims more bytes than there are", TruncatedError
             if node.is_strict:
                 order = byte_order(context) if length.order == "file" else length.order
                 one = (1).to_bytes(length.size, "big" if order == BIG else "little")
                 yield one + b"\xff", f"a text is not {node.encoding.upper()}", FormatError
-        case s.Counted():
+        case s.CountedNode():
             yield b"\xff" * _number(node.count, context).size, "there are too many sizes", FormatError
-        case s.Code() if node.table.unknown is None:
+        case s.CodeNode() if node.table.unknown is None:
             yield b"\xff" * _number(node.number, context).size, "a type is not known", FormatError
 
 
@@ -192,7 +192,7 @@ def long_array(draw: st.DrawFn, file: File) -> Corruption | None:
     breaker = Breaker(draw, file)
     for region in filter(breaker.draft.is_metadata, file.format.regions):
         for _, _, type_, node in typed_fields(breaker.draft.row_struct(region)):
-            if isinstance(node, s.Ref) and any(field.is_count for field in struct_of(node.declared).fields):
+            if isinstance(node, s.RefNode) and any(field.is_count for field in struct_of(node.declared).fields):
                 return _long_array(breaker, region, type_, struct_of(node.declared))
     return None
 
@@ -201,7 +201,7 @@ def _long_array(breaker: Breaker, region: str, type_: Any, struct: s.StructOf) -
     row, at = breaker.new_row(region), len(breaker.draft.rows(region))
     array, count = dict[str, Any](), next(field for field in struct.fields if field.is_count)
     for field in struct.fields:
-        array[field.name] = next(iter(field.node.table)) if isinstance(field.node, s.Code) else []
+        array[field.name] = next(iter(field.node.table)) if isinstance(field.node, s.CodeNode) else []
     greatest = 256 ** _number(count.node, breaker.context(breaker.draft.row_struct(region), row)).size - 1
     value = Forged(struct.declared, {**array, count.name: greatest}, None)
     draft = breaker.draft.with_row(region, at, {**row, "type": type_, "value": value})
@@ -214,7 +214,7 @@ def _long_array(breaker: Breaker, region: str, type_: Any, struct: s.StructOf) -
 def bad_line(draw: st.DrawFn, file: File) -> Corruption | None:
     """Adds a broken line to metadata in lines."""
     draft = Draft.of(file)
-    region = next((name for name in file.format.regions if isinstance(draft.field(name).node, s.Lines)), None)
+    region = next((name for name in file.format.regions if isinstance(draft.field(name).node, s.LinesNode)), None)
     if region is None:
         return None
     metadata = file.regions[region]
@@ -232,7 +232,7 @@ def bad_line(draw: st.DrawFn, file: File) -> Corruption | None:
 def bad_json(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     """Breaks the text of a JSON table, its rows, or its reserved entry."""
     breaker = Breaker(draw, file)
-    if not isinstance(breaker.draft.field(file.format.table).node, s.JsonTable):
+    if not isinstance(breaker.draft.field(file.format.table).node, s.JsonTableNode):
         return None
     draft, texts = breaker.json()
     broken = a.evenly(draw, list(texts.wrong_texts() if aspect == a.METADATA else texts.wrong_rows()))

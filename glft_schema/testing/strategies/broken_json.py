@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from glft_schema.codec import json_table as j
-from glft_schema.codec.json_text import Part, to_json
-from glft_schema.describe.nodes import Code, Json, StructOf
+from glft_schema.codec.json_text import JsonPart, to_json
+from glft_schema.describe.nodes import CodeNode, JsonNode, StructOf
 from glft_schema.errors import FormatError, LimitError, shown
 from glft_schema.limits import Limits
 from glft_schema.testing.strategies.json_texts import entries_of_rows, object_end, with_members
@@ -126,7 +126,7 @@ class TextBreaker:
         without = b",".join(self._pairs(field.key, None))
         yield BrokenText(self._with_entry(MARK + b"{%s}" % without), path, "an entry lacks a key")
         node = self.struct.field(name).node
-        kind = next(inner.kind for inner in (node, getattr(node, "number", node)) if isinstance(inner, Json))
+        kind = next(inner.kind for inner in (node, getattr(node, "number", node)) if isinstance(inner, JsonNode))
         of = getattr(field, "of", 0)
         for value in TEXTS if kind == "text" else INTEGERS:
             is_element = value[:1] == b"[" and of == 1
@@ -135,7 +135,7 @@ class TextBreaker:
         if of > 1:
             elements = [MARK + b"0.5", *[b"0"] * (of - 1)]
             yield BrokenText(self._with_value(field.key, b"[%s]" % b",".join(elements)), path, "a number is a float")
-        if isinstance(node, Code) and node.table.unknown is None:
+        if isinstance(node, CodeNode) and node.table.unknown is None:
             yield BrokenText(self._with_value(field.key, MARK + b'"?"'), path, "a type is not known")
         if limit := getattr(field, "limit", None):
             many = b",".join([b"1"] * (getattr(Limits(), limit) + 1))
@@ -168,7 +168,7 @@ class TextBreaker:
     def _added(self, pair: bytes) -> bytes:
         return self._with_entry(self.value[:-1] + b"," + pair + b"}")
 
-    def _reserved(self) -> Part | None:
+    def _reserved(self) -> JsonPart | None:
         """Returns the reserved entry; the last of several."""
         return next((part for part in reversed(self.rows.members) if self.rows.key_of(part) == self.rows.name), None)
 

@@ -16,7 +16,17 @@ from glft_schema.codec.rules import REQUIRED, Check, Rule
 from glft_schema.codec.structs import unwrapped
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.typed_values import Array, StoredValue
-from glft_schema.describe.nodes import ByteOrder, Code, JsonTexts, Node, Padding, Payloads, StructOf, Switch, Text
+from glft_schema.describe.nodes import (
+    ByteOrderNode,
+    CodeNode,
+    JsonTextsNode,
+    Node,
+    PaddingNode,
+    PayloadsNode,
+    StructOf,
+    SwitchNode,
+    TextNode,
+)
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import Finding, FormatError
 from glft_schema.files.file import File
@@ -224,7 +234,7 @@ class Breaker:
     def with_broken(self, draft: Draft, broken: BrokenText) -> tuple[Draft, str, int | None]:
         """Returns a draft with a broken text, and the path and offset that must be reported."""
         rows = with_text(plain(draft.regions[self.table]), broken.stored)
-        texts = (part.name for part in self.whole.fields if isinstance(part.node, JsonTexts))
+        texts = (part.name for part in self.whole.fields if isinstance(part.node, JsonTextsNode))
         path = " -> ".join((next(texts) if broken.of_texts else self.table, *broken.path))
         return draft.with_json(self.table, rows), path, None if broken.at is None else rows.start + broken.at
 
@@ -246,10 +256,10 @@ class Breaker:
     def _file(self, location: RuleLocation) -> Iterator[Attempt]:
         """Breaks a rule on a whole region."""
         name, node = location.check.field, self.draft.field(location.check.field).node
-        if isinstance(node, Padding):
+        if isinstance(node, PaddingNode):
             yield from self._padding(name)
-        elif isinstance(node, Payloads):
-            paddings = [part.name for part in self.whole.fields if isinstance(part.node, Padding)]
+        elif isinstance(node, PayloadsNode):
+            paddings = [part.name for part in self.whole.fields if isinstance(part.node, PaddingNode)]
             whole = {} if self.root[self.table] else dict.fromkeys(paddings)  # without rows, padding may lack
             longer = self.draft.replaced(whole, self.draft.payloads + b"\1")
             for draft in (longer, self._appended(empty=False, padded=False)[0]):
@@ -309,7 +319,7 @@ def can_be_broken(location: RuleLocation) -> bool:
     if field.is_count:
         return location.of_rows  # of others, the size of the file would have to follow
     is_known = check.broken_by or isinstance(check.must, HasKey) or read(check.condition) is not None
-    return bool(is_known or isinstance(field.node, (Padding, Payloads)) or _edges(field.node))
+    return bool(is_known or isinstance(field.node, (PaddingNode, PayloadsNode)) or _edges(field.node))
 
 
 def _required(check: Check) -> dict[str, Any]:
@@ -321,10 +331,10 @@ def _required(check: Check) -> dict[str, Any]:
 
 
 def typed_fields(struct: StructOf) -> Iterator[tuple[str, str, Any, Node]]:
-    """Yields fields with a `Switch`: name, the field that selects, its value, and the node."""
-    tables: dict[str, Any] = {field.name: field.node.table for field in struct.fields if isinstance(field.node, Code)}
+    """Yields fields with a `SwitchNode`: name, the field that selects, its value, and the node."""
+    tables: dict[str, Any] = {field.name: field.node.table for field in struct.fields if isinstance(field.node, CodeNode)}
     for field in struct.fields:
-        if isinstance(switch := field.node, Switch):
+        if isinstance(switch := field.node, SwitchNode):
             values = tables.get(str(switch.on), {case.code: case.code for case in switch.cases})
             yield from ((field.name, str(switch.on), values[case.code], case.node) for case in switch.cases)
 
@@ -342,11 +352,11 @@ def _refused_shapes(type_: TensorType, check: Check) -> Iterator[list[int]]:
 def _edges(node: Node) -> list[Any]:
     """Returns values of a node that rules may forbid."""
     match node:
-        case Text():
+        case TextNode():
             return ["", " "] if node.is_strict else ["", " ", "\udcff"]
-        case ByteOrder():
+        case ByteOrderNode():
             return list(node.orders)
-        case Code(table=table):
+        case CodeNode(table=table):
             unknown = (table[code] for code in range(256) if table.unknown and not table[code].is_known)
             return [*islice(unknown, 1), *table]
     return []

@@ -101,7 +101,7 @@ def _decoded(decode: Callable[[Any, Any, str], Any], context: Context, value: An
 
 
 @values_of.register
-def _(node: s.Number, context: Context) -> st.SearchStrategy[Any]:
+def _(node: s.NumberNode, context: Context) -> st.SearchStrategy[Any]:
     """Integers, often 0, 1 or extreme; numpy floats of any bits, often special ones."""
     number, bits = node.of, 8 * node.size
     if number.is_float:
@@ -113,7 +113,7 @@ def _(node: s.Number, context: Context) -> st.SearchStrategy[Any]:
 
 
 @values_of.register
-def _(node: s.ByteOrder, context: Context) -> st.SearchStrategy[Any]:
+def _(node: s.ByteOrderNode, context: Context) -> st.SearchStrategy[Any]:
     def note(order: ByteOrder) -> ByteOrder:
         context._params.byte_order = order
         return order
@@ -122,7 +122,7 @@ def _(node: s.ByteOrder, context: Context) -> st.SearchStrategy[Any]:
 
 
 @values_of.register
-def _(node: s.Code, context: Context) -> st.SearchStrategy[Any]:
+def _(node: s.CodeNode, context: Context) -> st.SearchStrategy[Any]:
     """Types of the table, arrays more often, and unknown types if the table allows them."""
     allowed = context._params._drawing.types
     types = [type_ for type_ in node.table if allowed is None or not isinstance(type_, TensorType) or type_ in allowed]
@@ -134,7 +134,7 @@ def _(node: s.Code, context: Context) -> st.SearchStrategy[Any]:
 
 
 @values_of.register
-def _(node: s.Bytes, context: Context) -> st.SearchStrategy[bytes]:
+def _(node: s.BytesNode, context: Context) -> st.SearchStrategy[bytes]:
     size = value_so_far(context, node.size) if node.size else None
     if size is None:
         return st.binary(max_size=BYTES)
@@ -144,7 +144,7 @@ def _(node: s.Bytes, context: Context) -> st.SearchStrategy[bytes]:
 
 
 @values_of.register
-def _(node: s.Text, context: Context) -> st.SearchStrategy[str]:
+def _(node: s.TextNode, context: Context) -> st.SearchStrategy[str]:
     texts = st.text(st.characters(codec=node.encoding), max_size=BYTES)
     if node.is_strict:
         return texts
@@ -152,38 +152,38 @@ def _(node: s.Text, context: Context) -> st.SearchStrategy[str]:
 
 
 @values_of.register
-def _(node: s.Lines, context: Context) -> st.SearchStrategy[TextMetadata]:
+def _(node: s.LinesNode, context: Context) -> st.SearchStrategy[TextMetadata]:
     keys = st.text(st.characters(codec="utf-8", exclude_characters="=\n"), min_size=1, max_size=BYTES)
     values = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=BYTES)
     return st.builds(TextMetadata, st.dictionaries(keys, values, max_size=ITEMS), st.booleans())
 
 
 @values_of.register
-def _(node: s.JsonTable, context: Context) -> st.SearchStrategy[Any]:
+def _(node: s.JsonTableNode, context: Context) -> st.SearchStrategy[Any]:
     """Lists of rows with different names."""
-    name = struct_of(node.item.declared).fields[0].name if isinstance(node.item, s.Ref) else ""
+    name = struct_of(node.item.declared).fields[0].name if isinstance(node.item, s.RefNode) else ""
     most = context._params._drawing.most.get(context.get("_field"), ITEMS)
     rows = wrapped_values(node.item, context).filter(lambda row: row[name] != node.reserved)
     return st.lists(rows, max_size=most, unique_by=lambda row: row[name])
 
 
 @values_of.register
-def _(node: s.JsonTexts, context: Context) -> st.SearchStrategy[dict[str, str]]:
+def _(node: s.JsonTextsNode, context: Context) -> st.SearchStrategy[dict[str, str]]:
     texts = st.text(st.characters(codec="utf-8"), max_size=BYTES)
     return st.dictionaries(texts, texts, max_size=ITEMS)
 
 
 @values_of.register
-def _(node: s.Json, context: Context) -> st.SearchStrategy[Any]:
+def _(node: s.JsonNode, context: Context) -> st.SearchStrategy[Any]:
     integers = st.sampled_from([0, 1, (1 << 64) - 1]) | st.integers(0, (1 << 64) - 1)
     kinds = {"integer": integers, "integers": st.lists(integers, max_size=ITEMS)}
     return kinds.get(node.kind, st.text(st.characters(codec="utf-8"), max_size=BYTES))
 
 
 @values_of.register
-def _(node: s.List, context: Context) -> st.SearchStrategy[Any]:
+def _(node: s.ListNode, context: Context) -> st.SearchStrategy[Any]:
     """Lists of the declared length; short lists if the length is computed from them."""
-    if isinstance(node.item, s.Ref) and node.item.level > Limits().nesting:
+    if isinstance(node.item, s.RefNode) and node.item.level > Limits().nesting:
         return st.just([])
     items, size = wrapped_values(node.item, context), value_so_far(context, node.count)
     if size is None:
@@ -196,16 +196,16 @@ def _(node: s.List, context: Context) -> st.SearchStrategy[Any]:
 
 
 @values_of.register
-def _(node: s.Counted, context: Context) -> st.SearchStrategy[list[Any]]:
+def _(node: s.CountedNode, context: Context) -> st.SearchStrategy[list[Any]]:
     return st.lists(wrapped_values(node.item, inner_context(context) if node.has_scope else context), max_size=ITEMS)
 
 
-@values_of.register(s.Numbers)
-@values_of.register(s.BlockArray)
-def _(node: s.Numbers | s.BlockArray, context: Context) -> st.SearchStrategy[Any]:
+@values_of.register(s.NumbersNode)
+@values_of.register(s.BlockArrayNode)
+def _(node: s.NumbersNode | s.BlockArrayNode, context: Context) -> st.SearchStrategy[Any]:
     """Tensors of any bits, blocks among them."""
-    shape = sizes(node.dims, partial(value_in, context)) + ([node.size] if isinstance(node, s.BlockArray) else [])
-    number = node.number.of if isinstance(node, s.Numbers) else s.KINDS["u8"]
+    shape = sizes(node.dims, partial(value_in, context)) + ([node.size] if isinstance(node, s.BlockArrayNode) else [])
+    number = node.number.of if isinstance(node, s.NumbersNode) else s.KINDS["u8"]
     nbytes = math.prod(shape) * number.itemsize
     return payloads(nbytes).map(lambda bits: array_over(memoryview(bytearray(bits)), number.dtype, shape))
 
@@ -229,10 +229,10 @@ def payloads_of(draw: st.DrawFn, rows: Sequence[Any]) -> dict[str, bytes]:
 
 
 # fmt: off
-values_of.register(s.Ref,      lambda node, context: struct_values(struct_of(node.declared), context, wrapped_values))
-values_of.register(s.Either,   lambda node, context: wrapped_values(s.choose(node, partial(value_in, context)), context))
-values_of.register(s.Switch,   lambda node, context: wrapped_values(s.choose(node, partial(value_in, context)), context))
-values_of.register(s.Payloads, lambda node, context: payloads_of(context[node.table]))
-values_of.register(s.Derived,  lambda node, context: st.none())
-values_of.register(s.Padding,  lambda node, context: st.none())
+values_of.register(s.RefNode,      lambda node, context: struct_values(struct_of(node.declared), context, wrapped_values))
+values_of.register(s.EitherNode,   lambda node, context: wrapped_values(s.choose(node, partial(value_in, context)), context))
+values_of.register(s.SwitchNode,   lambda node, context: wrapped_values(s.choose(node, partial(value_in, context)), context))
+values_of.register(s.PayloadsNode, lambda node, context: payloads_of(context[node.table]))
+values_of.register(s.DerivedNode,  lambda node, context: st.none())
+values_of.register(s.PaddingNode,  lambda node, context: st.none())
 # fmt: on

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from glft_schema.codec.rules import rule_sets
-from glft_schema.describe.nodes import JsonTable, Padding
+from glft_schema.describe.nodes import JsonTableNode, PaddingNode
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
@@ -69,7 +69,7 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
     draft = Draft(format, {name: value for name, value in regions.items() if name != "data"}, b"")
     built = draft.head.regions
     whole = struct_of(format.struct)
-    if isinstance(whole.field(format.table).node, JsonTable):
+    if isinstance(whole.field(format.table).node, JsonTableNode):
         rows = built[format.table]
         text = draw(respelled(rows, is_plain=bool(knobs.rules)))
         draft = draft.with_json(format.table, with_text(rows, text))
@@ -80,7 +80,7 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
     else:
         payloads += draw(st.binary(max_size=TRAILING))
     for part in whole.fields:
-        if isinstance(padding := part.node, Padding) and part.name not in guarded and draw(st.booleans()):
+        if isinstance(padding := part.node, PaddingNode) and part.name not in guarded and draw(st.booleans()):
             nbytes = len(built[part.name])
             may_lack = not payloads and padding.may_lack and value_in(built, padding.may_lack)
             stored = draw(st.binary(min_size=0 if may_lack else nbytes, max_size=nbytes))

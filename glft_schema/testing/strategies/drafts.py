@@ -21,13 +21,13 @@ from glft_schema.codec.json_table import JsonRows
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.structs import Forged, unwrapped
 from glft_schema.codec.trace import without_root
-from glft_schema.describe.nodes import Field, JsonTable, Lines, List, StructOf
+from glft_schema.describe.nodes import Field, JsonTableNode, LinesNode, ListNode, StructOf
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import Finding, FormatError
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.storage.source import BytesSource
-from glft_schema.tensors.region import Payloads, TensorMap, gaps_between
+from glft_schema.tensors.region import PayloadPositions, TensorMap, gaps_between
 from glft_schema.testing.strategies.fitting import inner_context
 from glft_schema.testing.strategies.json_texts import spans_of_row, with_json_row
 from glft_schema.testing.strategies.layouts import payload_key
@@ -135,7 +135,7 @@ class Draft:
         gaps = gaps_between(sorted(spans.values()), size)
         if gaps is None or ends[-1] > size:
             raise FormatError("expected payloads without overlap, within the region", path)
-        return TensorMap(rows, Payloads(extents, gaps), BytesSource(self.payloads), 0, size, byte_order(context))
+        return TensorMap(rows, PayloadPositions(extents, gaps), BytesSource(self.payloads), 0, size, byte_order(context))
 
     def replaced(self, regions: Mapping[str, Any], payloads: bytes | None = None) -> Draft:
         """Returns a draft with these regions, and these payloads if they are given."""
@@ -148,7 +148,7 @@ class Draft:
     def is_metadata(self, region: str) -> bool:
         """Tells whether a region has typed key-values."""
         node = self.field(region).node
-        return isinstance(node, List) and node.key is not None
+        return isinstance(node, ListNode) and node.key is not None
 
     def row_struct(self, table: str) -> StructOf:
         """Returns the struct of the rows of a table."""
@@ -159,7 +159,7 @@ class Draft:
     def rows(self, table: str) -> list[Mapping[str, Any]]:
         """Returns the rows of a table, or the entries of metadata, forged or not."""
         value = self.regions.get(table)
-        if isinstance(self.field(table).node, JsonTable):
+        if isinstance(self.field(table).node, JsonTableNode):
             return list(plain(value))
         if isinstance(value, Forged):
             return list(value.value)
@@ -179,7 +179,7 @@ class Draft:
         """
         field, rows = self.field(table), self.rows(table)
         declared = unwrapped(field.declared)
-        if isinstance(field.node, JsonTable):
+        if isinstance(field.node, JsonTableNode):
             return self.with_json(table, with_json_row(declared, plain(self.regions[table]), at, row), at)
         rows[at : at + 1] = [row]
         if not self.is_metadata(table):
@@ -221,7 +221,9 @@ class Draft:
     def counter(self, region: str) -> tuple[str, ...]:
         """Returns the names of the field that counts a region, after its own region; or none."""
         node = self.field(region).node
-        number = node.count if isinstance(node, List) else node.size if isinstance(node, (Lines, JsonTable)) else None
+        number = (
+            node.count if isinstance(node, ListNode) else node.size if isinstance(node, (LinesNode, JsonTableNode)) else None
+        )
         return number.names if isinstance(number, Reference) and len(number.names) <= 2 else ()
 
     def counted(self, region: str, count: int) -> Draft:

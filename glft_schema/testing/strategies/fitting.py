@@ -22,7 +22,7 @@ from glft_schema.codec.records import NO_COUNTS
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.trace import Trace
 from glft_schema.describe.node_reader import evaluate
-from glft_schema.describe.nodes import Derived
+from glft_schema.describe.nodes import DerivedNode
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
@@ -99,7 +99,7 @@ def with_value(context: Context, name: str, value: Any) -> Any:
 def derive(context: Context, declared: construct.Struct | None) -> None:
     """Adds to `context` the fields of a Struct that follow from the fields in it."""
     for field in struct_of(declared).fields if declared else ():
-        if field.name and isinstance(field.node, Derived) and field.node.compute:
+        if field.name and isinstance(field.node, DerivedNode) and field.node.compute:
             with suppress(KeyError, AttributeError):
                 context[field.name] = field.node.compute(context)
 

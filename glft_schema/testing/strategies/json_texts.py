@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from glft_schema.codec.context import new_context
 from glft_schema.codec.json_table import Entry, JsonField, JsonRows, JsonTable
-from glft_schema.codec.json_text import Part, to_json
+from glft_schema.codec.json_text import JsonPart, to_json
 from glft_schema.codec.records import Record
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
@@ -40,7 +40,7 @@ def with_members(text: bytes, members: bytes) -> bytes:
     return text[:end] + (b"" if is_empty else b",") + members + text[end:]
 
 
-def entries_of_rows(rows: JsonRows) -> list[Part]:
+def entries_of_rows(rows: JsonRows) -> list[JsonPart]:
     """Returns the entry of each row: the last one of its name."""
     last = {rows.key_of(part): part for part in rows.members}
     return sorted((part for name, part in last.items() if name != rows.name), key=lambda part: part.key)

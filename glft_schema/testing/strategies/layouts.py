@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.records import Record
-from glft_schema.describe.nodes import Field, Node, Payloads
+from glft_schema.describe.nodes import Field, Node, PayloadsNode
 from glft_schema.describe.schema import rows_of
 from glft_schema.testing.strategies.fitting import holds, inner_context, is_wanted, value_so_far
 from glft_schema.testing.strategies.lengths import guards
@@ -30,7 +30,7 @@ def size_of(row: Any) -> int:
 
 def alignment_of(data: Node, context: Context) -> int:
     """Returns the multiple at which the payloads of a region begin."""
-    return int((isinstance(data, Payloads) and data.to and value_so_far(context, data.to)) or 1)
+    return int((isinstance(data, PayloadsNode) and data.to and value_so_far(context, data.to)) or 1)
 
 
 def moved(row: Record, offset: int) -> Record:
@@ -48,7 +48,7 @@ def tight(rows: list[Record], alignment: int) -> list[Record]:
     return placed
 
 
-def laid_out(draw: st.DrawFn, table: Field, rows: list[Record], data: Payloads, context: Context) -> list[Record]:
+def laid_out(draw: st.DrawFn, table: Field, rows: list[Record], data: PayloadsNode, context: Context) -> list[Record]:
     """Sets the offsets of rows, in any order, with gaps and shared payloads, if rules allow these.
 
     Rejects the example if the rules do not allow payloads one after another either.

@@ -16,7 +16,7 @@ from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Constant, Expression, Length, Reference, read, subexpressions
 from glft_schema.codec.json_table import Entry
 from glft_schema.codec.rules import Check
-from glft_schema.describe.nodes import Bytes, Counted, Field, List, Node, Ref, Switch
+from glft_schema.describe.nodes import BytesNode, CountedNode, Field, ListNode, Node, RefNode, SwitchNode
 from glft_schema.describe.schema import struct_of
 from glft_schema.testing.strategies.fitting import LONG, holds, is_wanted, value_so_far, with_value
 
@@ -26,23 +26,23 @@ SMALL = 5  # drawn counts are less
 @cache
 def counters(declared: construct.Struct) -> frozenset[str]:
     """Returns the names of the fields on which lengths in a Struct depend, at any depth."""
-    parts = (part for length in _lengths_in(Ref("", declared)) for part in subexpressions(length))
+    parts = (part for length in _lengths_in(RefNode("", declared)) for part in subexpressions(length))
     return frozenset(part.names[-1] for part in parts if isinstance(part, Reference))
 
 
 def _lengths_in(node: Node | None) -> Iterator[Expression]:
     match node:
-        case List():
+        case ListNode():
             yield node.count
             yield from _lengths_in(node.item)
-        case Bytes() if node.size:
+        case BytesNode() if node.size:
             yield node.size
-        case Counted():
+        case CountedNode():
             yield from _lengths_in(node.item)
-        case Switch():
+        case SwitchNode():
             for inner in (*(case.node for case in node.cases), node.default):
                 yield from _lengths_in(inner)
-        case Ref() if node.declared and not node.level:
+        case RefNode() if node.declared and not node.level:
             for part in struct_of(node.declared).fields:
                 yield from _lengths_in(part.node)
 
@@ -93,7 +93,7 @@ def all_hold(checks: Iterable[Check], field: Field, value: Any, context: Context
 def fits(field: Field, value: Any, context: Context) -> bool:
     """Tells whether a field can be built from a value, if the fields that it needs are known."""
     node = field.node
-    length = node.count if isinstance(node, List) else node.size if isinstance(node, Bytes) else None
+    length = node.count if isinstance(node, ListNode) else node.size if isinstance(node, BytesNode) else None
     is_plain = not any(wrapper.decode for wrapper in node.wrappers)
     if length and is_plain and hasattr(value, "__len__") and value_so_far(context, length) not in (None, len(value)):
         return False

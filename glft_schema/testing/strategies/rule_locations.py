@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from glft_schema.codec.rules import Check
-from glft_schema.describe.nodes import List, Ref, StructOf
+from glft_schema.describe.nodes import ListNode, RefNode, StructOf
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types import TensorType
@@ -39,12 +39,12 @@ def rule_locations(format: Format) -> Iterator[RuleLocation]:
             yield RuleLocation(part, whole)
             continue
         node = part.node
-        if isinstance(node, Ref):
+        if isinstance(node, RefNode):
             struct = struct_of(node.declared)
             yield from (RuleLocation(check, struct, part.name) for check in struct.rules)
         if row := rows_of(node):
             yield from (RuleLocation(check, row, part.name, True) for check in row.rules)
-            if isinstance(node, List) and node.once:
+            if isinstance(node, ListNode) and node.once:
                 yield RuleLocation(node.once, row, part.name)
     rows = rows_of(whole.field(format.table).node)
     assert rows

@@ -20,7 +20,7 @@ from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.typed_values import StoredValue
-from glft_schema.describe.nodes import Code, Derived, Field, Number, Payloads, StructOf, Switch, Text
+from glft_schema.describe.nodes import CodeNode, DerivedNode, Field, NumberNode, PayloadsNode, StructOf, SwitchNode, TextNode
 from glft_schema.describe.schema import rows_of
 from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
@@ -84,7 +84,7 @@ def draw_field(draw: st.DrawFn, part: Field, later: Sequence[Field | Check], con
     patterns = [text for check in checks if (text := pattern(check))]
     values = values_of(part.node, context)
     if patterns:
-        alphabet = st.characters(codec=part.node.encoding) if isinstance(part.node, Text) else None
+        alphabet = st.characters(codec=part.node.encoding) if isinstance(part.node, TextNode) else None
         texts = st.from_regex(patterns[0], fullmatch=True, alphabet=alphabet)
         values = texts.filter(lambda text: fits(part, text, context))
 
@@ -161,7 +161,7 @@ def _(later: TensorFits, field: Field, value: Any, draw: st.DrawFn, context: Con
 
 
 @claimed.register
-def _(later: Payloads, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
+def _(later: PayloadsNode, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
     """Sets the offsets of the rows. Drops rows that would make the file too large."""
     if field.name != later.table:
         return value
@@ -174,7 +174,7 @@ def _(later: Payloads, field: Field, value: Any, draw: st.DrawFn, context: Conte
 
 
 @claimed.register
-def _(later: Derived, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
+def _(later: DerivedNode, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
     """Sets the key that a field is derived from, in some examples, to a value that rules allow."""
     lookup = later.value
     if not (isinstance(lookup, ValueOfKey) and lookup.mapping == Reference((field.name,)) and isinstance(value, TypedMetadata)):
@@ -191,11 +191,11 @@ def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[St
     row, options, default = rows_of(field.node), [], lookup.default
     assert row
     code, switch = row.field("type").node, row.field("value").node
-    assert isinstance(code, Code)
-    assert isinstance(switch, Switch)
+    assert isinstance(code, CodeNode)
+    assert isinstance(switch, SwitchNode)
     values = sorted({1, 8, default // 4, 3 * default // 4, default, 2 * default, 4 * default})
     checks = [check for check in row.rules if is_wanted(check, context._params._drawing.rules)]
-    numbers = [(code.table[case.code], case.node.of) for case in switch.cases if isinstance(case.node, Number)]
+    numbers = [(code.table[case.code], case.node.of) for case in switch.cases if isinstance(case.node, NumberNode)]
     for (type_, number), value in product(numbers, values):
         at = inner_context(context, row.declared, {"key": lookup.key, "type": type_, "value": value})
         with suppress(FormatError):  # a value that the number cannot hold
