@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         read_manifest,
     )
     from glft_schema.checks.roles import check_fit
-    from glft_schema.checks.values import Oddity
+    from glft_schema.checks.values import ValueFinding
     from glft_schema.errors import Finding
     from glft_schema.tensor_types.engine.differences import NumberErrors
 
@@ -29,10 +29,10 @@ __all__ = [
     "Finding",
     "MetadataChange",
     "NumberErrors",
-    "Oddity",
     "TensorComparison",
     "TensorHash",
     "TensorVersion",
+    "ValueFinding",
     "Verdict",
     "check_derivation",
     "check_fit",
@@ -48,7 +48,7 @@ LATER = {
     "checks.derivation": "Derivation check_derivation",
     "checks.manifests": "FileHash TensorHash Verdict compare_hashes hash_file manifest_of model_hash read_manifest",
     "checks.roles": "check_fit",
-    "checks.values": "Oddity",
+    "checks.values": "ValueFinding",
     "errors": "Finding",
     "tensor_types.engine.differences": "NumberErrors",
 }

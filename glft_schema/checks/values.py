@@ -38,7 +38,7 @@ MANTISSA = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}  # bits 
 
 
 @dataclass(frozen=True)
-class Oddity:
+class ValueFinding:
     """Unusual values in one field of a tensor.
 
     Attributes:
@@ -69,7 +69,7 @@ class Oddity:
         return self.kind in FAULTS
 
 
-def check_values(file: File | StrPath, exclude: Iterable[str] = ()) -> Iterator[tuple[Tensor, list[Oddity]]]:
+def check_values(file: File | StrPath, exclude: Iterable[str] = ()) -> Iterator[tuple[Tensor, list[ValueFinding]]]:
     """Checks the weights, scales and codes of each tensor.
 
     NaN and infinities are reported where they are stored: a scale counts once for all its weights.
@@ -87,17 +87,17 @@ def check_values(file: File | StrPath, exclude: Iterable[str] = ()) -> Iterator[
         ClosedError, TruncatedError, OSError: if the file can no longer be read.
         FormatError: if the file at a path is not valid.
     """
-    results: dict[Hashable, list[Oddity]] = {}
+    results: dict[Hashable, list[ValueFinding]] = {}
     for tensor in leave_out(as_file(file).tensors, exclude).values():
         if tensor.identity not in results:  # tied tensors are checked once
-            results[tensor.identity] = list(oddities(tensor))
-        yield tensor, [replace(oddity, tensor=tensor.name) for oddity in results[tensor.identity]]
+            results[tensor.identity] = list(findings_of(tensor))
+        yield tensor, [replace(finding, tensor=tensor.name) for finding in results[tensor.identity]]
 
 
-def oddities(tensor: Tensor) -> Iterator[Oddity]:
+def findings_of(tensor: Tensor) -> Iterator[ValueFinding]:
     """Yields the unusual values of one tensor; see `check_values`."""
     count = math.prod(tensor.shape)
-    all_zero = Oddity(tensor.name, tensor.file, "weights", ALL_ZERO, count, (0,) * len(tensor.shape), tensor.position)
+    all_zero = ValueFinding(tensor.name, tensor.file, "weights", ALL_ZERO, count, (0,) * len(tensor.shape), tensor.position)
     if tensor.type.bytes_only or tensor.missing:
         yield replace(all_zero, field="", kind=INCOMPLETE if tensor.missing else UNKNOWN)
     elif count:
@@ -107,7 +107,7 @@ def oddities(tensor: Tensor) -> Iterator[Oddity]:
                 scan.read(name, declared, checks)
         if scan.extreme:
             scan.dequantize()
-        yield from scan.oddities.values()
+        yield from scan.findings.values()
         first, chunks = next(tensor.arrays(FIRST_CHUNK)), tensor.arrays()
         if _is_zero(first) and all(map(_is_zero, chunks)):
             yield all_zero
@@ -161,12 +161,12 @@ class _Scan:
     """The scan of a tensor.
 
     Attributes:
-        oddities: results by field, kind and meaning.
+        findings: results by field, kind and meaning.
         extreme: whether a scale is so large that a weight may overflow.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.oddities: dict[tuple[str, str, str], Oddity] = {}
+        self.findings: dict[tuple[str, str, str], ValueFinding] = {}
         self.extreme = False
         self._tensor = tensor
         self._weights = math.prod(tensor.shape)
@@ -219,8 +219,8 @@ class _Scan:
         if not (count := int(np.count_nonzero(mask))):
             return
         key = (check.field, kind, meaning)
-        if earlier := self.oddities.get(key):
-            self.oddities[key] = replace(earlier, count=earlier.count + count)
+        if earlier := self.findings.get(key):
+            self.findings[key] = replace(earlier, count=earlier.count + count)
             return
         across = mask.shape[1]
         row, number = divmod(int(mask.argmax()), across)
@@ -228,7 +228,7 @@ class _Scan:
         weight = ((rows.first + row) * across + group) * self._weights // (rows.total * across)
         byte = rows.byte + row * rows.pitch + check.start + number * check.nbytes // across
         index = index_of(weight, self._tensor.shape)
-        self.oddities[key] = Oddity(self._tensor.name, self._tensor.file, check.field, kind, count, index, byte, meaning)
+        self.findings[key] = ValueFinding(self._tensor.name, self._tensor.file, check.field, kind, count, index, byte, meaning)
 
 
 class _Rows(NamedTuple):

@@ -21,7 +21,7 @@ from glft_schema.checks.derivation import VERDICTS, WITHOUT_IMPORTANCE, Derivati
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
 from glft_schema.checks.roles import check_fit
 from glft_schema.checks.rules import ALL_SETS, report
-from glft_schema.checks.values import INCOMPLETE, UNKNOWN, Oddity, check_values
+from glft_schema.checks.values import INCOMPLETE, UNKNOWN, ValueFinding, check_values
 from glft_schema.cli.inspect import gaps_text
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
 from glft_schema.cli.terminal import FAILED, MAX_LINE, echo, file_errors, progress_bar
@@ -262,23 +262,23 @@ def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], name: str
 
 def values_outcome(file: File, exclude: Sequence[str]) -> Outcome:
     """Checks the values of the tensors."""
-    odd, checked = list[Oddity](), 0
+    found, checked = list[ValueFinding](), 0
     with progress_bar("checking values") as bar:
-        for number, (tensor, oddities) in enumerate(check_values(file, exclude), 1):
-            odd += oddities
-            checked += not any(oddity.kind in (UNKNOWN, INCOMPLETE) for oddity in oddities)
+        for number, (tensor, findings) in enumerate(check_values(file, exclude), 1):
+            found += findings
+            checked += not any(finding.kind in (UNKNOWN, INCOMPLETE) for finding in findings)
             bar(tensor.name, number / len(file.tensors))
-    odd.sort(key=lambda oddity: not oddity.is_fault)
+    found.sort(key=lambda finding: not finding.is_fault)
     rows = [("tensor", "field", "found", "count", "first weight", "at byte")]
     rows += [
         (safe(o.tensor), o.field, o.meaning or o.kind, f"{o.count:,}", str(list(o.index)), f"{o.byte:,}")
-        for o in odd
+        for o in found
         if o.kind != INCOMPLETE
     ]
-    faulty = len({oddity.tensor for oddity in odd if oddity.is_fault})
+    faulty = len({finding.tensor for finding in found if finding.is_fault})
     result = f"{faulty or 'none'} with NaN, infinities or reserved codes"
     lines = [*(aligned(rows, 3) if rows[1:] else []), f"{checked} of {len(file.tensors)} tensors checked, {result}"]
-    data = {"looked_at": checked, "odd": [{**asdict(oddity), "fault": oddity.is_fault} for oddity in odd]}
+    data = {"checked": checked, "findings": [{**asdict(finding), "fault": finding.is_fault} for finding in found]}
     return Outcome(lines, data, not faulty)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from glft_schema.describe import nodes
 from glft_schema.describe.as_json import as_data
-from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map_of
+from glft_schema.describe.byte_map import ByteMap, ByteRange, byte_map_of
 from glft_schema.describe.comparisons import comparison_data
 from glft_schema.describe.languages import write
 from glft_schema.describe.nodes import Field, Schema, StructOf, TypeOf
@@ -16,9 +16,9 @@ from glft_schema.files.byte_counts import byte_counts
 
 __all__ = [
     "ByteMap",
+    "ByteRange",
     "Field",
     "Schema",
-    "Stretch",
     "StructOf",
     "TypeOf",
     "as_data",

@@ -1,11 +1,11 @@
 """Attributes every byte of a file to a field, padding or a gap.
 
     with glft_schema.open("model.gguf") as file:
-        for stretch in byte_map(file):
-            print(stretch.start, stretch.path, stretch.type, stretch.value)
+        for byte_range in byte_map(file):
+            print(byte_range.start, byte_range.path, byte_range.type, byte_range.value)
 
 Offsets come from a traced parse, meanings from the declaration. A long array or a payload is a
-single stretch, which `ByteMap.inside` expands.
+single range, which `ByteMap.inside` expands.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAYLOAD = "payload"  # the struct of a tensor type's payload
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ByteRange:
     """The bytes of a file from `start` to before `end`. Equal if offsets, path and kind are equal.
 
     Attributes:
@@ -90,8 +90,8 @@ class Stretch:
         return self.path.rpartition(STEP)[2]
 
 
-class ByteMap(Sequence[Stretch]):
-    """The stretches of a file, in order. They cover the whole file and do not overlap.
+class ByteMap(Sequence[ByteRange]):
+    """The ranges of a file, in order. They cover the whole file and do not overlap.
 
     Attributes:
         nbytes: the size of the file.
@@ -99,42 +99,42 @@ class ByteMap(Sequence[Stretch]):
         source: of the file's bytes, which `inside` reads while the source is open.
     """
 
-    def __init__(self, format: Format, source: Source, stretches: Sequence[Stretch], reader: NodeReader) -> None:
+    def __init__(self, format: Format, source: Source, byte_ranges: Sequence[ByteRange], reader: NodeReader) -> None:
         self.format = format
         self.source = source
         self.nbytes = source.size
-        self._stretches = stretches
-        self._starts = [stretch.start for stretch in stretches]
+        self._byte_ranges = byte_ranges
+        self._starts = [byte_range.start for byte_range in byte_ranges]
         self._reader = reader
-        self._of_tensor: dict[str, list[Stretch]] | None = None
+        self._of_tensor: dict[str, list[ByteRange]] | None = None
 
     @overload
-    def __getitem__(self, index: int) -> Stretch: ...
+    def __getitem__(self, index: int) -> ByteRange: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Stretch]: ...
-    def __getitem__(self, index: int | slice) -> Stretch | Sequence[Stretch]:
-        return self._stretches[index]
+    def __getitem__(self, index: slice) -> Sequence[ByteRange]: ...
+    def __getitem__(self, index: int | slice) -> ByteRange | Sequence[ByteRange]:
+        return self._byte_ranges[index]
 
     def __len__(self) -> int:
-        return len(self._stretches)
+        return len(self._byte_ranges)
 
     def __repr__(self) -> str:
-        return f"<byte map of {shown(self.source.name)}: {len(self)} stretches, {self.nbytes} bytes>"
+        return f"<byte map of {shown(self.source.name)}: {len(self)} ranges, {self.nbytes} bytes>"
 
-    def at(self, offset: int) -> Stretch:
-        """Returns the stretch at `offset`. Raises IndexError if the file has no such byte."""
+    def at(self, offset: int) -> ByteRange:
+        """Returns the range at `offset`. Raises IndexError if the file has no such byte."""
         if not 0 <= offset < self.nbytes:
             raise IndexError(f"byte {offset} is out of range: {self.source.name} has {self.nbytes} bytes")
-        return self._stretches[bisect_right(self._starts, offset) - 1]
+        return self._byte_ranges[bisect_right(self._starts, offset) - 1]
 
-    def between(self, start: int, end: int) -> Sequence[Stretch]:
-        """Returns the stretches that have a byte in ``[start, end)``."""
+    def between(self, start: int, end: int) -> Sequence[ByteRange]:
+        """Returns the ranges that have a byte in ``[start, end)``."""
         if start >= end:
             return ()
-        return self._stretches[max(bisect_right(self._starts, start) - 1, 0) : bisect_left(self._starts, end)]
+        return self._byte_ranges[max(bisect_right(self._starts, start) - 1, 0) : bisect_left(self._starts, end)]
 
-    def of_tensor(self, name: str) -> list[Stretch]:
-        """Returns the stretches of a tensor, as in `tensors`. Raises KeyError if there is none."""
+    def of_tensor(self, name: str) -> list[ByteRange]:
+        """Returns the ranges of a tensor, as in `tensors`. Raises KeyError if there is none."""
         return self.tensors[name]
 
     @property
@@ -143,30 +143,30 @@ class ByteMap(Sequence[Stretch]):
         return self._reader.order
 
     @property
-    def tensors(self) -> Mapping[str, list[Stretch]]:
-        """The stretches of each tensor by name: its row in the table, then its payload."""
+    def tensors(self) -> Mapping[str, list[ByteRange]]:
+        """The ranges of each tensor by name: its row in the table, then its payload."""
         if self._of_tensor is None:
-            of_tensor: defaultdict[str, list[Stretch]] = defaultdict(list)
-            for stretch in self._stretches:
-                for tensor in stretch.tensors:
-                    of_tensor[tensor].append(stretch)
+            of_tensor: defaultdict[str, list[ByteRange]] = defaultdict(list)
+            for byte_range in self._byte_ranges:
+                for tensor in byte_range.tensors:
+                    of_tensor[tensor].append(byte_range)
             self._of_tensor = dict(of_tensor)
         return self._of_tensor
 
     @property
-    def unclaimed(self) -> list[Stretch]:
+    def unclaimed(self) -> list[ByteRange]:
         """The bytes that no declaration covers. Well-formed files have none; gaps are legal."""
-        return [stretch for stretch in self._stretches if stretch.kind == UNCLAIMED]
+        return [byte_range for byte_range in self._byte_ranges if byte_range.kind == UNCLAIMED]
 
-    def parts(self, stretch: Stretch) -> int:
-        """Returns the number of parts of a stretch without reading them; 0 if it has none."""
-        if stretch.node is None or stretch.scope is None:
+    def parts(self, byte_range: ByteRange) -> int:
+        """Returns the number of parts of a range without reading them; 0 if it has none."""
+        if byte_range.node is None or byte_range.scope is None:
             return 0
-        count = self._reader.count(stretch.node, stretch.start, stretch.end, stretch.scope)
-        return 0 if isinstance(stretch.node, s.NumbersNode) and count == 1 and stretch.value is not None else count
+        count = self._reader.count(byte_range.node, byte_range.start, byte_range.end, byte_range.scope)
+        return 0 if isinstance(byte_range.node, s.NumbersNode) and count == 1 and byte_range.value is not None else count
 
-    def inside(self, stretch: Stretch, start: int | None = None, end: int | None = None) -> Iterator[Stretch]:
-        """Yields the parts of a stretch that have a byte in ``[start, end)``, one level deep.
+    def inside(self, byte_range: ByteRange, start: int | None = None, end: int | None = None) -> Iterator[ByteRange]:
+        """Yields the parts of a range that have a byte in ``[start, end)``, one level deep.
 
         A text has length and bytes, an array elements, a payload numbers or blocks, a block fields.
         Parts can be opened in turn. Indices are those of the payload's tensors:
@@ -174,37 +174,39 @@ class ByteMap(Sequence[Stretch]):
 
         Args:
             stretch: from this map or from this method.
-            start: the first offset, by default that of the stretch.
-            end: the offset after the last, by default that of the stretch.
+            start: the first offset, by default that of the range.
+            end: the offset after the last, by default that of the range.
 
         Raises:
             ClosedError: if the file is closed.
         """
-        if stretch.node is None or stretch.scope is None or not self.parts(stretch):
+        if byte_range.node is None or byte_range.scope is None or not self.parts(byte_range):
             return
-        low = stretch.start if start is None else max(start, stretch.start)
-        high = stretch.end if end is None else min(end, stretch.end)
+        low = byte_range.start if start is None else max(start, byte_range.start)
+        high = byte_range.end if end is None else min(end, byte_range.end)
         if low >= high:
             return
-        for part in self._reader.parts(stretch.node, stretch.start, stretch.end, stretch.scope, low, high, stretch.doc):
-            path, type_ = f"{stretch.path}{STEP}{part.name}", part.type or type_text(part.node, part.scope, self._reader)
+        for part in self._reader.parts(
+            byte_range.node, byte_range.start, byte_range.end, byte_range.scope, low, high, byte_range.doc
+        ):
+            path, type_ = f"{byte_range.path}{STEP}{part.name}", part.type or type_text(part.node, part.scope, self._reader)
             if part.end > self.nbytes:
-                yield Stretch(part.start, self.nbytes, path, stretch.kind, type_, "truncated", None, stretch.tensors)
+                yield ByteRange(part.start, self.nbytes, path, byte_range.kind, type_, "truncated", None, byte_range.tensors)
                 continue
-            about = type_, part.doc, self._reader.part_value(part), stretch.tensors, stretch.key, part.node, part.scope
-            yield Stretch(part.start, part.end, path, stretch.kind, *about)
+            about = type_, part.doc, self._reader.part_value(part), byte_range.tensors, byte_range.key, part.node, part.scope
+            yield ByteRange(part.start, part.end, path, byte_range.kind, *about)
 
-    def leaves(self, start: int = 0, end: int | None = None) -> Iterator[Stretch]:
-        """Yields the innermost parts of all stretches that have a byte in ``[start, end)``."""
+    def leaves(self, start: int = 0, end: int | None = None) -> Iterator[ByteRange]:
+        """Yields the innermost parts of all ranges that have a byte in ``[start, end)``."""
         end = self.nbytes if end is None else end
-        levels: list[Iterator[Stretch]] = [iter(self.between(start, end))]
+        levels: list[Iterator[ByteRange]] = [iter(self.between(start, end))]
         while levels:
-            if (stretch := next(levels[-1], None)) is None:
+            if (byte_range := next(levels[-1], None)) is None:
                 levels.pop()
-            elif self.parts(stretch):
-                levels.append(self.inside(stretch, start, end))
+            elif self.parts(byte_range):
+                levels.append(self.inside(byte_range, start, end))
             else:
-                yield stretch
+                yield byte_range
 
 
 def byte_map(file: File | StrPath) -> ByteMap:
@@ -249,19 +251,19 @@ def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
 
 def _mapped(format: Format, source: Source, spans: Sequence[FieldSpan]) -> ByteMap:
     fields = _ParsedFields(format, source, spans)
-    stretches: list[Stretch] = []
+    byte_ranges: list[ByteRange] = []
     end = 0
-    for stretch in fields.stretches():
-        if stretch.start >= source.size:  # of a truncated file
+    for byte_range in fields.byte_ranges():
+        if byte_range.start >= source.size:  # of a truncated file
             break
-        if stretch.start > end:
-            stretches.append(fields.between(end, stretch.start))
-        if stretch.end > end:
-            end = min(stretch.end, source.size)
-            stretches.append(stretch if stretch.end == end else replace(stretch, end=end))
+        if byte_range.start > end:
+            byte_ranges.append(fields.between(end, byte_range.start))
+        if byte_range.end > end:
+            end = min(byte_range.end, source.size)
+            byte_ranges.append(byte_range if byte_range.end == end else replace(byte_range, end=end))
     if end < source.size:
-        stretches.append(fields.between(end, source.size))
-    return ByteMap(format, source, stretches, fields.reader)
+        byte_ranges.append(fields.between(end, source.size))
+    return ByteMap(format, source, byte_ranges, fields.reader)
 
 
 @dataclass
@@ -311,7 +313,7 @@ class _ParsedFields:
     def _enter(self, path: str) -> _Row | None:
         """Returns the struct at `path`, a field or an element, once its first field is parsed.
 
-        Returns None inside construct's own lists, whose paths differ. Such a list is one stretch.
+        Returns None inside construct's own lists, whose paths differ. Such a list is one range.
         """
         if path in self._rows:
             return self._rows[path]
@@ -336,18 +338,18 @@ class _ParsedFields:
         self._rows[path] = row = self._row(node.name, outer.scope, label, of_tensor)
         return row
 
-    def stretches(self) -> list[Stretch]:
-        """Returns a stretch for each innermost field that takes bytes, in order."""
-        found = [stretch for span in self._tables_in_json if span.value is not None for stretch in self._json_parts(span)]
+    def byte_ranges(self) -> list[ByteRange]:
+        """Returns a range for each innermost field that takes bytes, in order."""
+        found = [byte_range for span in self._tables_in_json if span.value is not None for byte_range in self._json_parts(span)]
         for span, row, declared in self._leaves:
             node = self.reader.settled(declared.node, row.scope)
             if isinstance(node, s.PayloadsNode):
                 found += self._payloads(span, node, row.scope)
             else:
-                found.append(self._stretch(span, row, declared, node))
-        return sorted(found, key=lambda stretch: stretch.start)
+                found.append(self._byte_range(span, row, declared, node))
+        return sorted(found, key=lambda byte_range: byte_range.start)
 
-    def _stretch(self, span: FieldSpan, row: _Row, declared: s.Field, node: s.Node) -> Stretch:
+    def _byte_range(self, span: FieldSpan, row: _Row, declared: s.Field, node: s.Node) -> ByteRange:
         kind, value, count = FIELD, list(span.value) if isinstance(span.value, list) else span.value, None
         value = value.item() if isinstance(value, np.generic) else value
         if isinstance(node, s.PaddingNode):
@@ -360,9 +362,9 @@ class _ParsedFields:
         label = scope.fields[row.label] if scope and row.label else None
         tensors, key = ((label,), None) if row.of_tensor and label is not None else ((), label)
         type_ = type_text(node, row.scope, self.reader, count)
-        return Stretch(span.start, span.end or 0, span.path, kind, type_, declared.doc, value, tensors, key, node, row.scope)
+        return ByteRange(span.start, span.end or 0, span.path, kind, type_, declared.doc, value, tensors, key, node, row.scope)
 
-    def between(self, start: int, end: int) -> Stretch:
+    def between(self, start: int, end: int) -> ByteRange:
         """Returns bytes that no leaf covers: of the innermost field around them, or unclaimed."""
         for span in self._tables_in_json:
             if span.start <= start and end <= (span.end or 0):
@@ -371,14 +373,14 @@ class _ParsedFields:
             if span.has_parts and span.start <= start and end <= (span.end or 0):
                 parent, _, name = span.path.rpartition(STEP)
                 if row := self._rows[parent]:
-                    return Stretch(start, end, span.path, FIELD, "bytes", row.fields[name].doc)
-        return Stretch(start, end, "", UNCLAIMED, "bytes", "not covered by any declared field")
+                    return ByteRange(start, end, span.path, FIELD, "bytes", row.fields[name].doc)
+        return ByteRange(start, end, "", UNCLAIMED, "bytes", "not covered by any declared field")
 
-    def _json_parts(self, span: FieldSpan) -> Iterator[Stretch]:
+    def _json_parts(self, span: FieldSpan) -> Iterator[ByteRange]:
         """Yields what a JSON text has besides its rows: entries, values of keys, and padding."""
         rows, number = span.value, 0
 
-        def json(part: JsonPart, doc: str, name: str, *steps: str) -> Stretch:
+        def json(part: JsonPart, doc: str, name: str, *steps: str) -> ByteRange:
             found = self._json(rows.start + part.key, rows.start + part.end, STEP.join((span.path, *steps)), doc)
             return replace(found, tensors=(name,) if span.path == self._table else ())
 
@@ -395,12 +397,12 @@ class _ParsedFields:
                 number += 1
         start, end = (rows.start + len(stored) for stored in (rows.stored.rstrip(b" \t\n\r"), rows.stored))
         if start < end:
-            yield Stretch(start, end, span.path, PADDING, "spaces", "after the JSON object")
+            yield ByteRange(start, end, span.path, PADDING, "spaces", "after the JSON object")
 
-    def _json(self, start: int, end: int, path: str, doc: str) -> Stretch:
-        return Stretch(start, end, path, FIELD, "JSON", doc, self.reader.text(start, end))
+    def _json(self, start: int, end: int, path: str, doc: str) -> ByteRange:
+        return ByteRange(start, end, path, FIELD, "JSON", doc, self.reader.text(start, end))
 
-    def _payloads(self, span: FieldSpan, node: s.PayloadsNode, scope: Scope) -> Iterator[Stretch]:
+    def _payloads(self, span: FieldSpan, node: s.PayloadsNode, scope: Scope) -> Iterator[ByteRange]:
         assert isinstance(span.value, TensorMap)
         names: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         types: dict[int, tuple[TensorType, tuple[int, ...]]] = {}
@@ -417,21 +419,21 @@ class _ParsedFields:
             path, tensors = f"{span.path}{STEP}{sharing[0]!r}", tuple(sharing)  # not shortened: long names may begin alike
             fields = fields_of(*types[offset])
             if not fields:
-                yield Stretch(start, end, path, FIELD, "bytes", "of an unknown type", None, tensors)
+                yield ByteRange(start, end, path, FIELD, "bytes", "of an unknown type", None, tensors)
             for (at, size), type_, part, inner in fields:
                 about = FIELD, type_, part.doc, None, tensors, None, part.node, inner
-                yield Stretch(start + at, start + at + size, f"{path}{STEP}{part.name}", *about)
+                yield ByteRange(start + at, start + at + size, f"{path}{STEP}{part.name}", *about)
         yield from self._gap(span.path, end, span.end or 0, to, first=not names)
 
-    def _gap(self, path: str, start: int, end: int, to: int, first: bool) -> Iterator[Stretch]:
+    def _gap(self, path: str, start: int, end: int, to: int, first: bool) -> Iterator[ByteRange]:
         """Yields the padding after a payload, if any, and the gap after the padding."""
         padded = start + (-start % to)
         if first or padded > end:
             padded = start
         if padded > start:
-            yield Stretch(start, padded, path, PADDING, f"padding to {to}", "from the end of a payload to the next multiple")
+            yield ByteRange(start, padded, path, PADDING, f"padding to {to}", "from the end of a payload to the next multiple")
         if end > padded:
-            yield Stretch(padded, end, path, GAP, "bytes", "of no tensor; preserved")
+            yield ByteRange(padded, end, path, GAP, "bytes", "of no tensor; preserved")
 
     def _payload_fields(self, type_: TensorType, shape: tuple[int, ...]) -> list[tuple[tuple[int, int], str, s.Field, Scope]]:
         """Returns the offset and size, type, declaration and scope of each non-empty field."""

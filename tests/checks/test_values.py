@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import glft_schema
 from glft_schema import Container, SchemeError, TruncatedError, save_file
 from glft_schema.checks import values
-from glft_schema.checks.values import Oddity, check_values, oddities
+from glft_schema.checks.values import ValueFinding, check_values, findings_of
 from glft_schema.codec.numbers import bf16, f32, i8, u16
 from glft_schema.codec.structs import Struct
 from glft_schema.files.splitting import split
@@ -68,12 +68,12 @@ def tensor_of(type_: TensorType, shape: tuple[int, ...], payload: bytes, order: 
 
 
 def found(type_: TensorType, shape: tuple[int, ...], payload: bytes, order: str = "little") -> list[tuple[object, ...]]:
-    """Returns field, kind, count, index and byte of the payload of each oddity."""
-    return [(o.field, o.kind, o.count, o.index, o.byte - 15) for o in oddities(tensor_of(type_, shape, payload, order))]
+    """Returns field, kind, count, index and byte of the payload of each finding."""
+    return [(o.field, o.kind, o.count, o.index, o.byte - 15) for o in findings_of(tensor_of(type_, shape, payload, order))]
 
 
 def sound_blocks(type_: TensorType, count: int) -> bytearray:
-    """Returns blocks without oddities: bytes of 0x56, and scales of 1."""
+    """Returns blocks without findings: bytes of 0x56, and scales of 1."""
     blocks = np.full((count, type_.block.sizeof()), 0x56 if type_.name != "TQ2_0" else 0x12, np.uint8)
     if type_.name == "TQ1_0":
         blocks[:, :52] = 0
@@ -155,7 +155,7 @@ def test_written_files_are_sound(format: str, tmp_path: Path) -> None:
     schemes = {type_.name: type_.scheme for type_ in types}
     save_file({name: w.clone() for name, w in state.items()}, tmp_path / "f", schemes=schemes, format=format)
     with Container.parse_file(tmp_path / "f", mmap=False) as file:
-        kinds = {tensor.name: {oddity.kind for oddity in odd} for tensor, odd in check_values(file)}
+        kinds = {tensor.name: {finding.kind for finding in findings} for tensor, findings in check_values(file)}
     assert set(kinds) == set(state)
     assert kinds.pop("Q8_per_channel" if format == "GLFT" else "Q8_0") == {"subnormal"}
     assert all(found <= {"subnormal"} for found in kinds.values())
@@ -182,7 +182,7 @@ def test_verdicts_on_scales_are_ggmls(type_: TensorType, capfd: pytest.CaptureFi
     seen = set()
     for block in blocks:
         theirs = check(type_.code, llama_cpp.pointer(block), llama_cpp.ctypes.c_size_t(size))
-        kinds = {(o.field, o.kind) for o in oddities(tensor_of(type_, (1, weights), block.tobytes()))}
+        kinds = {(o.field, o.kind) for o in findings_of(tensor_of(type_, (1, weights), block.tobytes()))}
         ours = not any(kind in ("NaN", "infinite") and field != "weights" for field, kind in kinds)
         assert type_.name == "NVFP4" or theirs == ours, (block[:4], kinds)
         seen.add(ours)
@@ -240,8 +240,8 @@ def test_weights_that_overflow(stored: int) -> None:
     blocks[2 * 17], blocks[2 * 17 + 1 : 3 * 17] = stored, bytes([0x27] + [0x22] * 15)
     theirs = llama_cpp.dequantize("MXFP4", np.frombuffer(blocks, np.uint8).reshape(4, 17), 32)
     first = np.argwhere(np.isinf(theirs.reshape(2, 64)))
-    (odd,) = found(GGML_TYPES["MXFP4"], (2, 64), bytes(blocks))
-    assert odd == ("weights", "infinite", len(first), tuple(first[0]), 2 * 17)
+    (findings,) = found(GGML_TYPES["MXFP4"], (2, 64), bytes(blocks))
+    assert findings == ("weights", "infinite", len(first), tuple(first[0]), 2 * 17)
     q8_k = sound_blocks(GGML_TYPES["Q8_K"], 2)
     struct.pack_into("<f", q8_k, 292, 3e38)
     assert found(GGML_TYPES["Q8_K"], (2, 256), bytes(q8_k)) == [("weights", "infinite", 256, (1, 0), 292)]
@@ -269,9 +269,9 @@ def test_all_zero(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_type() -> None:
     with Container.parse(READ["a type of a fork, 200"].stored) as file:
-        ((tensor, odd),) = check_values(file)
-    assert odd == [Oddity("w", "<bytes>", "", "unknown type", 1, (0,), tensor.position)]
-    assert not odd[0].is_fault
+        ((tensor, findings),) = check_values(file)
+    assert findings == [ValueFinding("w", "<bytes>", "", "unknown type", 1, (0,), tensor.position)]
+    assert not findings[0].is_fault
 
 
 def test_a_custom_type() -> None:
@@ -297,8 +297,10 @@ def test_tied_tensors_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = {"weights": torch.tensor([1.0, float("nan"), 0.0, 2.0])}
     file = Container.parse(Container.build({"descriptors": rows, "data": {row["name"]: payload for row in rows}}))
     checked = []
-    monkeypatch.setattr(values, "oddities", lambda tensor, check=values.oddities: checked.append(tensor.name) or check(tensor))
-    found = [[(oddity.tensor, oddity.kind) for oddity in odd] for _, odd in check_values(file)]
+    monkeypatch.setattr(
+        values, "findings_of", lambda tensor, check=values.findings_of: checked.append(tensor.name) or check(tensor)
+    )
+    found = [[(finding.tensor, finding.kind) for finding in findings] for _, findings in check_values(file)]
     assert found == [[(f"t{i}", "NaN")] for i in range(5)]
     assert checked == ["t0"]
 
@@ -330,13 +332,13 @@ def odd_file(tmp_path: Path) -> Path:
 
 def test_verify_values(odd_file: Path) -> None:
     with Container.parse_file(odd_file, mmap=False) as file:
-        odd = {tensor.name: oddities for tensor, oddities in check_values(file)}
+        findings = {tensor.name: findings for tensor, findings in check_values(file)}
         bad, zero, floats = (file.tensors[name].position for name in ("bad", "zero", "floats"))
-    assert odd == {
+    assert findings == {
         "good": [],
-        "bad": [Oddity("bad", str(odd_file), "d", "NaN", 1, (1, 0), bad + 68)],
-        "zero": [Oddity("zero", str(odd_file), "weights", "all zero", 3, (0,), zero)],
-        "floats": [Oddity("floats", str(odd_file), "weights", "infinite", 1, (1, 2), floats + 20)],
+        "bad": [ValueFinding("bad", str(odd_file), "d", "NaN", 1, (1, 0), bad + 68)],
+        "zero": [ValueFinding("zero", str(odd_file), "weights", "all zero", 3, (0,), zero)],
+        "floats": [ValueFinding("floats", str(odd_file), "weights", "infinite", 1, (1, 2), floats + 20)],
     }
     done = glft("verify", odd_file, "--values")
     assert (done.returncode, done.stderr) == (1, "")
@@ -347,10 +349,10 @@ def test_verify_values(odd_file: Path) -> None:
     assert done.stdout.endswith("\n4 of 4 tensors checked, 2 with NaN, infinities or reserved codes\n")
     data = json.loads(glft("verify", odd_file, "--values", "--json").stdout)
     listed = [
-        {**asdict(odd[name][0]), "index": list(odd[name][0].index), "fault": name != "zero"}
+        {**asdict(findings[name][0]), "index": list(findings[name][0].index), "fault": name != "zero"}
         for name in ("bad", "floats", "zero")
     ]
-    assert (data["holds"], data["values"]) == (False, {"looked_at": 4, "odd": listed})
+    assert (data["holds"], data["values"]) == (False, {"checked": 4, "findings": listed})
     done = glft("verify", odd_file, "--values", "--exclude", "bad", "--exclude", "fl*")
     assert done.returncode == 0
     assert "zero    weights  all zero      3           [0]" in done.stdout
@@ -363,7 +365,7 @@ def test_sets_and_files_that_shrink(odd_file: Path, tmp_path: Path) -> None:
         split(file, tmp_path / "part", max_tensors=1)
     first = tmp_path / "part-00001-of-00004.gguf"
     with Container.parse_file(first, mmap=False) as file:
-        assert {Path(o.file).name[5:10] for _, odd in check_values(file) for o in odd} == {"00002", "00003", "00004"}
+        assert {Path(o.file).name[5:10] for _, findings in check_values(file) for o in findings} == {"00002", "00003", "00004"}
         with pytest.raises(SchemeError, match="expected a tensor that matches 'nothing', found none"):
             list(check_values(file, ["nothing"]))
         first.write_bytes(first.read_bytes()[:-60])
@@ -376,7 +378,7 @@ def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
     path = tmp_path / "large.glft"
     save_file({"w": torch.zeros(1)}, path)
     start = path.read_bytes()[:-4].replace(struct.pack("<BI", 1, 1), struct.pack("<BI", 1, 1 << 24))
-    kinds = "[oddity.kind for _, odd in check_values(file) for oddity in odd]"
+    kinds = "[finding.kind for _, findings in check_values(file) for finding in findings]"
     found, grown = result_and_growth(kinds, sparse_file(path, start, 1 << 26))
     assert (found, grown < 32 << 10) == ("['all zero']", True)  # KiB
 
@@ -397,10 +399,10 @@ def test_real_weights_have_nothing_odd(request: pytest.FixtureRequest) -> None:
 
 
 def odd_in(path: Path) -> tuple[int, list[tuple[str, str]]]:
-    """Returns the number of tensors, and the name and kind of each oddity."""
+    """Returns the number of tensors, and the name and kind of each finding."""
     with Container.parse_file(path, mmap=False) as file:
-        found = [odd for _, odd in check_values(file)]
-    return len(found), [(oddity.tensor, oddity.kind) for odd in found for oddity in odd]
+        found = [findings for _, findings in check_values(file)]
+    return len(found), [(finding.tensor, finding.kind) for findings in found for finding in findings]
 
 
 def test_of_a_truncated_file_the_complete_tensors_are_checked(tmp_path: Path) -> None:
@@ -410,7 +412,7 @@ def test_of_a_truncated_file_the_complete_tensors_are_checked(tmp_path: Path) ->
     with pytest.raises(TruncatedError):
         list(check_values(path))
     with glft_schema.open(path, allow_truncated=True) as file:
-        kinds = {tensor.name: [oddity.kind for oddity in found] for tensor, found in check_values(file)}
+        kinds = {tensor.name: [finding.kind for finding in found] for tensor, found in check_values(file)}
     assert kinds == {"a": ["NaN"], "b": [], "c": ["incomplete"]}
     done = glft("verify", path, "--values")
     lines = done.stdout.splitlines()
@@ -418,7 +420,7 @@ def test_of_a_truncated_file_the_complete_tensors_are_checked(tmp_path: Path) ->
     assert [line.split()[:3] for line in lines[1:-1]] == [["a", "weights", "NaN"]]
     assert lines[-1] == "2 of 3 tensors checked, 1 with NaN, infinities or reserved codes"
     assert done.stderr.startswith(f"glft: {path}: data -> 'c' -> weights: the file is truncated: ")
-    found = json.loads(glft("verify", path, "--values", "--json").stdout)["values"]["odd"]
-    assert [(oddity["tensor"], oddity["kind"]) for oddity in found] == [("a", "NaN"), ("c", "incomplete")]
+    found = json.loads(glft("verify", path, "--values", "--json").stdout)["values"]["findings"]
+    assert [(finding["tensor"], finding["kind"]) for finding in found] == [("a", "NaN"), ("c", "incomplete")]
     refused = glft("verify", path)
     assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", done.stderr)

@@ -24,7 +24,7 @@ from glft_schema.codec.numbers import bf16, u8, u16
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.type_codes import TypeCode, TypeTable
-from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
+from glft_schema.describe.byte_map import ByteMap, ByteRange, byte_map, byte_map_of
 from glft_schema.describe.hex_view import HexView
 from glft_schema.describe.page.render import page
 from glft_schema.errors import OptionError
@@ -54,21 +54,21 @@ def mapped(stored: bytes) -> ByteMap:
     return byte_map(Container.parse(stored))
 
 
-def check_cover(stretches: Any, start: int, end: int) -> None:
-    """Asserts that non-empty stretches cover the bytes from `start` to `end` in order."""
-    stretches = list(stretches)
-    assert all(stretch.start < stretch.end for stretch in stretches)
-    assert all(one.end == other.start for one, other in pairwise(stretches))
-    assert (stretches[0].start, stretches[-1].end) == (start, end)
+def check_cover(byte_ranges: Any, start: int, end: int) -> None:
+    """Asserts that non-empty ranges cover the bytes from `start` to `end` in order."""
+    byte_ranges = list(byte_ranges)
+    assert all(byte_range.start < byte_range.end for byte_range in byte_ranges)
+    assert all(one.end == other.start for one, other in pairwise(byte_ranges))
+    assert (byte_ranges[0].start, byte_ranges[-1].end) == (start, end)
 
 
-def check_number(stretch: Stretch, stored: bytes, big: bool) -> None:
+def check_number(byte_range: ByteRange, stored: bytes, big: bool) -> None:
     """Asserts that the value of a number is that of its bytes, by Python's own `struct`."""
-    if stretch.type in LETTERS:
-        part = stored[stretch.start : stretch.end]
-        (expected,) = struct.unpack((">" if big else "<") + LETTERS[stretch.type], part)
-        value = stretch.value.item() if isinstance(stretch.value, np.generic) else stretch.value
-        assert value == expected or (value != value and expected != expected), stretch
+    if byte_range.type in LETTERS:
+        part = stored[byte_range.start : byte_range.end]
+        (expected,) = struct.unpack((">" if big else "<") + LETTERS[byte_range.type], part)
+        value = byte_range.value.item() if isinstance(byte_range.value, np.generic) else byte_range.value
+        assert value == expected or (value != value and expected != expected), byte_range
 
 
 def check(stored: bytes) -> None:
@@ -79,8 +79,8 @@ def check(stored: bytes) -> None:
     check_cover(found, 0, len(stored))
     assert found.unclaimed == []
     big = getattr(file.header, "byte_order", "little") == "big"
-    for stretch in found.leaves():
-        check_number(stretch, stored, big)
+    for byte_range in found.leaves():
+        check_number(byte_range, stored, big)
     check_cover(found.leaves(), 0, len(stored))
     gaps = sum(gap.nbytes for gap in file.tensors.gaps)
     assert sum(s.nbytes for s in found if s.kind in ("gap", "padding") and s.path == "data") == gaps
@@ -95,16 +95,18 @@ def summed(found: ByteMap, file: File) -> dict[str, int]:
     """Returns the bytes of each region, of each field of each type, and of gaps in a map."""
     counts: Counter[str] = Counter()
     gaps = 0
-    for stretch in found:
-        region = stretch.path.partition(" -> ")[0]
+    for byte_range in found:
+        region = byte_range.path.partition(" -> ")[0]
         if file.format is SAFETENSORS and region == "metadata":
             region = file.format.table  # one text
         if region != "data":
-            counts[region] += stretch.nbytes
-        elif stretch.tensor is not None:
-            counts[f"{file.tensors[stretch.tensor].type} {stretch.name if stretch.node else 'bytes'}"] += stretch.nbytes
+            counts[region] += byte_range.nbytes
+        elif byte_range.tensor is not None:
+            counts[f"{file.tensors[byte_range.tensor].type} {byte_range.name if byte_range.node else 'bytes'}"] += (
+                byte_range.nbytes
+            )
         else:
-            gaps += stretch.nbytes
+            gaps += byte_range.nbytes
     return dict(counts) | {"gaps": gaps}
 
 
@@ -128,14 +130,18 @@ def test_inside_a_range(stored: bytes, data: st.DataObject) -> None:
     start, end = sorted((data.draw(st.integers(-3, len(stored) + 3)), data.draw(st.integers(-3, len(stored) + 3))))
     pending = list(found)
     while pending:
-        stretch = pending.pop()
-        whole = list(found.inside(stretch))
-        assert len(whole) == found.parts(stretch) or any(part.nbytes == 0 for part in whole) or stretch.type.startswith("text")
+        byte_range = pending.pop()
+        whole = list(found.inside(byte_range))
+        assert (
+            len(whole) == found.parts(byte_range)
+            or any(part.nbytes == 0 for part in whole)
+            or byte_range.type.startswith("text")
+        )
         if whole:
-            check_cover(whole, stretch.start, stretch.end)
+            check_cover(whole, byte_range.start, byte_range.end)
             assert len({part.path for part in whole}) == len(whole)
         wanted = [part for part in whole if max(part.start, start) < min(part.end, end)]
-        assert list(found.inside(stretch, start, end)) == wanted
+        assert list(found.inside(byte_range, start, end)) == wanted
         pending.extend(whole)
 
 
@@ -152,16 +158,16 @@ def annotated(name: str) -> list[tuple[int, int, str]]:
 
 
 @pytest.mark.parametrize("name", ["gguf_little", "gguf_big"])
-def test_the_lines_of_a_golden_file_are_its_stretches(name: str) -> None:
-    """Golden files have a line for each number and two for a text. Each is a stretch or a part."""
+def test_the_lines_of_a_golden_file_are_its_byte_ranges(name: str) -> None:
+    """Golden files have a line for each number and two for a text. Each is a range or a part."""
     found = mapped(golden(name))
-    padding = next(stretch for stretch in found if stretch.path == "padding")
+    padding = next(byte_range for byte_range in found if byte_range.path == "padding")
     lines = [line for line in annotated(name) if line[0] < padding.start]
     places, pending = set(), list(found)
     while pending:
-        stretch = pending.pop()
-        places.add((stretch.start, stretch.end))
-        pending.extend(found.inside(stretch))
+        byte_range = pending.pop()
+        places.add((byte_range.start, byte_range.end))
+        pending.extend(found.inside(byte_range))
     unknown = [line for line in lines if line[:2] not in places and "," not in line[2]]
     assert unknown == []
     for start, end, said in lines:
@@ -243,10 +249,10 @@ def test_padding_after_payloads_is_told_from_gaps() -> None:
 def test_blocks_and_their_fields() -> None:
     payload = struct.pack("<e", 0.5) + bytes(range(16)) + struct.pack("<e", -2.0) + bytes(16)
     found = mapped(Written([], [Info(b"w", [32, 2], 2, payload)]).bytes())
-    stretch = found.of_tensor("w")[-1]
-    assert (stretch.path, stretch.type) == ("data -> 'w' -> blocks", "q4_0[out, in // 32]")
-    assert found.parts(stretch) == 2
-    first, second = found.inside(stretch)
+    byte_range = found.of_tensor("w")[-1]
+    assert (byte_range.path, byte_range.type) == ("data -> 'w' -> blocks", "q4_0[out, in // 32]")
+    assert found.parts(byte_range) == 2
+    first, second = found.inside(byte_range)
     assert (first.path, first.type, first.nbytes) == ("data -> 'w' -> blocks -> 0 -> 0", "q4_0", 18)
     assert second.path == "data -> 'w' -> blocks -> 1 -> 0"
     assert next((s.name, s.type, s.value) for s in found.inside(second)) == ("d", "f16[1]", -2.0)
@@ -283,9 +289,9 @@ def test_metadata_has_its_key() -> None:
 
 def test_hostile_names_are_shown_as_text() -> None:
     found = mapped(Written([], [Info(b"a -> '\x1b[2J", [1], 24, b"x")]).bytes())
-    stretch = found.of_tensor("a -> '\x1b[2J")[-1]
-    assert stretch.path == 'data -> "a -> \'\\x1b[2J" -> weights'
-    assert stretch.name == "weights"
+    byte_range = found.of_tensor("a -> '\x1b[2J")[-1]
+    assert byte_range.path == 'data -> "a -> \'\\x1b[2J" -> weights'
+    assert byte_range.name == "weights"
 
 
 def test_an_unknown_type() -> None:
@@ -350,9 +356,9 @@ def test_a_field_that_is_added_to_a_format_is_found(monkeypatch: pytest.MonkeyPa
 def test_bytes_without_a_name_are_unclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
     format = made_up(construct.Bytes(3))
     found = byte_map(parsed_as(format, EMPTY + b"???", monkeypatch))
-    (stretch,) = found.unclaimed
-    assert (stretch.start, stretch.end, stretch.path) == (len(EMPTY), len(EMPTY) + 3, "")
-    assert found.parts(stretch) == 0
+    (byte_range,) = found.unclaimed
+    assert (byte_range.start, byte_range.end, byte_range.path) == (len(EMPTY), len(EMPTY) + 3, "")
+    assert found.parts(byte_range) == 0
     lines = list(HexView(found).whole())
     assert (lines[-4], lines[-1]) == ("unclaimed: bytes, 3 bytes", "3 bytes are not covered by any declared field")
 
@@ -417,10 +423,10 @@ def test_only_the_range_asked_for_is_read() -> None:
 
     stored = Written([(b"k", 9, (5, list(range(5000))))], [Info(b"w", [32, 4000], 2, bytes(18 * 4000))]).bytes()
     found = byte_map(parse_source(Watched(stored)))
-    for stretch in (max((s for s in found if s.key), key=lambda s: s.nbytes), found.of_tensor("w")[-1]):
+    for byte_range in (max((s for s in found if s.key), key=lambda s: s.nbytes), found.of_tensor("w")[-1]):
         seen.clear()
-        middle = (stretch.start + stretch.end) // 2
-        assert len(list(found.inside(stretch, middle, middle + 40))) in (10, 11, 3, 4)
+        middle = (byte_range.start + byte_range.end) // 2
+        assert len(list(found.inside(byte_range, middle, middle + 40))) in (10, 11, 3, 4)
         assert all(middle - 18 <= start and end <= middle + 58 for start, end in seen)
 
 
@@ -453,18 +459,20 @@ def test_of_a_cut_file_the_map_goes_as_far_as_the_file_is_whole(name: str) -> No
     """Fields that end before the cut are as in the whole file, and payloads up to the cut; the
     other bytes are unclaimed."""
     whole = list(mapped(golden(name)))
-    payloads = next(stretch.start for stretch in whole if stretch.path.startswith("data"))
+    payloads = next(byte_range.start for byte_range in whole if byte_range.path.startswith("data"))
     for cut in some(range(4, len(golden(name))), 3):
         found, error = byte_map_of(BytesSource(golden(name)[:cut]))
         if error is None:  # only bytes were cut off that no field needs
             assert Container.parse(golden(name)[:cut])
             continue
-        assert [stretch.start for stretch in found] == [0, *(stretch.end for stretch in found)][:-1]
-        claimed = [stretch for stretch in found if stretch.kind != "unclaimed"]
+        assert [byte_range.start for byte_range in found] == [0, *(byte_range.end for byte_range in found)][:-1]
+        claimed = [byte_range for byte_range in found if byte_range.kind != "unclaimed"]
         assert list(found) == claimed + found.unclaimed
         assert error.offset is not None
         if cut > payloads:
-            assert list(found) == [replace(stretch, end=min(stretch.end, cut)) for stretch in whole if stretch.start < cut]
+            assert list(found) == [
+                replace(byte_range, end=min(byte_range.end, cut)) for byte_range in whole if byte_range.start < cut
+            ]
             continue
         assert (found[-1].end, claimed) == (cut, whole[: len(claimed)])
         # the error may be at an earlier count or offset if rows or a payload are missing as a whole
@@ -514,12 +522,12 @@ def test_every_token_of_a_json_table() -> None:
     text = "".join(token for _, token in JSON_TOKENS).encode()
     map = mapped(len(text).to_bytes(8, "little") + text + b"\xff\x02")
     _, *found, data = map
-    syntax = [stretch.path if stretch.doc != "JSON syntax and known keys" else "" for stretch in found]
+    syntax = [byte_range.path if byte_range.doc != "JSON syntax and known keys" else "" for byte_range in found]
     assert list(zip(syntax, [text[s.start - 8 : s.end - 8].decode() for s in found], strict=True)) == JSON_TOKENS
-    assert [stretch.value for stretch in found if stretch.type == "JSON"] == [
+    assert [byte_range.value for byte_range in found if byte_range.type == "JSON"] == [
         token for path, token in JSON_TOKENS if not path or path.endswith("'")
     ]
-    by_path = {stretch.path: stretch for stretch in found}
+    by_path = {byte_range.path: byte_range for byte_range in found}
     assert by_path["tensor_infos"].kind == "padding"
     assert by_path["tensor_infos -> 0 -> 'x'"].tensors == by_path["tensor_infos -> 'w'"].tensors == ("w",)
     assert (by_path["metadata -> 1 -> value"].key, by_path["metadata -> 1 -> value"].value) == ("k", "ä")
@@ -528,7 +536,7 @@ def test_every_token_of_a_json_table() -> None:
 
 def test_a_json_table_without_rows() -> None:
     map = byte_map(Container.parse(b"\x16" + bytes(7) + b'{"__metadata__":null} '))
-    assert [(stretch.path, stretch.nbytes, stretch.kind) for stretch in map] == [
+    assert [(byte_range.path, byte_range.nbytes, byte_range.kind) for byte_range in map] == [
         ("header -> length", 8, "field"),
         ("tensor_infos", 21, "field"),
         ("tensor_infos", 1, "padding"),
@@ -541,14 +549,14 @@ def test_a_json_table_with_a_broken_row() -> None:
     map, error = byte_map_of(BytesSource(len(text).to_bytes(8, "little") + text + b"12"))
     assert error is not None
     assert error.path == "tensor_infos -> 1 -> offset"
-    assert [stretch.path for stretch in map][-4:] == [
+    assert [byte_range.path for byte_range in map][-4:] == [
         "tensor_infos -> 1 -> dtype",
         "tensor_infos",
         "tensor_infos -> 1 -> dims",
         "",
     ]
     assert map.unclaimed[0].start == 8 + text.rindex(b',"data_offsets"')
-    assert [stretch.value for stretch in map if stretch.path.endswith("-> dims")] == [[2], [2]]
+    assert [byte_range.value for byte_range in map if byte_range.path.endswith("-> dims")] == [[2], [2]]
 
 
 @pytest.mark.parametrize(("name", "stored", "value"), [
@@ -573,9 +581,11 @@ def test_minilm(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         check_cover(found, 0, len(stored))
         assert found.unclaimed == []
         entries = json.loads(stored[8 : 8 + int.from_bytes(stored[:8], "little")])
-        assert entries.pop("__metadata__") == {stretch.key: stretch.value for stretch in found if stretch.path[-5:] == "value"}
+        assert entries.pop("__metadata__") == {
+            byte_range.key: byte_range.value for byte_range in found if byte_range.path[-5:] == "value"
+        }
         for name, entry in entries.items():
-            values = {stretch.name: stretch.value for stretch in found.of_tensor(name)}
+            values = {byte_range.name: byte_range.value for byte_range in found.of_tensor(name)}
             assert (str(values["dtype"]), values["dims"]) == (entry["dtype"], entry["shape"])
             assert [values["offset"], values["end"]] == entry["data_offsets"]
             payload = found.of_tensor(name)[-1]

@@ -266,9 +266,9 @@ BYTES = """
 import sys
 import glft_schema
 with glft_schema.open(sys.argv[1]) as file:
-    for stretch in glft_schema.byte_map(file):
-        print(stretch.start, stretch.path, stretch.type, stretch.value, stretch.doc, sep="|")
-        for part in glft_schema.byte_map(file).leaves(stretch.start, stretch.end):
+    for byte_range in glft_schema.byte_map(file):
+        print(byte_range.start, byte_range.path, byte_range.type, byte_range.value, byte_range.doc, sep="|")
+        for part in glft_schema.byte_map(file).leaves(byte_range.start, byte_range.end):
             print(part.start, part.path, sep="|")
 """
 

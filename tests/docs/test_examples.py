@@ -215,7 +215,7 @@ def byte_map(session: Session) -> None:
     assert "data -> 'fc1' -> codes fc1 signed 8-bit codes" in printed
     assert "codes -> 0 -> 2 127\n" in printed
     assert printed.endswith("\n6\n")
-    assert [stretch.value for stretch in session.names["last"]] == [127, -127]
+    assert [byte_range.value for byte_range in session.names["last"]] == [127, -127]
     session.names["file"].close()
 
 

@@ -125,6 +125,6 @@ def test_described(tmp_path: Path) -> None:
     kaitai = write(schema_of(NETWORK), "kaitai")
     assert "endian: be" in kaitai
     assert "is_big_endian" not in kaitai
-    values = {stretch.path: stretch.value for stretch in glft.byte_map(glft.Container.parse(STORED))}
+    values = {byte_range.path: byte_range.value for byte_range in glft.byte_map(glft.Container.parse(STORED))}
     assert (values["header -> version"], values["tensors -> 1 -> offset"], values["header -> n_kv"]) == (0x0102, 12, 2)
     assert fuzz(NETWORK, 20).failure is None

@@ -114,7 +114,11 @@ def test_opened_loaded_and_rebuilt(format: Format, path: Path) -> None:
 
 
 def test_the_codes_are_those_of_the_format(format: Format, path: Path) -> None:
-    codes = {stretch.path.rpartition(" -> ")[2]: stretch for stretch in byte_map(glft.open(path)) if "dtype" in stretch.path}
+    codes = {
+        byte_range.path.rpartition(" -> ")[2]: byte_range
+        for byte_range in byte_map(glft.open(path))
+        if "dtype" in byte_range.path
+    }
     at, size = codes["dtype"].start, codes["dtype"].end - codes["dtype"].start
     assert path.read_bytes()[at : at + size] == (7 if format is TYPED else 1).to_bytes(size, "little")
     assert f"= {7 if format is TYPED else 1}, F32" in in_this_process("explain", path).stdout

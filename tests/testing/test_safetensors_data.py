@@ -46,10 +46,10 @@ def test_valid_files(rules: tuple[str, ...]) -> None:
         assert (theirs is None) == any("rust" in finding.sets for finding in findings)
         assert theirs in (None, in_file(file))
         at = 0
-        for stretch in byte_map(file):
-            assert (stretch.start, stretch.kind != "unclaimed") == (at, True)
-            at = stretch.end
-            seen[stretch.doc] += 1
+        for byte_range in byte_map(file):
+            assert (byte_range.start, byte_range.kind != "unclaimed") == (at, True)
+            at = byte_range.end
+            seen[byte_range.doc] += 1
         assert at == len(stored)
 
     check()

@@ -212,10 +212,10 @@ def _share(nbytes: int, whole: int) -> dict[str, str]:
 
 def _outside_payloads(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:
     counts: Counter[tuple[str, str]] = Counter()
-    for stretch in chain.from_iterable(maps):
-        if not is_payload(stretch) or stretch.kind != FIELD:
-            region = path_steps(stretch)[0]
-            counts[region, stretch.kind if is_payload(stretch) else region] += stretch.nbytes
+    for byte_range in chain.from_iterable(maps):
+        if not is_payload(byte_range) or byte_range.kind != FIELD:
+            region = path_steps(byte_range)[0]
+            counts[region, byte_range.kind if is_payload(byte_range) else region] += byte_range.nbytes
     return dict(counts)
 
 
@@ -228,10 +228,10 @@ def _unclaimed(maps: Sequence[ByteMap]) -> list[dict[str, Any]]:
     }
     texts = []
     for kind, (none, some) in kinds.items():
-        found = [(i, stretch) for i, map in enumerate(maps) for stretch in map if stretch.kind == kind]
-        nbytes = sum(stretch.nbytes for _, stretch in found)
+        found = [(i, byte_range) for i, map in enumerate(maps) for byte_range in map if byte_range.kind == kind]
+        nbytes = sum(byte_range.nbytes for _, byte_range in found)
         text = f"{nbytes:,} byte{'s' * (nbytes != 1)} {some}" if found else none
-        first = [{"file": i, "offset": stretch.start} for i, stretch in found[:3]] if kind != "padding" else []
+        first = [{"file": i, "offset": byte_range.start} for i, byte_range in found[:3]] if kind != "padding" else []
         texts.append({"kind": kind, "nbytes": nbytes, "text": text, "first": first})
     return texts
 

@@ -11,16 +11,16 @@ import numpy as np
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.trace import STEP
-from glft_schema.describe.byte_map import FIELD, ByteMap, Stretch
+from glft_schema.describe.byte_map import FIELD, ByteMap, ByteRange
 from glft_schema.describe.page.text import visible
 from glft_schema.describe.schema import container_schema
 from glft_schema.display import displayed
 from glft_schema.errors import shown
 from glft_schema.files.byte_counts import PAYLOADS
 
-MAX_OPENED = 1 << 12  # stretches of a file: with more, none is opened into its parts
+MAX_OPENED = 1 << 12  # ranges of a file: with more, none is opened into its parts
 MAX_STRETCHES = 10_000  # of a region; the rest is one row
-MAX_PARTS = 8  # of an opened stretch, from its start
+MAX_PARTS = 8  # of an opened range, from its start
 MAX_LEVELS = 2  # of parts
 HEAD = 1 << 19  # bytes before the payloads
 LONG = 640  # bytes: longer fields lose their middle
@@ -51,39 +51,39 @@ class FieldTree:
         self._open: list[tuple[str, int]] = []  # steps of the last path, and their rows
         self._docs = {part.name: part.doc for part in container_schema(map.format).structs[s.FILE].fields}
         is_opened, limit = len(map) <= MAX_OPENED, payload_start(map)
-        for stretch, steps in _with_steps(list(_within_limits(map))):
-            row = self._add_path(stretch, steps)
+        for byte_range, steps in _with_steps(list(_within_limits(map))):
+            row = self._add_path(byte_range, steps)
             if is_opened:
-                end = stretch.end if stretch.value is not None else min(stretch.end, stretch.start + limit)
-                self._add_parts(stretch, row, end, MAX_LEVELS)
+                end = byte_range.end if byte_range.value is not None else min(byte_range.end, byte_range.start + limit)
+                self._add_parts(byte_range, row, end, MAX_LEVELS)
 
     def as_data(self) -> dict[str, Any]:
         return {**self.columns, "texts": list(self._texts)}
 
-    def _add_path(self, stretch: Stretch, steps: list[str]) -> int:
-        """Adds a stretch, and the new levels around it; returns its row."""
+    def _add_path(self, byte_range: ByteRange, steps: list[str]) -> int:
+        """Adds a range, and the new levels around it; returns its row."""
         known = 0
         while known < min(len(self._open), len(steps) - 1) and self._open[known][0] == steps[known]:
-            self._grow(self._open[known][1], stretch.end)
+            self._grow(self._open[known][1], byte_range.end)
             known += 1
         del self._open[known:]
         row = self._open[-1][1] if self._open else -1
         for level, step in enumerate(steps[known:], known):
             if level == len(steps) - 1:
-                about = stretch.type, stretch.doc, as_text(stretch.value, stretch.type)
+                about = byte_range.type, byte_range.doc, as_text(byte_range.value, byte_range.type)
             else:
-                label = stretch.tensor or stretch.key if step.isdecimal() else None
+                label = byte_range.tensor or byte_range.key if step.isdecimal() else None
                 about = "", "" if level else self._docs.get(step, ""), visible(label or "", VALUE)
-            row = self._add(row, visible(step), stretch.start, stretch.end, *about)
+            row = self._add(row, visible(step), byte_range.start, byte_range.end, *about)
             self._open.append((step, row))
             if level == 1:  # in a region
-                for tensor in stretch.tensors:
-                    (self.payloads if is_payload(stretch) else self.rows).setdefault(tensor, row)
+                for tensor in byte_range.tensors:
+                    (self.payloads if is_payload(byte_range) else self.rows).setdefault(tensor, row)
         self._open.pop()
         return row
 
-    def _add_parts(self, stretch: Stretch, row: int, end: int, levels: int) -> None:
-        for i, part in enumerate(self._map.inside(stretch, stretch.start, end) if levels else ()):
+    def _add_parts(self, byte_range: ByteRange, row: int, end: int, levels: int) -> None:
+        for i, part in enumerate(self._map.inside(byte_range, byte_range.start, end) if levels else ()):
             if i == MAX_PARTS:
                 return
             below = self._add(row, part.name, part.start, part.end, part.type, part.doc, as_text(part.value, part.type))
@@ -102,62 +102,62 @@ class FieldTree:
         self.columns["size"][row] = end - self.columns["start"][row]
 
 
-def path_steps(stretch: Stretch) -> list[str]:
+def path_steps(byte_range: ByteRange) -> list[str]:
     """Returns the steps of a path. A tensor's name is one step even if it contains arrows."""
-    if stretch.path == PAYLOADS and stretch.kind != FIELD:
-        return [stretch.path, stretch.kind]
-    label = repr(stretch.tensor) if stretch.tensor is not None else ""
-    if STEP not in label or label not in stretch.path:
-        return (stretch.path or stretch.kind).split(STEP)
-    before, _, after = stretch.path.partition(label)
+    if byte_range.path == PAYLOADS and byte_range.kind != FIELD:
+        return [byte_range.path, byte_range.kind]
+    label = repr(byte_range.tensor) if byte_range.tensor is not None else ""
+    if STEP not in label or label not in byte_range.path:
+        return (byte_range.path or byte_range.kind).split(STEP)
+    before, _, after = byte_range.path.partition(label)
     return [*before.split(STEP)[:-1], label, *after.split(STEP)[1:]]
 
 
-def _with_steps(stretches: list[Stretch]) -> Iterator[tuple[Stretch, list[str]]]:
-    """Yields stretches with the steps of their paths in the tree.
+def _with_steps(byte_ranges: list[ByteRange]) -> Iterator[tuple[ByteRange, list[str]]]:
+    """Yields ranges with the steps of their paths in the tree.
 
     Bytes of a field beside its parts, such as the punctuation of JSON, are a part `REST`. Between
     two parts of an inner field, they are a part of that one.
     """
-    paths = [path_steps(stretch) for stretch in stretches]
+    paths = [path_steps(byte_range) for byte_range in byte_ranges]
     following: list[list[str]] = []  # of each, the next path of a part
     after: list[str] = []
     for steps in reversed(paths):
         following.append(after)
         after = steps if len(steps) > 1 else after
     before: list[str] = []
-    for stretch, steps, after in zip(stretches, paths, reversed(following), strict=True):
+    for byte_range, steps, after in zip(byte_ranges, paths, reversed(following), strict=True):
         around = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before[:-1], after[:-1], strict=False))]
         if len(around) >= len(steps):
             steps = [*around, REST]
         elif steps in (before[:-1][: len(steps)], after[:-1][: len(steps)]):
             steps = [*steps, REST]
-        yield stretch, steps
+        yield byte_range, steps
         before = steps
 
 
-def _within_limits(map: ByteMap) -> Iterator[Stretch]:
-    """Yields the stretches of a page; the rest of a region with too many as one stretch."""
+def _within_limits(map: ByteMap) -> Iterator[ByteRange]:
+    """Yields the ranges of a page; the rest of a region with too many as one range."""
     counts: dict[str, int] = {}
-    rest: list[Stretch] = []
-    for stretch in map:
-        region = path_steps(stretch)[0]
+    rest: list[ByteRange] = []
+    for byte_range in map:
+        region = path_steps(byte_range)[0]
         counts[region] = counts.get(region, 0) + 1
         if rest and path_steps(rest[0])[0] != region:
             yield _joined(rest)
             rest = []
         if counts[region] > MAX_STRETCHES:
-            rest = [rest[0] if rest else stretch, stretch]
+            rest = [rest[0] if rest else byte_range, byte_range]
         else:
-            yield stretch
+            yield byte_range
     if rest:
         yield _joined(rest)
 
 
-def _joined(rest: list[Stretch]) -> Stretch:
+def _joined(rest: list[ByteRange]) -> ByteRange:
     first, last = rest[0], rest[-1]
     path = f"{path_steps(first)[0]}{STEP}more"
-    return Stretch(first.start, last.end, path, FIELD, "bytes", "fields omitted from this page because there are too many")
+    return ByteRange(first.start, last.end, path, FIELD, "bytes", "fields omitted from this page because there are too many")
 
 
 def as_text(value: Any, type_: str) -> str:
@@ -171,22 +171,22 @@ def as_text(value: Any, type_: str) -> str:
 
 def payload_start(map: ByteMap) -> int:
     """Returns how many bytes at the start of each payload's field are on a page."""
-    payloads, (most, least) = sum(is_payload(stretch) for stretch in map), PAYLOAD_START
+    payloads, (most, least) = sum(is_payload(byte_range) for byte_range in map), PAYLOAD_START
     return max(min(most, ALL_PAYLOADS // max(payloads, 1) // LINE * LINE), least)
 
 
-def is_payload(stretch: Stretch) -> bool:
-    """Tells whether a stretch is in the region of payloads: a field, padding or a gap."""
-    return path_steps(stretch)[0] == PAYLOADS
+def is_payload(byte_range: ByteRange) -> bool:
+    """Tells whether a range is in the region of payloads: a field, padding or a gap."""
+    return path_steps(byte_range)[0] == PAYLOADS
 
 
 def segments(map: ByteMap) -> list[tuple[int, str]]:
     """Returns the bytes on a page as runs, each with its offset, in base64."""
     runs: list[list[int]] = []
     limit, head = payload_start(map), HEAD
-    for stretch in _within_limits(map):
-        for start, end in _ends(stretch, limit):
-            if not is_payload(stretch):
+    for byte_range in _within_limits(map):
+        for start, end in _ends(byte_range, limit):
+            if not is_payload(byte_range):
                 end = min(end, start + head)
                 head -= end - start
             start, end = start // LINE * LINE, min(-(-end // LINE) * LINE, map.nbytes)
@@ -197,11 +197,11 @@ def segments(map: ByteMap) -> list[tuple[int, str]]:
     return [(start, base64.b64encode(map.source.read(start, end - start)).decode("ascii")) for start, end in runs]
 
 
-def _ends(stretch: Stretch, limit: int) -> list[tuple[int, int]]:
-    if stretch.type == "bytes" and stretch.name == "more":
+def _ends(byte_range: ByteRange, limit: int) -> list[tuple[int, int]]:
+    if byte_range.type == "bytes" and byte_range.name == "more":
         return []
-    if is_payload(stretch):
-        return [(stretch.start, min(stretch.end, stretch.start + limit))]
-    if stretch.nbytes <= LONG:
-        return [(stretch.start, stretch.end)]
-    return [(stretch.start, stretch.start + ENDS), (stretch.end - ENDS, stretch.end)]
+    if is_payload(byte_range):
+        return [(byte_range.start, min(byte_range.end, byte_range.start + limit))]
+    if byte_range.nbytes <= LONG:
+        return [(byte_range.start, byte_range.end)]
+    return [(byte_range.start, byte_range.start + ENDS), (byte_range.end - ENDS, byte_range.end)]
