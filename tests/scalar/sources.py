@@ -29,7 +29,7 @@ NAMES = (
     "as_float16",
     "floats",
     "integers",
-    "Table",
+    "LookupTable",
     "truncated",
     "alone",
 )

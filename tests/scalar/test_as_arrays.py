@@ -219,7 +219,7 @@ def test_a_compiler_gives_the_same_bits() -> None:
 def test_lengths_must_be_known() -> None:
     function = declared("def decode(w, row):\n    for i in range(len(w)):\n        w[i] = float32(row[i])\n")
     rows = ScalarLayout("rows", (ScalarField("row", "u8", None),), None)
-    with pytest.raises(ScalarError, match=r"^decode: as arrays, expected known lengths, found Length$"):
+    with pytest.raises(ScalarError, match=r"^decode: as arrays, expected known lengths, found ArrayLength$"):
         printed(check(function, rows.arrays()))
     assert "range" not in printed(check(function, rows.arrays(columns=6)))[0]
 
