@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         adapters,
         checks,
         describe,
+        diffusers,
         distributed,
         errors,
         gguf_reader,
@@ -115,9 +116,9 @@ __all__ = [
     "split",
 ]
 
-PARTS = (  # the public packages; testing requires hypothesis, transformers that library
-    *("adapters", "checks", "codec", "describe", "distributed", "errors", "formats", "gguf_reader", "lab", "models"),
-    *("nn", "numpy", "quantizer", "scalar", "storage", "testing", "transformers", "types", "weights"),
+PARTS = (  # the public packages; testing requires hypothesis; diffusers and transformers those libraries
+    *("adapters", "checks", "codec", "describe", "diffusers", "distributed", "errors", "formats", "gguf_reader", "lab"),
+    *("models", "nn", "numpy", "quantizer", "scalar", "storage", "testing", "transformers", "types", "weights"),
 )
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
     "checks.compare": "compare",

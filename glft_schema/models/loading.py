@@ -161,10 +161,9 @@ def _of_linear(module: Any, name: str, tensor: StoredTensor) -> StoredTensor:
     """
     if tensor.transposed is None or not tensor.transposed.packed or len(tensor.shape) != 2:
         return tensor
-    layer, out = name.removesuffix(".weight"), tensor.shape[1]
-    bias = module.get_submodule(layer).bias
-    module.set_submodule(layer, linear := torch.nn.Linear(tensor.shape[0], out, False, "meta", bias.dtype))
-    linear.bias = bias
+    from glft_schema.nn.layers import replace_conv1d
+
+    replace_conv1d(module, name.removesuffix(".weight"))
     return tensor.transposed
 
 

@@ -1,6 +1,5 @@
 """Modules of torch whose weights stay packed, as a file stores them."""
 
-from glft_schema.nn.diffusers import replace_gguf_linear
 from glft_schema.nn.loading import Unmatched
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.nn.saving import stored_tensors
@@ -12,6 +11,5 @@ __all__ = [
     "Linear",
     "Packed",
     "Unmatched",
-    "replace_gguf_linear",
     "stored_tensors",
 ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,12 +19,11 @@ from glft_schema.display import with_display
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.files.container import open
 from glft_schema.files.file import File
-from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
-from glft_schema.nn.saving import refuse_save_pretrained
+from glft_schema.nn.layers import Location, can_be_packed, locations, owner_of, pack_location, packed_owner
+from glft_schema.nn.saving import prepare_save_pretrained
 from glft_schema.storage.dtypes import Array, name_of, words
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
-from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.upload import usable_device
 from glft_schema.words import suggestion
@@ -43,18 +43,6 @@ class Unmatched(NamedTuple):
 
     missing: list[str]
     left_over: list[str]
-
-
-class _Place(NamedTuple):
-    """A tensor of a module.
-
-    Attributes:
-        tensor: the parameter or buffer.
-        names: in the state dict; several if it is shared.
-    """
-
-    tensor: torch.Tensor
-    names: list[str]
 
 
 def load_into(
@@ -142,44 +130,64 @@ def fill(
 
     Raises OptionError as `load_into`.
     """
-    device = usable_device(device)
-    places = _places(module)
-    missing = [place.names[0] for place in places if not found.keys() & set(place.names)]
-    left_over = sorted(found.keys() - {name for place in places for name in place.names})
-    misfits = [problem for place in places for problem in _misfits(module, place, found)]
-    problems = [f"the file lacks {_listed(missing)}"] * bool(missing and strict)
-    problems += [f"the module lacks {_listed(left_over)}"] * bool(left_over and strict)
+    device, tensors = usable_device(device), locations(module)
+    missing = [location.names[0] for location in tensors if not found.keys() & set(location.names)]
+    left_over = sorted(found.keys() - {name for location in tensors for name in location.names})
+    _check(module, tensors, found, source, missing * strict, left_over * strict, packed)
+    changes: list[Callable[[], None]] = []
+    for location in tensors:
+        if name := next((name for name in location.names if name in found), None):
+            target = device if location.tensor.is_meta else location.tensor.device
+            with _naming(source, name, target):
+                changes.append(_change(module, location, name, found[name], target, packed, experts))
+    for change in changes:
+        change()
+    if packed:
+        prepare_save_pretrained(module)
+    return Unmatched(missing, left_over)
+
+
+def _check(
+    module: nn.Module,
+    tensors: Sequence[Location],
+    found: Mapping[str, StoredTensor],
+    source: StrPath,
+    missing: Sequence[str],
+    left_over: Sequence[str],
+    packed: bool,
+) -> None:
+    """Raises OptionError, which names `source`, if tensors do not fit a module."""
+    misfits = [problem for location in tensors for problem in _misfits(module, location, found)]
+    problems = [f"the file lacks {_listed(missing)}"] * bool(missing)
+    problems += [f"the module lacks {_listed(left_over)}"] * bool(left_over)
     problems += [_listed(misfits, "; ")] * bool(misfits)
-    if not packed and (already := [place.names[0] for place in places if _is_packed(module, place)]):
+    if not packed and (already := [names[0] for _, names in tensors if packed_owner(module, names[0])]):
         problems.append(f"{_listed(already)}: packed already, so load with packed=True, or into a new module")
     if problems:
         raise OptionError(f"{source}: {'; '.join(problems)}")
-    given = [(place, name) for place in places if (name := next((name for name in place.names if name in found), None))]
-    changes = []
-    for place, name in given:
-        tensor, own = found[name], place.tensor
-        target = device if own.is_meta else own.device
-        stack = tensor.transposed if tensor.transposed and name in experts else tensor
-        keeps = packed and stack.packed and all(name in experts or _can_be_packed(module, name) for name in place.names)
-        values: torch.Tensor | None = None
-        with _naming(source, name, target):
-            if keeps or (own.is_meta and _is_packed(module, place)):
-                assert stack.packed is not None
-                values = as_tensor(stack.packed.packed()).to(target)
-            elif own.is_meta:
-                values = _values(tensor, own.dtype).to(target)
-        changes.append((place, tensor, values, keeps))
-    for place, tensor, values, keeps in changes:
-        if keeps:
-            assert values is not None
-            _pack(module, place, tensor, values)
-        elif values is not None:
-            _replace(module, place, values)
-        else:
-            _write(module, place, tensor)
-    if packed:
-        refuse_save_pretrained(module)
-    return Unmatched(missing, left_over)
+
+
+def _change(
+    module: nn.Module,
+    location: Location,
+    name: str,
+    tensor: StoredTensor,
+    device: torch.device,
+    packed: bool,
+    experts: Collection[str],
+) -> Callable[[], None]:
+    """Returns what gives a tensor of a module its values; allocates the memory for them now."""
+    own, transposed = location.tensor, tensor.transposed is not None and name in experts
+    stack = tensor.transposed if tensor.transposed and transposed else tensor
+    payload = stack.packed
+    if packed and payload and all(each in experts or can_be_packed(module, each) for each in location.names):
+        values = as_tensor(payload.packed()).to(device)
+        return partial(pack_location, module, location, values, payload.type, stack.shape, transposed)
+    if not own.is_meta:
+        return partial(_write, module, location, tensor)
+    if payload and packed_owner(module, location.names[0]):
+        return partial(_replace, module, location, as_tensor(payload.packed()).to(device))
+    return partial(_replace, module, location, _values(tensor, own.dtype).to(device))
 
 
 @contextmanager
@@ -193,37 +201,15 @@ def _naming(source: StrPath, name: str, device: torch.device) -> Iterator[None]:
         raise OptionError(f"{source}: {name}: {device} lacks the memory for this tensor") from error
 
 
-def _places(module: nn.Module) -> list[_Place]:
-    """Returns the tensors of a module's state dict."""
-    places: dict[int, _Place] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if isinstance(tensor, torch.Tensor):  # no extra state
-            places.setdefault(id(tensor), _Place(tensor, [])).names.append(name)
-    return list(places.values())
-
-
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Returns the module that has a tensor, and the tensor's name there."""
-    path, _, attribute = name.rpartition(".")
-    return module.get_submodule(path), attribute
-
-
-def _is_packed(module: nn.Module, place: _Place) -> bool:
-    """Tells whether a tensor is the packed weight of a module of this package."""
-    owner, attribute = _owner(module, place.names[0])
-    return isinstance(owner, Packed) and attribute == "weight"
-
-
-def _misfits(module: nn.Module, place: _Place, found: Mapping[str, StoredTensor]) -> Iterator[str]:
+def _misfits(module: nn.Module, location: Location, found: Mapping[str, StoredTensor]) -> Iterator[str]:
     """Yields why tensors of the file do not fit."""
-    own, given = place.tensor, [name for name in place.names if name in found]
+    own, given = location.tensor, [name for name in location.names if name in found]
     for name in given:
-        tensor, first, owner = found[name], found[given[0]], _owner(module, name)[0]
+        tensor, first, owner = found[name], found[given[0]], packed_owner(module, name)
         type_ = tensor.file_tensor.type if tensor.file_tensor else name_of(tensor.dtype)
         if tensor.file_tensor and tensor.file_tensor.type.bytes_only:
             yield f"{name}: {tensor.file_tensor.type.bytes_only}"
-        elif _is_packed(module, place):
-            assert isinstance(owner, Packed)
+        elif owner is not None:
             expected, shape = owner.weight_type, owner.weight_shape
             if (type_, tensor.shape) != (expected, shape):
                 yield f"{name}: expected {expected} {list(shape)}, found {type_} {list(tensor.shape)}"
@@ -250,76 +236,18 @@ def have_equal(array: Array, other: Array) -> bool:
     return array.dtype == other.dtype and np.array_equal(words(array), words(other))
 
 
-def _can_be_packed(module: nn.Module, name: str) -> bool:
-    """Tells whether a tensor is the weight of a layer that has a packed counterpart."""
-    path, _, attribute = name.rpartition(".")
-    if attribute != "weight" or not path:
-        return False
-    owner, parent = module.get_submodule(path), _owner(module, path)[0]
-    kinds = nn.Linear, nn.Embedding, nn.Conv2d  # and no subclasses, which may compute something else
-    reads_weights = isinstance(parent, nn.TransformerEncoderLayer)  # of its layers, in its fast path
-    known = type(owner) in kinds or _scale(owner) is not None
-    return known and not reads_weights and getattr(owner, "max_norm", None) is None
-
-
-def _scale(owner: nn.Module) -> float | None:
-    """Returns the factor of Gemma's embeddings, which transformers has as a subclass."""
-    return owner.scalar_embed_scale if type(owner).__name__.endswith("TextScaledWordEmbedding") else None  # type: ignore[return-value]
-
-
-def _pack(module: nn.Module, place: _Place, tensor: StoredTensor, packed: torch.Tensor) -> None:
-    """Replaces layers by packed ones, which share the weight, or a parameter by `Experts`."""
-    source = tensor if tensor.packed else tensor.transposed
-    assert source is not None
-    assert source.packed is not None
-    weight, layers, type_ = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module](), source.packed.type
-    for name in place.names:
-        parent, attribute = _owner(module, name.removesuffix(".weight"))
-        owner = getattr(parent, attribute)
-        if not isinstance(owner, nn.Module):
-            delattr(parent, attribute)
-            options: dict[str, Any] = {"device": "meta", "dtype": owner.dtype, "transposed": source is not tensor}
-            stack: Any = Experts(source.shape, type_, **options)  # type: ignore[arg-type]
-            stack.weight = weight
-            setattr(parent, attribute, stack)
-            continue
-        if owner not in layers:
-            layers[owner] = layer = _layer(owner, type_)
-            layer.weight, layer.dtype = weight, place.tensor.dtype
-            added = {name: value for name, value in owner.__dict__.items() if name not in layer.__dict__ or "_hooks" in name}
-            layer.__dict__.update(added, training=owner.training)
-        setattr(parent, attribute, layers[owner])
-
-
-def _layer(owner: nn.Module, type_: TensorType) -> Linear | Embedding | Conv2d:
-    """Returns a packed layer in place of another one, with its bias."""
-    layer: Linear | Embedding | Conv2d
-    if isinstance(owner, nn.Embedding):
-        sizes, scale = (owner.num_embeddings, owner.embedding_dim), _scale(owner)
-        return Embedding(*sizes, type_, padding_idx=owner.padding_idx, scale=1.0 if scale is None else scale, device="meta")
-    if isinstance(owner, nn.Linear):
-        layer = Linear(owner.in_features, owner.out_features, type_, device="meta")
-    else:
-        assert isinstance(owner, nn.Conv2d)
-        options = {name: getattr(owner, name) for name in ("stride", "padding", "dilation", "groups", "padding_mode")}
-        size: Any = owner.kernel_size
-        layer = Conv2d(owner.in_channels, owner.out_channels, size, type_, device="meta", **options)
-    layer.bias = owner.bias
-    return layer
-
-
-def _replace(module: nn.Module, place: _Place, values: torch.Tensor) -> None:
+def _replace(module: nn.Module, location: Location, values: torch.Tensor) -> None:
     """Puts a tensor in place of one on the meta device."""
-    if isinstance(place.tensor, nn.Parameter):
-        values = nn.Parameter(values, place.tensor.requires_grad)
-    for owner, attribute in (_owner(module, name) for name in place.names):
+    if isinstance(location.tensor, nn.Parameter):
+        values = nn.Parameter(values, location.tensor.requires_grad)
+    for owner, attribute in (owner_of(module, name) for name in location.names):
         setattr(owner, attribute, values)
 
 
-def _write(module: nn.Module, place: _Place, tensor: StoredTensor) -> None:
+def _write(module: nn.Module, location: Location, tensor: StoredTensor) -> None:
     """Writes values into a tensor's memory."""
-    own = place.tensor.detach()
-    if _is_packed(module, place):
+    own = location.tensor.detach()
+    if packed_owner(module, location.names[0]):
         assert tensor.packed is not None
         own.copy_(as_tensor(tensor.packed.packed()))
     elif tensor.file_tensor is not None and own.is_contiguous():

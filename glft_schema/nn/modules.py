@@ -76,10 +76,19 @@ class Packed(nn.Module):
             OptionError: if they have another shape.
             TensorError: as `TensorType.encode`, which takes `importance`, too.
         """
+        self.weight.detach().copy_(self.encode(weights, importance=importance))
+
+    def encode(self, weights: torch.Tensor, name: str = "weight", *, importance: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns weights in the module's type, u8 [rows, bytes of a row].
+
+        Raises:
+            OptionError: if they have another shape.
+            TensorError: as `TensorType.encode`.
+        """
         if tuple(weights.shape) != self.weight_shape:
             raise OptionError(f"expected weights of {list(self.weight_shape)}, found {list(weights.shape)}")
-        fields = self.weight_type.encode(weights, "weight", importance=importance)
-        self.weight.detach().copy_(as_tensor(self.weight_type.packed(fields)).view_as(self.weight))
+        fields = self.weight_type.encode(weights, name, importance=importance)
+        return as_tensor(self.weight_type.packed(fields)).view(self.weight.shape)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Converts `dtype`, too. Raises TypeError for a function that converts bytes."""

@@ -66,7 +66,7 @@ FULL = {
     "view.md: A file as a page": "SmolLM2 in full, six seconds",
 }
 LONG = {"README.md: On the command line", "README.md: glft_schema", "first-steps.md: Look at a file", "index.md: glft_schema"}
-APART = {"adding-a-format.md", "adding-a-type.md"}  # their programs register a format or a type
+APART = {"adding-a-format.md", "adding-a-type.md", "comfyui.md"}  # their programs register or import things
 
 
 @dataclass(frozen=True)
@@ -422,9 +422,24 @@ def packed_model_from_file_to_file(session: Session) -> None:
     assert found.argmax() == expected.argmax() != original.argmax()  # it has learned the first word
 
 
-@checks("packed.md: diffusers")
+@checks("packed.md: GGUF files in diffusers")
 def packed_flux(session: Session) -> None:
     assert session.outputs[""] == "17 layers\n"
+
+
+@checks("packed.md: Packing with from_pretrained")
+def packed_model_of_transformers(session: Session) -> None:
+    assert session.outputs[""] == "Linear(in_features=256, out_features=512, bias=False, type=Q4_K)\n"
+
+
+@checks("packed.md: Pipelines of diffusers")
+def packed_pipeline(session: Session) -> None:
+    assert session.outputs[""] == "Linear(in_features=32, out_features=128, bias=True, type=Q8_0)\n"
+
+
+@checks("comfyui.md: ComfyUI-GGUF")
+def hook_of_comfyui(session: Session) -> None:
+    assert session.outputs[""] == "Q4_K True\nIQ2_S True\n"
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers' own attributes, which peft reads

@@ -58,7 +58,7 @@ def test_closer_to_the_exact_weights(type_: str, tmp_path: Path) -> None:
     layers = [layer for layer in model.modules() if type(layer).__name__ == "GGUFLinear"]
     with torch.no_grad():
         expected, before = exact(**inputs())[0], model(**inputs())[0]
-        assert glft.nn.replace_gguf_linear(model) == len(layers) == 17
+        assert glft.diffusers.replace_gguf_linear(model) == len(layers) == 17
         after = model(**inputs())[0]
     theirs, ours = (float((found - expected).abs().max() / expected.abs().max()) for found in (before, after))
     assert ours < 1e-6 < theirs
@@ -67,10 +67,10 @@ def test_closer_to_the_exact_weights(type_: str, tmp_path: Path) -> None:
 def test_keeps_the_bytes(tmp_path: Path) -> None:
     model = loaded(tmp_path, "q4_k")[1]
     weight = model.transformer_blocks[0].attn.to_q.weight.as_tensor().clone()
-    glft.nn.replace_gguf_linear(model)
+    glft.diffusers.replace_gguf_linear(model)
     layer = model.transformer_blocks[0].attn.to_q
     assert isinstance(layer, glft.nn.Linear)
     assert (layer.type_name, layer.weight_shape, layer.dtype, layer.training) == ("Q4_K", (256, 256), torch.float32, False)
     assert torch.equal(layer.weight, weight)
     assert type(layer.weight) is torch.nn.Parameter
-    assert glft.nn.replace_gguf_linear(model) == 0
+    assert glft.diffusers.replace_gguf_linear(model) == 0

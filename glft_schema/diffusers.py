@@ -1,0 +1,17 @@
+"""Packed models of diffusers; needs ``glft_schema[diffusers]``.
+
+Its import registers the method ``glft``, so that `from_pretrained` packs models with a
+`GlftConfig`, and loads those that `save_pretrained` has saved packed.
+"""
+
+from importlib.util import find_spec
+
+from glft_schema.nn.gguf_linear import replace_gguf_linear
+from glft_schema.nn.skeleton import GlftConfig
+
+__all__ = ["GlftConfig", "replace_gguf_linear"]
+
+if find_spec("diffusers") is not None:
+    from glft_schema.nn.diffusers_quantizer import register
+
+    register()

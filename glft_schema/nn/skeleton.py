@@ -1,0 +1,157 @@
+"""Packed layers in a model whose weights are not loaded yet, for the loaders of other libraries.
+
+The types of a model are a mapping from names of weights to types, as for `save_file`. The names of
+a packed model are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from glft_schema.errors import OptionError, shown
+from glft_schema.formats.registry import WITH_TYPES, registered_type
+from glft_schema.nn.layers import can_be_packed, is_conv1d, locations, owner_of, pack_location, replace_conv1d
+from glft_schema.nn.modules import Experts, Packed
+from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensors.stored_tensor import StoredTensor
+from glft_schema.weights.schemes import choose_types
+
+TRANSPOSED = " transposed"  # follows the type of an `Experts` that is indexed as [in, out]
+
+
+class Method(str, Enum):
+    """The name under which transformers and diffusers know the types of this package."""
+
+    GLFT = "glft"
+
+
+@dataclass
+class GlftConfig:
+    """How `from_pretrained` of transformers and diffusers packs a model.
+
+    Import `glft_schema.transformers` or `glft_schema.diffusers`, with which the library knows it.
+
+    Attributes:
+        types: one type for all linear layers except the output and tied ones, or types by name or
+            fnmatch pattern of weights. That of a saved model has the exact names.
+        quant_method: the method's name, as in config.json.
+    """
+
+    types: str | Mapping[str, str] = "q4_k"
+    quant_method: str = Method.GLFT
+
+    def __post_init__(self) -> None:
+        self.quant_method = Method(self.quant_method)
+
+    @classmethod
+    def from_dict(cls, config: Mapping[str, Any]) -> GlftConfig:
+        """Returns the config that `to_dict` gave."""
+        return cls(**config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the attributes for config.json."""
+        return asdict(self) | {"quant_method": Method.GLFT.value}
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        yield from self.to_dict().items()
+
+
+def choose(module: nn.Module, types: str | Mapping[str, str], kept: Collection[str] = ()) -> dict[str, str]:
+    """Returns the types of a model's weights by name.
+
+    Args:
+        module: the model. Its weights may be on the meta device.
+        types: one type for all linear layers, or types by name or fnmatch pattern, as the `schemes`
+            of `save_file`. A type whose blocks do not divide the rows gives way to its fallback.
+        kept: paths of layers that one type for all does not include.
+
+    Raises:
+        SchemeError: for an unknown type, or a name or pattern of no weight that can be packed.
+        TensorError: if the type of an exact name cannot store the weight.
+    """
+    weights = {
+        location.names[0]: tuple(location.tensor.shape)
+        for location in locations(module)
+        if all(can_be_packed(module, name) or is_conv1d(module, name) for name in location.names)
+    }
+    if isinstance(types, str):
+        weights = {name: shape for name, shape in weights.items() if _is_linear(module, name) and not _is_kept(name, kept)}
+        types = {"*": types} if weights else {}
+    shapes = {name: shape[::-1] if is_conv1d(module, name) else shape for name, shape in weights.items()}
+    tensors = {name: StoredTensor(shape, np.dtype("float32"), _refuse_to_load) for name, shape in shapes.items()}
+    choices = choose_types(tensors, types, WITH_TYPES.types)
+    return {name: choice.type.scheme for name, choice in choices.items() if choice.type.is_quantized}
+
+
+def pack_layers(module: nn.Module, types: Mapping[str, str]) -> set[str]:
+    """Replaces layers by packed ones without values, and parameters of three dims by `Experts`.
+
+    Args:
+        module: the model, with its weights on the meta device.
+        types: by the exact names of weights.
+
+    Returns:
+        The names of weights that a checkpoint of plain weights has transposed.
+
+    Raises:
+        OptionError: if the model has no such weight.
+    """
+    conv1d, unused = set[str](), dict(types)
+    for location in locations(module):
+        name = location.names[0]
+        schemes = {unused.pop(each) for each in (*location.names, f"{name}.weight") if each in unused}
+        if not schemes:
+            continue
+        scheme, transposed, _ = schemes.pop().partition(TRANSPOSED)
+        type_, shape = registered_type(scheme), tuple(location.tensor.shape)
+        if is_conv1d(module, name):
+            conv1d.add(name)
+            shape = shape[::-1]
+            replace_conv1d(module, name.removesuffix(".weight"))
+        elif transposed:
+            shape = (shape[0], *shape[:0:-1])
+        rows = matrix(shape)[0]
+        packed = torch.empty(rows, type_.nbytes(shape) // max(rows, 1), dtype=torch.uint8, device="meta")
+        pack_location(module, location, packed, type_, shape, bool(transposed))
+    if unused:
+        raise OptionError(f"the types name {shown(next(iter(unused)))}, which the model lacks")
+    return conv1d
+
+
+def types_of(module: nn.Module) -> dict[str, str]:
+    """Returns the types of a model's packed weights by name."""
+    return {
+        f"{path}.weight": layer.weight_type.scheme + TRANSPOSED * (isinstance(layer, Experts) and layer.transposed)
+        for path, layer in module.named_modules()
+        if isinstance(layer, Packed)
+    }
+
+
+def encode(layer: Packed, name: str, weights: torch.Tensor) -> nn.Parameter:
+    """Returns weights in the type of a packed layer, on their device; packed weights as they are.
+
+    Raises:
+        OptionError, TensorError: as `Packed.encode`.
+    """
+    packed = weights if weights.dtype == torch.uint8 else layer.encode(weights, name).to(weights.device)
+    return nn.Parameter(packed, requires_grad=False)
+
+
+def _refuse_to_load() -> Any:
+    raise AssertionError("a skeleton has no values")
+
+
+def _is_linear(module: nn.Module, name: str) -> bool:
+    return type(owner_of(module, name)[0]) is nn.Linear or is_conv1d(module, name)
+
+
+def _is_kept(name: str, kept: Collection[str]) -> bool:
+    """Tells whether a layer is one of these paths, or inside one."""
+    return any(name.startswith(f"{path}.") for path in kept)

@@ -1,0 +1,101 @@
+"""The method ``glft`` of transformers: packed layers in `from_pretrained` and `save_pretrained`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from glft_schema.nn.layers import packed_owner
+from glft_schema.nn.skeleton import GlftConfig, choose, encode, pack_layers, types_of
+
+
+class TransformersQuantizer(HfQuantizer):
+    """Packs the layers of a model before its weights are loaded.
+
+    Weights of other models are encoded one by one as they are loaded.
+    """
+
+    quantization_config: GlftConfig  # type: ignore[assignment]
+    is_trainable = is_qat_trainable = is_compileable = True  # biases, norms and adapters; packed weights are frozen
+    _transposed: set[str]
+
+    def __init__(self, quantization_config: Any, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+
+    def _process_model_before_weight_loading(self, model: Any, **options: Any) -> None:
+        types = self.quantization_config.types
+        if not self.pre_quantized:
+            patterns = self.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+            kept = [path for path, _ in model.named_modules() if not should_convert_module(path, patterns)]
+            types = choose(model, types, kept)
+        assert not isinstance(types, str)
+        model.config._experts_implementation = "eager"  # it takes one expert at a time
+        self._transposed = pack_layers(model, _named_as_in(model, types))
+
+    def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
+        return packed_owner(model, param_name) is not None
+
+    def get_quantize_ops(self) -> ConversionOps:
+        return Encode(self._transposed)
+
+    def is_serializable(self) -> bool:
+        return True
+
+    def get_state_dict_and_metadata(self, model: Any, *options: Any) -> tuple[None, dict[str, str]]:
+        """Writes the types that the model has now into its config."""
+        note_types(model)
+        return None, {}
+
+
+class Encode(ConversionOps):
+    """Encodes a weight in the type of the layer that it is for.
+
+    Args:
+        transposed: the names of weights that the checkpoint has as [in, out].
+    """
+
+    def __init__(self, transposed: set[str]) -> None:
+        self.transposed = transposed
+
+    def convert(self, input_dict: dict[str, Any], *patterns: Any, **options: Any) -> dict[str, Any]:
+        """Returns the weight packed, by its name."""
+        ((name, weights),) = input_dict.items()
+        tensor = weights[0] if isinstance(weights, list) else weights
+        layer = packed_owner(options["model"], name)
+        assert layer is not None
+        return {name: encode(layer, name, tensor.T if name in self.transposed else tensor)}
+
+
+def register() -> None:
+    """Makes the method known to transformers."""
+    AUTO_QUANTIZATION_CONFIG_MAPPING["glft"] = GlftConfig
+    AUTO_QUANTIZER_MAPPING["glft"] = TransformersQuantizer
+
+
+def note_types(model: Any) -> None:
+    """Writes the types of a model's packed weights into its config; none if nothing is packed."""
+    if types := types_of(model):
+        model.config.quantization_config = GlftConfig(types)
+    elif hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+
+
+def prepare_to_save(model: Any) -> None:
+    """Lets `save_pretrained` of a model that was packed otherwise save it."""
+    register()
+    note_types(model)
+    model.hf_quantizer = TransformersQuantizer(GlftConfig(types_of(model)))
+
+
+def _named_as_in(model: Any, types: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns types by the names of a model, of one that has it as its base, or is its base."""
+    names, prefix = model.state_dict().keys(), f"{model.base_model_prefix}."
+    if all(name in names for name in types):
+        return types
+    known = {name: next((each for each in (prefix + name, name.removeprefix(prefix)) if each in names), name) for name in types}
+    return {known[name]: scheme for name, scheme in types.items()}

@@ -1,0 +1,134 @@
+"""`from_pretrained` and `save_pretrained` of transformers with packed layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glft_schema as glft
+from tests.families.tiny_folders import make_folder
+
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
+
+
+def load(folder: Path, types: Any = None) -> Any:
+    """Loads a folder with the class that its config names."""
+    kind = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    config = glft.transformers.GlftConfig(types) if types else None
+    return kind.from_pretrained(folder, quantization_config=config, dtype=torch.float32)
+
+
+def packed(model: Any) -> dict[str, glft.nn.Packed]:
+    return {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, glft.nn.Packed)}
+
+
+def saved_types(folder: Path) -> dict[str, str]:
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "glft"
+    return config["types"]  # type: ignore[no-any-return]
+
+
+def compute(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS)[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-qwen3moe", "tiny-gpt-oss-bf16", "tiny-gpt2", "tiny-bert"])
+def test_packs_linear_layers_and_saves_them(name: str, tmp_path: Path) -> None:
+    """The bytes are those of `encode`; gpt2's weights are transposed."""
+    folder = make_folder(tmp_path, name)
+    plain, model = load(folder), load(folder, "q8_0")
+    for weight, layer in packed(model).items():
+        values = plain.get_parameter(weight).detach()
+        values = values.T.contiguous() if type(plain.get_submodule(weight[:-7])).__name__ == "Conv1D" else values
+        assert isinstance(layer, glft.nn.Linear)
+        assert torch.equal(layer.weight, layer.encode(values))
+    assert len(packed(model)) >= 8
+    assert not {"lm_head.weight", "model.embed_tokens.weight"} & packed(model).keys()
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert saved_types(tmp_path / "saved") == dict.fromkeys(packed(model), "q8_0")
+    assert packed(again).keys() == packed(model).keys()
+    assert torch.equal(compute(again), compute(model))
+
+
+def test_types_by_name_and_pattern(tmp_path: Path) -> None:
+    """A tied output has the bytes of the embedding."""
+    folder, exact = make_folder(tmp_path, "tiny-gemma3"), "model.layers.0.mlp.up_proj.weight"
+    model = load(folder, {"*": "q8_0", "*.self_attn.?_proj.weight": "q4_0", exact: "q5_1"})
+    types = {weight: layer.weight_type.scheme for weight, layer in packed(model).items()}
+    assert types["model.embed_tokens.weight"] == types["lm_head.weight"] == "q8_0"
+    assert (types["model.layers.1.self_attn.q_proj.weight"], types[exact]) == ("q4_0", "q5_1")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert saved_types(tmp_path / "saved") == types
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    assert torch.equal(compute(again), compute(model))
+
+
+def test_the_base_model_and_back(tmp_path: Path) -> None:
+    """Their names differ by a prefix."""
+    model = load(make_folder(tmp_path, "tiny-llama"), "q8_0")
+    model.save_pretrained(tmp_path / "whole")
+    base = transformers.LlamaModel.from_pretrained(tmp_path / "whole", dtype=torch.float32)
+    assert torch.equal(compute(base), compute(model.model))
+    base.save_pretrained(tmp_path / "base")
+    assert all(weight.startswith("layers.") for weight in saved_types(tmp_path / "base"))
+    whole = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    assert torch.equal(compute(whole.model), compute(model.model))
+
+
+def test_a_checkpoint_of_the_trainer(tmp_path: Path) -> None:
+    """Norms and biases are trained, and packed weights stay."""
+    model = load(make_folder(tmp_path, "tiny-qwen2"), "q8_0")
+    before = {weight: layer.weight.clone() for weight, layer in packed(model).items()}
+    norm = model.model.norm.weight.detach().clone()
+    options = {"max_steps": 2, "learning_rate": 0.1, "per_device_train_batch_size": 1, "use_cpu": True, "report_to": []}
+    arguments = transformers.TrainingArguments(tmp_path / "runs", **options, save_steps=2, disable_tqdm=True)
+    rows = [{"input_ids": TOKENS[0], "labels": TOKENS[0]}] * 2
+    transformers.Trainer(model, arguments, train_dataset=rows).train()
+    model.eval()
+    assert not torch.equal(model.model.norm.weight, norm)
+    assert all(torch.equal(layer.weight, before[weight]) for weight, layer in packed(model).items())
+    assert torch.equal(compute(load(tmp_path / "runs" / "checkpoint-2")), compute(model))
+
+
+def test_a_model_that_is_packed_no_longer(tmp_path: Path) -> None:
+    model = load(make_folder(tmp_path, "tiny-llama"), "q8_0")
+    for weight, layer in packed(model).items():
+        plain = torch.nn.Linear(layer.weight_shape[1], layer.weight_shape[0], bias=False)
+        plain.weight = torch.nn.Parameter(layer.dequantize())
+        model.set_submodule(weight.removesuffix(".weight"), plain)
+    model.save_pretrained(tmp_path / "saved")
+    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert torch.equal(compute(load(tmp_path / "saved")), compute(model))
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ("q9_k", "ggml has no type 'q9_k': expected .* did you mean 'q8_k'"),
+        ({"*.up.weight": "q8_0"}, r"expected a tensor that matches '\*\.up\.weight', found none"),
+        ({"model.norm.weight": "q8_0"}, r"expected a tensor that matches 'model\.norm\.weight', found none"),
+    ],
+)
+def test_types_that_do_not_fit(types: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(glft.SchemeError, match=message):
+        load(make_folder(tmp_path, "tiny-llama"), types)
+
+
+def test_a_config_that_names_another_model(tmp_path: Path) -> None:
+    model = load(make_folder(tmp_path, "tiny-llama"), "q8_0")
+    model.save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "config.json"
+    path.write_text(path.read_text().replace("model.layers.1.mlp.up_proj.weight", "model.layers.9.mlp.up_proj.weight"))
+    with pytest.raises(
+        glft.OptionError, match=r"^the types name 'model\.layers\.9\.mlp\.up_proj\.weight', which the model lacks$"
+    ):
+        load(tmp_path / "saved")
