@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ class GlftConfig:
     Import `glft_schema.transformers` or `glft_schema.diffusers`, with which the library knows it.
 
     Attributes:
-        types: one type for all linear layers except the output and tied ones, or types by name or
-            fnmatch pattern of weights. That of a saved model has the exact names.
+        types: one type for all linear layers and experts, except the output and tied layers; or
+            types by name or fnmatch pattern of weights. Those of a saved model have exact names.
         quant_method: the method's name, as in config.json.
     """
 
@@ -68,26 +68,58 @@ def choose(module: nn.Module, types: str | Mapping[str, str], kept: Collection[s
 
     Args:
         module: the model. Its weights may be on the meta device.
-        types: one type for all linear layers, or types by name or fnmatch pattern, as the `schemes`
-            of `save_file`. A type whose blocks do not divide the rows gives way to its fallback.
+        types: one type for all linear layers and experts, or types by name or fnmatch pattern, as
+            the `schemes` of `save_file`. A type whose blocks do not divide the rows gives way to
+            its fallback.
         kept: paths of layers that one type for all does not include.
 
     Raises:
         SchemeError: for an unknown type, or a name or pattern of no weight that can be packed.
         TensorError: if the type of an exact name cannot store the weight.
     """
-    weights = {
-        location.names[0]: tuple(location.tensor.shape)
-        for location in locations(module)
-        if all(can_be_packed(module, name) or is_conv1d(module, name) for name in location.names)
-    }
+    weights = _weights(module)
     if isinstance(types, str):
-        weights = {name: shape for name, shape in weights.items() if _is_linear(module, name) and not _is_kept(name, kept)}
+        linear = {name: weight for name, weight in weights.items() if weight.is_linear}
+        weights = {name: weight for name, weight in linear.items() if not any(name.startswith(f"{path}.") for path in kept)}
         types = {"*": types} if weights else {}
-    shapes = {name: shape[::-1] if is_conv1d(module, name) else shape for name, shape in weights.items()}
-    tensors = {name: StoredTensor(shape, np.dtype("float32"), _refuse_to_load) for name, shape in shapes.items()}
+    tensors = {name: StoredTensor(weight.shape, np.dtype("float32"), _refuse) for name, weight in weights.items()}
     choices = choose_types(tensors, types, WITH_TYPES.types)
-    return {name: choice.type.scheme for name, choice in choices.items() if choice.type.is_quantized}
+    packed = {name: choice.type.scheme for name, choice in choices.items() if choice.type.is_quantized}
+    return {name: scheme + TRANSPOSED * weights[name].is_transposed for name, scheme in packed.items()}
+
+
+class _Weight(NamedTuple):
+    """A weight that can be packed.
+
+    Attributes:
+        shape: of the packed layer's weights.
+        is_linear: whether it is that of a linear layer or of experts.
+        is_transposed: whether the layer becomes an `Experts` that is indexed as [in, out].
+    """
+
+    shape: tuple[int, ...]
+    is_linear: bool = True
+    is_transposed: bool = False
+
+
+def _weights(module: nn.Module) -> dict[str, _Weight]:
+    """Returns the weights that can be packed, by their names in the packed model."""
+    weights = {}
+    for tensor, names in locations(module):
+        name, shape = names[0], tuple(tensor.shape)
+        owner: Any = owner_of(module, name)[0]
+        if is_conv1d(module, name):
+            weights[name] = _Weight(shape[::-1])
+        elif len(shape) == 3 and hasattr(owner, "is_transposed"):  # of the experts of transformers
+            stack = (shape[0], shape[2], shape[1]) if owner.is_transposed else shape
+            weights[f"{name}.weight"] = _Weight(stack, is_transposed=owner.is_transposed)
+        elif all(can_be_packed(module, each) for each in names):
+            weights[name] = _Weight(shape, is_linear=type(owner) is nn.Linear)
+    return weights
+
+
+def _refuse() -> Any:
+    raise AssertionError("a skeleton has no values")
 
 
 def pack_layers(module: nn.Module, types: Mapping[str, str]) -> set[str]:
@@ -98,31 +130,32 @@ def pack_layers(module: nn.Module, types: Mapping[str, str]) -> set[str]:
         types: by the exact names of weights.
 
     Returns:
-        The names of weights that a checkpoint of plain weights has transposed.
+        The new names of weights that a checkpoint of plain weights has transposed.
 
     Raises:
         OptionError: if the model has no such weight.
     """
-    conv1d, unused = set[str](), dict(types)
+    transposed, unused = set[str](), dict(types)
     for location in locations(module):
         name = location.names[0]
         schemes = {unused.pop(each) for each in (*location.names, f"{name}.weight") if each in unused}
         if not schemes:
             continue
-        scheme, transposed, _ = schemes.pop().partition(TRANSPOSED)
+        scheme, suffix, _ = schemes.pop().partition(TRANSPOSED)
         type_, shape = registered_type(scheme), tuple(location.tensor.shape)
         if is_conv1d(module, name):
-            conv1d.add(name)
+            transposed.add(name)
             shape = shape[::-1]
             replace_conv1d(module, name.removesuffix(".weight"))
-        elif transposed:
+        elif suffix:
+            transposed.add(f"{name}.weight")
             shape = (shape[0], *shape[:0:-1])
         rows = matrix(shape)[0]
         packed = torch.empty(rows, type_.nbytes(shape) // max(rows, 1), dtype=torch.uint8, device="meta")
-        pack_location(module, location, packed, type_, shape, bool(transposed))
+        pack_location(module, location, packed, type_, shape, bool(suffix))
     if unused:
         raise OptionError(f"the types name {shown(next(iter(unused)))}, which the model lacks")
-    return conv1d
+    return transposed
 
 
 def types_of(module: nn.Module) -> dict[str, str]:
@@ -142,16 +175,3 @@ def encode(layer: Packed, name: str, weights: torch.Tensor) -> nn.Parameter:
     """
     packed = weights if weights.dtype == torch.uint8 else layer.encode(weights, name).to(weights.device)
     return nn.Parameter(packed, requires_grad=False)
-
-
-def _refuse_to_load() -> Any:
-    raise AssertionError("a skeleton has no values")
-
-
-def _is_linear(module: nn.Module, name: str) -> bool:
-    return type(owner_of(module, name)[0]) is nn.Linear or is_conv1d(module, name)
-
-
-def _is_kept(name: str, kept: Collection[str]) -> bool:
-    """Tells whether a layer is one of these paths, or inside one."""
-    return any(name.startswith(f"{path}.") for path in kept)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from transformers.core_model_loading import ConversionOps
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from glft_schema.nn.layers import packed_owner
+from glft_schema.nn.modules import Experts
 from glft_schema.nn.skeleton import GlftConfig, choose, encode, pack_layers, types_of
 
 
@@ -37,6 +39,19 @@ class TransformersQuantizer(HfQuantizer):
         model.config._experts_implementation = "eager"  # it takes one expert at a time
         self._transposed = pack_layers(model, _named_as_in(model, types))
 
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """Lets checkpoints of plain weights fill the experts that are packed."""
+        stacks = [path for path, layer in model.named_modules() if isinstance(layer, Experts)]
+        updated = [_with_weight(conversion, stacks) for conversion in weight_conversions]
+        names = sorted({".".join(path.split(".")[-2:]) for path in stacks})
+        return updated + [WeightRenaming(f"{re.escape(name)}$", f"{name}.weight") for name in names]
+
+    def _process_model_after_weight_loading(self, model: Any, **options: Any) -> None:
+        """Drops the conversions that would split packed weights when they are saved."""
+        stacks = [path for path, layer in model.named_modules() if isinstance(layer, Experts)]
+        conversions = getattr(model, "_weight_conversions", [])
+        model._weight_conversions = [each for each in conversions if not _targets(each, stacks, ".weight")]
+
     def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
         return packed_owner(model, param_name) is not None
 
@@ -56,7 +71,7 @@ class Encode(ConversionOps):
     """Encodes a weight in the type of the layer that it is for.
 
     Args:
-        transposed: the names of weights that the checkpoint has as [in, out].
+        transposed: the names of weights that the checkpoint has as [..., in, out].
     """
 
     def __init__(self, transposed: set[str]) -> None:
@@ -68,7 +83,7 @@ class Encode(ConversionOps):
         tensor = weights[0] if isinstance(weights, list) else weights
         layer = packed_owner(options["model"], name)
         assert layer is not None
-        return {name: encode(layer, name, tensor.T if name in self.transposed else tensor)}
+        return {name: encode(layer, name, tensor.transpose(-2, -1) if name in self.transposed else tensor)}
 
 
 def register() -> None:
@@ -90,6 +105,21 @@ def prepare_to_save(model: Any) -> None:
     register()
     note_types(model)
     model.hf_quantizer = TransformersQuantizer(GlftConfig(types_of(model)))
+    model._weight_conversions = []  # those of the model's class would split the bytes of experts
+
+
+def _targets(conversion: Any, stacks: list[str], suffix: str = "") -> bool:
+    """Tells whether a conversion makes stacks of experts, whose names end with the suffix then."""
+    targets = [target.removesuffix(suffix) for target in conversion.target_patterns if target.endswith(suffix)]
+    return any(path.endswith(target) for target in targets for path in stacks)
+
+
+def _with_weight(conversion: Any, stacks: list[str]) -> Any:
+    """Returns a conversion of experts with the names that they have when packed."""
+    if not isinstance(conversion, WeightConverter) or not _targets(conversion, stacks):
+        return conversion
+    targets = [f"{target}.weight" for target in conversion.target_patterns]
+    return conversion.copy(list(conversion.source_patterns), targets, operations=list(conversion.operations))
 
 
 def _named_as_in(model: Any, types: Mapping[str, str]) -> Mapping[str, str]:

@@ -40,21 +40,33 @@ def compute(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-qwen3moe", "tiny-gpt-oss-bf16", "tiny-gpt2", "tiny-bert"])
 def test_packs_linear_layers_and_saves_them(name: str, tmp_path: Path) -> None:
-    """The bytes are those of `encode`; gpt2's weights are transposed."""
+    """The bytes are those of `encode`. Weights of gpt2 and experts of gpt-oss are transposed."""
     folder = make_folder(tmp_path, name)
     plain, model = load(folder), load(folder, "q8_0")
     for weight, layer in packed(model).items():
-        values = plain.get_parameter(weight).detach()
-        values = values.T.contiguous() if type(plain.get_submodule(weight[:-7])).__name__ == "Conv1D" else values
-        assert isinstance(layer, glft.nn.Linear)
-        assert torch.equal(layer.weight, layer.encode(values))
+        is_stack = isinstance(layer, glft.nn.Experts)
+        values = plain.get_parameter(weight.removesuffix(".weight") if is_stack else weight).detach()
+        is_transposed = name == "tiny-gpt2" or (is_stack and "gpt-oss" in name)
+        assert torch.equal(layer.weight, layer.encode(values.transpose(-2, -1) if is_transposed else values))
     assert len(packed(model)) >= 8
+    assert any(isinstance(layer, glft.nn.Experts) for layer in packed(model).values()) == ("moe" in name or "oss" in name)
     assert not {"lm_head.weight", "model.embed_tokens.weight"} & packed(model).keys()
     model.save_pretrained(tmp_path / "saved")
     again = load(tmp_path / "saved")
-    assert saved_types(tmp_path / "saved") == dict.fromkeys(packed(model), "q8_0")
+    suffix = {True: "q8_0 transposed", False: "q8_0"}
+    types = {path: suffix[getattr(layer, "transposed", False)] for path, layer in packed(model).items()}
+    assert saved_types(tmp_path / "saved") == types
     assert packed(again).keys() == packed(model).keys()
     assert torch.equal(compute(again), compute(model))
+
+
+def test_experts_in_one_tensor_of_the_checkpoint(tmp_path: Path) -> None:
+    """As in files that are saved in the format of the module."""
+    folder = make_folder(tmp_path, "tiny-qwen3moe")
+    load(folder).save_pretrained(tmp_path / "fused", save_original_format=False)
+    model, expected = load(tmp_path / "fused", "q8_0"), load(folder, "q8_0")
+    assert packed(model).keys() == packed(expected).keys()
+    assert torch.equal(compute(model), compute(expected))
 
 
 def test_types_by_name_and_pattern(tmp_path: Path) -> None:
