@@ -12,7 +12,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from glft_schema.codec import numbers
@@ -284,7 +283,7 @@ class Field:
     refuses: tuple[str, ...] = ()
     declared: Any = field(default=None, repr=False)
 
-    @cached_property
+    @property
     def is_json(self) -> bool:
         """Whether it is a value in a JSON object."""
         return any(isinstance(inner, JsonNode) for inner in within(self.node))

@@ -122,13 +122,13 @@ class Format:
         """The names of the regions."""
         return [part.name for part in self.struct.subcons if part.name and not follows(part)]
 
-    @cached_property
+    @property
     def table(self) -> str:
         """The name of the region with a row for each tensor: name, dims, dtype, offset."""
         name: str = self.field("data").table
         return name
 
-    @cached_property
+    @property
     def metadata(self) -> Any:
         """The declaration of the metadata, such as `KeyValues` or `KeyValueLines`; None if the
         format has no metadata."""
@@ -139,7 +139,7 @@ class Format:
         """Whether metadata values have types; otherwise they are text."""
         return isinstance(self.metadata, KeyValues)
 
-    @cached_property
+    @property
     def alignment_key(self) -> str | None:
         """The metadata key of the alignment; None if the format has none."""
         alignment = self.field("alignment")
@@ -150,7 +150,7 @@ class Format:
         """Converts a shape, in torch's order, to dims as stored."""
         return list(shape)[::-1] if self._reverses_dims else list(shape)
 
-    @cached_property
+    @property
     def _reverses_dims(self) -> bool:
         return isinstance(read(member(self.row, "shape").of), Reversed)
 

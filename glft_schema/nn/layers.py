@@ -11,7 +11,7 @@ from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.tensor_types import TensorType
 
 
-class Location(NamedTuple):
+class ModuleTensor(NamedTuple):
     """A tensor of a module.
 
     Attributes:
@@ -23,12 +23,12 @@ class Location(NamedTuple):
     names: list[str]
 
 
-def locations(module: nn.Module) -> list[Location]:
+def module_tensors(module: nn.Module) -> list[ModuleTensor]:
     """Returns the tensors of a module's state dict."""
-    by_id: dict[int, Location] = {}
+    by_id: dict[int, ModuleTensor] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor):  # no extra state
-            by_id.setdefault(id(tensor), Location(tensor, [])).names.append(name)
+            by_id.setdefault(id(tensor), ModuleTensor(tensor, [])).names.append(name)
     return list(by_id.values())
 
 
@@ -71,21 +71,21 @@ def replace_conv1d(module: nn.Module, path: str) -> None:
     module.set_submodule(path, linear)
 
 
-def pack_location(
-    module: nn.Module, location: Location, packed: torch.Tensor, type_: TensorType, shape: tuple[int, ...], transposed: bool
+def pack_tensor(
+    module: nn.Module, entry: ModuleTensor, packed: torch.Tensor, type_: TensorType, shape: tuple[int, ...], transposed: bool
 ) -> None:
     """Replaces layers by packed ones, which share the weight, or a parameter by `Experts`.
 
     Args:
         module: whose layers are replaced.
-        location: the weight.
+        entry: the weight.
         packed: the bytes of the payload, u8 [rows, bytes of a row].
         type_: of the weight.
         shape: of the weight.
         transposed: as in `Experts`.
     """
     weight, layers = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module]()
-    for name in location.names:
+    for name in entry.names:
         parent, attribute = owner_of(module, name.removesuffix(".weight"))
         owner = getattr(parent, attribute)
         if not isinstance(owner, nn.Module):
@@ -96,7 +96,7 @@ def pack_location(
             continue
         if owner not in layers:
             layers[owner] = layer = _layer(owner, type_)
-            layer.weight, layer.dtype = weight, location.tensor.dtype
+            layer.weight, layer.dtype = weight, entry.tensor.dtype
             added = {name: value for name, value in owner.__dict__.items() if name not in layer.__dict__ or "_hooks" in name}
             layer.__dict__.update(added, training=owner.training)
         setattr(parent, attribute, layers[owner])

@@ -19,7 +19,7 @@ from glft_schema.display import with_display
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.files.container import open
 from glft_schema.files.file import File
-from glft_schema.nn.layers import Location, can_be_packed, locations, owner_of, pack_location, packed_owner
+from glft_schema.nn.layers import ModuleTensor, can_be_packed, module_tensors, owner_of, pack_tensor, packed_owner
 from glft_schema.nn.saving import prepare_save_pretrained
 from glft_schema.storage.dtypes import Array, name_of, words
 from glft_schema.storage.source import StrPath
@@ -130,16 +130,16 @@ def fill(
 
     Raises OptionError as `load_into`.
     """
-    device, tensors = usable_device(device), locations(module)
-    missing = [location.names[0] for location in tensors if not found.keys() & set(location.names)]
-    left_over = sorted(found.keys() - {name for location in tensors for name in location.names})
+    device, tensors = usable_device(device), module_tensors(module)
+    missing = [entry.names[0] for entry in tensors if not found.keys() & set(entry.names)]
+    left_over = sorted(found.keys() - {name for entry in tensors for name in entry.names})
     _check(module, tensors, found, source, missing * strict, left_over * strict, packed)
     changes: list[Callable[[], None]] = []
-    for location in tensors:
-        if name := next((name for name in location.names if name in found), None):
-            target = device if location.tensor.is_meta else location.tensor.device
+    for entry in tensors:
+        if name := next((name for name in entry.names if name in found), None):
+            target = device if entry.tensor.is_meta else entry.tensor.device
             with _naming(source, name, target):
-                changes.append(_change(module, location, name, found[name], target, packed, experts))
+                changes.append(_change(module, entry, name, found[name], target, packed, experts))
     for change in changes:
         change()
     if packed:
@@ -149,7 +149,7 @@ def fill(
 
 def _check(
     module: nn.Module,
-    tensors: Sequence[Location],
+    tensors: Sequence[ModuleTensor],
     found: Mapping[str, StoredTensor],
     source: StrPath,
     missing: Sequence[str],
@@ -157,7 +157,7 @@ def _check(
     packed: bool,
 ) -> None:
     """Raises OptionError, which names `source`, if tensors do not fit a module."""
-    misfits = [problem for location in tensors for problem in _misfits(module, location, found)]
+    misfits = [problem for entry in tensors for problem in _misfits(module, entry, found)]
     problems = [f"the file lacks {_listed(missing)}"] * bool(missing)
     problems += [f"the module lacks {_listed(left_over)}"] * bool(left_over)
     problems += [_listed(misfits, "; ")] * bool(misfits)
@@ -169,7 +169,7 @@ def _check(
 
 def _change(
     module: nn.Module,
-    location: Location,
+    entry: ModuleTensor,
     name: str,
     tensor: StoredTensor,
     device: torch.device,
@@ -177,17 +177,17 @@ def _change(
     experts: Collection[str],
 ) -> Callable[[], None]:
     """Returns what gives a tensor of a module its values; allocates the memory for them now."""
-    own, transposed = location.tensor, tensor.transposed is not None and name in experts
+    own, transposed = entry.tensor, tensor.transposed is not None and name in experts
     stack = tensor.transposed if tensor.transposed and transposed else tensor
     payload = stack.packed
-    if packed and payload and all(each in experts or can_be_packed(module, each) for each in location.names):
+    if packed and payload and all(each in experts or can_be_packed(module, each) for each in entry.names):
         values = as_tensor(payload.packed()).to(device)
-        return partial(pack_location, module, location, values, payload.type, stack.shape, transposed)
+        return partial(pack_tensor, module, entry, values, payload.type, stack.shape, transposed)
     if not own.is_meta:
-        return partial(_write, module, location, tensor)
-    if payload and packed_owner(module, location.names[0]):
-        return partial(_replace, module, location, as_tensor(payload.packed()).to(device))
-    return partial(_replace, module, location, _values(tensor, own.dtype).to(device))
+        return partial(_write, module, entry, tensor)
+    if payload and packed_owner(module, entry.names[0]):
+        return partial(_replace, module, entry, as_tensor(payload.packed()).to(device))
+    return partial(_replace, module, entry, _values(tensor, own.dtype).to(device))
 
 
 @contextmanager
@@ -201,9 +201,9 @@ def _naming(source: StrPath, name: str, device: torch.device) -> Iterator[None]:
         raise OptionError(f"{source}: {name}: {device} lacks the memory for this tensor") from error
 
 
-def _misfits(module: nn.Module, location: Location, found: Mapping[str, StoredTensor]) -> Iterator[str]:
+def _misfits(module: nn.Module, entry: ModuleTensor, found: Mapping[str, StoredTensor]) -> Iterator[str]:
     """Yields why tensors of the file do not fit."""
-    own, given = location.tensor, [name for name in location.names if name in found]
+    own, given = entry.tensor, [name for name in entry.names if name in found]
     for name in given:
         tensor, first, owner = found[name], found[given[0]], packed_owner(module, name)
         type_ = tensor.file_tensor.type if tensor.file_tensor else name_of(tensor.dtype)
@@ -236,18 +236,18 @@ def have_equal(array: Array, other: Array) -> bool:
     return array.dtype == other.dtype and np.array_equal(words(array), words(other))
 
 
-def _replace(module: nn.Module, location: Location, values: torch.Tensor) -> None:
+def _replace(module: nn.Module, entry: ModuleTensor, values: torch.Tensor) -> None:
     """Puts a tensor in place of one on the meta device."""
-    if isinstance(location.tensor, nn.Parameter):
-        values = nn.Parameter(values, location.tensor.requires_grad)
-    for owner, attribute in (owner_of(module, name) for name in location.names):
+    if isinstance(entry.tensor, nn.Parameter):
+        values = nn.Parameter(values, entry.tensor.requires_grad)
+    for owner, attribute in (owner_of(module, name) for name in entry.names):
         setattr(owner, attribute, values)
 
 
-def _write(module: nn.Module, location: Location, tensor: StoredTensor) -> None:
+def _write(module: nn.Module, entry: ModuleTensor, tensor: StoredTensor) -> None:
     """Writes values into a tensor's memory."""
-    own = location.tensor.detach()
-    if packed_owner(module, location.names[0]):
+    own = entry.tensor.detach()
+    if packed_owner(module, entry.names[0]):
         assert tensor.packed is not None
         own.copy_(as_tensor(tensor.packed.packed()))
     elif tensor.file_tensor is not None and own.is_contiguous():

@@ -17,7 +17,7 @@ from torch import nn
 
 from glft_schema.errors import OptionError, shown
 from glft_schema.formats.registry import WITH_TYPES, registered_type
-from glft_schema.nn.layers import can_be_packed, is_conv1d, locations, owner_of, pack_location, replace_conv1d
+from glft_schema.nn.layers import can_be_packed, is_conv1d, module_tensors, owner_of, pack_tensor, replace_conv1d
 from glft_schema.nn.modules import Experts, Packed
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -105,7 +105,7 @@ class _Weight(NamedTuple):
 def _weights(module: nn.Module) -> dict[str, _Weight]:
     """Returns the weights that can be packed, by their names in the packed model."""
     weights = {}
-    for tensor, names in locations(module):
+    for tensor, names in module_tensors(module):
         name, shape = names[0], tuple(tensor.shape)
         owner: Any = owner_of(module, name)[0]
         if is_conv1d(module, name):
@@ -136,13 +136,13 @@ def pack_layers(module: nn.Module, types: Mapping[str, str]) -> set[str]:
         OptionError: if the model has no such weight.
     """
     transposed, unused = set[str](), dict(types)
-    for location in locations(module):
-        name = location.names[0]
-        schemes = {unused.pop(each) for each in (*location.names, f"{name}.weight") if each in unused}
+    for entry in module_tensors(module):
+        name = entry.names[0]
+        schemes = {unused.pop(each) for each in (*entry.names, f"{name}.weight") if each in unused}
         if not schemes:
             continue
         scheme, suffix, _ = schemes.pop().partition(TRANSPOSED)
-        type_, shape = registered_type(scheme), tuple(location.tensor.shape)
+        type_, shape = registered_type(scheme), tuple(entry.tensor.shape)
         if is_conv1d(module, name):
             transposed.add(name)
             shape = shape[::-1]
@@ -152,7 +152,7 @@ def pack_layers(module: nn.Module, types: Mapping[str, str]) -> set[str]:
             shape = (shape[0], *shape[:0:-1])
         rows = matrix(shape)[0]
         packed = torch.empty(rows, type_.nbytes(shape) // max(rows, 1), dtype=torch.uint8, device="meta")
-        pack_location(module, location, packed, type_, shape, bool(suffix))
+        pack_tensor(module, entry, packed, type_, shape, bool(suffix))
     if unused:
         raise OptionError(f"the types name {shown(next(iter(unused)))}, which the model lacks")
     return transposed

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
 from typing import Any
 
 from glft_schema.display import with_display
@@ -156,7 +155,7 @@ class TensorFacts:
         """Number of tensors that `index` and `layer` count."""
         return self.model.v_like if self.role is TensorRole.ATTN_V else self.model.layers
 
-    @cached_property
+    @property
     def layer(self) -> int:
         """Number of the layer: `index`, or with experts the number in the name."""
         if self.role is TensorRole.ATTN_V or self.model.experts < 2:

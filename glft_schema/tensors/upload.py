@@ -24,7 +24,7 @@ def usable_device(device: str | torch.device) -> torch.device:
     if not isinstance(device, (str, int, torch.device)):
         raise OptionError(problem)
     try:
-        _try(device)
+        torch.empty(0, device=device)
         return torch.device(device)
     except (ImportError, RuntimeError, AssertionError) as error:
         raise OptionError(f"{problem}: {one_line(str(error), 120)}") from None
@@ -36,12 +36,6 @@ def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if dtype is None or isinstance(found, torch.dtype):
         return found
     raise OptionError(f"expected a dtype of torch, such as torch.float16 or 'float16', found {shown(dtype)}")
-
-
-@lru_cache
-def _try(device: str | torch.device) -> None:
-    """Makes a tensor on a device, once. Raises as torch does."""
-    torch.empty(0, device=device)
 
 
 def to_device(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
