@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from glft_schema.errors import safe, shown, without_controls
+from glft_schema.errors import quote, safe, without_controls
 from glft_schema.lazy import outside_graphs
 
 ROWS = 20  # of a table in HTML before those that a click unfolds
@@ -60,7 +60,7 @@ class Listing(NamedTuple):
 
     def html(self) -> str:
         """Returns the table as HTML. Rows after the first `ROWS` are folded."""
-        caption = f'<caption style="text-align:left">{escaped(self.title)}</caption>'
+        caption = f'<caption style="text-align:left">{escape_html(self.title)}</caption>'
         text = self._table(caption, self.rows[:ROWS])
         if folded := self.rows[ROWS:]:
             summary = f"<details><summary>and {len(folded) + self.hidden:,} more</summary>"
@@ -75,14 +75,14 @@ class Listing(NamedTuple):
     def _row(self, row: Row, tag: str) -> str:
         opening = f'{tag} scope="col"' if tag == "th" else tag
         sides = ["left"] * (len(row) - self.right) + ["right"] * self.right
-        texts = (escaped(cell).replace("  ", "&emsp;") for cell in row)  # a browser leaves out the indentation
+        texts = (escape_html(cell).replace("  ", "&emsp;") for cell in row)  # a browser leaves out the indentation
         cells = (f'<{opening} style="text-align:{side}">{text}</{tag}>' for text, side in zip(texts, sides, strict=True))
         return f"<tr>{''.join(cells)}</tr>"
 
     def text(self, most: int) -> str:
         """Returns the table as aligned lines, with at most this number of rows."""
         rows, hidden = self.rows[:most], self.hidden + max(len(self.rows) - most, 0)
-        lines = [self.title, *aligned([row for row in (self.head, *rows) if any(row)], self.right)]
+        lines = [self.title, *align([row for row in (self.head, *rows) if any(row)], self.right)]
         return "\n".join([*lines, f"  ... and {hidden:,} more"] if hidden else lines)
 
 
@@ -100,14 +100,14 @@ def chart(title: str, parts: Sequence[tuple[str, float]], *, columns: bool = Fal
     """
     total, most = sum(number for _, number in parts) or 1, max((number for _, number in parts), default=0) or 1
     height, x = HEIGHT * (3 if columns else 1), 0.0
-    lines = [f"<p>{escaped(title)}</p>"]
+    lines = [f"<p>{escape_html(title)}</p>"]
     lines += [f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" font-size="12" fill="currentColor" role="img">']
     for i, (label, number) in enumerate(parts):
         width, tall = (WIDTH / len(parts), height * number / most) if columns else (WIDTH * number / total, height)
         box = f'x="{x:.1f}" y="{height - tall:.1f}" width="{width:.1f}" height="{tall:.1f}"'
-        lines.append(f'<rect {box} fill-opacity="{OPACITIES[i % 2]}"><title>{escaped(label)}</title></rect>')
+        lines.append(f'<rect {box} fill-opacity="{OPACITIES[i % 2]}"><title>{escape_html(label)}</title></rect>')
         if not columns and width > 7 * len(label):
-            lines.append(f'<text x="{x + 4:.1f}" y="16">{escaped(label)}</text>')
+            lines.append(f'<text x="{x + 4:.1f}" y="16">{escape_html(label)}</text>')
         x += width
     labels = "" if columns else f"{title}: {', '.join(label for label, _ in parts[:ROWS])}"
     return Chart("\n".join([*lines, "</svg>"]), labels)
@@ -154,7 +154,7 @@ def _display_fields(record: Any) -> Iterator[Part]:
 
 def _display_rows(rows: Sequence[Any]) -> Iterator[Part]:
     """Yields the number of rows, and a table of them."""
-    yield counted(rows, "row")
+    yield format_count(rows, "row")
     yield records_table("rows", rows)
 
 
@@ -183,7 +183,7 @@ def html_of(parts: Iterable[Part]) -> str:
         if isinstance(part, Listing):
             texts.append(part.html() if part.rows else "")
         else:
-            texts.append(part.svg if isinstance(part, Chart) else f"<p>{escaped(part)}</p>" if part else "")
+            texts.append(part.svg if isinstance(part, Chart) else f"<p>{escape_html(part)}</p>" if part else "")
     return "\n".join(filter(None, texts))
 
 
@@ -203,7 +203,7 @@ class Results(list[Item]):
     def _display(self) -> Iterator[Part]:
         records: list[Any] = self
         sizes = [(record.type, record.nbytes) for record in records if hasattr(record, "nbytes")]
-        yield f"{counted(records, self.noun)}{f', {size_text(sum(nbytes for _, nbytes in sizes))}' if sizes else ''}"
+        yield f"{format_count(records, self.noun)}{f', {size_text(sum(nbytes for _, nbytes in sizes))}' if sizes else ''}"
         yield bytes_by_type(sizes) if sizes else ""
         yield records_table(f"{self.noun}s", records)
 
@@ -213,11 +213,11 @@ class ByName(dict[str, Item]):
     """Tensors by name, displayed as a table."""
 
     def _display(self) -> Iterator[Part]:
-        yield counted(self, "tensor")
+        yield format_count(self, "tensor")
         yield records_table("tensors", [{"name": name, "": tensor} for name, tensor in self.items()])
 
 
-def counted(items: Collection[Any] | int, noun: str, plural: str = "") -> str:
+def format_count(items: Collection[Any] | int, noun: str, plural: str = "") -> str:
     """Returns the number of items: "1 tensor", "1,045 tensors"."""
     count = items if isinstance(items, int) else len(items)
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
@@ -260,7 +260,7 @@ def _fields(record: Any) -> Mapping[str, Any]:
 
 
 def _value(value: Any) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if hasattr(value, "shape") else shown(value, VALUE)
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if hasattr(value, "shape") else quote(value, VALUE)
 
 
 def _is_short(value: Sequence[Any]) -> bool:
@@ -281,7 +281,7 @@ def _cell(value: Any) -> str:
         return _value(value)
     else:
         text = str(value)[:ELEMENTS].removeprefix("torch.")
-    return shortened(without_controls(text), NAME)
+    return shorten(without_controls(text), NAME)
 
 
 def columns(default: float) -> float:
@@ -289,7 +289,7 @@ def columns(default: float) -> float:
     return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else default
 
 
-def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
+def align(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     """Returns rows as lines with aligned columns; the last `right` columns are numbers.
 
     If lines are longer than `columns`, the middle of long texts in the widest column is left out,
@@ -304,16 +304,16 @@ def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     if (excess := sum(widths) + 2 * len(widths) - most) > 0:
         widest = widths.index(max(widths))
         widths[widest] = min(widths[widest], max(widths[widest] - int(excess), SHORTEST))
-        rows = [(*row[:widest], shortened(row[widest], widths[widest]), *row[widest + 1 :]) for row in rows]
+        rows = [(*row[:widest], shorten(row[widest], widths[widest]), *row[widest + 1 :]) for row in rows]
     sides = ["<"] * (len(widths) - right) + [">"] * right
     line = "".join(f"  {{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
     lines = [line.format(*row).rstrip() for row in rows]
     if hidden := head[len(widths) :]:
-        lines += wrapped(f"left out: {', '.join(hidden)}; a pipe has all columns")
+        lines += wrap(f"left out: {', '.join(hidden)}; a pipe has all columns")
     return lines
 
 
-def wrapped(text: str) -> list[str]:
+def wrap(text: str) -> list[str]:
     """Returns a text as indented lines that fit the terminal, if stdout is one."""
     if (width := columns(math.inf)) == math.inf:
         return [f"  {text}"]
@@ -323,13 +323,13 @@ def wrapped(text: str) -> list[str]:
 
 
 def first_rows(rows: Sequence[tuple[str, ...]], right: int, most: int, all_by: str) -> list[str]:
-    """Returns a head and at most `most` rows as lines like `aligned`, and a line that counts the
+    """Returns a head and at most `most` rows as lines like `align`, and a line that counts the
     others and names the option that lists them, `all_by`."""
     hidden = len(rows) - 1 - most
-    return [*aligned(rows[: most + 1], right), *([f"  ... and {hidden:,} more: {all_by}"] if hidden > 0 else [])]
+    return [*align(rows[: most + 1], right), *([f"  ... and {hidden:,} more: {all_by}"] if hidden > 0 else [])]
 
 
-def shortened(text: str, length: int) -> str:
+def shorten(text: str, length: int) -> str:
     """Returns text with its middle left out if it is longer than `length`."""
     kept = length - 3
     return text if len(text) <= length else f"{text[: kept // 2]}...{text[-(kept - kept // 2) :]}"
@@ -340,7 +340,7 @@ def shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def displayed(value: Any, type_: str) -> Any:
+def format_value(value: Any, type_: str) -> Any:
     """Returns a value to be shown: numbers of float32 have the fewest digits, such as 1e-05. Only
     the first `ELEMENTS` of an array of them are returned.
 
@@ -352,7 +352,7 @@ def displayed(value: Any, type_: str) -> Any:
         return value
     if isinstance(value, (float, np.floating)):
         return shortest(float(value))
-    return [displayed(one, type_) for one in value[:ELEMENTS]] if isinstance(value, (list, tuple, np.ndarray)) else value
+    return [format_value(one, type_) for one in value[:ELEMENTS]] if isinstance(value, (list, tuple, np.ndarray)) else value
 
 
 def percent(share: float | None) -> str:
@@ -360,7 +360,7 @@ def percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.3g} %"
 
 
-def rounded(number: float, units: Sequence[str]) -> str:
+def format_rounded(number: float, units: Sequence[str]) -> str:
     """Returns a number with four digits and its unit, each 1,000 times the one before: 98.36 MB."""
     for unit in units:
         if number < 999.95 or unit == units[-1]:
@@ -371,12 +371,12 @@ def rounded(number: float, units: Sequence[str]) -> str:
 
 def size_text(nbytes: int) -> str:
     """Returns a number of bytes in a decimal unit, such as 98.36 MB."""
-    return rounded(nbytes, SIZES)
+    return format_rounded(nbytes, SIZES)
 
 
 def parameters_text(count: int) -> str:
     """Returns a number of parameters, such as 134.5 M; exact below a million."""
-    return rounded(count / 1e6, ("M", "B")) if count >= 1e6 else f"{count:,}"
+    return format_rounded(count / 1e6, ("M", "B")) if count >= 1e6 else f"{count:,}"
 
 
 def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align: str = "") -> str:
@@ -386,7 +386,7 @@ def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align
     return "\n".join(f"| {line} |" for line in lines) + "\n"
 
 
-def escaped(text: str) -> str:
+def escape_html(text: str) -> str:
     """Returns a text as HTML."""
     from html import escape  # slow to import
 

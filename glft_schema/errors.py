@@ -19,7 +19,7 @@
      ├── TiedWarning            tied tensors that get different types
      └── SimilarKeyWarning      a new metadata key that resembles a well-known one
 
-Messages read ``path: expected X, found Y``. All text from a file passes through `shown`, so that a
+Messages read ``path: expected X, found Y``. All text from a file passes through `quote`, so that a
 name in a hostile file can neither flood a log nor control a terminal.
 """
 
@@ -60,7 +60,7 @@ MODULES = (
 )
 
 
-def shown(value: object, limit: int = 80) -> str:
+def quote(value: object, limit: int = 80) -> str:
     """Returns the repr of `value`, escaped and shortened to about `limit` characters.
 
     Of a list, tuple, set or dict, only the items that are shown are visited: it may be large,
@@ -129,7 +129,7 @@ def _has_own_repr(value: object) -> bool:
 
 def safe(text: str, limit: int = 100) -> str:
     """Returns text unchanged if it is printable and short, otherwise its shortened repr."""
-    return text if text.isprintable() and len(text) <= limit else shown(text, limit)
+    return text if text.isprintable() and len(text) <= limit else quote(text, limit)
 
 
 def alternatives(texts: Iterable[str]) -> str:
@@ -214,7 +214,7 @@ class FormatError(ValueError):
     def text(self) -> str:
         """The message without the file."""
         names = {"tensor": self.tensor, "key": self.key}
-        location = [f"{kind} {shown(name)}" for kind, name in names.items() if name is not None]
+        location = [f"{kind} {quote(name)}" for kind, name in names.items() if name is not None]
         location += [f"limit {self.limit}"] if self.limit is not None else []
         location += [f"at byte {self.offset}"] if self.offset is not None else []
         text = f"{self.path}: {self.problem}" if self.path else self.problem
@@ -245,7 +245,7 @@ class TensorError(ValueError):
 
     def __str__(self) -> str:
         place = f" at {list(self.index)}" if self.index is not None else ""
-        return f"tensor {shown(self.tensor)}{place}: {self.problem}"
+        return f"tensor {quote(self.tensor)}{place}: {self.problem}"
 
 
 class OptionError(ValueError):
@@ -324,6 +324,6 @@ class Finding:
     def text(self) -> str:
         """A sentence with the location, as of an error. It states no name twice."""
         name = self.tensor or self.key or ""
-        is_stated = bool(name) and (shown(name) in self.problem or f" {name}" in self.problem)
+        is_stated = bool(name) and (quote(name) in self.problem or f" {name}" in self.problem)
         tensor, key = (None, None) if is_stated else (self.tensor, self.key)
         return FormatError(self.problem, self.path, self.offset, tensor, key=key).text

@@ -17,7 +17,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from glft_schema.errors import LimitError, OptionError, shown
+from glft_schema.errors import LimitError, OptionError, quote
 from glft_schema.words import suggestion
 
 
@@ -73,10 +73,10 @@ class Limits:
         for name, most in limits.items():
             if name not in LIMITS:
                 raise OptionError(
-                    f"expected one of the limits {', '.join(LIMITS)}, found {shown(name)}{suggestion(name, LIMITS)}"
+                    f"expected one of the limits {', '.join(LIMITS)}, found {quote(name)}{suggestion(name, LIMITS)}"
                 )
             if not isinstance(most, int) or isinstance(most, bool) or most < 0:
-                raise OptionError(f"expected a non-negative integer for the limit {name}, found {shown(most)}")
+                raise OptionError(f"expected a non-negative integer for the limit {name}, found {quote(most)}")
         enclosing = _blocks.get()
         self._most: dict[str, int] = {**(enclosing[-1]._most if enclosing else DEFAULTS), **limits}
 
@@ -99,7 +99,7 @@ class Limits:
     def check(self, name: str, amount: int, path: str, of: str = "", file: str | None = None) -> None:
         """Raises LimitError if `amount` at `path`, of `file`, exceeds the limit `name`."""
         if amount > (most := self._most[name]):
-            raise exceeded(name, f"{most}{of}", str(amount), path, file)
+            raise limit_error(name, f"{most}{of}", str(amount), path, file)
 
     def __enter__(self) -> Limits:
         _blocks.set((*_blocks.get(), self))
@@ -123,7 +123,7 @@ def current() -> Limits:
     return blocks[-1] if blocks else Limits()
 
 
-def exceeded(name: str, most: str, found: str, path: str, file: str | None = None) -> LimitError:
+def limit_error(name: str, most: str, found: str, path: str, file: str | None = None) -> LimitError:
     """Returns the error for a limit that is exceeded."""
     error = LimitError(f"expected at most {most} ({A_LIMIT}), found {found}", path, file=file)
     error.limit = name

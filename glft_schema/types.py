@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.engine.bits import pack, unpack
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
@@ -39,7 +39,7 @@ def compile(type_: TensorType) -> None:
     if (functions := type_.functions) is None:
         raise OptionError(f"{type_} has no scalar function to compile: see formula_of")
     if not type_.scheme.isidentifier():
-        raise OptionError(f"{shown(type_.name)} cannot be compiled: expected a name of letters, digits and '_'")
+        raise OptionError(f"{quote(type_.name)} cannot be compiled: expected a name of letters, digits and '_'")
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps a loaded library
             building.build([functions], Path(folder))

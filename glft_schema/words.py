@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from glft_schema.errors import alternatives, shown
+from glft_schema.errors import alternatives, quote
 
 COMPARED = 100  # names that difflib compares, at 0.3 ms each
 SHOWN = 3  # names that begin with an unknown one
@@ -28,8 +28,8 @@ class MissingKeyError(KeyError):
     def __str__(self) -> str:
         key, known = self.args[0], list(self._names)
         if known and not isinstance(key, str) and all(isinstance(name, str) for name in known):
-            return f"{shown(key)}; keys are names, such as {shown(known[0])}"
-        return f"{shown(key)}{suggestion(key, (name for name in known if isinstance(name, str)))}"
+            return f"{quote(key)}; keys are names, such as {quote(known[0])}"
+        return f"{quote(key)}{suggestion(key, (name for name in known if isinstance(name, str)))}"
 
     def __reduce__(self) -> tuple[type[KeyError], tuple[object, ...]]:
         return KeyError, self.args
@@ -40,7 +40,7 @@ def missing_attribute(problem: str, name: str, names: Iterable[str]) -> Attribut
     underscore, otherwise the closest one. No name is suggested for a private one."""
     public = [known for known in names if not known.startswith("_")] if not name.startswith("_") else []
     longer = [known for known in public if known.startswith(f"{name}_")]
-    hint = f"; did you mean {alternatives(map(shown, longer))}?" if longer else suggestion(name, public)
+    hint = f"; did you mean {alternatives(map(quote, longer))}?" if longer else suggestion(name, public)
     return AttributeError(f"{problem}{hint}")
 
 
@@ -52,7 +52,7 @@ def suggestion(name: object, names: Iterable[str]) -> str:
     by_lower, text = {known.lower(): known for known in names}, str(name).lower()
     close = closest(text, [*by_lower])
     found = [close] if close is not None else [known for known in by_lower if text and known.startswith(text)][:SHOWN]
-    return f"; did you mean {alternatives(shown(by_lower[known]) for known in found)}?" if found else ""
+    return f"; did you mean {alternatives(quote(by_lower[known]) for known in found)}?" if found else ""
 
 
 def check_options(function: Callable[..., Any], options: Iterable[str], known: type) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from glft_schema import Typed
-from glft_schema.errors import shown
+from glft_schema.errors import quote
 
 
 class Point(NamedTuple):
@@ -28,7 +28,7 @@ class Broken:
               None, 1.5, "a", b"a", Point(3), range(3)]
 )  # fmt: skip
 def test_short_values_are_shown_as_python_does(value: object) -> None:
-    assert shown(value) == repr(value)
+    assert quote(value) == repr(value)
 
 
 def test_values_of_any_size_and_depth() -> None:
@@ -40,16 +40,16 @@ def test_values_of_any_size_and_depth() -> None:
         deep = [deep]
     circular: dict[str, object] = {}
     circular["a"] = circular
-    assert shown(shared) == "(" * 77 + "..."
-    assert shown(deep) == "[" * 77 + "..."
-    assert shown(circular) == ("{'a': " * 20)[:77] + "..."
-    assert shown(["x" * 10**7], 20) == "['xxxxxxxxxxxxxxx..."
-    assert shown("x" * 100, 20) == "'xxxxxxxx'... (100 in all)"
-    assert shown([bytearray(10**7)], 20) == r"[bytearray(b'\x00..."
-    assert shown({1: 10**5000}) == "{1: an integer of 16610 bits}"
-    assert shown(range(10**9)) == "range(0, 1000000000)"
-    assert shown(OrderedDict(a=[deep] * 10**6), 20) == "{'a': [[[[[[[[[[[..."
-    assert shown([Broken()]) == "[an object of Broken]"
+    assert quote(shared) == "(" * 77 + "..."
+    assert quote(deep) == "[" * 77 + "..."
+    assert quote(circular) == ("{'a': " * 20)[:77] + "..."
+    assert quote(["x" * 10**7], 20) == "['xxxxxxxxxxxxxxx..."
+    assert quote("x" * 100, 20) == "'xxxxxxxx'... (100 in all)"
+    assert quote([bytearray(10**7)], 20) == r"[bytearray(b'\x00..."
+    assert quote({1: 10**5000}) == "{1: an integer of 16610 bits}"
+    assert quote(range(10**9)) == "range(0, 1000000000)"
+    assert quote(OrderedDict(a=[deep] * 10**6), 20) == "{'a': [[[[[[[[[[[..."
+    assert quote([Broken()]) == "[an object of Broken]"
 
 
 class Pair(NamedTuple):
@@ -69,9 +69,9 @@ def test_what_holds_others_is_visited_only_as_far_as_it_is_shown() -> None:
         pairs, items = Pair(pairs, pairs), Items([items, items])
     array = np.empty(1, object)
     array[0] = pairs
-    assert shown(pairs, 30) == "Pair(one=Pair(one=Pair(one=..."
+    assert quote(pairs, 30) == "Pair(one=Pair(one=Pair(one=..."
     for value in (items, array, {1: pairs}.values(), ValueError(pairs), deque([pairs]), torch.nn.ReLU()):
-        assert shown(value) == f"an object of {type(value).__name__}"
+        assert quote(value) == f"an object of {type(value).__name__}"
 
 
 @pytest.mark.parametrize(
@@ -79,4 +79,4 @@ def test_what_holds_others_is_visited_only_as_far_as_it_is_shown() -> None:
               np.dtype("f4"), Path("a"), int, Typed(1, "uint8"), slice(None, 2)]
 )  # fmt: skip
 def test_objects_that_are_shown_as_python_does(value: object) -> None:
-    assert shown(value) == repr(value)
+    assert quote(value) == repr(value)

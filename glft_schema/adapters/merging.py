@@ -12,7 +12,7 @@ import numpy as np
 
 from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
 from glft_schema.display import Progress, Results, with_display
-from glft_schema.errors import OptionError, TiedWarning, shown
+from glft_schema.errors import OptionError, TiedWarning, quote
 from glft_schema.families.export import OUTPUT
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES, refuse_ending
@@ -87,14 +87,14 @@ def merge_lora(
     refuse_ending(out, WITH_TYPES, "merging writes")
     checkpoint = open_entries(model)
     if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
-        found = f"found {shown(os.fspath(model))}: convert it first (glft convert)"
+        found = f"found {quote(os.fspath(model))}: convert it first (glft convert)"
         raise OptionError(f"expected a {WITH_TYPES.name} file as the model, {found}")
     importance = read_importance(importance) if isinstance(importance, (str, os.PathLike)) else importance or {}
     file, stored = checkpoint.file, in_memory(checkpoint.tensors)
     updates = {name: update._replace(scale=scale * update.scale) for name, update in read_updates(adapter, file).items()}
     if EMBEDDING in updates and OUTPUT not in stored:
         warnings.warn(f"{EMBEDDING} is also the output matrix, which changes, too", TiedWarning, stacklevel=2)
-    merged = {name: _merged(file.tensors[name], updates[name]) if name in updates else stored[name] for name in stored}
+    merged = {name: _merge(file.tensors[name], updates[name]) if name in updates else stored[name] for name in stored}
     convert(
         checkpoint._replace(tensors=merged),
         out,
@@ -106,10 +106,10 @@ def merge_lora(
     )
     with open(out) as written:
         changed = [name for name in stored if name in updates]
-        return Results((_compared(file.tensors[name], written.tensors[name], updates[name]) for name in changed), "tensor")
+        return Results((_compare(file.tensors[name], written.tensors[name], updates[name]) for name in changed), "tensor")
 
 
-def _merged(tensor: Tensor, update: Update) -> StoredTensor:
+def _merge(tensor: Tensor, update: Update) -> StoredTensor:
     """Returns a tensor with its update, in float32, a few rows at a time."""
 
     def read(index: Slices) -> Array:
@@ -119,20 +119,20 @@ def _merged(tensor: Tensor, update: Update) -> StoredTensor:
 
 
 def _sum(tensor: Tensor, update: Update, rows: slice) -> Array:
-    return _added(float32_of(tensor.array(rows)), update, rows)
+    return _add(float32_of(tensor.array(rows)), update, rows)
 
 
-def _added(weights: Array, update: Update, rows: slice) -> Array:
+def _add(weights: Array, update: Update, rows: slice) -> Array:
     with np.errstate(all="ignore"):
         return weights + update.rows(rows)  # not in place: they may be a view of the file
 
 
-def _compared(tensor: Tensor, stored: Tensor, update: Update) -> MergedTensor:
+def _compare(tensor: Tensor, stored: Tensor, update: Update) -> MergedTensor:
     """Returns the size of an update, and the errors of the stored weights."""
     errors, change = NumberErrors(), NumberErrors()
     for rows in row_chunks(*tensor.shape):
         before = float32_of(tensor.array(rows))
-        merged = _added(before, update, rows)
+        merged = _add(before, update, rows)
         errors.add(stored.array(rows), merged)
         change.add(merged, before)
     return MergedTensor(tensor.name, stored.type, change.relative, errors)

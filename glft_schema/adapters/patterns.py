@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, quote
 
 MOST = 10_000  # instructions of all patterns
 ONE = r"\\[dDsSwW]|\\[^A-Za-z0-9]|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\\[\](){}|*+?^$]"  # matches one letter
@@ -46,7 +46,7 @@ class Patterns(NamedTuple):
         """
         compiled, length = list[tuple[re.Pattern[str] | Code, Any]](), 0
         if not isinstance(given := settings.get(field) or {}, Mapping):
-            raise FormatError(f"expected an object with values by pattern, found {shown(given)}", field, file=file)
+            raise FormatError(f"expected an object with values by pattern, found {quote(given)}", field, file=file)
         for pattern, value in given.items():
             whole = rf"(.*\.)?({pattern})"  # as in peft
             try:
@@ -55,7 +55,7 @@ class Patterns(NamedTuple):
                     matcher = compile_pattern(whole) if BRANCHING.search(pattern) else re.compile(whole)
             except (_UnsupportedError, re.error, RecursionError):
                 parts = "letters, classes, groups, |, repetitions, ^ and $"
-                raise FormatError(f"expected a pattern of {parts}, found {shown(pattern)}", field, file=file) from None
+                raise FormatError(f"expected a pattern of {parts}, found {quote(pattern)}", field, file=file) from None
             length += len(matcher) if isinstance(matcher, list) else 1
             if length > MOST:
                 raise FormatError(f"expected patterns of at most {MOST:,} instructions, found more", field, file=file)
@@ -105,7 +105,7 @@ def _sequence(tokens: list[str]) -> Code:
             raise _UnsupportedError
         if tokens and (repeat := REPEAT.fullmatch(tokens[-1])):
             tokens.pop()
-            part = _repeated(part, *_bounds(repeat))
+            part = _repeat(part, *_bounds(repeat))
         code += part
         if len(code) > MOST:
             raise _UnsupportedError
@@ -119,7 +119,7 @@ def _bounds(repeat: re.Match[str]) -> tuple[int, int | None]:
     return least, least if not repeat[3] else int(repeat[4]) if repeat[4] else None
 
 
-def _repeated(part: Code, least: int, most: int | None) -> Code:
+def _repeat(part: Code, least: int, most: int | None) -> Code:
     if len(part) * max(least, most or 0) > MOST or (most is not None and most < least):
         raise _UnsupportedError
     if most is None:
@@ -129,14 +129,14 @@ def _repeated(part: Code, least: int, most: int | None) -> Code:
 
 def matches(code: Code, text: str) -> bool:
     """Returns whether a compiled pattern matches a whole text."""
-    positions = _reached(code, [0], 0, text)
+    positions = _reach(code, [0], 0, text)
     for at, letter in enumerate(text, 1):
         read = (i for i in positions if i < len(code) and isinstance(one := code[i], re.Pattern) and one.fullmatch(letter))
-        positions = _reached(code, [i + 1 for i in read], at, text)
+        positions = _reach(code, [i + 1 for i in read], at, text)
     return len(code) in positions
 
 
-def _reached(code: Code, positions: list[int], at: int, text: str) -> set[int]:
+def _reach(code: Code, positions: list[int], at: int, text: str) -> set[int]:
     """Returns the positions that are reached without a letter, `at` letters into the text."""
     found = set[int]()
     while positions:

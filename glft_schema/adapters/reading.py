@@ -15,7 +15,7 @@ import numpy as np
 
 from glft_schema.adapters.patterns import Patterns
 from glft_schema.checks.roles import check_fit
-from glft_schema.errors import FormatError, OptionError, TensorError, shown
+from glft_schema.errors import FormatError, OptionError, TensorError, quote
 from glft_schema.families.config import LARGEST, Config, config_of, read_json, refusing
 from glft_schema.families.export import family_in_gguf
 from glft_schema.families.names import Names
@@ -94,7 +94,7 @@ def read_updates(adapter: StrPath, base: File) -> dict[str, Update]:
                 raise FormatError(finding.problem, finding.path, offset=finding.offset, file=str(adapter))
             return dict(_of_gguf(file))
     except TensorError as error:  # of the adapter, not of the model
-        raise FormatError(error.problem, shown(error.tensor, 200), file=str(adapter)) from None
+        raise FormatError(error.problem, quote(error.tensor, 200), file=str(adapter)) from None
 
 
 def _of_gguf(file: File) -> Iterator[tuple[str, Update]]:
@@ -121,7 +121,7 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
             modules = sorted({name.rpartition(".")[2] for name in pairs})
             its = dict.fromkeys(row.name.rpartition(".")[2] for row in family.tensors if row.name and " " in row.dims)
             has = f"{config[family.field_of(BLOCK_COUNT)]} blocks with {', '.join(its)}"
-            problem = f"{OTHER_MODEL}: it changes {shown(modules)}, the {family.arch} model has {has}"
+            problem = f"{OTHER_MODEL}: it changes {quote(modules)}, the {family.arch} model has {has}"
             raise TensorError(problem, stored) from None
         operation = place.row.operation
         if not isinstance(operation, (PermuteRows, Transpose)) and operation is not KEEP:
@@ -143,7 +143,7 @@ def _check_plain(settings: Config, folder: Path) -> None:
     file = str(folder / CONFIG)
     for field, expected in (("peft_type", "LORA"), ("bias", "none")):
         if (found := settings.get(field, expected if field == "bias" else None)) != expected:
-            raise FormatError(f"expected {shown(expected)}, found {shown(found)}", field, file=file)
+            raise FormatError(f"expected {quote(expected)}, found {quote(found)}", field, file=file)
     for field, method in OTHER_METHODS.items():
         if settings.get(field):
             raise FormatError(f"expected A and B of LoRA alone, found {method}", field, file=file)
@@ -170,7 +170,7 @@ def _scale(settings: Config, alpha: object, rank: int, folder: Path) -> float:
 def _finite(value: object, path: str, file: str) -> float:
     """Returns a number that is finite in float32. Raises FormatError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
-        raise FormatError(f"expected a finite number, found {shown(value)}", path, file=file)
+        raise FormatError(f"expected a finite number, found {quote(value)}", path, file=file)
     return value
 
 
@@ -193,7 +193,7 @@ def _pairs(tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]) -> Ite
             side, values = {"A": "B", "B": "A"}[side], values.T
         sides = found.setdefault(match["name"], {})
         if side in sides:
-            raise TensorError(f"expected one tensor {side} of this layer, found also {shown(sides[side][0])}", name)
+            raise TensorError(f"expected one tensor {side} of this layer, found also {quote(sides[side][0])}", name)
         sides[side] = name, values
     for name, sides in found.items():
         if len(sides) < 2:

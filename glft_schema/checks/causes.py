@@ -19,7 +19,7 @@ from glft_schema.families.loader import (
     dims_of,
     is_array,
     is_read,
-    padded,
+    pad_dims,
     read_keys,
 )
 from glft_schema.families.pages import BY_ARCH
@@ -97,7 +97,7 @@ def explain(file: File, findings: list[Finding]) -> str:
         elif same := after.get(_place(finding)):
             finding.repair = finding.repair or same.repair  # a tensor to rename, whose dims are known now
     count = sum(finding.explained for finding in findings)
-    return f"{_stated(file, name)} explains {count} of {len(findings)} violations: the tensors fit {value}"
+    return f"{_state(file, name)} explains {count} of {len(findings)} violations: the tensors fit {value}"
 
 
 def _place(finding: Finding) -> tuple[str, str, str]:
@@ -121,7 +121,7 @@ def _equations(numbers: Trial) -> Equations:
         block = int(match[1]) if match else 0
         blocks = max(blocks, block + bool(match))
         if row := rows.get(BLOCK.sub("blk.{i}.", name, count=1)):
-            equations[row.dims, tuple(padded(tensor.dims))] += 1
+            equations[row.dims, tuple(pad_dims(tensor.dims))] += 1
             word = row.when.removeprefix("no ")
             if word in SIZES and word != row.when and is_read(row, block, numbers) is False:
                 equations[word, (0, 1, 1, 1)] += 1
@@ -131,10 +131,10 @@ def _equations(numbers: Trial) -> Equations:
 
 
 def _sizes(text: str, numbers: ModelSizes) -> tuple[int, ...]:
-    return tuple(padded(dims_of(text, numbers) or ()))
+    return tuple(pad_dims(dims_of(text, numbers) or ()))
 
 
-def _stated(file: File, name: str) -> str:
+def _state(file: File, name: str) -> str:
     if name not in file.metadata:
         return f"the missing {name}"
     value = file.metadata[name]

@@ -21,10 +21,10 @@ from glft_schema.lazy import outside_graphs
 from glft_schema.storage.dtypes import FLOAT64, name_of
 from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.tensor_types.engine.chunks import CHUNK, slices
-from glft_schema.tensor_types.engine.conversions import converted
+from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.weights.checkpoints import Checkpoint, Weights, mapped_beside, open_entries
+from glft_schema.weights.checkpoints import Checkpoint, Weights, open_beside, open_entries
 from glft_schema.weights.convert import as_typed, has_types
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
@@ -231,20 +231,20 @@ def compare(one: Weights, other: Weights, *, exclude: Iterable[str] = (), progre
         SchemeError: if a pattern matches no tensor of either.
     """
     before, after = open_entries(one), open_entries(other)
-    before, after = mapped_beside(before, one, after.file), mapped_beside(after, other, before.file)
+    before, after = open_beside(before, one, after.file), open_beside(after, other, before.file)
     kept = leave_out({**before.tensors, **after.tensors}, exclude)
     first, second = (
         in_memory({name: tensor for name, tensor in side.tensors.items() if name in kept}) for side in (before, after)
     )
-    metadata, entries = _compared_metadata(before, after)
-    return Comparison(metadata, entries, _compared_tensors(first, second, progress or (lambda name, done: None)))
+    metadata, entries = _compare_metadata(before, after)
+    return Comparison(metadata, entries, _compare_tensors(first, second, progress or (lambda name, done: None)))
 
 
-def _compared_metadata(before: Checkpoint, after: Checkpoint) -> tuple[Results[MetadataChange], int]:
+def _compare_metadata(before: Checkpoint, after: Checkpoint) -> tuple[Results[MetadataChange], int]:
     one, other = _entries(before), _entries(after)
     keys = {**one, **other}
     changes = (
-        MetadataChange(key, _shown(one.get(key)), _shown(other.get(key)))
+        MetadataChange(key, _short_value(one.get(key)), _short_value(other.get(key)))
         for key in keys
         if _text(one.get(key)) != _text(other.get(key))
     )
@@ -265,14 +265,14 @@ def _text(value: StoredValue | str | None) -> str | None:
     return f"{STRING} {json.dumps(value)}" if isinstance(value, str) else value and to_text(value)
 
 
-def _shown(value: StoredValue | str | None) -> Typed | str | None:
+def _short_value(value: StoredValue | str | None) -> Typed | str | None:
     return Typed(value.plain, value.type_text) if isinstance(value, StoredValue) else value
 
 
-def _compared_tensors(
+def _compare_tensors(
     first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor], progress: Progress
 ) -> Results[TensorComparison]:
-    renamed = _renamed(
+    renamed = _find_renames(
         {name: tensor for name, tensor in first.items() if name not in second},
         {name: tensor for name, tensor in second.items() if name not in first},
     )
@@ -280,7 +280,7 @@ def _compared_tensors(
     for name, tensor in second.items():
         after = _version(name, tensor)
         if name in first:
-            results.append(_compared(_version(name, first[name]), first[name], after, tensor))
+            results.append(_compare(_version(name, first[name]), first[name], after, tensor))
         elif name in renamed:
             old = renamed[name]
             results.append(TensorComparison(RENAMED, _version(old, first[old]), after, NumberErrors()))
@@ -293,7 +293,7 @@ def _compared_tensors(
     return results
 
 
-def _compared(before: TensorVersion, one: StoredTensor, after: TensorVersion, other: StoredTensor) -> TensorComparison:
+def _compare(before: TensorVersion, one: StoredTensor, after: TensorVersion, other: StoredTensor) -> TensorComparison:
     state = RESHAPED if before.shape != after.shape else RETYPED if before.type != after.type else CHANGED
     if state == CHANGED and _digest(one) == _digest(other):
         return TensorComparison(SAME, before, after)
@@ -335,11 +335,11 @@ def _values(tensor: StoredTensor) -> bytes | None:
         return None
     sha256, numbers = hashlib.sha256(), tensor.values().reshape(-1)
     for part in slices(tensor.numel, CHUNK):
-        sha256.update(array_bytes(converted(numbers[part], FLOAT64)))
+        sha256.update(array_bytes(convert(numbers[part], FLOAT64)))
     return sha256.digest()
 
 
-def _renamed(first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor]) -> dict[str, str]:
+def _find_renames(first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor]) -> dict[str, str]:
     """Returns new names -> old names: of tensors with equal bytes, then of those with equal values.
 
     If several tensors are equal, they are paired in their order.

@@ -16,7 +16,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import PayloadLocation, Tensor
-from glft_schema.weights.checkpoints import Weights, mapped_beside, open_entries
+from glft_schema.weights.checkpoints import Weights, open_beside, open_entries
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
@@ -86,7 +86,7 @@ def check_derivation(
         FormatError, OSError: if a file cannot be read.
     """
     file = as_file(file)
-    entries = mapped_beside(open_entries(base), base, file).tensors
+    entries = open_beside(open_entries(base), base, file).tensors
     kept = leave_out({**entries, **file.tensors}, exclude)
     tensors = in_memory({name: tensor for name, tensor in entries.items() if name in kept})
     weighted = with_importance(tensors, importance)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from glft_schema.display import Progress, Results, with_display
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, quote
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.limits import current
@@ -203,7 +203,7 @@ class _Parser:
     def feed(self, text: str) -> None:
         if version := VERSION_LINE.fullmatch(text):
             if version[1] != "1":
-                raise FormatError(f"expected manifest version 1, found {shown(version[1])}")
+                raise FormatError(f"expected manifest version 1, found {quote(version[1])}")
             self.end()
             self._is_ours = True
         elif text.startswith(TENSOR) and self._is_ours:
@@ -218,10 +218,10 @@ class _Parser:
     def _close(self, model: str) -> None:
         files = [file._replace(tensors=tuple(tensors)) for file, tensors in self._open]
         if (expected := model_hash(files)) != model:
-            raise FormatError(f"expected {expected}, the hash of the tensor lines above, found {shown(model)}")
+            raise FormatError(f"expected {expected}, the hash of the tensor lines above, found {quote(model)}")
         names = Counter(tensor.name for file in files for tensor in file.tensors or ())
         if duplicates := [name for name, count in names.items() if count > 1]:
-            raise FormatError(f"expected unique tensor names, found {shown(duplicates[0])} again")
+            raise FormatError(f"expected unique tensor names, found {quote(duplicates[0])} again")
         self.files += files
         self._open, self._is_ours = [], False
 
@@ -242,7 +242,7 @@ def _tensor_line(text: str) -> TensorHash:
             return TensorHash(sha256, type_, tuple(json.loads(f"[{shape}]")), json.loads(name))
     except ValueError:  # invalid JSON
         pass
-    raise FormatError(f'expected {TENSOR}HASH TYPE [SHAPE] "NAME", found {shown(TENSOR + text)}')
+    raise FormatError(f'expected {TENSOR}HASH TYPE [SHAPE] "NAME", found {quote(TENSOR + text)}')
 
 
 def _file_line(text: str) -> FileHash:
@@ -255,20 +255,20 @@ def _file_line(text: str) -> FileHash:
     elif GGUF_HASH_LINE.fullmatch(text):
         raise FormatError("expected a line 'HASH  FILE', found output of gguf-hash, which does not hash whole files")
     else:
-        raise FormatError(f"expected a line of the form 'HASH  FILE', found {shown(text)}")
+        raise FormatError(f"expected a line of the form 'HASH  FILE', found {quote(text)}")
     if "\0" in path:
         raise FormatError("expected a line of the form 'HASH  FILE', found a NUL byte, which sha256sum --zero writes")
     if len(sha256) != DIGITS or (match.re is TAGGED_LINE and kind.upper() not in TAGS):
         found = f"{len(sha256)} digits{f' of {kind}' if kind else ''}"
         raise FormatError(f"expected a SHA-256 hash of {DIGITS} hex digits, found {found}")
-    return FileHash(sha256.lower(), _unescaped(path) if escaped else path)
+    return FileHash(sha256.lower(), _unescape(path) if escaped else path)
 
 
-def _unescaped(path: str) -> str:
+def _unescape(path: str) -> str:
     parts = re.split(r"(\\.?)", path, flags=re.DOTALL)
     letters = {escape: letter for letter, escape in ESCAPES.items()}
     if unknown := [part for part in parts[1::2] if part not in letters]:
-        raise FormatError(f"expected one of the escapes {', '.join(letters)} in a file name, found {shown(unknown[0])}")
+        raise FormatError(f"expected one of the escapes {', '.join(letters)} in a file name, found {quote(unknown[0])}")
     return "".join(letters.get(part, part) for part in parts)
 
 
@@ -325,10 +325,10 @@ def _line_about(file: FileHash, manifest: Sequence[FileHash], files: int) -> Fil
     same_name = [line for line in manifest if os.path.basename(line.path) == name]
     lines = same_path or same_name or (list(manifest) if len(manifest) == files == 1 else [])
     if not lines:
-        others = ", ".join(shown(line.path) for line in manifest[:3]) or "none"
-        raise FormatError(f"expected a line for {shown(name)}, found only lines for other files ({len(manifest)}): {others}")
+        others = ", ".join(quote(line.path) for line in manifest[:3]) or "none"
+        raise FormatError(f"expected a line for {quote(name)}, found only lines for other files ({len(manifest)}): {others}")
     if len({line.sha256 for line in lines}) > 1:
-        raise FormatError(f"expected one hash for {shown(name)}, found {len(lines)} lines that disagree")
+        raise FormatError(f"expected one hash for {quote(name)}, found {len(lines)} lines that disagree")
     return next((line for line in lines if line.tensors is not None), lines[0])
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from glft_schema.codec.rules import GGML
-from glft_schema.errors import Finding, OptionError, shown
-from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, finding_of, located
+from glft_schema.errors import Finding, OptionError, quote
+from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, finding_of, locate
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.storage.source import StrPath
@@ -153,7 +153,7 @@ def role_of(file: File) -> Role | None:
     return next((role for role in ROLES.values() if stated.get(role.mark[0]) == role.mark[1]), None)
 
 
-def broken_role(file: File, role: Role, to_load: bool = False) -> Iterator[Finding]:
+def role_findings(file: File, role: Role, to_load: bool = False) -> Iterator[Finding]:
     """Yields the findings of a role, without offsets; if `to_load`, what llama.cpp refuses."""
     metadata, rows, finding = file.metadata, RowPaths(file), partial(finding_of, role.name)
     yield from broken_keys(file, role.keys, role.name, to_load)
@@ -162,7 +162,7 @@ def broken_role(file: File, role: Role, to_load: bool = False) -> Iterator[Findi
     tensors = list(file.tensors.values())
     for tensor in tensors:
         if role.tensors and not re.fullmatch(role.tensors, tensor.name, re.DOTALL):
-            problem = f"expected {role.tensors_text}, found {shown(tensor.name)}"
+            problem = f"expected {role.tensors_text}, found {quote(tensor.name)}"
             yield finding("names", rows.tensor(tensor.name, "name"), problem)
         elif role.problem and (problem := role.problem(tensor, tensors[0])):
             yield finding("tensors", rows.tensor(tensor.name, "dims"), problem)
@@ -173,7 +173,7 @@ def broken_role(file: File, role: Role, to_load: bool = False) -> Iterator[Findi
                     yield finding("pairs", rows.tensor(second.name, "dims"), problem)
             elif one := first or second:
                 other = name + role.pairs.suffixes[one is first]
-                problem = f"expected a tensor {shown(other)} beside {shown(one.name)}, found none"
+                problem = f"expected a tensor {quote(other)} beside {quote(one.name)}, found none"
                 yield finding("pairs", rows.tensor(one.name, "name"), problem)
 
 
@@ -209,33 +209,33 @@ def check_fit(adapter: File | StrPath, base: File | StrPath) -> list[Finding]:
     role = role_of(adapter)
     if role is None or role.name not in FITTING:
         folder = Path(adapter.name).parent
-        hint = f"; give its folder, {shown(str(folder), 1000)}" if (folder / "adapter_config.json").is_file() else ""
-        raise OptionError(f"expected a LoRA adapter or a control vector, found {shown(adapter.name)}{hint}")
+        hint = f"; give its folder, {quote(str(folder), 1000)}" if (folder / "adapter_config.json").is_file() else ""
+        raise OptionError(f"expected a LoRA adapter or a control vector, found {quote(adapter.name)}{hint}")
     if GGML not in base.format.rule_sets or ARCHITECTURE not in base.metadata:
-        raise OptionError(f"expected a GGUF model with {ARCHITECTURE}, found {shown(base.name)} ({base.format.name})")
+        raise OptionError(f"expected a GGUF model with {ARCHITECTURE}, found {quote(base.name)} ({base.format.name})")
     misfits = FITTING[role.name](adapter, base)
     found = [Finding(f"{role.name}-{FITS}", (FITS,), path, problem) for path, problem in misfits]
-    return located(adapter, [*broken_role(adapter, role, to_load=True), *found])
+    return locate(adapter, [*role_findings(adapter, role, to_load=True), *found])
 
 
 def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
     rows = RowPaths(adapter)
     mine, its = adapter.metadata.get(ARCHITECTURE), base.metadata.get(ARCHITECTURE)
     if mine is not None and mine != its:
-        yield rows.key(ARCHITECTURE, "value"), f"expected the base's architecture, {shown(its)}, found {shown(mine)}"
+        yield rows.key(ARCHITECTURE, "value"), f"expected the base's architecture, {quote(its)}, found {quote(mine)}"
     pairs = ROLES["lora"].pairs
     assert pairs is not None
     for name, a, b in _pairs(adapter, pairs):
         if a is None or b is None:
             continue
         if name not in base.tensors:
-            yield rows.tensor(a.name, "name"), f"expected a tensor of the base, found {shown(name)}, which it lacks"
+            yield rows.tensor(a.name, "name"), f"expected a tensor of the base, found {quote(name)}, which it lacks"
             continue
         dims, is_flipped = _sizes(base.tensors[name]), name.endswith(EMBEDDING)
         inputs, outputs = dims[::-1] if is_flipped else dims
         for tensor, axis, size in ((a, int(is_flipped), inputs), (b, 1, outputs)):
             if _sizes(tensor)[axis] != size:
-                problem = f"expected {size} for {shown(name)} of the base, dims {list(dims)}, found dims {list(tensor.dims)}"
+                problem = f"expected {size} for {quote(name)} of the base, dims {list(dims)}, found dims {list(tensor.dims)}"
                 yield rows.tensor(tensor.name, "dims"), problem
 
 
@@ -248,11 +248,11 @@ def _vector_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
         if math.prod(tensor.dims) != size:
             yield (
                 rows.tensor(tensor.name, "dims"),
-                f"expected the base's embedding length, {shown(size)}, found {list(tensor.dims)}",
+                f"expected the base's embedding length, {quote(size)}, found {list(tensor.dims)}",
             )
         layer = int(tensor.name.partition(".")[2].lstrip("0"))
         if not isinstance(layers, int) or layer >= layers:
-            problem = f"expected a layer below the base's number of layers, {shown(layers)}, found {layer}"
+            problem = f"expected a layer below the base's number of layers, {quote(layers)}, found {layer}"
             yield rows.tensor(tensor.name, "name"), problem
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from glft_schema.checks.causes import explain
-from glft_schema.checks.roles import ROLES, broken_role, role_of
+from glft_schema.checks.roles import ROLES, role_findings, role_of
 from glft_schema.codec.rules import GGML, RULE_SETS, SPEC, rule_sets
-from glft_schema.errors import Finding, OptionError, shown
+from glft_schema.errors import Finding, OptionError, quote
 from glft_schema.families.chat_templates import broken_template
-from glft_schema.families.loader import LLAMA_CPP, check_model, unchecked
-from glft_schema.families.requirements import located
+from glft_schema.families.loader import LLAMA_CPP, check_model, reason_unchecked
+from glft_schema.families.requirements import locate
 from glft_schema.files import parsing
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
@@ -47,16 +47,16 @@ def check_rules(file: File | StrPath, rules: str | Iterable[str], *, render: boo
     file = as_file(file)
     names = with_implied([rules] if isinstance(rules, str) else rules)
     if unknown := [name for name in names if name not in ALL_SETS]:
-        raise OptionError(f"expected one of {', '.join(ALL_SETS)}, found {shown(unknown[0])}{suggestion(unknown[0], ALL_SETS)}")
+        raise OptionError(f"expected one of {', '.join(ALL_SETS)}, found {quote(unknown[0])}{suggestion(unknown[0], ALL_SETS)}")
     own = [name for name in names if name not in RULE_SETS]
     if own and GGML not in file.format.rule_sets:
         raise OptionError(f"expected a rule set of {file.format.name}, found {own[0]!r}")
     findings = parsing.check_rules(file, rule_sets(name for name in names if name in RULE_SETS))
     first = file.shards[0]
-    broken = [finding for name in own if name in ROLES for finding in broken_role(first, ROLES[name])]
+    broken = [finding for name in own if name in ROLES for finding in role_findings(first, ROLES[name])]
     if render and SPEC in names and GGML in file.format.rule_sets:
         broken += broken_template(first)
-    added = located(first, broken)
+    added = locate(first, broken)
     added += check_model(file) if LLAMA_CPP in own else []
     order = {shard.name: i for i, shard in enumerate(file.shards)}
     by_offset = sorted([*findings, *added], key=lambda one: one.offset or 0)
@@ -91,7 +91,7 @@ def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report
     if not rules:
         sets, role = list(file.format.rule_sets), role_of(file)
         if GGML in sets:
-            not_checked = "" if role else unchecked(file)
+            not_checked = "" if role else reason_unchecked(file)
             enforced = [GGML, *([] if not_checked else [role.name if role else LLAMA_CPP])]
             sets = list(dict.fromkeys([*sets, *enforced]))
     names = {shard.name: i for i, shard in enumerate(file.shards)}
@@ -101,7 +101,7 @@ def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report
     every = [finding for _, finding in findings]
     failures = every if rules else [finding for finding in every if not {*finding.sets}.isdisjoint(enforced)]
     if role:  # loads without some keys
-        refused = [finding.problem for finding in broken_role(file, role, to_load=True)]
+        refused = [finding.problem for finding in role_findings(file, role, to_load=True)]
         failures = [finding for finding in failures if role.name not in finding.sets or finding.problem in refused]
     cause = explain(file, every) if LLAMA_CPP in sets else ""
     return Report(sets, enforced, findings, failures, not_checked, cause)

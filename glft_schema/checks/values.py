@@ -23,7 +23,7 @@ from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.engine.chunks import index_of
-from glft_schema.tensor_types.engine.conversions import widened
+from glft_schema.tensor_types.engine.conversions import widen
 from glft_schema.tensor_types.tensor_type import Floats, Reserved
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.patterns import leave_out
@@ -115,7 +115,7 @@ def findings_of(tensor: Tensor) -> Iterator[ValueFinding]:
 
 def _is_zero(numbers: Array) -> bool:
     with np.errstate(invalid="ignore"):
-        return not widened(numbers).any()
+        return not widen(numbers).any()
 
 
 class _FieldCheck(NamedTuple):
@@ -202,7 +202,7 @@ class _Scan:
             return
         floats = check.floats(numbers)
         if name_of(floats.dtype) not in MANTISSA:
-            floats = widened(floats)
+            floats = widen(floats)
         mantissa, sign = MANTISSA[name_of(floats.dtype)], 1 << 8 * floats.itemsize - 1
         infinite, sizes = sign - (1 << mantissa), words(floats).view(f"u{floats.itemsize}") & (sign - 1)
         largest = int(sizes.max())

@@ -18,7 +18,7 @@ from glft_schema.cli.commands import Glft
 from glft_schema.cli.completing import completer
 from glft_schema.cli.options import bytes_of
 from glft_schema.cli.terminal import REFUSED, echo, loading, option_errors, unique
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.words import suggestion
 
@@ -45,7 +45,7 @@ def limits_in(texts: Iterable[str]) -> Limits:
         except OptionError:
             hint = "" if name in DEFAULTS else suggestion(name, DEFAULTS)
             raise OptionError(
-                f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found {shown(text)}{hint}"
+                f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found {quote(text)}{hint}"
             ) from None
     return Limits(**unique("--limit", "name", limits))
 

@@ -13,18 +13,18 @@ from click.exceptions import Exit
 from glft_schema.checks.compare import STATES
 from glft_schema.checks.compare import compare as compare_checkpoints
 from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
-from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, coloured, echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, colour, echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.comparisons import comparison_data, metadata_rows, tensor_rows
 from glft_schema.describe.page.comparison import comparison_page
-from glft_schema.display import aligned, counted, first_rows, percent
+from glft_schema.display import align, first_rows, format_count, percent
 from glft_schema.errors import FormatError, OptionError, TensorError, safe
 from glft_schema.files.summary import headline
 from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import read_text
-from glft_schema.weights.checkpoints import Checkpoint, mapped_beside, open_entries
+from glft_schema.weights.checkpoints import Checkpoint, open_beside, open_entries
 
 TENSORS = 20  # listed
 COLOURS = dict.fromkeys(STATES, YELLOW) | {"added": GREEN, "removed": RED}
@@ -76,11 +76,11 @@ def compare(
         before = open_entries(one)
     with file_errors(other):
         opened = open_entries(other)
-        after = mapped_beside(opened, other, before.file)
+        after = open_beside(opened, other, before.file)
     with file_errors(one):
         if page:
             refuse_overwriting(page, one, other, text)
-        before = mapped_beside(before, one, opened.file)
+        before = open_beside(before, one, opened.file)
     with file_errors(text or one):
         words = read_text(text) if text else None
     with file_errors(other), progress_bar("comparing") as bar:
@@ -108,9 +108,9 @@ def compare(
     else:
         echo(*(f"{side} {safe(str(path))}: {_about_text(opened)}" for side, path, opened in sides), *comparison.summary, *ran)
         changes, tensors = metadata_rows(comparison.metadata), tensor_rows(comparison.differing)
-        tables = (aligned(changes, 0), first_rows(tensors, 6, len(tensors) if everything else TENSORS, "--all"))
+        tables = (align(changes, 0), first_rows(tensors, 6, len(tensors) if everything else TENSORS, "--all"))
         for line in chain.from_iterable(("", *lines) for lines in tables if lines):
-            echo(STATE.sub(lambda state: coloured(state[0], COLOURS[state[0]]), line, count=1), coloured=True)
+            echo(STATE.sub(lambda state: colour(state[0], COLOURS[state[0]]), line, count=1), coloured=True)
         if page:
             echo("", f"{page}: {page.stat().st_size:,} bytes")
     if failure:
@@ -127,8 +127,8 @@ def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _about_text(checkpoint: Checkpoint) -> str:
     about = _about(Path(), checkpoint)
-    entries = counted(about["metadata"], "metadata entry", "metadata entries")
-    return f"{about['format']}, {counted(about['tensors'], 'tensor')}, {entries}"
+    entries = format_count(about["metadata"], "metadata entry", "metadata entries")
+    return f"{about['format']}, {format_count(about['tensors'], 'tensor')}, {entries}"
 
 
 def _predictions_text(found: Predictions) -> str:

@@ -33,12 +33,21 @@ from glft_schema.cli.terminal import (
     refuse_overwriting,
     unique,
 )
-from glft_schema.cli.written import fallbacks, mapped, payloads, requantized, ties, totals, unlike_asked, warn_of_refusal
+from glft_schema.cli.written import (
+    fallbacks,
+    mapping_note,
+    payloads,
+    requantizing_note,
+    ties,
+    totals,
+    unlike_asked,
+    warn_of_refusal,
+)
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
-from glft_schema.display import counted
-from glft_schema.errors import OptionError, safe, shown
+from glft_schema.display import format_count
+from glft_schema.errors import OptionError, quote, safe
 from glft_schema.families.converter import Converter
 from glft_schema.files.container import Container
 from glft_schema.formats.registry import WITH_TYPES, target_format
@@ -145,7 +154,7 @@ def convert(
                 importance=importance,
                 allow_requantize=allow_requantize,
             )
-    echo(*mapped(checkpoint, source), *report(written, out, verbose))
+    echo(*mapping_note(checkpoint, source), *report(written, out, verbose))
     if (exclude or metadata) and out.is_file():
         with file_errors(out), Container.parse_file(out, mmap=False) as result:
             warn_of_refusal(checkpoint.file, result)
@@ -186,10 +195,10 @@ def parse_metadata(
             if hint and match and match["type"] == STRING:
                 plain = shlex.quote(f"{match['key']}={value}")
                 hint += f", or {option} {safe(plain)}"
-            raise OptionError(f"expected a value in JSON for {key!r}, found {shown(value)}{hint}") from None
+            raise OptionError(f"expected a value in JSON for {key!r}, found {quote(value)}{hint}") from None
         if typed and not match and LIKE_A_TYPE.fullmatch(type_ := key.rpartition(":")[2]) and ":" in key:
             types = f"{TYPES.replace('|', ', ')} or array[TYPE]"
-            raise OptionError(f"expected a type after the colon, {types}, found {shown(type_)}")
+            raise OptionError(f"expected a type after the colon, {types}, found {quote(type_)}")
     return unique(option, "key", entries)
 
 
@@ -204,7 +213,7 @@ def text_of(value: str) -> str:
         raise OptionError("expected a path after @, or @@ for a literal @")
     if os.path.isfile(value):
         echo(
-            f"glft: warning: the value is {shown(value, MAX_LINE)} itself; @{safe(value, MAX_LINE)} is the text of the file",
+            f"glft: warning: the value is {quote(value, MAX_LINE)} itself; @{safe(value, MAX_LINE)} is the text of the file",
             error=True,
         )
     if not value.startswith("@") or value.startswith("@@"):
@@ -216,5 +225,5 @@ def report(written: list[WrittenTensor], out: Path, verbose: bool) -> list[str]:
     """Returns the lines of the report, which begins with what was not done as asked."""
     parts = [totals(written), payloads(written) if verbose else [], fallbacks(written), ties(written)]
     size = (out / WEIGHTS if out.is_dir() else out).stat().st_size
-    lines = [*requantized(written), *unlike_asked(written), f"{out}: {counted(written, 'tensor')}, {size:,} bytes"]
+    lines = [*requantizing_note(written), *unlike_asked(written), f"{out}: {format_count(written, 'tensor')}, {size:,} bytes"]
     return lines + [line for number, part in enumerate(parts) if part for line in ([""] * (number > 0) + part)]

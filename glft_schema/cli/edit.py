@@ -10,7 +10,7 @@ from glft_schema.cli.convert import parse_metadata, text_of
 from glft_schema.cli.options import Texts, argument, flag, option
 from glft_schema.cli.terminal import GREEN, RED, echo, echo_written, file_errors, unique
 from glft_schema.cli.written import warn_of_refusal
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.weights.edit import edit as edit_file
 
 
@@ -65,5 +65,5 @@ def parse_renames(texts: Iterable[str]) -> dict[str, str]:
     """Parses ``OLD=NEW``. Raises OptionError for any other form, and for a repeated OLD."""
     parts = [text.partition("=") for text in texts]
     if wrong := [text for text, (old, _, new) in zip(texts, parts, strict=True) if not (old and new)]:
-        raise OptionError(f"expected OLD=NEW, found {shown(wrong[0])}")
+        raise OptionError(f"expected OLD=NEW, found {quote(wrong[0])}")
     return unique("--rename", "tensor", [(old, new, new) for old, _, new in parts])

@@ -13,7 +13,7 @@ from glft_schema.cli.terminal import echo, file_errors, has_colours, refuse_set
 from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
 from glft_schema.display import columns
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.storage.file_source import open_source
 from glft_schema.weights.patterns import name_matching
 
@@ -75,9 +75,9 @@ def bounds(text: str, size: int) -> tuple[int, int]:
         OptionError: for any other form, and for an empty range or one outside the file.
     """
     if not (parts := RANGE.fullmatch(text)):
-        raise OptionError(f"expected a range such as 0x40:128, :64 or 100:, found {shown(text)}")
+        raise OptionError(f"expected a range such as 0x40:128, :64 or 100:, found {quote(text)}")
     start, end = (int(number, 0 if number.startswith("0x") else 10) if number else None for number in parts.groups())
     start, end = start or 0, size if end is None else end
     if not start < end <= size:
-        raise OptionError(f"expected a range A:B with 0 <= A < B <= {size}, found {shown(text)}")
+        raise OptionError(f"expected a range A:B with 0 <= A < B <= {size}, found {quote(text)}")
     return start, end

@@ -9,7 +9,7 @@ import numpy as np
 
 from glft_schema.cli.options import argument, option
 from glft_schema.cli.terminal import echo, file_errors, refuse_overwriting
-from glft_schema.errors import OptionError, TruncatedError, shown
+from glft_schema.errors import OptionError, TruncatedError, quote
 from glft_schema.files.container import open
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.patterns import name_matching
@@ -41,7 +41,7 @@ def get_tensor(
             raise OptionError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
         tensor = opened.tensors[name_matching(name, opened.tensors)]
         if dtype not in (None, *DTYPES):
-            raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}{suggestion(dtype, DTYPES)}")
+            raise OptionError(f"expected one of {', '.join(DTYPES)}, found {quote(dtype)}{suggestion(dtype, DTYPES)}")
         with atomic_write(out) as stream:  # fails before any work if OUT cannot be written
             if tensor.missing:
                 problem = f"the file is truncated: {tensor.missing:,} of {tensor.nbytes:,} bytes are missing"

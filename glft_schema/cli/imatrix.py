@@ -7,7 +7,7 @@ from typing import Annotated
 
 from glft_schema.cli.options import Chunks, Context, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
-from glft_schema.display import counted
+from glft_schema.display import format_count
 from glft_schema.errors import OptionError, safe
 from glft_schema.models.activations import measure_importance
 from glft_schema.models.chunks import CONTEXT
@@ -75,7 +75,7 @@ def imatrix(
             matrix = matrices[0] if len(matrices) == 1 else ImportanceMatrix.merge(matrices)
     with file_errors(target):
         unused = matrix.save(target)
-    matrices_text = counted(matrix.columns.keys() - unused, "matrix", "matrices")
-    echo(f"{target}: {matrices_text}, {counted(matrix.chunk_count, 'chunk')}, {target.stat().st_size:,} bytes")
+    matrices_text = format_count(matrix.columns.keys() - unused, "matrix", "matrices")
+    echo(f"{target}: {matrices_text}, {format_count(matrix.chunk_count, 'chunk')}, {target.stat().st_size:,} bytes")
     echo(*(f"left out: {safe(name)} has no data" for name in unused))
     echo_written([target], "quantize", inputs[0] if out else "MODEL", "OUT", "IQ4_XS", "--imatrix", target)

@@ -16,13 +16,13 @@ from glft_schema.cli.terminal import MAX_LINE, echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_text import FIRST, as_json_value, entry_data
 from glft_schema.codec.typed_values import Array, StoredValue
-from glft_schema.display import aligned, first_rows
-from glft_schema.errors import FormatError, OptionError, safe, shown, without_controls
+from glft_schema.display import align, first_rows
+from glft_schema.errors import FormatError, OptionError, quote, safe, without_controls
 from glft_schema.files.byte_counts import GAPS, byte_counts
 from glft_schema.files.container import open_damaged
 from glft_schema.files.file import File
 from glft_schema.files.shards import whole_set
-from glft_schema.files.summary import grouped, headline, largest_first, missing_bytes, totals_by_type, without_empty_column
+from glft_schema.files.summary import group_rows, headline, largest_first, missing_bytes, totals_by_type, without_empty_column
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.imatrix import KIND, is_old_matrix
 
@@ -108,7 +108,7 @@ def _print_entries(file: File, pattern: str, as_json: bool, everything: bool, fu
     if not keys:
         from glft_schema.words import suggestion
 
-        raise OptionError(f"expected a metadata key of the file, found {shown(pattern)}{suggestion(pattern, file.metadata)}")
+        raise OptionError(f"expected a metadata key of the file, found {quote(pattern)}{suggestion(pattern, file.metadata)}")
     if as_json or pattern not in file.metadata:
         _print(_entries_as_data(file.metadata, full, keys) if as_json else _entry_rows(file, everything, keys))
         return
@@ -185,14 +185,14 @@ def in_lines(file: File, everything: bool = False, fault: FormatError | None = N
     lines = [f"{safe(file.name)}: {headline(file)}", ", ".join(about)]
     if fault:
         lines.append(fault.problem)
-    lines += ["", *aligned(_bytes_by_type(file, everything), right=4)]
+    lines += ["", *align(_bytes_by_type(file, everything), right=4)]
     if file.tensors.gaps:
         lines += ["", gaps_text(file)]
     lines += ["", *_entry_rows(file, everything, file.metadata)] if file.metadata else []
     if everything:
         lines += ["", *_tensor_rows(file, file.tensors.values())]
     else:
-        rows, right = without_empty_column(grouped(file.tensors.values(), "dims"), 2)
+        rows, right = without_empty_column(group_rows(file.tensors.values(), "dims"), 2)
         lines += ["", *first_rows(rows, right, ROWS, "--all, --tensors PATTERN")]
     if matrix := _importance_in(file):
         lines += ["", *([f"no statistics: {matrix}"] if isinstance(matrix, str) else _statistics_in_lines(matrix))]
@@ -205,7 +205,7 @@ def _entry_rows(file: File, everything: bool, keys: Iterable[str]) -> list[str]:
         return ["metadata", *(f"  {safe(key)} = {safe(file.metadata[key])}" for key in keys)]
     longest = MAX_LINE if everything else TEXT
     rows = [(safe(key), safe(file.metadata.type_of(key)), _with_meaning(file, key, longest)) for key in keys]
-    return aligned([("key", "type", "value"), *rows], right=0)
+    return align([("key", "type", "value"), *rows], right=0)
 
 
 def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:
@@ -239,7 +239,7 @@ def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:
             (safe(Path(tensor.file).name), safe(tensor.name), tensor.type.name, dims, size, position, missing_bytes([tensor]))
         )
     rows, right = without_empty_column([row if len(file.shards) > 1 else row[1:] for row in rows], 3)
-    return aligned(rows, right)
+    return align(rows, right)
 
 
 def _importance_matrix() -> type[ImportanceMatrix]:
@@ -284,7 +284,7 @@ def _statistics_in_lines(matrix: ImportanceMatrix) -> list[str]:
     for row in matrix.statistics():
         numbers = ((getattr(row, name), form) for _, name, form in STATISTICS)
         rows.append((safe(row.tensor), *("-" if number is None else format(number, form) for number, form in numbers)))
-    return aligned(rows, right=len(STATISTICS))
+    return align(rows, right=len(STATISTICS))
 
 
 def _with_meaning(file: File, key: str, longest: int) -> str:
@@ -300,6 +300,6 @@ def _as_text(entry: StoredValue, longest: int = TEXT) -> str:
     if not isinstance(value, Array):
         return safe(value, longest) if isinstance(value, str) else str(entry.plain if entry.type.name == "bool" else value)
     parts = [StoredValue(value.type, element) for element in value.values[:FIRST]]
-    first = ", ".join(shown(part.value, 40) if isinstance(part.value, str) else _as_text(part) for part in parts)
+    first = ", ".join(quote(part.value, 40) if isinstance(part.value, str) else _as_text(part) for part in parts)
     count = len(value.values)
     return f"{count:,}: [{first}, ...]" if count > FIRST else f"[{first}]"

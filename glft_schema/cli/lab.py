@@ -10,7 +10,7 @@ from click.exceptions import Exit
 
 from glft_schema.cli.options import flag, option
 from glft_schema.cli.terminal import FAILED, file_errors, progress_bar
-from glft_schema.display import Progress, aligned
+from glft_schema.display import Progress, align
 from glft_schema.lazy import import_module
 
 
@@ -52,7 +52,7 @@ def lab(
         error = max(worst for worst, _ in measured["quantization_errors"].values())  # against the trained weights
         saving, loss = f"{measured['saving']:.2f}", f"{measured['loss']:.4f}"
         rows.append((scheme, f"{measured['nbytes']:,}", saving, loss, f"{error:.3g}", f"{tensor:g}", f"{layer:g}"))
-    print("\n".join(aligned(rows, right=6)))
+    print("\n".join(align(rows, right=6)))
     print(f"trained in {training['seconds']:.0f} s; see {out / 'README.md'}")
 
 

@@ -9,7 +9,7 @@ from glft_schema.adapters.merging import MergedTensor
 from glft_schema.adapters.merging import merge_lora as merge
 from glft_schema.cli.options import Verbose, argument, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
-from glft_schema.display import aligned, counted
+from glft_schema.display import align, format_count
 from glft_schema.errors import safe
 
 LOST = 0.99  # error relative to the update; about 1 if the update changes no code
@@ -48,6 +48,6 @@ def merge_lora(
 def report(merged: list[MergedTensor], out: Path, verbose: bool) -> list[str]:
     """Returns the lines of the report."""
     rows = [(safe(t.name), t.type.name, f"{t.update:.3%}", f"{t.errors.relative:.3%}", f"{t.errors.largest:g}") for t in merged]
-    lines = [f"{out}: {counted(merged, 'tensor')} changed, all others copied"]
-    table = aligned([("tensor", "type", "update", "error", "max error"), *rows], right=3)
+    lines = [f"{out}: {format_count(merged, 'tensor')} changed, all others copied"]
+    table = align([("tensor", "type", "update", "error", "max error"), *rows], right=3)
     return [*lines, "", *table] if verbose else lines

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_origin
 import click
 
 from glft_schema.cli.completing import ARGUMENTS, OPTIONS, completer, words
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.words import suggestion
 
 Function = Callable[..., None]
@@ -64,7 +64,7 @@ def option(metavar: str | None, about: str, *names: str, **attributes: Any) -> D
     """
 
     def made(parameter: inspect.Parameter) -> click.Parameter:
-        default = () if any(name.startswith("--") for name in names) else (f"--{dashed(parameter.name)}",)
+        default = () if any(name.startswith("--") for name in names) else (f"--{option_name(parameter.name)}",)
         found = _attributes(parameter, metavar, OPTIONS, {"help": about, "multiple": _is_many(parameter), **attributes})
         return click.Option([*default, *names, parameter.name], show_default=True, **found)
 
@@ -91,7 +91,7 @@ def _attributes(
     return {**usual, "required": parameter.default is parameter.empty, **attributes}
 
 
-def dashed(name: str) -> str:
+def option_name(name: str) -> str:
     """Returns the name of a command or option for a name in Python."""
     return name.strip("_").replace("_", "-")
 
@@ -100,7 +100,7 @@ def bytes_of(text: str, option: str = "a size") -> int:
     """Parses a size such as ``90MB`` or ``2GiB``. Raises OptionError for any other form."""
     found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)", text)
     if not found or found[2].upper() not in UNITS:
-        raise OptionError(f"expected {option} in bytes, kB, MB, GB, KiB, MiB or GiB, such as 90MB, found {shown(text)}")
+        raise OptionError(f"expected {option} in bytes, kB, MB, GB, KiB, MiB or GiB, such as 90MB, found {quote(text)}")
     return int((float if "." in found[1] else int)(found[1]) * UNITS[found[2].upper()])
 
 
@@ -152,7 +152,7 @@ def command(function: Function) -> Command:
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     params = [get_args(parameter.annotation)[1](parameter) for parameter in parameters]
     epilog = f"\b\nExamples:\n{examples}".replace("\n    ", "\n  ") if examples else None
-    return Command(dashed(function.__name__), HELP, callback=function, params=params, help=text, epilog=epilog)
+    return Command(option_name(function.__name__), HELP, callback=function, params=params, help=text, epilog=epilog)
 
 
 # fmt: off

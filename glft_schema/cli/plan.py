@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, bytes_of, flag, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
-from glft_schema.cli.written import mapped
+from glft_schema.cli.written import mapping_note
 from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.page.plan import plan_page
-from glft_schema.display import aligned, percent, size_text
+from glft_schema.display import align, percent, size_text
 from glft_schema.errors import OptionError
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
@@ -85,7 +85,7 @@ def plan(
     if as_json:
         print(json.dumps(plan_data(planned, mix), indent=2, allow_nan=False))
     else:
-        echo(*mapped(checkpoint, source), *report(planned, mix))
+        echo(*mapping_note(checkpoint, source), *report(planned, mix))
         if out is not None:
             given = {"--imatrix": imatrix, "--like": like, "--converter": converter}
             options = [part for name, value in given.items() if value is not None for part in (name, value)]
@@ -136,7 +136,7 @@ def _table(mixes: Sequence[tuple[str, Mix]], most: int = 0) -> list[str]:
         )
         for name, m in mixes
     ]
-    return aligned([("type", "tensors", "bytes", "bits per weight", "SNR", "relative"), *rows], right=5)
+    return align([("type", "tensors", "bytes", "bits per weight", "SNR", "relative"), *rows], right=5)
 
 
 def plan_data(planned: Plan, mix: Mix | None) -> dict[str, Any]:

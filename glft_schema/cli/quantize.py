@@ -29,9 +29,9 @@ from glft_schema.cli.terminal import (
     refuse_overwriting,
     unique,
 )
-from glft_schema.cli.written import fallbacks, mapped, requantized, totals, unlike_asked
-from glft_schema.display import aligned, counted
-from glft_schema.errors import OptionError, safe, shown
+from glft_schema.cli.written import fallbacks, mapping_note, requantizing_note, totals, unlike_asked
+from glft_schema.display import align, format_count
+from glft_schema.errors import OptionError, quote, safe
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.prepared import IN_FLOAT32
 from glft_schema.quantizer.quantize import Quantized
@@ -117,7 +117,7 @@ def quantize(
                 progress=bar,
                 ranks=common_ranks(),
             )
-    echo(*mapped(checkpoint, source), *report(quantized, out, dry_run=dry_run))
+    echo(*mapping_note(checkpoint, source), *report(quantized, out, dry_run=dry_run))
     if quantized.refused:
         echo(f"glft: {quantized.refused[0]}", error=True)
         raise Exit(REFUSED)
@@ -129,7 +129,7 @@ def tensor_type_of(text: str) -> tuple[str, str]:
     """Parses ``REGEX=TYPE``. Raises OptionError for any other form."""
     pattern, equals, type_ = text.partition("=")
     if not (pattern and equals and type_):
-        raise OptionError(f"expected REGEX=TYPE for --tensor-type, found {shown(text)}")
+        raise OptionError(f"expected REGEX=TYPE for --tensor-type, found {quote(text)}")
     return pattern.lower(), type_.lower()
 
 
@@ -144,16 +144,19 @@ def override_of(text: str) -> tuple[str, str, Any]:
         return key, value, VALUES[type_ if key and equals and colon else ""](value)
     except (KeyError, ValueError):
         types = "int, float, bool (true or false) or str"
-        raise OptionError(f"expected KEY=TYPE:VALUE for --override-kv, TYPE one of {types}; found {shown(text)}") from None
+        raise OptionError(f"expected KEY=TYPE:VALUE for --override-kv, TYPE one of {types}; found {quote(text)}") from None
 
 
 def report(quantized: Quantized, out: Path, *, dry_run: bool) -> list[str]:
     """Returns the lines of the report, which begins with what was not done as asked."""
     recipe, tensors = quantized.recipe, quantized.tensors
     size = f"{quantized.nbytes:,} bytes of tensors, {quantized.bits_per_weight:.2f} bits per weight"
-    lines = [*quantized.notes, *requantized(tensors), *unlike_asked(tensors), *fallbacks(tensors)]
-    lines += [f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {counted(tensors, 'tensor')}, {size}", *totals(tensors)]
+    lines = [*quantized.notes, *requantizing_note(tensors), *unlike_asked(tensors), *fallbacks(tensors)]
+    lines += [
+        f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {format_count(tensors, 'tensor')}, {size}",
+        *totals(tensors),
+    ]
     if dry_run:
         rows = [(safe(tensor.name), tensor.type.name, f"{tensor.nbytes:,}") for tensor in tensors]
-        lines += ["", *aligned([("tensor", "type", "bytes"), *rows], right=1)]
+        lines += ["", *align([("tensor", "type", "bytes"), *rows], right=1)]
     return lines

@@ -9,7 +9,7 @@ from glft_schema.cli.options import Choice, argument, option
 from glft_schema.cli.terminal import option_errors
 from glft_schema.describe.languages import WRITERS, write
 from glft_schema.describe.schema import schema_of
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import FORMATS, format_named
 from glft_schema.quantizer.as_markdown import recipes_as_markdown
@@ -58,6 +58,6 @@ def find(name: str) -> Format | TensorType:
             return type_
     types = dict.fromkeys(type_.scheme for format in FORMATS for type_ in format.types)
     raise OptionError(
-        f"expected {' or '.join(format.name.lower() for format in FORMATS)}, or one of {', '.join(types)}; found {shown(name)}"
+        f"expected {' or '.join(format.name.lower() for format in FORMATS)}, or one of {', '.join(types)}; found {quote(name)}"
         f"{suggestion(name, types)}"
     )

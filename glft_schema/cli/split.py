@@ -7,8 +7,8 @@ from typing import Annotated
 
 from glft_schema.cli.options import Out, argument, bytes_of, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, refuse_overwriting
-from glft_schema.display import counted
-from glft_schema.errors import OptionError, shown
+from glft_schema.display import format_count
+from glft_schema.errors import OptionError, quote
 from glft_schema.files.container import open
 from glft_schema.files.splitting import merge as merge_files
 from glft_schema.files.splitting import split as split_file
@@ -38,7 +38,7 @@ def split(
     """
     with file_errors(file), open(file) as opened:
         if not (folder := Path(prefix).parent).is_dir():
-            raise OptionError(f"expected PREFIX in an existing folder, found {shown(str(folder))}: create it first")
+            raise OptionError(f"expected PREFIX in an existing folder, found {quote(str(folder))}: create it first")
         most = None if max_bytes is None else bytes_of(max_bytes, "--max-bytes")
         paths = split_file(opened, prefix, max_tensors=max_tensors, max_bytes=most)
         for path in paths:
@@ -59,5 +59,5 @@ def merge(
     with file_errors(first), open(first) as opened:
         refuse_overwriting(out, first)
         merge_files(opened, out)
-        echo(f"{out}: {counted(opened.tensors, 'tensor')}, {out.stat().st_size:,} bytes")
+        echo(f"{out}: {format_count(opened.tensors, 'tensor')}, {out.stat().st_size:,} bytes")
     echo_written([out], "verify", out)

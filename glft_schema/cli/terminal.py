@@ -17,7 +17,7 @@ import click
 from click.exceptions import Exit
 
 from glft_schema.display import Progress, size_text
-from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, UnsupportedError, printable, shown
+from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, UnsupportedError, printable, quote
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
 
@@ -58,7 +58,7 @@ def echo(*lines: str, error: bool = False, coloured: bool = False, colour: str =
             raise
 
 
-def coloured(text: str, colour: str) -> str:
+def colour(text: str, colour: str) -> str:
     """Returns text with an escape sequence of a colour, if stdout is a terminal."""
     return f"{colour}{text}{PLAIN}" if has_colours(sys.stdout) else text
 
@@ -135,8 +135,8 @@ def unique(option: str, what: str, uses: Iterable[tuple[str, str, Value]]) -> di
     values: dict[str, Value] = {}
     for key, text, value in uses:
         if key in texts:
-            both = f"{shown(texts[key])} and {shown(text)}"
-            raise OptionError(f"{option}: expected each {what} once, found {shown(key)} twice: {both}")
+            both = f"{quote(texts[key])} and {quote(text)}"
+            raise OptionError(f"{option}: expected each {what} once, found {quote(key)} twice: {both}")
         texts[key], values[key] = text, value
     return values
 

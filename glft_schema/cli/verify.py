@@ -28,8 +28,8 @@ from glft_schema.cli.terminal import FAILED, MAX_LINE, echo, file_errors, progre
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
 from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.comparisons import errors_data
-from glft_schema.display import aligned, counted, percent, wrapped
-from glft_schema.errors import Finding, OptionError, Repair, safe, shown
+from glft_schema.display import align, format_count, percent, wrap
+from glft_schema.errors import Finding, OptionError, Repair, quote, safe
 from glft_schema.families.loader import BLOCK, LLAMA_CPP
 from glft_schema.files.container import Container, open_damaged
 from glft_schema.files.file import File
@@ -39,7 +39,7 @@ from glft_schema.limits import current
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types.engine.differences import NumberErrors
-from glft_schema.weights.checkpoints import mapped_beside, open_entries
+from glft_schema.weights.checkpoints import open_beside, open_entries
 from glft_schema.weights.importance import read_importance
 
 SHA256 = re.compile("(sha256:)?[0-9a-fA-F]{64}")
@@ -107,7 +107,7 @@ def verify(
             hashes = read_manifest(_read(manifest))
     with file_errors(file):
         if sha256 is not None and not SHA256.fullmatch(sha256):
-            raise OptionError(f"expected 64 hexadecimal digits for --sha256, found {shown(sha256)}")
+            raise OptionError(f"expected 64 hexadecimal digits for --sha256, found {quote(sha256)}")
         if is_old_matrix(file):
             raise OptionError("an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
         parsed, fault = open_damaged(file, mmap=False)
@@ -121,7 +121,7 @@ def verify(
         if imatrix and against is None and derives_from is None:
             raise OptionError("--imatrix requires --against or --derives-from")
         if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, REQUIRED}:
-            raise OptionError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
+            raise OptionError(f"expected a rule set of {parsed.format.name}, found {quote(unknown.pop())}")
         outcomes = {"rules": rules_outcome(parsed, rules)}
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
@@ -179,8 +179,8 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     """Checks rule sets, by default those that apply to the file."""
     verdict = report(file, list(rules))
     found = [(Path(file.shards[i].name).name, finding) for i, finding in verdict.findings]
-    state = counted(found, "rule violation") if found else "all rules hold"
-    size = f"{counted(file.tensors, 'tensor')}, {file.nbytes:,} bytes"
+    state = format_count(found, "rule violation") if found else "all rules hold"
+    size = f"{format_count(file.tensors, 'tensor')}, {file.nbytes:,} bytes"
     lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(verdict.sets)})"]
     if verdict.not_checked:
         lines[0] += f"; {LLAMA_CPP}: not checked, {verdict.not_checked}"
@@ -192,7 +192,7 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
         lines += [verdict.cause, *_findings([one for one in found if one[1].explained], is_set, FINDINGS)]
     if parts:
         repaired = sum(finding.repair is not None for _, finding in found)
-        lines += [f"to repair {repaired} of {counted(found, 'violation')}:", *(f"  {part} \\" for part in parts)]
+        lines += [f"to repair {repaired} of {format_count(found, 'violation')}:", *(f"  {part} \\" for part in parts)]
         lines[-1] = lines[-1].removesuffix(" \\")
     if file.tensors.gaps:
         lines.append(gaps_text(file))
@@ -212,7 +212,7 @@ def _findings(found: list[tuple[str, Finding]], is_set: bool, most: int) -> list
     lines = list[str]()
     for (name, path, problem, rule), (first, *others) in islice(alike.items(), most):
         text = f"{path}: {problem} ({1 + len(others)} tensors, the first at byte {first.offset})" if others else first.text
-        lines += wrapped(f"{safe(name)}: {text} [{rule}]" if is_set else f"{text} [{rule}]")
+        lines += wrap(f"{safe(name)}: {text} [{rule}]" if is_set else f"{text} [{rule}]")
     hidden = len(alike) - most
     return [*lines, *([f"  ... and {hidden:,} more: --json"] if hidden > 0 else [])]
 
@@ -238,7 +238,7 @@ def fits_outcome(adapter: File, base: File) -> Outcome:
     found = [(Path(adapter.name).name, finding) for finding in check_fit(adapter, base)]
     lines = [f"{safe(adapter.name)} fits {safe(base.name)}"]
     if found:
-        lines = [f"{safe(adapter.name)} does not fit {safe(base.name)}: {counted(found, 'misfit')}"]
+        lines = [f"{safe(adapter.name)} does not fit {safe(base.name)}: {format_count(found, 'misfit')}"]
         lines += _findings(found, False, len(found))
     return Outcome(lines, {"base": base.name, "misfits": _findings_data(found)}, not found)
 
@@ -248,12 +248,12 @@ def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], name: str
     verdict, origin = compare_hashes(hashes, manifest), safe(name)
     lines = [f"{safe(name)}: {problem}" for name, problem in verdict.files]
     if verdict.tensors:
-        lines += aligned([("tensor", "problem"), *((safe(name), problem) for name, problem in verdict.tensors)], 0)
+        lines += align([("tensor", "problem"), *((safe(name), problem) for name, problem in verdict.tensors)], 0)
         lines.append(f"{len(verdict.tensors)} of {verdict.compared} tensors differ from {origin}")
     elif verdict.compared is not None:
-        lines.append(f"{counted(verdict.compared, 'tensor matches', 'tensors match')} {origin}")
+        lines.append(f"{format_count(verdict.compared, 'tensor matches', 'tensors match')} {origin}")
     if not verdict.files:
-        lines.append(f"{counted(hashes, 'file matches', 'files match')} {origin}")
+        lines.append(f"{format_count(hashes, 'file matches', 'files match')} {origin}")
     elif verdict.compared is not None and not verdict.tensors:
         lines.append("all tensors match: the header, metadata, offsets or padding differ")
     differing = {kind: dict(part) for kind, part in vars(verdict).items() if kind != "compared"}
@@ -277,13 +277,13 @@ def values_outcome(file: File, exclude: Sequence[str]) -> Outcome:
     ]
     faulty = len({finding.tensor for finding in found if finding.is_fault})
     result = f"{faulty or 'none'} with NaN, infinities or reserved codes"
-    lines = [*(aligned(rows, 3) if rows[1:] else []), f"{checked} of {len(file.tensors)} tensors checked, {result}"]
+    lines = [*(align(rows, 3) if rows[1:] else []), f"{checked} of {len(file.tensors)} tensors checked, {result}"]
     data = {"checked": checked, "findings": [{**asdict(finding), "fault": finding.is_fault} for finding in found]}
     return Outcome(lines, data, not faulty)
 
 
 def _derivations(file: File, base: Path, importance: dict[str, Any] | None, exclude: Sequence[str]) -> list[Derivation]:
-    found, entries = list[Derivation](), mapped_beside(open_entries(base), base, file)
+    found, entries = list[Derivation](), open_beside(open_entries(base), base, file)
     with progress_bar("comparing") as bar:
         for derivation in check_derivation(file, entries, importance=importance, exclude=exclude):
             found.append(derivation)
@@ -299,10 +299,12 @@ def source_outcome(found: list[Derivation], path: Path, tolerance: float) -> Out
     if failed:
         rows = [("tensor", "type", "problem", "max difference")]
         rows += [(safe(d.name), str(d.type or ""), _problem(d), f"{distances[d.name]:g}") for d in failed]
-        lines = [*aligned(rows, right=1), f"{len(failed)} of {len(found)} tensors do not match {path} in their types"]
+        lines = [*align(rows, right=1), f"{len(failed)} of {len(found)} tensors do not match {path} in their types"]
     else:
         exact = "equal it" if not worst else f"differ by at most {worst:g}"
-        lines = [f"{counted(found, 'tensor matches', 'tensors match')} {path}: quantized to their types, its weights {exact}"]
+        lines = [
+            f"{format_count(found, 'tensor matches', 'tensors match')} {path}: quantized to their types, its weights {exact}"
+        ]
     differing = {d.name: {"problem": _problem(d), "max_difference": as_json_value(distances[d.name])} for d in failed}
     data = {"compared": len(found), "max_difference": as_json_value(worst), "differing": differing}
     return Outcome(lines, data, not failed)
@@ -333,7 +335,7 @@ def base_outcome(file: File, found: list[Derivation], base: Path, imatrix: Path 
             (safe(d.name), str(d.type or ""), d.verdict, d.problem, percent(d.differing), *map(_relative, d[-3:]))
             for d in unconfirmed
         ]
-        lines += aligned([head, *rows], right=4)
+        lines += align([head, *rows], right=4)
     if any(d.problem == WITHOUT_IMPORTANCE for d in unconfirmed):
         lines.append("give the importance matrix with --imatrix to check tensors that may have used one")
     tensors = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from glft_schema.checks.rules import report
 from glft_schema.cli.terminal import echo
-from glft_schema.display import aligned, counted
+from glft_schema.display import align, format_count
 from glft_schema.errors import safe
 from glft_schema.files.file import File
 from glft_schema.weights.checkpoints import Checkpoint
@@ -19,7 +19,7 @@ from glft_schema.weights.requantizing import counted_types
 FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
 
-def mapped(checkpoint: Checkpoint, source: Path) -> list[str]:
+def mapping_note(checkpoint: Checkpoint, source: Path) -> list[str]:
     """Returns a line if the source was mapped to GGUF, and one if tensors were left out."""
     family, donor = checkpoint.family, checkpoint.donor
     how = f"mapped to GGUF as declared for the {family} family" if family else "mapped to GGUF by its names and values"
@@ -46,7 +46,7 @@ def totals(written: Sequence[WrittenTensor]) -> list[str]:
     for tensor in written:
         nbytes.setdefault(tensor.type.name, []).append(tensor.nbytes)
     rows = [(name, f"{len(sizes)}", f"{sum(sizes):,}") for name, sizes in nbytes.items()]
-    return aligned([("type", "tensors", "bytes"), *rows], right=2)
+    return align([("type", "tensors", "bytes"), *rows], right=2)
 
 
 def payloads(written: Sequence[WrittenTensor]) -> list[str]:
@@ -55,7 +55,7 @@ def payloads(written: Sequence[WrittenTensor]) -> list[str]:
     for tensor in written:
         error = "" if tensor.copied or tensor.error is None else f"{tensor.error:g}"
         rows.append((safe(tensor.name), tensor.type.name, "copied" if tensor.copied else "converted", error))
-    return aligned([("tensor", "type", "payload", "max error against IN"), *rows], right=1)
+    return align([("tensor", "type", "payload", "max error against IN"), *rows], right=1)
 
 
 def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:
@@ -64,11 +64,12 @@ def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:
     got = Counter(str(tensor.asked) for tensor in written if tensor.asked == tensor.type)
     missed = {name: count for name, count in asked.items() if got[name] < count}
     return [
-        f"{name}: {got[name]} of {counted(count, 'tensor')}, the others have fallback types" for name, count in missed.items()
+        f"{name}: {got[name]} of {format_count(count, 'tensor')}, the others have fallback types"
+        for name, count in missed.items()
     ]
 
 
-def requantized(written: Sequence[WrittenTensor]) -> list[str]:
+def requantizing_note(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns a line about tensors that were quantized already and got another quantized type."""
     types = {tensor.name: before for tensor in written if (before := tensor.quantized_from)}
     return [f"quantized already: {counted_types(types)}; the new type adds its own error"] if types else []

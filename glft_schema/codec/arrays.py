@@ -18,8 +18,8 @@ from construct.core import evaluate
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.numbers import Number, Picked
 from glft_schema.codec.structs import check_count
-from glft_schema.codec.text import decoded, encoded, is_utf8, with_length
-from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.codec.text import decode_text, encode_text, is_utf8, with_length
+from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import BytesSource, Source
 from glft_schema.storage.tensor_bytes import write_all
@@ -85,7 +85,7 @@ class StoredNumbers(Sequence[Any]):
         return np.frombuffer(stored, dtype)[indices[0] - first :: indices.step]
 
     def __repr__(self) -> str:
-        return _abridged((str(self[i]) for i in range(len(self))), len(self))
+        return _abridge((str(self[i]) for i in range(len(self))), len(self))
 
 
 class StoredStrings(Sequence[str]):
@@ -130,7 +130,7 @@ class StoredStrings(Sequence[str]):
         stored = np.frombuffer(self.stored(), np.uint8).copy()
         starts = np.append(np.int64(0), self.ends())[:-1]
         stored[starts[:, None] + np.arange(self.length.itemsize)] = 0
-        return is_utf8(decoded(stored.data))
+        return is_utf8(decode_text(stored.data))
 
     def __len__(self) -> int:
         return self._count
@@ -149,11 +149,11 @@ class StoredStrings(Sequence[str]):
             raise IndexError(f"index {index} is out of range for {self._count} strings")
         at, ends = index % self._count, self.ends()
         first, end = (int(ends[at - 1]) if at else 0) + self.length.itemsize, int(ends[at])
-        return decoded(self._source.read(self._start + first, end - first))
+        return decode_text(self._source.read(self._start + first, end - first))
 
     def __iter__(self) -> Iterator[str]:
         stored = self.stored()
-        return (decoded(stored[first:end]) for first, end in self._walk(stored))
+        return (decode_text(stored[first:end]) for first, end in self._walk(stored))
 
     def _walk(self, stored: memoryview) -> Iterator[tuple[int, int]]:
         """Yields start and end of each string. Raises FormatError if the file has changed."""
@@ -173,10 +173,10 @@ class StoredStrings(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return _abridged(map(shown, self), len(self))
+        return _abridge(map(quote, self), len(self))
 
 
-def _abridged(texts: Iterator[str], count: int) -> str:
+def _abridge(texts: Iterator[str], count: int) -> str:
     if count <= SHOWN:
         return f"[{', '.join(texts)}]"
     return f"[{', '.join(islice(texts, SHOWN // 2))}, ... {count:,} in all]"
@@ -278,7 +278,7 @@ class Strings(construct.Construct):
         if isinstance(obj, StoredStrings) and (obj.length, obj.order) == (length, order):
             write_all(stream, obj.stored())
             return obj
-        write_all(stream, b"".join(with_length(encoded(text, path), length, order, path) for text in obj))
+        write_all(stream, b"".join(with_length(encode_text(text, path), length, order, path) for text in obj))
         return obj
 
 

@@ -18,7 +18,7 @@ from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader
 from glft_schema.codec.numbers import Number, Picked, Sizes
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import Count, Derived, Struct, check_reader, unwrapped
+from glft_schema.codec.structs import Count, Derived, Struct, check_reader, unwrap
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode
 from glft_schema.display import with_display
@@ -109,7 +109,7 @@ class ColumnReader:
         self._before = 0  # number of `_fields` before those that repeat
         names = {name for name, _, slot in row.needed if slot is not None}
         for name, field, _ in row.needed:
-            self._add(name, unwrapped(field), field, names)
+            self._add(name, unwrap(field), field, names)
         if not self._ends:
             raise NotFast
         self.rows = Rows(row, [name for name, _ in self._repeated if name])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import construct
 
 from glft_schema.codec.trace import without_root
-from glft_schema.errors import ClosedError, FormatError, LimitError, shown
+from glft_schema.errors import ClosedError, FormatError, LimitError, quote
 
 TOO_DEEP = "nested too deeply for Python's stack"
 # Errors that construct replaces by its own.
@@ -58,4 +58,4 @@ def _problem(error: Exception) -> str:
         return "expected UTF-8 text, found bytes or characters that are not UTF-8"
     if isinstance(error, construct.FormatFieldError):
         return f"expected a number that fits the field, found {str(error).rpartition('given value ')[2]}"
-    return " ".join(str(error).rpartition("\n")[2].split()) or shown(error)
+    return " ".join(str(error).rpartition("\n")[2].split()) or quote(error)

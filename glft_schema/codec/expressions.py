@@ -259,7 +259,7 @@ def _reference(path: Path) -> Reference | None:
     return None if any(name.startswith("_") for name in names) else Reference(tuple(names), up)
 
 
-def compiled(expression: Any) -> Any:
+def compile_expression(expression: Any) -> Any:
     """Compiles an expression to one function; returns functions unchanged."""
     if not isinstance(expression, ExprMixin):
         return expression

@@ -29,17 +29,17 @@ import construct
 from construct.core import evaluate
 
 from glft_schema.codec.context import Context, limits_of
-from glft_schema.codec.expressions import compiled
+from glft_schema.codec.expressions import compile_expression
 from glft_schema.codec.fast_rows import NotFast, Reader, row_reader
-from glft_schema.codec.json_text import JsonPart, after_spaces, decoded, levels_of, parts, to_json, value_at
+from glft_schema.codec.json_text import JsonPart, after_spaces, decode, levels_of, parts, to_json, value_at
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import Struct, unwrapped
+from glft_schema.codec.structs import Struct, unwrap
 from glft_schema.codec.tables import count_objects
-from glft_schema.codec.text import encoded
+from glft_schema.codec.text import encode_text
 from glft_schema.codec.trace import Trace, without_root
 from glft_schema.display import with_display
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import write_all
@@ -150,7 +150,7 @@ class JsonTable(construct.Construct):
         return self.row._parse(self._entry(rows, entries, i, path), context, path)
 
     def _parse_replaced(self, rows: JsonRows, entries: Any, i: int, context: Context, path: str) -> None:
-        where = f"{path} -> {shown(entries[i][0])}"
+        where = f"{path} -> {quote(entries[i][0])}"
         entry = self._entry(rows, entries, i, where)
         try:
             self._values._parse(entry, context, where)
@@ -164,7 +164,7 @@ class JsonTable(construct.Construct):
         if isinstance(value, list) and len(value) == len(self.keys):
             value = zip(self.keys, value, strict=True)
         elif not isinstance(value, tuple):
-            problem = f"expected an object with {', '.join(self.keys)}, found {shown(value)}"
+            problem = f"expected an object with {', '.join(self.keys)}, found {quote(value)}"
             raise FormatError(problem, path, rows.start + rows.members[i].start, name)
         entry = Entry(value)
         entry[None] = name
@@ -187,7 +187,7 @@ class JsonTable(construct.Construct):
         metadata = context.get(self.metadata)
         texts = checked_texts(metadata, f"{path.rpartition(' -> ')[0]} -> {self.metadata}")
         if not isinstance(obj, Sequence) or isinstance(obj, (str, bytes)):
-            raise FormatError(f"expected a sequence of rows, found {shown(obj)}", path)
+            raise FormatError(f"expected a sequence of rows, found {quote(obj)}", path)
         rows = obj if isinstance(obj, JsonRows) else getattr(metadata, "rows", None)
         if not isinstance(rows, JsonRows) or rows != list(obj) or texts != dict(rows.reserved or ()):
             old, rows = getattr(metadata, "rows", None), self._new_text(obj, texts, context, path)
@@ -203,7 +203,7 @@ class JsonTable(construct.Construct):
             entry = Entry()
             record = self.row._build(row, entry, context, f"{path} -> {i}")
             if (name := entry.pop(None)) in built or name == self.reserved:
-                problem = f"expected each name once, and none that is reserved, found {shown(name)}"
+                problem = f"expected each name once, and none that is reserved, found {quote(name)}"
                 raise FormatError(problem, f"{path} -> {i} -> name", tensor=name)
             built[name] = record
             entries.append(f"{to_json(name)}:{to_json(entry)}")
@@ -237,7 +237,7 @@ class JsonTexts(construct.Construct):
         if not isinstance(stored, tuple) or (trace and stored):
             whole = next(part for part in reversed(rows.members) if rows.key_of(part) == rows.name)
             if not isinstance(stored, tuple):
-                raise FormatError(f"expected an object of texts, found {shown(stored)}", path, rows.start + whole.start)
+                raise FormatError(f"expected an object of texts, found {quote(stored)}", path, rows.start + whole.start)
             for i, (part, pair) in enumerate(zip(parts(rows.text, whole.start), stored, strict=True)):
                 for name, value, (first, last) in zip(("key", "value"), pair, (part[:2], part[2:]), strict=True):
                     stream.seek(rows.start + first)
@@ -247,7 +247,7 @@ class JsonTexts(construct.Construct):
             stream.seek(end)
         for i, (key, value) in enumerate(stored):
             if not isinstance(value, str):
-                raise FormatError(f"expected text, found {shown(value)}", f"{path} -> {i} -> value", key=key)
+                raise FormatError(f"expected text, found {quote(value)}", f"{path} -> {i} -> value", key=key)
         return JsonEntries(dict(stored), rows)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
@@ -261,9 +261,9 @@ class JsonTexts(construct.Construct):
 def checked_texts(entries: Any, path: str) -> dict[str, str]:
     """Returns a copy of the texts of a mapping. Raises FormatError for other values."""
     if not isinstance(entries, (Mapping, NoneType)):
-        raise FormatError(f"expected a mapping of text to text, found {shown(entries)}", path)
+        raise FormatError(f"expected a mapping of text to text, found {quote(entries)}", path)
     for text in (part for pair in (entries or {}).items() for part in pair):
-        encoded(text, path, "strict")
+        encode_text(text, path, "strict")
     return dict(entries or {})
 
 
@@ -275,7 +275,7 @@ def nbytes_of_json(table: str) -> Callable[[Context], int]:
 
     def nbytes(context: Context) -> int:
         outer = context["_"]
-        outer[table] = rows = unwrapped(outer["_subcons"][table]).built(outer[table], outer, f"(building) -> {table}")
+        outer[table] = rows = unwrap(outer["_subcons"][table]).built(outer[table], outer, f"(building) -> {table}")
         return len(rows.stored)
 
     return nbytes
@@ -298,7 +298,7 @@ class JsonEntries(TextMetadata):
         Raises FormatError if all but one of several entries, or of several texts that `entries`
         keeps, would be lost.
         """
-        kept = {shown(key) for key in self if entries.get(key) == self[key]}
+        kept = {quote(key) for key in self if entries.get(key) == self[key]}
         for found in self.rows.irregularities:
             if found.kind == RESERVED_ONCE or (found.kind == RESERVED_KEYS_ONCE and found.path[-1] in kept):
                 problem = f"expected {found.kind}, found {found.found}: a change would lose all but one"
@@ -351,9 +351,9 @@ class JsonRows(list[Any]):
         Raises:
             FormatError: if the text is not UTF-8, or not JSON of an object.
         """
-        entries = decoded(self.stored, path, self.start)
+        entries = decode(self.stored, path, self.start)
         if not isinstance(entries, tuple):
-            raise FormatError(f"expected a JSON object, found {shown(entries)}", path)
+            raise FormatError(f"expected a JSON object, found {quote(entries)}", path)
         return entries
 
     @cached_property
@@ -370,7 +370,7 @@ class JsonRows(list[Any]):
         """Returns the key of a member."""
         key = self.text[part.key + 1 : part.key_end - 1]
         if "\\" in key or not key.isascii():
-            key = decoded(self.stored[part.key : part.key_end])
+            key = decode(self.stored[part.key : part.key_end])
         return key
 
     def fields_of(self, entry: JsonPart) -> list[tuple[str, JsonPart]]:
@@ -443,27 +443,27 @@ class JsonRows(list[Any]):
         """What not every reader accepts, in order."""
         text, found, names = self.text, list[Irregularity](), set[str]()
         if not text.startswith("{"):
-            found.append(Irregularity(BEGINS_WITH_BRACE, shown(self.stored[:1]), (), 0))
+            found.append(Irregularity(BEGINS_WITH_BRACE, quote(self.stored[:1]), (), 0))
         for entry in self.members:
             name = self.key_of(entry)
             if name in names:
                 kind = RESERVED_ONCE if name == self.name else NAMES_ONCE
-                found.append(Irregularity(kind, again(name), (shown(name),), entry.key))
+                found.append(Irregularity(kind, again(name), (quote(name),), entry.key))
             names.add(name)
-            found += self._in_reserved(entry) if name == self.name else self._in_entry(entry, (shown(name),))
+            found += self._in_reserved(entry) if name == self.name else self._in_entry(entry, (quote(name),))
         end = value_at(text, after_spaces(text, 0))[1]
         if padding := self.stored[end:].lstrip(b" "):
-            found.append(Irregularity(PADDED_WITH_SPACES, shown(padding[:8]), ("padding",), len(text) - len(padding)))
+            found.append(Irregularity(PADDED_WITH_SPACES, quote(padding[:8]), ("padding",), len(text) - len(padding)))
         return found
 
     def _in_reserved(self, entry: JsonPart) -> Iterator[Irregularity]:
         if self.text[entry.start] != "{":
-            yield Irregularity(RESERVED_OBJECT, self.text[entry.start : entry.end], (shown(self.name),), entry.start)
+            yield Irregularity(RESERVED_OBJECT, self.text[entry.start : entry.end], (quote(self.name),), entry.start)
             return
         keys = set[str]()
         for key, part in self.fields_of(entry):
             if key in keys:
-                yield Irregularity(RESERVED_KEYS_ONCE, again(key), (shown(self.name), shown(key)), part.key)
+                yield Irregularity(RESERVED_KEYS_ONCE, again(key), (quote(self.name), quote(key)), part.key)
             keys.add(key)
 
     def _in_entry(self, entry: JsonPart, path: tuple[str, ...]) -> Iterator[Irregularity]:
@@ -472,13 +472,13 @@ class JsonRows(list[Any]):
         keys = set[str]()
         for key, part in self.fields_of(entry):
             if key not in self.keys:
-                yield Irregularity(KNOWN_KEYS, shown(key), (*path, shown(key)), part.key)
+                yield Irregularity(KNOWN_KEYS, quote(key), (*path, quote(key)), part.key)
                 if (levels := 2 + levels_of(value_at(self.text, part.start)[0])) > MOST_LEVELS:
-                    yield Irregularity(NOT_DEEP, str(levels), (*path, shown(key)), part.start)
+                    yield Irregularity(NOT_DEEP, str(levels), (*path, quote(key)), part.start)
             elif key in keys:
-                yield Irregularity(KEYS_ONCE, again(key), (*path, shown(key)), part.key)
+                yield Irregularity(KEYS_ONCE, again(key), (*path, quote(key)), part.key)
             elif self.text[part.start] == "{":
-                yield Irregularity(PLAIN_ENTRIES, "an object", (*path, shown(key)), part.start)
+                yield Irregularity(PLAIN_ENTRIES, "an object", (*path, quote(key)), part.start)
             keys.add(key)
 
 
@@ -488,7 +488,7 @@ def _rows(stored: bytes, start: int, keys: tuple[str, ...], name: str) -> JsonRo
 
 def again(key: str) -> str:
     """Returns the end of a sentence about a duplicate."""
-    return f"{shown(key)} again"
+    return f"{quote(key)} again"
 
 
 class JsonRule(Check):
@@ -562,7 +562,7 @@ class Key(JsonField):
         return lambda entry, at, context: (entry[None], at)  # type: ignore[call-overload]
 
     def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
-        encoded(obj, path, "strict")
+        encode_text(obj, path, "strict")
         stream[None] = obj
         return obj
 
@@ -575,7 +575,7 @@ class TextAt(JsonField):
         if isinstance(found, tuple) and len(found) == 1 and found[0][1] is None:
             found = found[0][0]
         if not isinstance(found, str):
-            raise FormatError(f"expected text, found {shown(found)}", path)
+            raise FormatError(f"expected text, found {quote(found)}", path)
         return found
 
     def _fast_reader(self, context: Context) -> Reader:
@@ -589,7 +589,7 @@ class TextAt(JsonField):
         return read
 
     def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
-        encoded(obj, path, "strict")
+        encode_text(obj, path, "strict")
         stream[self.key] = obj
         return obj
 
@@ -610,7 +610,7 @@ class IntegerAt(JsonField):
     def _parse(self, stream: Entry, context: Context, path: str) -> int:
         found = self._value(stream, path)
         if not isinstance(found, list) or len(found) != self.of or not all(map(_is_integer, found)):
-            raise FormatError(f"expected {self.of} integers, found {shown(found)}", path)
+            raise FormatError(f"expected {self.of} integers, found {quote(found)}", path)
         number: int = found[self.index]
         return number
 
@@ -644,7 +644,7 @@ class IntegersAt(JsonField):
         super().__init__(key)
         self.limit = limit
         self.paired = paired
-        self._is_paired = compiled(paired) or (lambda context: False)
+        self._is_paired = compile_expression(paired) or (lambda context: False)
         too_many = f"more than {DEFAULTS[limit]} integers, {A_LIMIT}"
         odd = "an odd last integer, if two numbers share a byte: torch has no such tensors"
         self.refuses = (too_many, odd) if paired is not None else (too_many,)
@@ -652,12 +652,12 @@ class IntegersAt(JsonField):
     def _parse(self, stream: Entry, context: Context, path: str) -> list[int]:
         found = self._value(stream, path)
         if not isinstance(found, list) or not all(map(_is_integer, found)):
-            raise FormatError(f"expected integers, found {shown(found)}", path)
+            raise FormatError(f"expected integers, found {quote(found)}", path)
         limits_of(context).check(self.limit, len(found), path)
         if not self._is_paired(context):
             return found
         if not found or found[-1] % 2:
-            raise FormatError(f"expected an even last integer, since two numbers share a byte, found {shown(found)}", path)
+            raise FormatError(f"expected an even last integer, since two numbers share a byte, found {quote(found)}", path)
         return [*found[:-1], found[-1] // 2]
 
     def _fast_reader(self, context: Context) -> Reader:
@@ -702,4 +702,4 @@ def _stored_integer(value: Any, path: str) -> int:
             return number
     except TypeError:
         pass
-    raise FormatError(f"expected an integer from 0 to 2**64 - 1, found {shown(value)}", path)
+    raise FormatError(f"expected an integer from 0 to 2**64 - 1, found {quote(value)}", path)

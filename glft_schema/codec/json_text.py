@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from math import isinf
 from typing import Any, NamedTuple
 
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, quote
 
 
 class NotJson(Exception):  # noqa: N818 - becomes a FormatError with a position
@@ -31,7 +31,7 @@ class JsonPart(NamedTuple):
     end: int
 
 
-def decoded(stored: bytes, path: str = "", start: int = 0) -> Any:
+def decode(stored: bytes, path: str = "", start: int = 0) -> Any:
     """Returns the value of a text: objects as tuples of pairs, arrays as lists.
 
     Args:
@@ -49,12 +49,12 @@ def decoded(stored: bytes, path: str = "", start: int = 0) -> Any:
             refused = error
             _LAX.decode(stored.decode())  # raises if the text is no JSON for Python either
     except UnicodeDecodeError as error:
-        found = shown(stored[error.start : error.start + 8])
+        found = quote(stored[error.start : error.start + 8])
         raise FormatError(f"expected UTF-8, found {found}", path, start + error.start) from None
     except json.JSONDecodeError as error:
-        found, at = shown(error.doc[error.pos : error.pos + 20]), len(error.doc[: error.pos].encode())
+        found, at = quote(error.doc[error.pos : error.pos + 20]), len(error.doc[: error.pos].encode())
         raise FormatError(f"expected JSON, found {found} ({error.msg})", path, start + at) from None
-    raise FormatError(f"expected {refused}", path, start + _refused_at(stored))
+    raise FormatError(f"expected {refused}", path, start + _first_refused(stored))
 
 
 def value_at(text: str, at: int) -> tuple[Any, int]:
@@ -107,7 +107,7 @@ def _strict(stored: bytes) -> Any:
     return value
 
 
-def _refused_at(stored: bytes) -> int:
+def _first_refused(stored: bytes) -> int:
     """Returns the index of the first string, number or constant that is refused alone."""
     for token in _TOKENS(stored):
         try:
@@ -126,7 +126,7 @@ def _integer(text: str) -> int | float:
 
 def _real(text: str) -> float:
     if isinf(number := float(text)):
-        raise NotJson(f"a number that a 64-bit float can hold, found {shown(text)}")
+        raise NotJson(f"a number that a 64-bit float can hold, found {quote(text)}")
     return number
 
 

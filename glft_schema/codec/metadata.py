@@ -14,8 +14,8 @@ from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_text import from_value_text
 from glft_schema.codec.typed_values import Array, StoredValue, Typed, ValueType, stored_value
-from glft_schema.display import NAME, VALUE, Listing, Part, Row, counted, displayed, with_display
-from glft_schema.errors import FormatError, safe, shown
+from glft_schema.display import NAME, VALUE, Listing, Part, Row, format_count, format_value, with_display
+from glft_schema.errors import FormatError, quote, safe
 from glft_schema.words import MissingKeyError
 
 __all__ = ["TypedArray", "TypedMetadata"]
@@ -47,7 +47,7 @@ class Metadata(Mapping[str, Any]):
 
     def _display(self) -> Iterator[Part]:
         table = metadata_table(self)
-        yield f"{counted(self, 'entry', 'entries')}{''.join(f', {row[0]} {row[-1]}' for row in table.rows[:HEADLINE])}"
+        yield f"{format_count(self, 'entry', 'entries')}{''.join(f', {row[0]} {row[-1]}' for row in table.rows[:HEADLINE])}"
         yield table
 
 
@@ -58,10 +58,10 @@ def metadata_table(metadata: Mapping[str, Any]) -> Listing:
     def row(key: str) -> Row:
         type_ = type_of(key) if type_of else ""
         types = (safe(type_, NAME),) if type_of else ()
-        return safe(key, NAME), *types, shown(displayed(metadata[key], type_), VALUE)
+        return safe(key, NAME), *types, quote(format_value(metadata[key], type_), VALUE)
 
     head = ("key", "type", "value") if type_of else ("key", "value")
-    return Listing.of(f"{counted(metadata, 'entry', 'entries')} of metadata", head, metadata, row)
+    return Listing.of(f"{format_count(metadata, 'entry', 'entries')} of metadata", head, metadata, row)
 
 
 class KeyTypes(NamedTuple):
@@ -247,7 +247,7 @@ class KeyValues(construct.Subconstruct):
             stored = {key: entries.stored(key) for key in entries}  # of another format
             entries = {key: Typed(value.plain, value.type_text) for key, value in stored.items()}
         if not isinstance(entries, Mapping):
-            raise FormatError(f"expected a mapping of keys to values, found {shown(entries)}", path)
+            raise FormatError(f"expected a mapping of keys to values, found {quote(entries)}", path)
         none = TypedMetadata({}, self.types, self.keys)
         return none.replaced({key: none.entry(key, value, f"{path} -> {key}") for key, value in entries.items()})
 

@@ -13,7 +13,7 @@ from construct.expr import FuncPath
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.metadata import Metadata
 from glft_schema.codec.tables import count_objects
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, quote
 from glft_schema.storage.cursor import bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import write_all
 
@@ -63,15 +63,15 @@ class KeyValueLines(construct.Construct):
         for number, line in enumerate(lines[: -1 if ended else None] if stored else []):
             where = f"{path} -> line {number + 1}"
             if line.find(b"=") < 1:
-                raise FormatError(f"expected key=value, found {shown(line)}", where, start)
+                raise FormatError(f"expected key=value, found {quote(line)}", where, start)
             try:
                 key, _, value = line.decode("utf-8").partition("=")
             except UnicodeDecodeError as error:
                 bad, before = error.start, line[: line.find(b"=")]
                 named = before.decode("utf-8") if bad > len(before) else None
-                raise FormatError(f"expected UTF-8, found {shown(line[bad:])}", where, start + bad, key=named) from None
+                raise FormatError(f"expected UTF-8, found {quote(line[bad:])}", where, start + bad, key=named) from None
             if key in entries:
-                raise FormatError(f"expected unique keys, found {shown(key)} again", where, start, key=key)
+                raise FormatError(f"expected unique keys, found {quote(key)} again", where, start, key=key)
             entries[key] = value
             start += len(line) + 1
         return TextMetadata(entries, ended)
@@ -88,18 +88,18 @@ class KeyValueLines(construct.Construct):
         """Returns the lines. Raises FormatError for entries that would not be parsed back equal."""
         lines = []
         if not isinstance(entries, (Mapping, NoneType)):
-            raise FormatError(f"expected a mapping of text to text, found {shown(entries)}", path)
+            raise FormatError(f"expected a mapping of text to text, found {quote(entries)}", path)
         for key, value in (entries or {}).items():
             if not isinstance(key, str) or not isinstance(value, str):
-                raise FormatError(f"expected text for key and value, found {shown(key)}: {shown(value)}", path)
+                raise FormatError(f"expected text for key and value, found {quote(key)}: {quote(value)}", path)
             if not key or "=" in key or "\n" in key:
-                raise FormatError(f"expected a non-empty key without '=' or newline, found {shown(key)}", path)
+                raise FormatError(f"expected a non-empty key without '=' or newline, found {quote(key)}", path)
             if "\n" in value:
-                raise FormatError(f"expected a value without newlines for {shown(key)}, found {shown(value)}", path)
+                raise FormatError(f"expected a value without newlines for {quote(key)}, found {quote(value)}", path)
             try:
                 lines.append(f"{key}={value}".encode())
             except UnicodeEncodeError:
-                problem = f"expected text that can be encoded as UTF-8, found {shown(key)}: {shown(value)}"
+                problem = f"expected text that can be encoded as UTF-8, found {quote(key)}: {quote(value)}"
                 raise FormatError(problem, path) from None
         return b"\n".join(lines) + (b"\n" if lines and getattr(entries, "trailing_newline", False) else b"")
 

@@ -25,10 +25,10 @@ import numpy as np
 from construct.core import evaluate
 
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_order, limits_of
-from glft_schema.codec.expressions import compiled, read
+from glft_schema.codec.expressions import compile_expression, read
 from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, unpacking_reader
 from glft_schema.codec.structs import check_count
-from glft_schema.errors import FormatError, alternatives, shown
+from glft_schema.errors import FormatError, alternatives, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import Cursor, bytes_left, read_exactly
 from glft_schema.storage.dtypes import Array, Dtype, dtype_of, name_of, words
@@ -119,7 +119,7 @@ class Number(construct.Construct):
                     return int(number).to_bytes(self.itemsize, order, signed=self.is_signed)
         except OverflowError:
             pass
-        raise FormatError(f"expected a number in the range of {self.kind}, found {shown(number)}", path)
+        raise FormatError(f"expected a number in the range of {self.kind}, found {quote(number)}", path)
 
     def _sizeof(self, context: Context, path: str) -> int:
         return self.itemsize
@@ -178,7 +178,7 @@ class TensorField(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         dtype, shape, array = self.number.dtype, self.shape(context), array_of(obj)
         if not isinstance(array, np.ndarray):
-            raise FormatError(f"expected an array of numpy or torch, found {shown(obj)}", path)
+            raise FormatError(f"expected an array of numpy or torch, found {quote(obj)}", path)
         if array.dtype != dtype or list(array.shape) != shape:
             found = f"{name_of(array.dtype)} {list(array.shape)}"
             raise FormatError(f"expected {name_of(dtype)} {shape}, found {found}", path)
@@ -219,7 +219,7 @@ class ByteOrderOf(construct.Construct):
         self.number = order if isinstance(order, Number) and order.itemsize >= 4 else None
         self.orders = (LITTLE, BIG) if self.number else tuple(known for known in (LITTLE, BIG) if known == order)
         if not self.orders:
-            raise TypeError(f"expected BIG, LITTLE or the next number, of 4 or 8 bytes such as u32, found {shown(order)}")
+            raise TypeError(f"expected BIG, LITTLE or the next number, of 4 or 8 bytes such as u32, found {quote(order)}")
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Context, path: str) -> ByteOrder:
@@ -234,7 +234,7 @@ class ByteOrderOf(construct.Construct):
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> ByteOrder:
         if obj is not None and obj not in self.orders:
-            raise FormatError(f"expected {alternatives(map(repr, self.orders))}, found {shown(obj)}", path)
+            raise FormatError(f"expected {alternatives(map(repr, self.orders))}, found {quote(obj)}", path)
         context._params.byte_order = order = self.orders[0] if obj is None else obj
         return order
 
@@ -261,7 +261,7 @@ class Picked(construct.Construct):
 
     @cached_property
     def _holds(self) -> Callable[[Context], Any]:
-        holds: Callable[[Context], Any] = compiled(self.condition)
+        holds: Callable[[Context], Any] = compile_expression(self.condition)
         return holds
 
     def pick(self, context: Context) -> Number:
@@ -300,7 +300,7 @@ class Sizes(construct.Construct):
         self.count = count
         self.size = size
         if limit not in DEFAULTS:
-            raise ValueError(f"expected the name of a limit, such as 'dims', found {shown(limit)}")
+            raise ValueError(f"expected the name of a limit, such as 'dims', found {quote(limit)}")
         self.limit = limit
         self.refuses = (f"more than {DEFAULTS[limit]}, {A_LIMIT}",)
 

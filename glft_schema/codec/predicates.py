@@ -6,8 +6,8 @@
 `multiple_of`, `power_of_two`       alignments
 `pattern`, `utf8`                   text
 `zeros`                             bytes
-`contained_in`, `meets`             members of a set; other conditions
-`computed`                          a number that follows from other fields
+`member_of`, `meets`             members of a set; other conditions
+`equals_result_of`                          a number that follows from other fields
 ==================================  ==================================
 
 A predicate applied to an expression, as in ``at_most(4).on(len_(this.dims))``, returns another
@@ -22,19 +22,19 @@ from typing import Any
 
 from construct.expr import ExprMixin, FuncPath
 
-from glft_schema.codec.expressions import compiled, matches
+from glft_schema.codec.expressions import compile_expression, matches
 from glft_schema.codec.rules import Predicate
 from glft_schema.codec.text import is_utf8
-from glft_schema.errors import alternatives, shown
+from glft_schema.errors import alternatives, quote
 
 __all__ = [
     "above",
     "at_least",
     "at_most",
-    "contained_in",
     "differs_from",
     "equals",
     "meets",
+    "member_of",
     "multiple_of",
     "one_of",
     "pattern",
@@ -44,13 +44,13 @@ __all__ = [
 ]
 
 
-def equals(value: Any, *, show: Callable[[Any], str] = shown) -> Predicate:
+def equals(value: Any, *, show: Callable[[Any], str] = quote) -> Predicate:
     """Returns the predicate of values equal to `value`."""
     text = show(value).replace("_(", "(") if isinstance(value, ExprMixin) else show(value)  # construct writes len_(this.x)
     return Predicate(text, lambda of: of == value, show=show)
 
 
-def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = shown) -> Predicate:
+def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = quote) -> Predicate:
     """Returns the predicate of values other than `value`; `text` says what these are."""
     return Predicate(text, lambda of: of != value, (value,), show)
 
@@ -101,16 +101,16 @@ def pattern(regex: str, text: str) -> Predicate:
     return Predicate(text, matches(regex))
 
 
-def contained_in(values: Container[Any], text: str) -> Predicate:
+def member_of(values: Container[Any], text: str) -> Predicate:
     """Returns the predicate of members of `values`; `text` describes them."""
     return Predicate(text, FuncPath(values.__contains__))
 
 
-def computed(number: Callable[[Any], int], text: str) -> Predicate:
+def equals_result_of(number: Callable[[Any], int], text: str) -> Predicate:
     """Returns the predicate of the number that a function computes from the fields."""
 
     def on(of: Any) -> Callable[[Any], bool]:
-        found = compiled(of)
+        found = compile_expression(of)
         return lambda at: bool(found(at) == number(at))
 
     return Predicate(text, on, number=number)

@@ -15,10 +15,10 @@ from typing import Any
 import construct
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import Allowed, compiled, equality, field_of, fields_in
+from glft_schema.codec.expressions import Allowed, compile_expression, equality, field_of, fields_in
 from glft_schema.codec.trace import LABELS, without_root
-from glft_schema.errors import Finding, FormatError, LimitError, OptionError, shown
-from glft_schema.limits import A_LIMIT, DEFAULTS, exceeded
+from glft_schema.errors import Finding, FormatError, LimitError, OptionError, quote
+from glft_schema.limits import A_LIMIT, DEFAULTS, limit_error
 from glft_schema.words import suggestion
 
 __all__ = [
@@ -40,7 +40,7 @@ def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
     found = (names,) if isinstance(names, str) else tuple(names)
     for name in found:
         if name not in RULE_SETS:
-            raise OptionError(f"expected one of {', '.join(RULE_SETS)}, found {shown(name)}{suggestion(name, RULE_SETS)}")
+            raise OptionError(f"expected one of {', '.join(RULE_SETS)}, found {quote(name)}{suggestion(name, RULE_SETS)}")
     return found
 
 
@@ -138,7 +138,7 @@ class Predicate:
     text: str
     on: Callable[[Any], Any]
     broken_by: tuple[Any, ...] = ()
-    show: Callable[[Any], str] = shown
+    show: Callable[[Any], str] = quote
     number: Callable[[Any], int] | None = None
 
 
@@ -177,7 +177,7 @@ class Rule(Check):
         super().__init__(id, field or field_of(of), sets, building)
         self.advice = advice
         if not isinstance(must, Predicate):
-            raise TypeError(f"{id}: expected a predicate such as equals(3), found {shown(must)}")
+            raise TypeError(f"{id}: expected a predicate such as equals(3), found {quote(must)}")
         self.must, self.broken_by = must, must.broken_by
         self.when = when
         self.condition = must.on(of)
@@ -185,11 +185,11 @@ class Rule(Check):
 
     @cached_property
     def _holds(self) -> Any:
-        return compiled(self.condition)
+        return compile_expression(self.condition)
 
     @cached_property
     def _applies(self) -> Any:
-        return compiled(self.when)
+        return compile_expression(self.when)
 
     @property
     def holds(self) -> Any:
@@ -235,8 +235,8 @@ class Limit(Rule):
         self.expected = text
 
     def refuse(self, context: Context, path: str) -> None:
-        most, found = f"{self._most(context)}{self.unit}", str(compiled(self._of)(context))
-        error = exceeded(self.limit, most, found, f"{path} -> {self.field}")
+        most, found = f"{self._most(context)}{self.unit}", str(compile_expression(self._of)(context))
+        error = limit_error(self.limit, most, found, f"{path} -> {self.field}")
         error.rule = self.id
         raise error
 

@@ -21,12 +21,12 @@ import construct
 from construct.core import evaluate
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import compiled, field_path
+from glft_schema.codec.expressions import compile_expression, field_path
 from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, inner_reader
 from glft_schema.codec.records import Record, record_class
 from glft_schema.codec.rules import Check
 from glft_schema.codec.trace import Trace, without_root
-from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import bytes_left
 from glft_schema.storage.tensor_bytes import write_all
 
@@ -133,11 +133,11 @@ class Struct(Interpreted, construct.Struct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         context = self._nested(context, stream)
         if not isinstance(obj, (Mapping, NoneType)):
-            raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {shown(obj)}", path)
+            raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {quote(obj)}", path)
         obj = dict(obj or {})  # without the counts of a Record
         if unknown := [name for name in obj if name not in self._subcons]:
             names = f"the fields {', '.join(self._names())}" if self._names() else "no fields"
-            raise FormatError(f"expected {names}, found {shown(unknown[0])}", path)
+            raise FormatError(f"expected {names}, found {quote(unknown[0])}", path)
         context.update({name: value.seen if isinstance(value, Forged) else value for name, value in obj.items()})
         positions = context._params.get("positions")
         for field in self.subcons:
@@ -236,7 +236,7 @@ class Count(Interpreted, construct.Rebuild):
         is_given = obj is not None and context._params.get("forging", False)
         counted = obj if is_given else self.counted(context)
         if obj is not None and not (isinstance(obj, SupportsIndex) and obj == counted):
-            raise FormatError(f"expected {counted} (computed from the other fields), found {shown(obj)}", path)
+            raise FormatError(f"expected {counted} (computed from the other fields), found {quote(obj)}", path)
         return self.subcon._build(counted, stream, context, path)
 
 
@@ -255,7 +255,7 @@ class Derived(construct.Construct):
     @cached_property
     def value(self) -> Callable[[Context], Any]:
         """`of`, compiled."""
-        return compiled(self.of) if callable(self.of) else lambda context: self.of
+        return compile_expression(self.of) if callable(self.of) else lambda context: self.of
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.value(context)
@@ -267,7 +267,7 @@ class Derived(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         value = evaluate(self.of, context)
         if obj is not None and obj != value:
-            raise FormatError(f"expected {shown(value)} (computed from the other fields), found {shown(obj)}", path)
+            raise FormatError(f"expected {quote(value)} (computed from the other fields), found {quote(obj)}", path)
         return value
 
     def _sizeof(self, context: Context, path: str) -> int:
@@ -279,7 +279,7 @@ def follows(field: construct.Construct) -> bool:
     return isinstance(field, construct.Renamed) and isinstance(field.subcon, (Count, Derived))
 
 
-def unwrapped(field: Any) -> Any:
+def unwrap(field: Any) -> Any:
     """Returns a declaration without its name and sentence."""
     while isinstance(field, construct.Renamed):
         field = field.subcon
@@ -288,7 +288,7 @@ def unwrapped(field: Any) -> Any:
 
 def member(struct: construct.Struct, name: str) -> Any:
     """Returns the declaration of a field, without name and sentence, or None."""
-    return unwrapped(next((field for field in struct.subcons if field.name == name), None))
+    return unwrap(next((field for field in struct.subcons if field.name == name), None))
 
 
 def is_count(field: construct.Construct) -> bool:
@@ -332,7 +332,7 @@ class Padding(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         nbytes = -stream.tell() % evaluate(self.to, context)
         if not isinstance(obj, (bytes, NoneType)):
-            raise FormatError(f"expected bytes, found {shown(obj)}", path)
+            raise FormatError(f"expected bytes, found {quote(obj)}", path)
         if obj is None or not (len(obj) == nbytes or (self.may_lack(context) and len(obj) < nbytes)):
             obj = bytes(nbytes)
         write_all(stream, obj)

@@ -9,24 +9,24 @@ import construct
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader
 from glft_schema.codec.numbers import Number, Picked
-from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import write_all
 
 
-def decoded(stored: bytes | memoryview) -> str:
+def decode_text(stored: bytes | memoryview) -> str:
     """Decodes UTF-8; any other bytes become lone surrogates."""
     return str(stored, "utf-8", "surrogateescape")
 
 
-def encoded(text: Any, path: str, errors: str = "surrogateescape") -> bytes:
+def encode_text(text: Any, path: str, errors: str = "surrogateescape") -> bytes:
     """Encodes text as UTF-8. Raises FormatError for text it cannot hold, and other objects."""
     if not isinstance(text, str):
-        raise FormatError(f"expected text, found {shown(text)}", path)
+        raise FormatError(f"expected text, found {quote(text)}", path)
     try:
         return text.encode("utf-8", errors)
     except UnicodeEncodeError:
-        raise FormatError(f"expected text that can be encoded as UTF-8, found {shown(text)}", path) from None
+        raise FormatError(f"expected text that can be encoded as UTF-8, found {quote(text)}", path) from None
 
 
 def is_utf8(text: str) -> bool:
@@ -81,7 +81,7 @@ class Text(construct.Construct):
         return read
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        stored = encoded(obj, path, self._errors)
+        stored = encode_text(obj, path, self._errors)
         limits_of(context).check("text", len(stored), path, " bytes")
         write_all(stream, with_length(stored, self.length.pick(context), byte_order(context), path))
         return obj

@@ -11,7 +11,7 @@ import construct
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.fast_rows import Reader, fast_reader
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, quote
 from glft_schema.words import MissingKeyError
 
 Code = int | str
@@ -158,7 +158,7 @@ class TypeCode(construct.Adapter):
     def __init__(self, code: construct.Construct, table: Any) -> None:
         super().__init__(code)
         if not isinstance(table, TypeTable):
-            raise TypeError(f"expected the types as TypeTable('toy', {{1: F32}}), found {shown(table)}")
+            raise TypeError(f"expected the types as TypeTable('toy', {{1: F32}}), found {quote(table)}")
         self.table = table
         self.refuses = () if table.unknown else ("an unknown type code",)
 
@@ -187,4 +187,4 @@ class TypeCode(construct.Adapter):
         try:
             return type_of(key)
         except KeyError:
-            raise FormatError(f"expected {self.table}, found {shown(key)}", path) from None
+            raise FormatError(f"expected {self.table}, found {quote(key)}", path) from None

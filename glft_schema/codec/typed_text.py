@@ -13,8 +13,8 @@ import numpy as np
 from glft_schema.codec.arrays import StoredNumbers
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, Typed, ValueType, as_stored, as_typed
-from glft_schema.display import displayed
-from glft_schema.errors import FormatError, shown
+from glft_schema.display import format_value
+from glft_schema.errors import FormatError, quote
 
 STRING = "string"
 LONGEST_HINT = 60  # characters
@@ -39,7 +39,7 @@ def from_text(text: str, types: Any, path: str) -> StoredValue:
     except (ValueError, RecursionError) as error:
         if isinstance(error, FormatError):
             raise
-        raise FormatError(f"expected a type and its value, such as uint32 5, found {shown(text)}", path) from None
+        raise FormatError(f"expected a type and its value, such as uint32 5, found {quote(text)}", path) from None
 
 
 def from_value_text(text: str, type_text: str, types: Any, path: str) -> StoredValue:
@@ -50,7 +50,7 @@ def from_value_text(text: str, type_text: str, types: Any, path: str) -> StoredV
         return as_typed(json.loads(text), type_text, types, path, _from_json)
     except (ValueError, RecursionError):
         article = "a" if type_text.startswith(("b", "f", "u")) else "an"
-        raise FormatError(f"expected {article} {type_text}, found {shown(text)}{how_to_write(text, type_text)}", path) from None
+        raise FormatError(f"expected {article} {type_text}, found {quote(text)}{how_to_write(text, type_text)}", path) from None
 
 
 def how_to_write(text: str, type_text: str) -> str:
@@ -96,9 +96,11 @@ def _text_of(given: Any, value: Any, start: int, limit: int) -> str:
         return ""
     type_ = given.type if isinstance(given, Typed) else ""
     if not start and not _is_array(value):
-        return f"{type_} {shown(displayed(value, type_), limit)}".lstrip()
-    part = value[start : start + limit - 12] if isinstance(value, str) else displayed(list(value[start : start + FIRST]), type_)
-    return f"{type_} of {len(value):,}{f', from {start:,}' if start else ''}: {shown(part, limit)}".lstrip()
+        return f"{type_} {quote(format_value(value, type_), limit)}".lstrip()
+    part = (
+        value[start : start + limit - 12] if isinstance(value, str) else format_value(list(value[start : start + FIRST]), type_)
+    )
+    return f"{type_} of {len(value):,}{f', from {start:,}' if start else ''}: {quote(part, limit)}".lstrip()
 
 
 def _to_json(value: StoredValue) -> Any:
@@ -121,7 +123,7 @@ def _from_json(value: Any, type_: ValueType, path: str) -> Any:
         try:
             (number,) = np.frombuffer(bytes.fromhex(value.removeprefix("0x"))[::-1], type_.field.numpy_dtype())
         except ValueError:
-            raise FormatError(f"expected a {type_.name}, a number or its bits in hex, found {shown(value)}", path) from None
+            raise FormatError(f"expected a {type_.name}, a number or its bits in hex, found {quote(value)}", path) from None
         return number
     return as_stored(value, type_, path)
 

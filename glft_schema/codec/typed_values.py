@@ -17,8 +17,8 @@ from glft_schema.codec.arrays import StoredNumbers, StoredStrings
 from glft_schema.codec.construct_errors import TOO_DEEP
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.type_codes import by_table
-from glft_schema.display import displayed, with_display
-from glft_schema.errors import FormatError, LimitError, shown
+from glft_schema.display import format_value, with_display
+from glft_schema.errors import FormatError, LimitError, quote
 
 LONG = 1 << 10  # longer arrays are returned as a numpy view or a lazy sequence, not as a list
 ARRAY = "array"
@@ -57,7 +57,7 @@ class Typed(NamedTuple):
     type: str
 
     def _display(self) -> Iterator[str]:
-        yield f"{self.type} {shown(displayed(self.value, str(self.type)))}"
+        yield f"{self.type} {quote(format_value(self.value, str(self.type)))}"
 
 
 class Array(NamedTuple):
@@ -129,7 +129,7 @@ def stored_value(value: Any, types: Any, path: str) -> StoredValue:
         if not isinstance(value, Typed):
             value = Typed(value, _type_of(value, types, path))
         if not isinstance(value.type, str):
-            raise FormatError(f"expected the name of a type, found {shown(value.type)}", path)
+            raise FormatError(f"expected the name of a type, found {quote(value.type)}", path)
         return as_typed(value.value, value.type, types, path)
     except RecursionError:
         raise LimitError(TOO_DEEP, path) from None
@@ -152,7 +152,7 @@ def _type_of(value: Any, types: Any, path: str) -> str:
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return f"{ARRAY}[{'string' if value.dtype.kind == 'U' else value.dtype.name}]"
     if not _is_sequence(value):
-        raise FormatError(f"expected a number, bool, text or a list of these, found {shown(value)}", path)
+        raise FormatError(f"expected a number, bool, text or a list of these, found {quote(value)}", path)
     if isinstance(value, StoredStrings):
         return f"{ARRAY}[string]"
     if not len(value):
@@ -173,7 +173,7 @@ def _integer_type(least: int, greatest: int, names: Sequence[str], types: Any, p
         if bounds.min <= least and greatest <= bounds.max:
             own = [type_.name for type_ in types if _is_number(type_) and not type_.field.is_float]
             return name if name in own else next((other for other in own if _holds(types[other], least, greatest)), name)
-    raise FormatError(f"expected an integer of at most 64 bits, found {shown(greatest if least >= 0 else least)}", path)
+    raise FormatError(f"expected an integer of at most 64 bits, found {quote(greatest if least >= 0 else least)}", path)
 
 
 def _float_type(values: Sequence[float], types: Any) -> str:
@@ -203,7 +203,7 @@ def _advice(value: Any, text: str, types: Any) -> str:
     if not fitting and "string" not in types:
         return ""
     instead = Typed(plain, fitting[0].name) if fitting else Typed(str(plain), "string")
-    return f": write Typed({shown(instead.value)}, {instead.type!r})"
+    return f": write Typed({quote(instead.value)}, {instead.type!r})"
 
 
 def _is_sequence(value: object) -> bool:
@@ -221,17 +221,17 @@ def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None
     value = value.value if isinstance(value, Typed) else value
     if text == ARRAY or (ARRAY if text.startswith(f"{ARRAY}[") else text) not in types:
         names = ", ".join(f"{type_.name}[...]" if type_.name == ARRAY else type_.name for type_ in types)
-        raise FormatError(f"expected one of {names}, found {shown(text)}{_advice(value, text, types)}", path)
+        raise FormatError(f"expected one of {names}, found {quote(text)}{_advice(value, text, types)}", path)
     if not text.startswith(f"{ARRAY}["):
         return StoredValue(types[text], scalar(value, types[text], path))
     if not _is_sequence(value):
-        raise FormatError(f"expected a list, found {shown(value)}", path)
+        raise FormatError(f"expected a list, found {quote(value)}", path)
     parts = _parts(text, path)
     if parts == [ARRAY] and not len(value):
         return StoredValue(types[ARRAY], Array(types[ARRAY], ()))
     if not parts[0].startswith(ARRAY):
         if len(parts) != 1 or parts[0] not in types:
-            raise FormatError(f"expected a single element type, found {shown(', '.join(parts))}", path)
+            raise FormatError(f"expected a single element type, found {quote(', '.join(parts))}", path)
         return StoredValue(types[ARRAY], Array(types[parts[0]], _elements(value, types[parts[0]], path, scalar)))
     parts = parts * len(value) if len(parts) == 1 else parts
     if len(parts) != len(value):
@@ -255,7 +255,7 @@ def _elements(value: Any, element: ValueType, path: str, scalar: Scalar) -> Any:
 def _parts(text: str, path: str) -> list[str]:
     """Returns the element types of ``array[...]``."""
     if not text.endswith("]"):
-        raise FormatError(f"expected a type such as array[int32], found {shown(text)}", path)
+        raise FormatError(f"expected a type such as array[int32], found {quote(text)}", path)
     parts, depth, start = [], 0, len(ARRAY) + 1
     for at, letter in enumerate(text[:-1]):
         depth += (letter == "[") - (letter == "]")
@@ -269,12 +269,12 @@ def as_stored(value: Any, type_: ValueType, path: str) -> Any:
     """Returns a plain value as stored. Raises FormatError if the type cannot hold it."""
     if type_.name == "bool":
         if not isinstance(value, (bool, np.bool_)):
-            raise FormatError(f"expected a bool, found {shown(value)}", path)
+            raise FormatError(f"expected a bool, found {quote(value)}", path)
         return int(value)
     if isinstance(type_.field, Number):
         type_.field.stored(value, path=path)
     elif not isinstance(value, str):
-        raise FormatError(f"expected text, found {shown(value)}", path)
+        raise FormatError(f"expected text, found {quote(value)}", path)
     return value
 
 

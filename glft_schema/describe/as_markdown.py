@@ -17,7 +17,7 @@ import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Constant, Expression, outermost
 from glft_schema.codec.rules import Check
 from glft_schema.describe.bit_picture import picture, weights_of_bits
-from glft_schema.describe.sentences import MATRIX, NodeWords, held_by
+from glft_schema.describe.sentences import MATRIX, NodeWords, enforcers
 from glft_schema.display import markdown_table
 from glft_schema.scalar import language
 
@@ -70,7 +70,7 @@ def codes_reference(schema: s.Schema) -> str:
     for table in schema.tables.values():
         if table is schema.format.types:
             continue
-        rows = [(f"{code}", f"`{entry.name}`", _stored(entry.name, schema)) for code, entry in table.by_code()]
+        rows = [(f"{code}", f"`{entry.name}`", _storage_of(entry.name, schema)) for code, entry in table.by_code()]
         sections.append(f"## {table.kind} types\n\n{markdown_table(('code', 'name', 'stored as'), rows, '-::')}")
     return "\n".join(sections)
 
@@ -78,7 +78,7 @@ def codes_reference(schema: s.Schema) -> str:
 def rules_reference(schema: s.Schema) -> str:
     """Returns a table of all rules of the container: id, field, expectation, and rule sets."""
     rules = [rule for struct in schema.container_structs.values() for rule in struct.rules]
-    rows = [(f"`{rule.id}`", rule.field, _escaped(rule.expected), held_by(rule)) for rule in rules]
+    rows = [(f"`{rule.id}`", rule.field, _escape(rule.expected), enforcers(rule)) for rule in rules]
     return markdown_table(("rule", "field", "expected", "enforced by"), rows, "::::")
 
 
@@ -153,7 +153,7 @@ def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
     rows: list[tuple[str, ...]] = []
     if struct.is_json:
         words = (WORDS.words(part.node) for part in struct.fields)
-        rows = [(f"`{part.name}`", stored, _escaped(part.doc)) for part, stored in zip(struct.fields, words, strict=True)]
+        rows = [(f"`{part.name}`", stored, _escape(part.doc)) for part, stored in zip(struct.fields, words, strict=True)]
         return markdown_table(("field", "stored as", "meaning"), rows, ":::").splitlines()
     for part, at in zip(struct.fields, struct.offsets, strict=True):
         size = schema.size(part.node)
@@ -161,22 +161,22 @@ def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
         value = part.value
         default = f"; `{value if value < 1 << 16 else f'0x{value:08X}'}` by default" if isinstance(value, int) else ""
         stored = WORDS.words(part.node)
-        rows.append((offset, "" if size is None else f"{size}", f"`{part.name}`", stored, _escaped(part.doc) + default))
+        rows.append((offset, "" if size is None else f"{size}", f"`{part.name}`", stored, _escape(part.doc) + default))
     return markdown_table(("byte", "bytes", "field", "stored as", "meaning"), rows, "--:::").splitlines()
 
 
 def _rules(rules: Iterable[Check], more: list[str]) -> list[str]:
     """Returns the lines of a list of rules and `more`, after an empty line if there are any."""
-    items = [f"- `{rule.field}`: {_escaped(rule.expected)} (`{rule.id}`, {held_by(rule)})" for rule in rules] + more
+    items = [f"- `{rule.field}`: {_escape(rule.expected)} (`{rule.id}`, {enforcers(rule)})" for rule in rules] + more
     return ["", *items] if items else []
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Returns a sentence with names such as ``__init__`` as code: they would be bold."""
     return re.sub(r"\b__\w+__\b", r"`\g<0>`", text)
 
 
-def _stored(name: str, schema: s.Schema) -> str:
+def _storage_of(name: str, schema: s.Schema) -> str:
     """Returns how values of a type are stored, from the first switch over it."""
     switches = (
         part.node for struct in schema.structs.values() for part in struct.fields if isinstance(part.node, s.SwitchNode)

@@ -14,7 +14,7 @@ import numpy as np
 
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.conversions import widened
+from glft_schema.tensor_types.engine.conversions import widen
 
 QUIET = 8  # consecutive payloads without a new weight: in some, a bit does not change its weight
 CONTEXTS = 64  # payloads in which all values of a byte are tried, if its bits interact
@@ -36,7 +36,7 @@ def weights_of_bits(type_: TensorType, count: int) -> list[tuple[int, ...]]:
     quiet = 0
     while quiet < QUIET:
         known = np.count_nonzero(touched)
-        touched |= _flipped(type_, _random(nbytes, generator), count)
+        touched |= _flip_bits(type_, _random(nbytes, generator), count)
         quiet = quiet + 1 if np.count_nonzero(touched) == known else 0
     for group in _independent(np.flatnonzero(_interact(touched.reshape(nbytes, 8, count))).tolist(), touched):
         for _ in range(CONTEXTS):
@@ -48,15 +48,15 @@ def _random(nbytes: int, generator: np.random.Generator) -> Array:
     return generator.integers(0, 256, nbytes, np.uint8)
 
 
-def _flipped(type_: TensorType, payload: Array, count: int) -> Array:
+def _flip_bits(type_: TensorType, payload: Array, count: int) -> Array:
     """Returns bool [bits, weights]: the weights that change if a bit of `payload` is flipped."""
     changes, nbits = [], 8 * len(payload)
-    before = _dequantized(type_, payload[None], count)
+    before = _dequantize(type_, payload[None], count)
     for start in range(0, nbits, step := max(AT_ONCE // count, 1)):
         bits = np.arange(start, min(start + step, nbits))
         payloads = np.tile(payload, (len(bits), 1))
         payloads[np.arange(len(bits)), bits // 8] ^= (1 << bits % 8).astype(np.uint8)
-        changes.append(_dequantized(type_, payloads, count) != before)
+        changes.append(_dequantize(type_, payloads, count) != before)
     return np.concatenate(changes)
 
 
@@ -91,7 +91,7 @@ def _all_values(type_: TensorType, payload: Array, group: list[int], touched: Ar
     """Adds the weights that flips of bits change, over all values of the bytes of `group`."""
     payloads = np.tile(payload, (256, 1))
     payloads[:, group] = np.arange(256, dtype=np.uint8)[:, None]
-    numbers = _dequantized(type_, payloads, count := touched.shape[1])
+    numbers = _dequantize(type_, payloads, count := touched.shape[1])
     changed = []
     for bit in range(8):
         pairs = numbers.reshape(128 >> bit, 2, 1 << bit, count)  # by the bits above, the bit, and the bits below
@@ -100,10 +100,10 @@ def _all_values(type_: TensorType, payload: Array, group: list[int], touched: Ar
     bits[group] |= np.stack(changed) & bits[group].any(1, keepdims=True)
 
 
-def _dequantized(type_: TensorType, payloads: Array, count: int) -> Array:
+def _dequantize(type_: TensorType, payloads: Array, count: int) -> Array:
     """Returns the bits of the numbers [payloads, weights] of payloads u8[payloads, nbytes], each of
     one row."""
-    numbers = widened(type_.decode(type_.unpacked(payloads, count), count))
+    numbers = widen(type_.decode(type_.unpacked(payloads, count), count))
     return numbers.view(f"u{numbers.itemsize}")
 
 

@@ -25,7 +25,7 @@ from glft_schema.codec.json_text import JsonPart
 from glft_schema.codec.trace import STEP, FieldSpan
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.files.parsing import trace_fields, trace_source
@@ -119,7 +119,7 @@ class ByteMap(Sequence[ByteRange]):
         return len(self._byte_ranges)
 
     def __repr__(self) -> str:
-        return f"<byte map of {shown(self.source.name)}: {len(self)} ranges, {self.nbytes} bytes>"
+        return f"<byte map of {quote(self.source.name)}: {len(self)} ranges, {self.nbytes} bytes>"
 
     def at(self, offset: int) -> ByteRange:
         """Returns the range at `offset`. Raises IndexError if the file has no such byte."""
@@ -227,7 +227,7 @@ def byte_map(file: File | StrPath) -> ByteMap:
     if len(file.shards) > 1:
         raise OptionError(f"expected one file, found a set of {len(file.shards)}: call byte_map on each of file.shards")
     file.source.check_open()
-    return _mapped(file.format, file.source, trace_fields(file))
+    return _map_spans(file.format, file.source, trace_fields(file))
 
 
 def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
@@ -246,10 +246,10 @@ def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
     """
     format = format_of(source)
     spans, error = trace_source(format, source)
-    return _mapped(format, source, spans), error
+    return _map_spans(format, source, spans), error
 
 
-def _mapped(format: Format, source: Source, spans: Sequence[FieldSpan]) -> ByteMap:
+def _map_spans(format: Format, source: Source, spans: Sequence[FieldSpan]) -> ByteMap:
     fields = _ParsedFields(format, source, spans)
     byte_ranges: list[ByteRange] = []
     end = 0
@@ -388,12 +388,12 @@ class _ParsedFields:
         last = {name: i for i, name in enumerate(names)}
         for i, (name, entry) in enumerate(zip(names, rows.members, strict=True)):
             if last[name] != i:
-                yield json(entry, REPLACED_ENTRY, name, shown(name))
+                yield json(entry, REPLACED_ENTRY, name, quote(name))
             elif name != rows.name:
                 values = dict(fields := rows.fields_of(entry))
                 for key, part in fields:
                     if key not in rows.keys or values[key] is not part:
-                        yield json(part, REPLACED_VALUE if key in rows.keys else UNKNOWN_KEY, name, str(number), shown(key))
+                        yield json(part, REPLACED_VALUE if key in rows.keys else UNKNOWN_KEY, name, str(number), quote(key))
                 number += 1
         start, end = (rows.start + len(stored) for stored in (rows.stored.rstrip(b" \t\n\r"), rows.stored))
         if start < end:

@@ -15,8 +15,8 @@ from itertools import groupby, islice
 import glft_schema.describe.nodes as s
 from glft_schema.codec.trace import STEP
 from glft_schema.describe.byte_map import FIELD, UNCLAIMED, ByteMap, ByteRange
-from glft_schema.display import displayed
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.display import format_value
+from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 
@@ -87,10 +87,10 @@ class HexView:
     def _owner(self, byte_range: ByteRange) -> str:
         """Returns the key or the tensors of a range's row, of which the path has the index."""
         if byte_range.key is not None:
-            return f"of key {shown(byte_range.key)}"
+            return f"of key {quote(byte_range.key)}"
         if len(byte_range.tensors) > 1:
-            return f"shared by tensors {', '.join(map(shown, byte_range.tensors))}"
-        return f"of tensor {shown(byte_range.tensor)}" if byte_range.tensor is not None else ""
+            return f"shared by tensors {', '.join(map(quote, byte_range.tensors))}"
+        return f"of tensor {quote(byte_range.tensor)}" if byte_range.tensor is not None else ""
 
     def tensor(self, name: str) -> Iterator[str]:
         """Yields lines about a tensor: its row, and the start of each field of its payload."""
@@ -226,4 +226,4 @@ def value_text(byte_range: ByteRange) -> str:
         return str(value) if code == str(value) else f"{code}, {value}"
     if isinstance(byte_range.node, (s.NumberNode, s.NumbersNode)) and not isinstance(value, list):
         return f"{float(value):.7g}" if byte_range.type.startswith(("f16", "bf16", "f32")) else str(value)
-    return shown(displayed(value, byte_range.type), 200)
+    return quote(format_value(value, byte_range.type), 200)

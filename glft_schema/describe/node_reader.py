@@ -23,7 +23,7 @@ import glft_schema.describe.nodes as s
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder
 from glft_schema.storage.source import Source
-from glft_schema.tensor_types.engine.conversions import widened
+from glft_schema.tensor_types.engine.conversions import widen
 
 COUNT = "count"  # the part before the elements of a list
 SHORT = 256  # elements: longer lists have no value
@@ -181,7 +181,7 @@ class NodeReader:
         view = self._source.view(start, count * number.size)
         stored = np.frombuffer(view, number.of.numpy_dtype(self._order_of(number)))
         if number.kind.startswith(("bf16", "f8")):
-            stored = widened(stored.astype(stored.dtype.newbyteorder("=")).view(number.of.dtype))
+            stored = widen(stored.astype(stored.dtype.newbyteorder("=")).view(number.of.dtype))
         return list(stored.tolist())
 
     def _order_of(self, number: s.NumberNode) -> ByteOrder:

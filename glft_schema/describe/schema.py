@@ -109,7 +109,7 @@ def rows_of(node: Node) -> StructOf | None:
     return struct_of(item.declared) if isinstance(item, RefNode) else None
 
 
-def wrapped(node: Node, **wrapper: Any) -> Node:
+def wrap(node: Node, **wrapper: Any) -> Node:
     """Returns a node with one more `Wrapper` around it."""
     return replace(node, wrappers=(*node.wrappers, Wrapper(**wrapper)))
 
@@ -146,10 +146,10 @@ def _field(part: construct.Construct, rules: tuple[Check, ...], schema: Schema, 
     options = next((wrapper.options for wrapper in reversed(node.wrappers) if wrapper.options), ())
     value = options[0] if len(options) == 1 and isinstance(options[0], (int, bytes)) else None
     guards = tuple(rule for rule in rules if rule.field == part.name)
-    return Field(part.name or "", part.docs, node, structs.is_count(part), value, guards, _refused_by(part), part)
+    return Field(part.name or "", part.docs, node, structs.is_count(part), value, guards, _refused_values(part), part)
 
 
-def _refused_by(part: construct.Construct) -> tuple[str, ...]:
+def _refused_values(part: construct.Construct) -> tuple[str, ...]:
     """Returns the values that a field's constructs refuse, in words."""
     refused: tuple[str, ...] = ()
     while True:
@@ -174,39 +174,39 @@ def _of_file(number: numbers.Number) -> s.NumberNode:
 
 # fmt: off
 _register(construct.Renamed, lambda it, of: of(it.subcon))
-_register(construct.Adapter, lambda it, of: wrapped(of(it.subcon), decode=it._decode))
-_register(construct.Enum,    lambda it, of: wrapped(of(it.subcon), options=tuple(it.encmapping), is_closed=True))
-_register(construct.Default, lambda it, of: wrapped(of(it.subcon), options=(it.value,)))
-_register(construct.Const,   lambda it, of: wrapped(of(it.subcon), options=(it.value,), is_closed=True))
-_register(construct.Rebuild, lambda it, of: wrapped(of(it.subcon), is_closed=True))
+_register(construct.Adapter, lambda it, of: wrap(of(it.subcon), decode=it._decode))
+_register(construct.Enum,    lambda it, of: wrap(of(it.subcon), options=tuple(it.encmapping), is_closed=True))
+_register(construct.Default, lambda it, of: wrap(of(it.subcon), options=(it.value,)))
+_register(construct.Const,   lambda it, of: wrap(of(it.subcon), options=(it.value,), is_closed=True))
+_register(construct.Rebuild, lambda it, of: wrap(of(it.subcon), is_closed=True))
 _register(tables.Nested,     lambda it, of: replace(of(it.subcon), level=it.level))
 
 _register(numbers.Number,         lambda it, of: _of_file(it))
-_register(numbers.Picked,         lambda it, of: s.EitherNode(known(it.condition), _of_file(it.then), _of_file(it.otherwise)))
+_register(numbers.Picked,         lambda it, of: s.EitherNode(tree_of(it.condition), _of_file(it.then), _of_file(it.otherwise)))
 _register(numbers.ByteOrderOf,    lambda it, of: s.ByteOrderNode(it.number and _of_file(it.number), it.orders))
 _register(type_codes.TypeCode,    lambda it, of: s.CodeNode(of(it.subcon), it.table))
 _register(construct.FormatField,  lambda it, of: s.NumberNode(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
-_register(construct.BytesInteger, lambda it, of: wrapped(s.BytesNode(known(it.length)), decode=lambda raw, *_: it.parse(raw)))
-_register(construct.Flag,         lambda it, of: wrapped(s.NumberNode("u8", "little"), options=(False, True), is_closed=True))
+_register(construct.BytesInteger, lambda it, of: wrap(s.BytesNode(tree_of(it.length)), decode=lambda raw, *_: it.parse(raw)))
+_register(construct.Flag,         lambda it, of: wrap(s.NumberNode("u8", "little"), options=(False, True), is_closed=True))
 
-_register(construct.Bytes,       lambda it, of: s.BytesNode(known(it.length)))
+_register(construct.Bytes,       lambda it, of: s.BytesNode(tree_of(it.length)))
 _register(construct.GreedyBytes, lambda it, of: s.BytesNode(None))
 _register(codec_text.Text,       lambda it, of: s.TextNode(of(it.length), is_strict=it.strict))
-_register(KeyValueLines,         lambda it, of: s.LinesNode(known(it.size)))
+_register(KeyValueLines,         lambda it, of: s.LinesNode(tree_of(it.size)))
 
-_register(json_table.JsonTable,  lambda it, of: s.JsonTableNode(known(it.size), of(it.row), it.reserved))
+_register(json_table.JsonTable,  lambda it, of: s.JsonTableNode(tree_of(it.size), of(it.row), it.reserved))
 _register(json_table.JsonTexts,  lambda it, of: s.JsonTextsNode(it.table, of(PAIR)))
 _register(json_table.Key,        lambda it, of: s.JsonNode("name"))
 _register(json_table.TextAt,     lambda it, of: s.JsonNode("text", it.key))
 _register(json_table.IntegerAt,  lambda it, of: s.JsonNode("integer", it.key, it.index))
 _register(json_table.IntegersAt, lambda it, of: s.JsonNode("integers", it.key))
 
-_register(construct.Array, lambda it, of: s.ListNode(known(it.count), of(it.subcon)))
-_register(arrays.Numbers,  lambda it, of: s.ListNode(known(it.count), of(it.number)))
-_register(arrays.Strings,  lambda it, of: s.ListNode(known(it.count), s.TextNode(of(it.length))))
+_register(construct.Array, lambda it, of: s.ListNode(tree_of(it.count), of(it.subcon)))
+_register(arrays.Numbers,  lambda it, of: s.ListNode(tree_of(it.count), of(it.number)))
+_register(arrays.Strings,  lambda it, of: s.ListNode(tree_of(it.count), s.TextNode(of(it.length))))
 _register(numbers.Sizes,   lambda it, of: s.CountedNode(of(it.count), of(it.size)))
 
-_register(construct.IfThenElse, lambda it, of: s.SwitchNode(Operation("!=", known(it.condfunc), Constant(0)), (
+_register(construct.IfThenElse, lambda it, of: s.SwitchNode(Operation("!=", tree_of(it.condfunc), Constant(0)), (
     SwitchCase("true", 1, of(it.thensubcon)),
     SwitchCase("false", 0, of(it.elsesubcon)),
 )))
@@ -216,9 +216,9 @@ _register(construct.Computed,   lambda it, of: s.DerivedNode(read(it.func), part
 _register(construct.Tell,       lambda it, of: s.DerivedNode(None))
 _register(construct.Pass,       lambda it, of: s.DerivedNode(None))
 _register(construct.Terminated, lambda it, of: s.DerivedNode(None))
-_register(structs.Padding,      lambda it, of: s.PaddingNode(known(it.to), read(it.may_lack)))
+_register(structs.Padding,      lambda it, of: s.PaddingNode(tree_of(it.to), read(it.may_lack)))
 
-_register(numbers.TensorField, lambda it, of: s.NumbersNode(_of_file(it.number), tuple(map(known, it.dims))))
+_register(numbers.TensorField, lambda it, of: s.NumbersNode(_of_file(it.number), tuple(map(tree_of, it.dims))))
 _register(Blocks,              lambda it, of: s.BlockArrayNode(it.weights, of(it.block).name, it.size))
 _register(TensorData,          lambda it, of: s.PayloadsNode(it.table, read(it.padded_to)))
 # fmt: on
@@ -228,7 +228,7 @@ _register(TensorData,          lambda it, of: s.PayloadsNode(it.table, read(it.p
 def _(declared: construct.Padded, schema: Schema, name: str) -> Node:
     if declared.subcon is not construct.Pass:
         raise UnsupportedError("construct's Padded is supported only as Padding")
-    return wrapped(s.BytesNode(known(declared.length)), options=(None,), is_closed=True)
+    return wrap(s.BytesNode(tree_of(declared.length)), options=(None,), is_closed=True)
 
 
 @node_of.register(construct.StringEncoded)
@@ -255,7 +255,7 @@ def _(declared: KeyValues, schema: Schema, name: str) -> Node:
     struct = schema.structs[rows.item.name]
     schema.structs[struct.name] = replace(struct, rules=(declared.once, *struct.rules))
     rows = replace(rows, key=declared.once.field, value="value", once=declared.once)
-    return wrapped(rows, decode=lambda stored, *_: declared.of_rows(stored))
+    return wrap(rows, decode=lambda stored, *_: declared.of_rows(stored))
 
 
 @node_of.register(construct.Switch)
@@ -263,10 +263,10 @@ def _(declared: construct.Switch, schema: Schema, name: str) -> Node:
     cases: Mapping[Any, construct.Construct] = declared.cases
     named = [SwitchCase(str(key), getattr(key, "code", key), node_of(case, schema, name)) for key, case in cases.items()]
     default = None if declared.default is construct.Pass else node_of(declared.default, schema, name)
-    return s.SwitchNode(known(declared.keyfunc), tuple(named), default)
+    return s.SwitchNode(tree_of(declared.keyfunc), tuple(named), default)
 
 
-def known(expression: Any) -> Expression:
+def tree_of(expression: Any) -> Expression:
     """Returns an expression, parsed. Raises UnsupportedError for a function."""
     if (found := read(expression)) is None:
         raise UnsupportedError(f"expected an expression such as this.count, found the function {expression!r}")

@@ -77,7 +77,7 @@ class _Stderr:
         return getattr(self._stream, name)
 
 
-def _shared(command: Callable[..., None]) -> Callable[..., None]:
+def _run_on_all(command: Callable[..., None]) -> Callable[..., None]:
     """Returns a command that all ranks run together. Rank 0 prints the report."""
 
     @wraps(command)
@@ -128,7 +128,7 @@ def _speaking(ranks: Ranks) -> Iterator[_Stderr]:
 
 
 for command in (quantize, convert):
-    app.add_command(made_command(_shared(command)))
+    app.add_command(made_command(_run_on_all(command)))
 
 if __name__ == "__main__":
     main(app)

@@ -97,7 +97,7 @@ class Inputs:
         for path, before in self._versions.items():
             if _version(now := os.stat(path)) != _version(before):
                 name = safe(os.path.basename(path))
-                raise OptionError(f"expected inputs that do not change, {name} of {_shown(before)}, found {_shown(now)}")
+                raise OptionError(f"expected inputs that do not change, {name} of {_format(before)}, found {_format(now)}")
 
     def _add(self, name: str, entries: dict[str, FileFingerprint]) -> None:
         """Adds a file, and those of the set that it belongs to."""
@@ -115,7 +115,7 @@ class Inputs:
         entries[path] = FileFingerprint(os.path.basename(path), status.st_size, status.st_mtime_ns, content())
 
 
-def _shown(status: os.stat_result) -> str:
+def _format(status: os.stat_result) -> str:
     times = f"changed at {status.st_mtime_ns} ns, status at {status.st_ctime_ns} ns"
     return f"{status.st_size} bytes, {times}, inode {status.st_ino}"
 

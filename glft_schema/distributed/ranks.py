@@ -137,7 +137,7 @@ class Ranks:
         except RanksError:
             raise
         except BaseException as error:
-            self.fail(described(error))
+            self.fail(describe_error(error))
             raise
 
     def fail(self, problem: str) -> None:
@@ -197,7 +197,7 @@ def _first_line(error: Exception) -> str:
     return one_line(str(error).strip().partition("\n")[0])
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Returns an error as one line."""
     known = isinstance(error, (OSError, ValueError))
     return one_line(str(error) if known else f"{type(error).__name__}: {error}", LONGEST)

@@ -22,7 +22,7 @@ from glft_schema.families.folders import EMBEDDING
 from glft_schema.families.names import Names
 from glft_schema.files.container import open
 from glft_schema.files.file import File
-from glft_schema.nn.loading import Renaming, renamed
+from glft_schema.nn.loading import Renaming, rename_tensors
 from glft_schema.nn.modules import Packed
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
@@ -83,7 +83,7 @@ class StorageReader(Reader):
         self._problem, self._tensors = None, {}
         try:
             self._file = open(self.path, mmap=self._mmap)
-            self._tensors = named(self._file, self._names)
+            self._tensors = tensors_by_name(self._file, self._names)
             sizes = {name: (self._size(name, tensor), dtype_in_torch(tensor.dtype)) for name, tensor in self._tensors.items()}
         except Exception as error:  # raised by `set_up_storage_reader`: torch would report it here as another error
             self._problem, sizes = error, {}
@@ -152,7 +152,7 @@ class StorageReader(Reader):
                 out.copy_(as_tensor(tensor.part(index)))
 
 
-def named(file: File, names: Renaming | None = None) -> dict[str, StoredTensor]:
+def tensors_by_name(file: File, names: Renaming | None = None) -> dict[str, StoredTensor]:
     """Returns the tensors of a file by the names that a state dict may have; see `StorageReader`.
 
     Raises:
@@ -160,7 +160,7 @@ def named(file: File, names: Renaming | None = None) -> dict[str, StoredTensor]:
         TensorError, OptionError: if a declared family cannot map the tensors; see `hf_model`.
     """
     if names is not None:
-        return renamed(file, names, file.name)
+        return rename_tensors(file, names, file.name)
     tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}
     metadata = file.metadata
     if not isinstance(metadata, TypedMetadata):

@@ -28,10 +28,10 @@ from torch.futures import Future
 
 from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.exchange import Chunk, Entries, Exchange, Holdings, Piece, Remote, Request
-from glft_schema.distributed.ranks import TIMEOUT, Ranks, described
+from glft_schema.distributed.ranks import TIMEOUT, Ranks, describe_error
 from glft_schema.distributed.spans import PlannedSpan, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
-from glft_schema.distributed.writing import KEY, opened_by_all, plan_digest, write_at
+from glft_schema.distributed.writing import KEY, open_on_all, plan_digest, write_at
 from glft_schema.errors import OptionError, TensorError
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES, target_format
@@ -129,7 +129,7 @@ class StorageWriter(Writer):
         """Writes this rank's share of the file; rank 0 also begins it and puts it in its place."""
         ranks = Ranks.of_process_group(self._timeout, self._group)
         with ranks.failing_together(), ExitStack() as opened:
-            held = {_place(item): _resolved(planner, item) for item in plan.items}
+            held = {_place(item): _resolve(planner, item) for item in plan.items}
             entries, remote = ranks.of_first(self._entries), Remote()
             tensors = _tensors_of(entries)
             ties = _common_ties(ranks.gather(_ties(getattr(planner, "state_dict", {}), tensors)))
@@ -234,7 +234,7 @@ def _place(item: WriteItem) -> tuple[str, tuple[int, ...]]:
     return item.index.fqn, tuple(item.tensor_data.chunk.offsets)
 
 
-def _resolved(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
+def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     """Returns this rank's part of a tensor."""
     found = planner.resolve_data(item)
     assert isinstance(found, torch.Tensor)
@@ -282,23 +282,23 @@ def _write(plan: FilePlan, path: StrPath, shared: _Shared) -> None:
     ranks, layout, spans = shared.ranks, plan.layout, spans_of(plan.layout)
     tasks = [_tasks(dealt, spans, layout.order) for dealt in shares(units_in(spans, layout.nbytes), ranks.count)]
     key = ranks.of_first(secrets.token_hex(KEY // 2))
-    with opened_by_all(ranks, path, key, layout.nbytes, resume=False) as fd:
+    with open_on_all(ranks, path, key, layout.nbytes, resume=False) as fd:
         problem: Exception | None = None
         for number in range(max(map(len, tasks))):
-            answers = _exchanged([of_rank[number] if number < len(of_rank) else None for of_rank in tasks], shared)
+            answers = _exchange([of_rank[number] if number < len(of_rank) else None for of_rank in tasks], shared)
             if problem is None and number < len(tasks[ranks.rank]):
                 try:
                     _write_task(fd, tasks[ranks.rank][number], answers, layout.order, path, shared)
                 except Exception as error:  # the other ranks still need what this one holds
                     problem = error
-                    ranks.fail(described(error))
+                    ranks.fail(describe_error(error))
         if problem is not None:
             raise problem
         os.fsync(fd)
         ranks.gather(None)
 
 
-def _needed(task: _Task | None, remote: Remote) -> list[Request]:
+def _needs(task: _Task | None, remote: Remote) -> list[Request]:
     """Returns the parts of tensors that a task reads."""
     if task is None or task.rows is None or isinstance(task.span.content, bytes) or task.span.content.copy_of is not None:
         return []
@@ -307,7 +307,7 @@ def _needed(task: _Task | None, remote: Remote) -> list[Request]:
     return noted
 
 
-def _exchanged(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, Array]:
+def _exchange(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, Array]:
     """Returns what this rank's task reads, and sends the others what theirs read.
 
     Args:
@@ -318,7 +318,7 @@ def _exchanged(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, 
     outgoing: dict[int, list[torch.Tensor]] = {}
     incoming: Counter[int] = Counter()
     for rank, task in enumerate(tasks):
-        for request in _needed(task, shared.remote):
+        for request in _needs(task, shared.remote):
             pieces = shared.holdings.pieces(request)
             if rank == shared.ranks.rank:
                 own.append((request, pieces))

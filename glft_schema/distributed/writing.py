@@ -16,7 +16,7 @@ from glft_schema.distributed.origins import Origins
 from glft_schema.distributed.ranks import TIMEOUT, Ranks
 from glft_schema.distributed.spans import PlannedSpan, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, quote
 from glft_schema.storage.atomic import atomic_write, open_own, partial_path
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types.engine.chunks import matrix
@@ -71,11 +71,11 @@ class Together(NamedTuple):
         ranks.agree(versions=version("glft_schema"), inputs=str(source), plans=key)
         spans = spans_of(layout)
         units = units_in(spans, layout.nbytes)
-        with opened_by_all(ranks, path, key, layout.nbytes) as fd:
+        with open_on_all(ranks, path, key, layout.nbytes) as fd:
             with Journals(path, key, ranks.rank) as journals:
                 found = ranks.of_first(journals.read() if ranks.is_first else [])
                 known = {(start, stop): hashes for start, stop, *hashes in found}
-                done = _verified(fd, [unit for unit in units if unit[:2] in known], known, spans, layout.order, ranks)
+                done = _verify(fd, [unit for unit in units if unit[:2] in known], known, spans, layout.order, ranks)
                 left = [unit for unit in units if unit[:2] not in done]
                 before, begun = layout.nbytes - sum(unit.stop - unit.start for unit in left), ranks.move(0)
 
@@ -85,7 +85,7 @@ class Together(NamedTuple):
 
                 for run in runs(shares(left, ranks.count)[ranks.rank]):
                     origins = Origins(spans, layout.order)
-                    for unit, name in finished(run, spans, _writing(fd, path, layout.order, origins)):
+                    for unit, name in finished_units(run, spans, _writing(fd, path, layout.order, origins)):
                         inputs.check_unchanged()
                         journals.add(unit, _sha256(fd, unit), origins.of_unit(unit))
                         look(ranks.move(unit.stop - unit.start), name)
@@ -107,7 +107,7 @@ def _gather_errors(payloads: Mapping[str, PlannedPayload], ranks: Ranks, look: C
 
 
 @contextmanager
-def opened_by_all(ranks: Ranks, path: StrPath, key: str, nbytes: int, *, resume: bool = True) -> Iterator[int]:
+def open_on_all(ranks: Ranks, path: StrPath, key: str, nbytes: int, *, resume: bool = True) -> Iterator[int]:
     """Opens the temporary file of a key on all ranks. When the block ends, `path` is the new file
     for all.
 
@@ -149,7 +149,7 @@ def _importance(payload: PlannedPayload) -> str:
     return "" if importance is None else digest([importance.tobytes()])
 
 
-def _verified(
+def _verify(
     fd: int,
     units: Sequence[Unit],
     known: Mapping[tuple[int, int], Sequence[str]],
@@ -163,7 +163,7 @@ def _verified(
     written = [unit for unit in shares(units, ranks.count)[ranks.rank] if _sha256(fd, unit) == known[unit[:2]][0]]
     for run in runs(written):
         origins, other = Origins(spans, order), set[Unit]()
-        for unit, _ in finished(run, spans, _comparing(fd, run, order, origins, other)):
+        for unit, _ in finished_units(run, spans, _comparing(fd, run, order, origins, other)):
             if origins.of_unit(unit) == known[unit[:2]][1] and unit not in other:
                 own.append(unit[:2])
             ranks.move(1)
@@ -177,7 +177,7 @@ def _sha256(fd: int, unit: Unit) -> str:
 Steps = Callable[[PlannedSpan, int, int], Iterator[int]]  # does bytes of a span, and yields how far it has come
 
 
-def finished(run: Sequence[Unit], spans: Sequence[PlannedSpan], steps: Steps) -> Iterator[tuple[Unit, str]]:
+def finished_units(run: Sequence[Unit], spans: Sequence[PlannedSpan], steps: Steps) -> Iterator[tuple[Unit, str]]:
     """Yields units that follow each other as soon as all of their bytes are done, each with a
     tensor's name."""
     first, last, left, name = run[0].start, run[-1].stop, deque(run), ""
@@ -249,5 +249,5 @@ def write_at(fd: int, piece: memoryview, position: int, tensor: str | None, path
             written = os.pwrite(fd, left, position)
             left, position = left[written:], position + written
     except OSError as error:
-        text = f"tensor {shown(tensor)}: {error.strerror}" if tensor else error.strerror
+        text = f"tensor {quote(tensor)}: {error.strerror}" if tensor else error.strerror
         raise OSError(error.errno, text, os.fspath(path)) from None

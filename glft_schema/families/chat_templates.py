@@ -11,7 +11,7 @@ from typing import Any
 
 from glft_schema.codec.rules import SPEC
 from glft_schema.errors import Finding, FormatError, one_line
-from glft_schema.families.guarded import guarded
+from glft_schema.families.guarded import start_guarded
 from glft_schema.families.requirements import RowPaths
 from glft_schema.files.file import File
 from glft_schema.formats.chat_templates import GENERATION, LONGEST, TEMPLATE, environment, syntax_problem
@@ -26,7 +26,7 @@ def template_problem(key: str, text: Any) -> str:
     """Returns why the value of a key is not a chat template that renders a conversation, or an
     empty string. Templates with other names, such as for tools, are not rendered."""
     problem = syntax_problem(key, text)
-    return problem or (_rendered_apart(text) if key == TEMPLATE and isinstance(text, str) and len(text) <= LONGEST else "")
+    return problem or (_render_apart(text) if key == TEMPLATE and isinstance(text, str) and len(text) <= LONGEST else "")
 
 
 def broken_template(file: File) -> Iterator[Finding]:
@@ -37,8 +37,8 @@ def broken_template(file: File) -> Iterator[Finding]:
 
 
 @lru_cache(8)  # an edit and the checks of its result ask again
-def _rendered_apart(text: str) -> str:
-    with Limits(parser_seconds=SECONDS, parser_memory=MEMORY), guarded(__name__) as call:
+def _render_apart(text: str) -> str:
+    with Limits(parser_seconds=SECONDS, parser_memory=MEMORY), start_guarded(__name__) as call:
         try:
             return str(call("rendering_problem", Path(TEMPLATE), text, file=Path(TEMPLATE)))
         except FormatError as error:

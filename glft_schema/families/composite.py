@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from glft_schema.errors import FormatError, safe, shown
+from glft_schema.errors import FormatError, quote, safe
 from glft_schema.families.config import CONFIG, read_json
 from glft_schema.families.page import Family
 from glft_schema.storage.dtypes import name_of
@@ -81,7 +81,7 @@ def refuse_composite(
         codes = next((name for name, dtype in dtypes.items() if dtype in CODES and len(tensors[name].shape) > 1), None)
         found = _by_config(codes, path) if codes is not None else None
     if found:
-        problem = f"expected weights, found codes and scales of {found[0]}, such as {shown(found[1])}"
+        problem = f"expected weights, found codes and scales of {found[0]}, such as {quote(found[1])}"
         advice = "save the model unquantized with the library that wrote it"
         copy = ", or copy the tensors as stored: as_stored (--as-stored)" if can_copy else ""
         raise FormatError(f"{problem}: {advice}{copy}", file=str(path))

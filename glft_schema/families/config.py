@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from glft_schema.display import shortest
-from glft_schema.errors import FormatError, OptionError, TensorError, one_line, shown
+from glft_schema.errors import FormatError, OptionError, TensorError, one_line, quote
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.limits import current, exceeded
+from glft_schema.limits import current, limit_error
 from glft_schema.storage.file_source import read_regular
 
 CONFIG = "config.json"
@@ -119,7 +119,7 @@ def read_config(folder: Path) -> Config:
         config[f"{ROPE}.swa_theta"] = config["rope_local_base_freq"]
     type_ = rope.get("rope_type", rope.get("type", "default"))
     if type_ not in SCALINGS:
-        raise FormatError(f"expected a rope_type of {', '.join(SCALINGS)}, found {shown(type_)}", file=str(folder / CONFIG))
+        raise FormatError(f"expected a rope_type of {', '.join(SCALINGS)}, found {quote(type_)}", file=str(folder / CONFIG))
     scaling, fields = SCALINGS[type_]
     for field, value in rope.items():
         check_finite(value, f"{CONFIG} -> {field}")
@@ -159,20 +159,20 @@ def _check_type(key: str, value: object, path: str) -> None:
     type_ = KEY_TYPES.type_of(key, False) if KEY_TYPES else None
     kinds: dict[str, tuple[type, ...]] = {"uint32": (int,), "float32": (int, float), "string": (str,)}
     if not isinstance(value, kinds.get(type_ or "", (object,))) or isinstance(value, bool):
-        raise FormatError(f"expected {type_} for {key}, found {shown(value)}", path)
+        raise FormatError(f"expected {type_} for {key}, found {quote(value)}", path)
 
 
 def check_finite(value: object, path: str) -> None:
     """Raises FormatError if a number, or one of a list, is not finite in float32."""
     for number in value if isinstance(value, list) else [value]:
         if isinstance(number, (int, float)) and not abs(number) <= LARGEST:
-            raise FormatError(f"expected a finite number in float32, found {shown(number)}", path)
+            raise FormatError(f"expected a finite number in float32, found {quote(number)}", path)
 
 
 def check_token_count(count: object, folder: Path) -> None:
     """Raises LimitError if a vocabulary's size exceeds the limit ``strings``."""
     if isinstance(count, int) and count > (most := current().strings):
-        raise exceeded("strings", f"{most} tokens", shown(count), "vocab_size", str(folder / CONFIG))
+        raise limit_error("strings", f"{most} tokens", quote(count), "vocab_size", str(folder / CONFIG))
 
 
 def check_sizes(config: Config, tensors: Mapping[str, Any], fields: Iterable[str], file: str | None = None) -> None:
@@ -191,7 +191,7 @@ def check_sizes(config: Config, tensors: Mapping[str, Any], fields: Iterable[str
         for field in fields:
             most = len(tensors) if field == BLOCKS else largest
             if isinstance(number := part.get(field), (int, float)) and number > most:
-                raise FormatError(f"expected at most {most} by the weights, found {shown(number)}", f"{path}{field}", file=file)
+                raise FormatError(f"expected at most {most} by the weights, found {quote(number)}", f"{path}{field}", file=file)
         parts = ((name, value) for name, value in part.items() if name.endswith("_config") and isinstance(value, dict))
         left += ((value, f"{path}{name} -> ") for name, value in parts)
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import shortest
-from glft_schema.errors import MetadataWarning, OptionError, TensorError, safe, shown
+from glft_schema.errors import MetadataWarning, OptionError, TensorError, quote, safe
 from glft_schema.families.config import Config, metadata_of, read_config, refusing
 from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
 from glft_schema.families.libraries import library
@@ -47,7 +47,7 @@ from glft_schema.files.file import File
 from glft_schema.files.shards import check_whole
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import FLOAT32, Array
-from glft_schema.tensor_types.engine.conversions import converted, float32_of
+from glft_schema.tensor_types.engine.conversions import convert, float32_of
 from glft_schema.tensor_types.engine.differences import errors_of
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.tensor import Tensor
@@ -88,7 +88,7 @@ class Donor:
         check_whole(file, file.name)
         arch: Any = file.metadata.get("general.architecture") if file.format is WITH_TYPES else None
         if arch not in library("gguf").MODEL_ARCH_NAMES.values():
-            raise OptionError(f"expected a GGUF model as the donor, found {shown(arch or file.format.name)}")
+            raise OptionError(f"expected a GGUF model as the donor, found {quote(arch or file.format.name)}")
         return cls(file, arch)
 
     @property
@@ -137,7 +137,7 @@ class Donor:
         for key, value in values.items():
             found, own = (shortest(v) if isinstance(v, float) else v for v in (value, self.metadata.get(key, value)))
             if found != own and not key.startswith("general."):
-                problem = f"{key} is {shown(found)} by config.json, and {shown(own)} in {self._name}, which is used"
+                problem = f"{key} is {quote(found)} by config.json, and {quote(own)} in {self._name}, which is used"
                 warnings.warn(problem, MetadataWarning, stacklevel=7)
 
     def _count(self, key: str) -> int | None:
@@ -202,7 +202,7 @@ class Donor:
             return self._closest(own, parts, functions)
 
         def load() -> Array:
-            return np.ascontiguousarray(converted(closest()([part.values() for part in parts])[0], dtype))
+            return np.ascontiguousarray(convert(closest()([part.values() for part in parts])[0], dtype))
 
         return StoredTensor(own.shape, dtype, load, quantized=quantized)
 

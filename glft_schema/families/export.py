@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.errors import FormatError, TensorError, shown
+from glft_schema.errors import FormatError, TensorError, quote
 from glft_schema.families.config import Config, config_of
 from glft_schema.families.names import NameParts, Names, is_float32
 from glft_schema.families.operations import TensorOperation
 from glft_schema.families.page import Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.storage.dtypes import FLOAT32, Dtype
-from glft_schema.tensor_types.engine.conversions import converted
+from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values
 
 ROWS_OF = {
@@ -63,7 +63,7 @@ def hf_model(
             raise TensorError(f"expected {missing} with this tensor, found none", name)
         results = operation.restored([left[part] for part in parts], config, name)
         if is_float32(name, tensor.shape):
-            results = [_narrowed(result, [left[part] for part in parts], operation, config, dtype) for result in results]
+            results = [_narrow(result, [left[part] for part in parts], operation, config, dtype) for result in results]
         if operation.type:
             config["quantization_config"] = {"quant_method": operation.type.scheme}
         found.update(zip(place.in_hf(config), results, strict=True))
@@ -83,20 +83,20 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
         if family.fits(metadata):
             return family
     arch = metadata.get("general.architecture")
-    problem = f"expected a known architecture ({', '.join(BY_ARCH)}), found {shown(arch)}"
+    problem = f"expected a known architecture ({', '.join(BY_ARCH)}), found {quote(arch)}"
     raise FormatError(f"{problem}{' with experts' if arch in BY_ARCH else ''}", "metadata -> general.architecture")
 
 
-def _narrowed(
+def _narrow(
     result: StoredTensor, tensors: list[StoredTensor], operation: TensorOperation, config: Config, dtype: Dtype
 ) -> StoredTensor:
     """Returns values in a narrower dtype if `tensors` can be made of them again, bit for bit."""
     if result.dtype == dtype:
         return result
-    narrow = converted(result.values(), dtype)
+    narrow = convert(result.values(), dtype)
     again = zip(operation.to_gguf([narrow], config), tensors, strict=True)
     return (
         of_values(narrow)
-        if all(np.array_equal(converted(made, tensor.dtype), tensor.values()) for made, tensor in again)
+        if all(np.array_equal(convert(made, tensor.dtype), tensor.values()) for made, tensor in again)
         else result
     )

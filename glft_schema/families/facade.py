@@ -30,13 +30,13 @@ PAIR = struct.Struct("<QQ")
 SHOWN = 1000  # characters of an error
 
 
-def computed(value: Any) -> Any:
+def compute(value: Any) -> Any:
     """Returns a value with its lazy tensors computed. Unlike `gguf`, keeps no intermediate one."""
     if isinstance(value, (list, tuple)):
-        return type(value)(map(computed, value))
+        return type(value)(map(compute, value))
     if not hasattr(value, "_func"):
         return value
-    return value._func(*computed(value._args), **value._kwargs) if value._data is None else value._data
+    return value._func(*compute(value._args), **value._kwargs) if value._data is None else value._data
 
 
 class WriterPayloads:
@@ -64,7 +64,7 @@ class WriterPayloads:
             return memoryview(bytes(min(nbytes, following - position)))
         if number != self._last:
             self._last, self._bytes = -1, np.empty(0, np.uint8)  # freed before the next one is computed
-            self._bytes = np.ascontiguousarray(computed(self._tensors[number].tensor)).reshape(-1).view(np.uint8)
+            self._bytes = np.ascontiguousarray(compute(self._tensors[number].tensor)).reshape(-1).view(np.uint8)
             self._last = number
         return self._bytes[first : min(first + nbytes, size)].data
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import FormatError, MetadataWarning, TensorError, safe, shown
+from glft_schema.errors import FormatError, MetadataWarning, TensorError, quote, safe
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import (
     CONFIG,
@@ -26,7 +26,7 @@ from glft_schema.families.config import (
     refusing,
 )
 from glft_schema.families.converter import ADVICE
-from glft_schema.families.guarded import guarded
+from glft_schema.families.guarded import start_guarded
 from glft_schema.families.kept import KEPT, kept_metadata
 from glft_schema.families.names import Names, is_float32
 from glft_schema.families.operations import as_float32, quantized_type
@@ -90,7 +90,7 @@ def open_folder(path: StrPath) -> FolderModel:
     """
     folder = Path(path)
     check_links(folder, (folder / name for name in (CONFIG, MODULES, KEPT, *PARSED)))
-    with guarded(FOLDER_KEYS) as call:
+    with start_guarded(FOLDER_KEYS) as call:
         with refusing(folder, "a valid config.json"):
             family = family_of(folder)
             config = read_config(folder)
@@ -144,7 +144,7 @@ def family_of(folder: Path) -> Family:
     if family := declared_family(folder):
         return family
     known = ", ".join(name for family in FAMILIES for name in family.architectures)
-    problem = f"expected a known architecture ({known}), found {shown(_architecture(folder))}: use {ADVICE}"
+    problem = f"expected a known architecture ({known}), found {quote(_architecture(folder))}: use {ADVICE}"
     raise FormatError(problem, "architectures", file=str(folder / CONFIG))
 
 
@@ -172,7 +172,7 @@ def check_fields(family: Family, config: Config, tensors: Mapping[str, object] |
         if found == value or (is_number and math.isclose(found, value, rel_tol=1e-6)):
             continue
         instead = f"; {field.instead}" if field.instead else ""
-        problem = f"expected {shown(value)}, as llama.cpp assumes, found {shown(found)}{instead}"
+        problem = f"expected {quote(value)}, as llama.cpp assumes, found {quote(found)}{instead}"
         name = field.name.removeprefix("rope.")
         if not field.warns:
             raise FormatError(problem, name, file=file)
@@ -187,11 +187,11 @@ def unknown_fields(family: Family, config: Config, folder: Path) -> list[str]:
     """
     file, type_ = str(folder / CONFIG), config.get("rope.rope_type", "default")
     if type_ not in family.ropes:
-        problem = f"expected a rope_type of {', '.join(family.ropes)} for {family.arch}, found {shown(type_)}"
+        problem = f"expected a rope_type of {', '.join(family.ropes)} for {family.arch}, found {quote(type_)}"
         raise FormatError(problem, "rope_type", file=file)
     of_rope = {f"rope.{name}" for name in SCALINGS[type_][1]}
     unknown = (name.removeprefix("rope.") for name in config if name not in of_rope and not family.understands(name))
-    return [f"{safe(file, 1000)}: unknown field {shown(name)}: llama.cpp computes without it" for name in unknown]
+    return [f"{safe(file, 1000)}: unknown field {quote(name)}: llama.cpp computes without it" for name in unknown]
 
 
 def check_vocabulary_size(tensors: Mapping[str, StoredTensor], config: Config, folder: Path) -> None:
@@ -206,7 +206,7 @@ def check_vocabulary_size(tensors: Mapping[str, StoredTensor], config: Config, f
         raise TensorError("expected the token embedding, found none", EMBEDDING)
     rows = tensors[EMBEDDING].shape[0]
     if config.setdefault("vocab_size", rows) != rows:
-        problem = f"expected {rows}, the rows of the token embedding, found {shown(config['vocab_size'])}"
+        problem = f"expected {rows}, the rows of the token embedding, found {quote(config['vocab_size'])}"
         raise FormatError(problem, "vocab_size", file=str(folder / CONFIG))
     check_token_count(rows, folder)
 
@@ -260,7 +260,7 @@ def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
     for module in modules:
         if module["type"].endswith("Pooling"):
             if not is_file_name(module["path"]):
-                problem = f"expected the name of a folder in the directory, found {shown(module['path'])}"
+                problem = f"expected the name of a folder in the directory, found {quote(module['path'])}"
                 raise FormatError(problem, "path", file=str(path))
             check_links(folder, [path := folder / module["path"] / CONFIG])
             pooling = read_json(path)

@@ -25,7 +25,7 @@ from typing import Any
 
 from glft_schema.errors import FormatError, LimitError, OptionError, TensorError, TruncatedError
 from glft_schema.families.processes import Confined
-from glft_schema.limits import LIMITS, Limits, current, exceeded
+from glft_schema.limits import LIMITS, Limits, current, limit_error
 from glft_schema.storage.source import StrPath
 
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "RAYON")} | {"TOKENIZERS_PARALLELISM": "false"}
@@ -40,7 +40,7 @@ Call = Callable[..., Any]  # name of a function, the folder, its other arguments
 
 
 @contextmanager
-def guarded(module: str) -> Iterator[Call]:
+def start_guarded(module: str) -> Iterator[Call]:
     """Starts a process, and yields a function that calls functions of a module in it.
 
     The first argument of each is a folder; its arguments and results are JSON. The yielded function
@@ -63,9 +63,9 @@ def guarded(module: str) -> Iterator[Call]:
         timer = threading.Timer(min(limits.parser_seconds, threading.TIMEOUT_MAX), expire)
         timer.start()
         try:
-            stored = _exchanged(confined, request_of(function, folder, arguments, file), limits, file)
+            stored = _exchange(confined, request_of(function, folder, arguments, file), limits, file)
             if stored is None:
-                raise _ended(confined, expired, limits, file)
+                raise _end_error(confined, expired, limits, file)
         finally:
             timer.cancel()
         return result_of(stored, folder)
@@ -83,7 +83,7 @@ def request_of(function: str, folder: Path, arguments: Sequence[Any], file: Path
     return json.dumps(whole).encode() + b"\n"
 
 
-def _exchanged(confined: Confined, request: bytes, limits: Limits, file: Path) -> bytes | None:
+def _exchange(confined: Confined, request: bytes, limits: Limits, file: Path) -> bytes | None:
     """Returns the answer to a request, or None if the process ends before."""
     if not confined.exchange(request, head := memoryview(bytearray(SIZE.size))):
         return None
@@ -94,7 +94,7 @@ def _exchanged(confined: Confined, request: bytes, limits: Limits, file: Path) -
     return bytes(stored) if confined.exchange(b"", memoryview(stored)) else None
 
 
-def _ended(confined: Confined, expired: threading.Event, limits: Limits, file: Path) -> FormatError:
+def _end_error(confined: Confined, expired: threading.Event, limits: Limits, file: Path) -> FormatError:
     """Returns the error of a process that ended before its answer."""
     code, said = confined.process.wait(), confined.messages()
     if expired.is_set() or -code == signal.SIGXCPU:
@@ -110,7 +110,7 @@ def _over_memory(limits: Limits, file: StrPath) -> LimitError:
 
 
 def _over(name: str, most: str, found: str, file: StrPath) -> LimitError:
-    return exceeded(name, most, found, "", str(file))
+    return limit_error(name, most, found, "", str(file))
 
 
 def answer(module: str, request: bytes) -> bytes:

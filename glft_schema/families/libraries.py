@@ -28,10 +28,10 @@ def library(name: str) -> Any:
 
 def keys_of(writer: Any) -> dict[str, Typed]:
     """Returns the keys of a `gguf.GGUFWriter`, with their types."""
-    return {key: _typed(entry) for key, entry in writer.kv_data[0].items()}
+    return {key: _type_of(entry) for key, entry in writer.kv_data[0].items()}
 
 
-def _typed(entry: Any) -> Typed:
+def _type_of(entry: Any) -> Typed:
     gguf = library("gguf")
     value, type_ = entry.value, entry.type.name.lower()
     if entry.type is gguf.GGUFValueType.ARRAY:

@@ -14,11 +14,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from glft_schema.errors import Finding, shown
+from glft_schema.errors import Finding, quote
 from glft_schema.families.config import KEY_TYPES
 from glft_schema.families.page import BLOCK_COUNT, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
-from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, located
+from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, locate
 from glft_schema.files.file import File
 from glft_schema.words import suggestion
 
@@ -131,7 +131,7 @@ def check_model(file: File) -> list[Finding]:
     """
     found = list(broken_model(file))
     for shard in file.shards:
-        located(shard, [finding for finding in found if finding.file == shard.name])
+        locate(shard, [finding for finding in found if finding.file == shard.name])
     if len(file.shards) == 1:
         for finding in found:
             finding.file = None
@@ -147,7 +147,7 @@ def _of_key(what: str, file: File, key: str, problem: str, name: str = "") -> Fi
     return _finding(what, file, RowPaths(file).key(key, "value") if key in file.metadata else "metadata", problem, name)
 
 
-def unchecked(file: File) -> str:
+def reason_unchecked(file: File) -> str:
     """Returns why `check_model` cannot judge a GGUF file; an empty string if it can."""
     arch, vocabulary = file.metadata.get(ARCHITECTURE), file.metadata.get(MODEL)
     if _is_part(file):
@@ -160,8 +160,8 @@ def unchecked(file: File) -> str:
         return f"the file has no {ARCHITECTURE}"
     if isinstance(arch, str) and arch not in BY_ARCH:
         has_keys = any(key.startswith(f"{arch}.") for key in file.metadata)
-        return f"no rules for the architecture {shown(arch)}{'' if has_keys else suggestion(arch, BY_ARCH)}"
-    return f"no rules for the vocabulary {shown(vocabulary)}" if vocabulary in every_model.OTHER_VOCABULARIES else ""
+        return f"no rules for the architecture {quote(arch)}{'' if has_keys else suggestion(arch, BY_ARCH)}"
+    return f"no rules for the vocabulary {quote(vocabulary)}" if vocabulary in every_model.OTHER_VOCABULARIES else ""
 
 
 def architecture_of_keys(metadata: Mapping[str, Any]) -> str | None:
@@ -198,7 +198,7 @@ def broken_model(file: File) -> Iterator[Finding]:
             problem = f"expected {count} elements of {EXTRA_FLAGS}, one for each of {EXTRA_NAMES}, found {found}"
             yield _of_key("values", first, EXTRA_FLAGS, problem)
     if arch not in BY_ARCH:
-        problem = f"not checked: expected an architecture of {', '.join(BY_ARCH)}, found {shown(arch)}"
+        problem = f"not checked: expected an architecture of {', '.join(BY_ARCH)}, found {quote(arch)}"
         yield _of_key("architecture", first, ARCHITECTURE, problem)
         return
     numbers = ModelSizes(file, arch)
@@ -285,7 +285,7 @@ def broken_limits(numbers: ModelSizes) -> Iterator[Finding]:
             if limit.holds is None or limit.holds(numbers):
                 continue
             name = numbers.full(limit.key)
-            found = shown(first.metadata[name]) if name in first.metadata else "none"
+            found = quote(first.metadata[name]) if name in first.metadata else "none"
             problem = f"expected {limit.expected.format_map(numbers)} for {name}, found {found}"
             yield _of_key("values", first, name, problem, name)
 
@@ -298,11 +298,11 @@ def _vocabulary(numbers: ModelSizes) -> Iterator[Finding]:
         return
     if model not in every_model.VOCABULARIES:
         unchecked = "not checked: " if model in every_model.OTHER_VOCABULARIES else ""
-        yield values(MODEL, f"{unchecked}expected {', '.join(every_model.VOCABULARIES)} for {MODEL}, found {shown(model)}")
+        yield values(MODEL, f"{unchecked}expected {', '.join(every_model.VOCABULARIES)} for {MODEL}, found {quote(model)}")
         return
     if every_model.VOCABULARIES[model].pre and pre and pre not in every_model.KNOWN_PRE:
         close = suggestion(pre, sorted(every_model.KNOWN_PRE))
-        yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {shown(pre)}{close}")
+        yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {quote(pre)}{close}")
     if not every_model.VOCABULARIES[model].required or TOKENS in numbers.unknown:
         return
     tokens = list(metadata[TOKENS])
@@ -311,12 +311,12 @@ def _vocabulary(numbers: ModelSizes) -> Iterator[Finding]:
             yield values(key, f"expected {len(tokens)} elements of {key}, one for each token, found {len(metadata[key])}")
     texts = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     if twice := next((text for text, count in Counter(texts).items() if count > 1), None):
-        yield values(TOKENS, f"expected tokens that differ, found {shown(twice)} twice")
+        yield values(TOKENS, f"expected tokens that differ, found {quote(twice)} twice")
     name = metadata.get(NAME)
     is_phi3 = isinstance(name, str) and any(part in name.lower() for part in every_model.PHI3_NAMES)
     missing = [token for token in every_model.PHI3_TOKENS if token not in texts]
     if is_phi3 and missing and not JINA_PRE.search(pre):
-        yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
+        yield values(TOKENS, f"expected the token {missing[0]} in a model named {quote(name)}, found none")
 
 
 def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
@@ -342,28 +342,28 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
             expected = f"{dims} ({', '.join(_text(part) for part in row.dims.split())})"
             if name not in tensors:
                 if row.required and applies:
-                    problem = f"expected a tensor {shown(name)}{f' with dims {expected}' if dims else ''}, found none"
+                    problem = f"expected a tensor {quote(name)}{f' with dims {expected}' if dims else ''}, found none"
                     finding = _finding("tensors", first, first.format.table, problem, name)
                     alike[_dims_and_number(name, dims or [0])].append(finding)
                     yield finding
                 continue
             shard, tensor = owners[name], tensors[name]
-            if dims and padded(tensor.dims) != padded(dims):
-                problem = f"expected dims {expected} of {shown(name)}, found {list(tensor.dims)}"
+            if dims and pad_dims(tensor.dims) != pad_dims(dims):
+                problem = f"expected dims {expected} of {quote(name)}, found {list(tensor.dims)}"
                 yield _finding("dims", shard, rows[shard.name].tensor(name, "dims"), problem, name)
             if row.type and tensor.type.name != row.type:
-                problem = f"expected {row.type} for {shown(name)}, found {tensor.type.name}"
+                problem = f"expected {row.type} for {quote(name)}, found {tensor.type.name}"
                 yield _finding("types", shard, rows[shard.name].tensor(name, "dtype"), problem, name)
     beyond = set[str]()
     for name, shard in owners.items():
         if name in read:
             continue
-        problem = f"expected a tensor that llama.cpp loads, found {shown(name)}"
+        problem = f"expected a tensor that llama.cpp loads, found {quote(name)}"
         if (match := BLOCK.match(name)) and int(match[1]) >= blocks:
             if match[0] in beyond:  # one finding for each block
                 continue
             beyond.add(match[0])
-            problem = f"{expected_blocks}, found {shown(name)}"
+            problem = f"{expected_blocks}, found {quote(name)}"
         finding = _finding("names", shard, rows[shard.name].tensor(name, "name"), problem, name)
         alike[_dims_and_number(name, tensors[name].dims)].append(finding)
         yield finding
@@ -374,7 +374,7 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
 
 def _dims_and_number(name: str, dims: Iterable[int]) -> tuple[Any, ...]:
     """Returns what a tensor has in common with the same one under another name."""
-    return (*padded(dims), *re.findall("[0-9]+", name)[:1])
+    return (*pad_dims(dims), *re.findall("[0-9]+", name)[:1])
 
 
 def is_read(row: Loaded, block: int, numbers: ModelSizes) -> bool | None:
@@ -401,7 +401,7 @@ def _text(dim: str) -> str:
     return " + ".join(every_model.SIZES[part].text if part in every_model.SIZES else part for part in dim.split("+"))
 
 
-def padded(dims: Iterable[int]) -> list[int]:
+def pad_dims(dims: Iterable[int]) -> list[int]:
     """Returns four dims."""
     found = list(dims)
     return found + [1] * (4 - len(found))

@@ -23,9 +23,9 @@ from numpy.lib.stride_tricks import as_strided
 from glft_schema.errors import TensorError
 from glft_schema.storage.dtypes import FLOAT32, FLOAT64, Array, Dtype, name_of
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.conversions import converted, float32_of, widened
+from glft_schema.tensor_types.engine.conversions import convert, float32_of, widen
 from glft_schema.tensor_types.fp4 import MXFP4
-from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed, transposed
+from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed, transpose
 
 Config = Mapping[str, Any]
 Function = Callable[[Sequence[Array]], Sequence[Array]]
@@ -34,7 +34,7 @@ LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)  # of eight bytes
 UINT8 = np.dtype(np.uint8)
 
 
-def applied(function: Function, sources: Sequence[StoredTensor], name: str, scope: Scope = "tensors") -> list[StoredTensor]:
+def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope: Scope = "tensors") -> list[StoredTensor]:
     """Returns the results of a function.
 
     Args:
@@ -81,7 +81,7 @@ def planned_results(
     function: Function, sources: Sequence[StoredTensor], name: str, scope: Scope = "tensors"
 ) -> list[tuple[tuple[int, ...], Dtype]]:
     """Returns the shapes and dtypes of a function's results. Arguments and errors are those of
-    `applied`."""
+    `apply`."""
     if scope == "elements":
         return [(sources[0].shape, result.dtype) for result in function([np.zeros(1, source.dtype) for source in sources])]
     columns = {source.shape[-1] if len(source.shape) > 1 else 0 for source in sources} if scope == "rows" else {0}
@@ -107,7 +107,7 @@ def in_one_dtype(sources: Sequence[StoredTensor]) -> Sequence[StoredTensor]:
     dtype = common_dtype(sources)
     if all(source.dtype == dtype for source in sources):
         return sources
-    return [applied(lambda arrays: [converted(arrays[0], dtype)], [source], "", "elements")[0] for source in sources]
+    return [apply(lambda arrays: [convert(arrays[0], dtype)], [source], "", "elements")[0] for source in sources]
 
 
 def quantized_type(sources: Iterable[StoredTensor]) -> TensorType | None:
@@ -184,13 +184,13 @@ class _MovedRows:
 
         for (at, matrix), group in groupby(numbers, matrix_of):
             source, rows = self._sources[at], [number - self._starts[at] for number in group]
-            outer = _unravelled(matrix, source.shape[:-2])
+            outer = _unravel(matrix, source.shape[:-2])
             first = matrix * source.shape[-2]
             for row, step, count in _progressions([row - first for row in rows]):
                 yield source, (*outer, slice(row, row + (count - 1) * step + 1, step))
 
 
-def _unravelled(number: int, shape: Sequence[int]) -> list[slice]:
+def _unravel(number: int, shape: Sequence[int]) -> list[slice]:
     """Returns the index of an element by its number in C order, as slices."""
     index = []
     for size in reversed(shape):
@@ -225,7 +225,7 @@ def _rows_of_bytes(source: StoredTensor) -> Array:
 
 def as_float32(source: StoredTensor) -> StoredTensor:
     """Returns a tensor as float32."""
-    return source if source.dtype == FLOAT32 else applied(_to_float32, [source], "", "elements")[0]
+    return source if source.dtype == FLOAT32 else apply(_to_float32, [source], "", "elements")[0]
 
 
 def _to_float32(tensors: Sequence[Array]) -> list[Array]:
@@ -259,7 +259,7 @@ class TensorOperation:
         return tensors
 
     def mapped(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        """Returns the tensors of GGUF; `name` is for errors. Raises as `applied`."""
+        """Returns the tensors of GGUF; `name` is for errors. Raises as `apply`."""
         return self._applied(self.to_gguf, sources, config, name)
 
     def restored(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
@@ -270,7 +270,7 @@ class TensorOperation:
         if type(self) is TensorOperation:
             return list(sources)
         scope = self.scope if len(sources[0].shape) >= self.dims else "tensors"
-        return applied(partial(function, config=config), sources, name, scope)
+        return apply(partial(function, config=config), sources, name, scope)
 
 
 KEEP = TensorOperation()
@@ -302,7 +302,7 @@ class PlusOne(TensorOperation):
         return [float32_of(weights) + np.float32(1) for weights in tensors]
 
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return [converted(widened(factors) - np.float32(1), factors.dtype) for factors in tensors]
+        return [convert(widen(factors) - np.float32(1), factors.dtype) for factors in tensors]
 
 
 class OneRow(TensorOperation):
@@ -341,7 +341,7 @@ class Transpose(TensorOperation):
         return self._transposed(self.then.restored(sources, config, name))
 
     def _transposed(self, sources: Sequence[StoredTensor]) -> list[StoredTensor]:
-        return [transposed(source) if len(source.shape) == self.dims else source for source in sources]
+        return [transpose(source) if len(source.shape) == self.dims else source for source in sources]
 
 
 @dataclass(frozen=True)

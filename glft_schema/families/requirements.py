@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from glft_schema.errors import Finding, Repair, shown
+from glft_schema.errors import Finding, Repair, quote
 from glft_schema.files import parsing
 from glft_schema.files.file import File
 
@@ -44,7 +44,7 @@ def limit(key: str, expected: str, holds: Callable[[Any], bool]) -> Requirement:
     return Requirement(key, expected=expected, holds=holds)
 
 
-def located(file: File, findings: list[Finding]) -> list[Finding]:
+def locate(file: File, findings: list[Finding]) -> list[Finding]:
     """Returns findings with offsets and names of rows. Parses the file again if there are any."""
     starts = parsing.starts_of(file, {finding.path for finding in findings}) if findings else {}
     for finding in findings:
@@ -88,5 +88,5 @@ def broken_keys(file: File, keys: Iterable[Requirement], name: str, to_load: boo
                 repair = ("set", f"{key.key}:{UINT32}", value)
             yield finding_of(name, "key-types", rows.key(key.key, "type"), problem, key.key, repair)
         elif key.value is not None and metadata[key.key] != key.value:
-            problem = f"expected {key.value!r} for {key.key}{key.expected}, found {shown(metadata[key.key])}"
+            problem = f"expected {key.value!r} for {key.key}{key.expected}, found {quote(metadata[key.key])}"
             yield finding_of(name, "values", rows.key(key.key, "value"), problem, key.key, repair)

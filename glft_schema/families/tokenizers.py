@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, quote
 from glft_schema.families.libraries import library
 from glft_schema.families.vocabulary import ARCHITECTURE, CONTROL, SPACE
 from glft_schema.formats.chat_templates import TEMPLATE
@@ -72,17 +72,17 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
         if KEYS + name in metadata:
             settings[name] = metadata[KEYS + name]
     settings.setdefault("add_bos_token", begins_with_bos(metadata))
-    return _converted(metadata.get(ARCHITECTURE), found, settings)
+    return _convert(metadata.get(ARCHITECTURE), found, settings)
 
 
 def _token(tokens: list[str], number: int, key: str) -> str:
     if not 0 <= number < len(tokens):
-        problem = f"expected fewer than {len(tokens)}, the number of tokens, found {shown(number)}"
+        problem = f"expected fewer than {len(tokens)}, the number of tokens, found {quote(number)}"
         raise FormatError(problem, f"metadata -> {KEYS}{key}")
     return tokens[number]
 
 
-def _converted(architecture: Any, found: dict[str, Any], settings: dict[str, Any]) -> Any:
+def _convert(architecture: Any, found: dict[str, Any], settings: dict[str, Any]) -> Any:
     """Returns a tokenizer that transformers converts."""
     try:
         backend, more = _conversion()(architecture, found)

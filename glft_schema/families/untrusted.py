@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import FormatError, OptionError, safe, shown
+from glft_schema.errors import FormatError, OptionError, quote, safe
 from glft_schema.families.config import CONFIG, check_token_count, read_json
 from glft_schema.files.shards import is_file_name
 from glft_schema.storage.file_source import check_size, read_regular
@@ -28,12 +28,12 @@ def check_no_code(folder: Path) -> None:
     """
     for path in _files(folder):
         if path.suffix == ".py":
-            raise _distrusted(path, "without code, found Python files")
+            raise _distrust(path, "without code, found Python files")
         if path.suffix == ".json" and (found := next(_code(_content(path)), None)):
-            raise _distrusted(path, f"without code, found {found}")
+            raise _distrust(path, f"without code, found {found}")
 
 
-def _distrusted(path: Path, problem: str) -> OptionError:
+def _distrust(path: Path, problem: str) -> OptionError:
     return OptionError(f"{safe(str(path), 1000)}: expected a folder {problem}: --trust-remote-code accepts it")
 
 
@@ -42,7 +42,7 @@ def _files(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
             if path.is_symlink() and leaves(path, folder):
-                raise _distrusted(path, "without links to other folders, found one")
+                raise _distrust(path, "without links to other folders, found one")
             if path.is_file():
                 yield path
 
@@ -86,7 +86,7 @@ def _code(value: Any) -> Iterator[str]:
         elif isinstance(value, list):
             left += value
         elif isinstance(value, str) and REFERENCE.fullmatch(value):
-            yield shown(value)
+            yield quote(value)
 
 
 def check_loadable(folder: Path) -> None:
@@ -106,4 +106,4 @@ def check_loadable(folder: Path) -> None:
         names = read_json(path).get(field, []) if path.is_file() else []
         for name in names.values() if isinstance(names, dict) else names:
             if not is_file_name(name):
-                raise FormatError(f"expected the name of a file in the directory, found {shown(name)}", field, file=str(path))
+                raise FormatError(f"expected the name of a file in the directory, found {quote(name)}", field, file=str(path))

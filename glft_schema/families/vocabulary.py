@@ -133,7 +133,11 @@ def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config, p
     for number, added in decoder:
         if int(number) < size:
             special = bool(added.get("special"))
-            token = Token(added["content"], CONTROL if special else USER_DEFINED) if phi3 else _added(added["content"], special)
+            token = (
+                Token(added["content"], CONTROL if special else USER_DEFINED)
+                if phi3
+                else _added_token(added["content"], special)
+            )
             tokens[int(number)] = token._replace(score=ADDED_SCORE)
     _add_tokens(writer, "llama", "default", tokens, scores=True)
     _add_special(writer, folder, n_vocab=len(tokens))
@@ -186,11 +190,11 @@ def json_tokens(folder: Path, config: Config) -> tuple[list[Token], str]:
             text = texts[number]
             if not added[number].normalized:  # llama.cpp expects normalized texts
                 text = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
-            tokens.append(_added(text, added[number].special))
+            tokens.append(_added_token(text, added[number].special))
     return tokens, pre_tokenizer(tokenizer, folder)
 
 
-def _added(text: str, special: bool) -> Token:
+def _added_token(text: str, special: bool) -> Token:
     """Returns an added token. Some folders do not mark control tokens as special."""
     if special or LOOKS_SPECIAL.fullmatch(text):
         return Token(text, CONTROL)

@@ -15,7 +15,7 @@ import construct
 
 from glft_schema.codec.construct_errors import inside, our_errors
 from glft_schema.codec.context import Context
-from glft_schema.errors import FormatError, OptionError, TruncatedError, shown
+from glft_schema.errors import FormatError, OptionError, TruncatedError, quote
 from glft_schema.files.file import File
 from glft_schema.files.layout import lay_out, with_offsets
 from glft_schema.files.parsing import parse_partly, parse_source
@@ -49,7 +49,7 @@ class ContainerConstruct(construct.Construct):
         try:
             view = memoryview(data).cast("B")
         except (TypeError, ValueError):  # not a buffer, or one with gaps
-            problem = f"expected the bytes of a file, found {shown(data)}"
+            problem = f"expected the bytes of a file, found {quote(data)}"
             raise OptionError(f"{problem}: glft_schema.open takes a path, parse_stream a stream") from None
         return parse_source(BytesSource(view))
 
@@ -70,7 +70,7 @@ class ContainerConstruct(construct.Construct):
             TypeError: if it is a text stream.
             OSError: from the system.
         """
-        with _closed_on_error(stream_source(stream, format_of, mmap)) as source:
+        with _close_on_error(stream_source(stream, format_of, mmap)) as source:
             return parse_source(source)
 
     @outside_graphs
@@ -94,7 +94,7 @@ class ContainerConstruct(construct.Construct):
         """
         if not offset and size is None:
             return open(filename, mmap=mmap)
-        with _closed_on_error(open_source(path_text(filename), mmap, offset=offset, size=size)) as source:
+        with _close_on_error(open_source(path_text(filename), mmap, offset=offset, size=size)) as source:
             return parse_source(source)
 
     def compile(self, filename: object = None) -> ContainerConstruct:
@@ -169,7 +169,7 @@ def open(
         path = find_set(Path(path))
     if whole_set and (indexed := indexed_format(path)):
         return open_index(Path(path), indexed, open_shard)
-    with _closed_on_error(open_source(path, mmap)) as source:
+    with _close_on_error(open_source(path, mmap)) as source:
         file = parse_source(source, device, allow_truncated=allow_truncated)
         return open_set(file, open_shard) if whole_set else file
 
@@ -189,7 +189,7 @@ def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError
             return open(path, mmap=mmap, allow_truncated=True), fault
     if fault.file is None or not os.path.isfile(fault.file):
         raise fault
-    with _closed_on_error(open_source(fault.file, mmap)) as source:
+    with _close_on_error(open_source(fault.file, mmap)) as source:
         return parse_partly(source), fault
 
 
@@ -199,7 +199,7 @@ def as_file(file: File | StrPath) -> File:
 
 
 @contextmanager
-def _closed_on_error(source: Source) -> Iterator[Source]:
+def _close_on_error(source: Source) -> Iterator[Source]:
     """Closes the source if the block raises."""
     try:
         yield source
@@ -215,7 +215,7 @@ def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:
             raise FormatError(f"expected one file, found a set of {len(obj.shards)}: merge it first")
         return obj.format, obj.regions
     if not isinstance(obj, Mapping):
-        raise FormatError(f"expected a File or a mapping of regions, found {shown(obj)}")
+        raise FormatError(f"expected a File or a mapping of regions, found {quote(obj)}")
     try:
         format = format_named(obj.get("format", DEFAULT.name))
     except OptionError as error:

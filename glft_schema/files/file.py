@@ -9,7 +9,7 @@ from typing import Any
 from glft_schema.codec.metadata import Metadata
 from glft_schema.codec.records import Record
 from glft_schema.display import Part, with_display
-from glft_schema.errors import shown
+from glft_schema.errors import quote
 from glft_schema.files.summary import file_parts
 from glft_schema.formats.format import Format
 from glft_schema.lazy import outside_graphs, torch
@@ -150,13 +150,13 @@ class File:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.source.check_open()
-        return _reparsed, (self._parse, self.limits, self.source, self.device)
+        return _reparse, (self._parse, self.limits, self.source, self.device)
 
     def _display(self) -> Iterator[Part]:
-        return iter([f"{shown(self.name)}: closed"]) if self.source.closed else file_parts(self)
+        return iter([f"{quote(self.name)}: closed"]) if self.source.closed else file_parts(self)
 
 
-def _reparsed(parse: Parse, limits: Limits, source: Source, device: str | torch.device) -> File:
+def _reparse(parse: Parse, limits: Limits, source: Source, device: str | torch.device) -> File:
     with limits:
         return parse(source, device)
 

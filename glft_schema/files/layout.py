@@ -14,8 +14,8 @@ from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import ByteOrder, Context, byte_order, new_context
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
-from glft_schema.codec.structs import Padding, member, unwrapped
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.codec.structs import Padding, member, unwrap
+from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.formats.format import Format
 from glft_schema.limits import Limits, current
 from glft_schema.storage.tensor_bytes import write_all
@@ -133,12 +133,12 @@ def with_offsets(
         LimitError: if the alignment exceeds the limit.
     """
     if not isinstance(alignment, int) or alignment < 1:
-        raise OptionError(f"expected an alignment of at least 1, found {shown(alignment)}")
+        raise OptionError(f"expected an alignment of at least 1, found {quote(alignment)}")
     current().check("alignment", alignment, "alignment", " bytes")
     names = format.regions
     if unknown := [region for region in regions if region not in names]:
-        raise FormatError(f"expected only the regions {', '.join(names)}, found {shown(unknown[0])}")
-    rows = [_checked(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
+        raise FormatError(f"expected only the regions {', '.join(names)}, found {quote(unknown[0])}")
+    rows = [_check_row(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
     with_offset = sum("offset" in row for row in rows)
     if with_offset == len(rows):
         return {"data": {}, **regions, format.table: rows}
@@ -150,7 +150,7 @@ def with_offsets(
     start, step, sizes = 0, _known_step(format, regions, alignment), _known_sizes(format, rows)
     known = step is not None and sizes is not None
     if step is None or sizes is None:
-        start, context = measured(format, {**before, format.table: table})
+        start, context = measure_head(format, {**before, format.table: table})
         step, payloads = math.lcm(alignment, context.get("alignment", 1)), regions.get("data") or {}
         sizes = [payload_size(payloads.get(row["name"]), row) for row in context[format.table]]
     first = start
@@ -160,7 +160,7 @@ def with_offsets(
         found = {"data": {}, **regions, format.table: table}
         if known or step == 1 or _has_size(member(format.row, "offset")):
             return found
-        before_payloads, _ = measured(format, {**before, format.table: table})  # offsets in text change its length
+        before_payloads, _ = measure_head(format, {**before, format.table: table})  # offsets in text change its length
         if before_payloads == start:
             return found
         first = max(first, before_payloads) + (step if before_payloads < start else 0)  # not to alternate
@@ -172,7 +172,7 @@ def _known_step(format: Format, regions: Mapping[str, Any], alignment: int) -> i
     declared = format.field("alignment")
     if declared is None:
         return 1 if alignment == 1 else None
-    name, padding = next((part.name, unwrapped(part)) for part in reversed(format.head.subcons) if part.name)
+    name, padding = next((part.name, unwrap(part)) for part in reversed(format.head.subcons) if part.name)
     if not isinstance(padding, Padding) or regions.get(name) is not None:
         return None
     metadata = regions.get("metadata") or {}
@@ -198,7 +198,7 @@ def _known_sizes(format: Format, rows: Sequence[Any]) -> list[int] | None:
     return sizes
 
 
-def measured(format: Format, regions: Mapping[str, Any]) -> tuple[int, Any]:
+def measure_head(format: Format, regions: Mapping[str, Any]) -> tuple[int, Any]:
     """Returns the bytes of the regions before the payloads, and the context of their build."""
     stream = io.BytesIO()
     with our_errors():
@@ -227,16 +227,16 @@ def _has_size(field: construct.Construct) -> bool:
 
 def _sequence(value: Any, path: str) -> Sequence[Any]:
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise FormatError(f"expected a sequence, found {shown(value)}", path)
+        raise FormatError(f"expected a sequence, found {quote(value)}", path)
     return value
 
 
-def _checked(row: Any, format: Format, number: int) -> Any:
+def _check_row(row: Any, format: Format, number: int) -> Any:
     """Returns `row` after checking the types that the layout depends on."""
     path = f"{format.table} -> {number}"
     if not isinstance(row, Mapping):
-        raise FormatError(f"expected a mapping with the row's fields, found {shown(row)}", path)
+        raise FormatError(f"expected a mapping with the row's fields, found {quote(row)}", path)
     for size in _sequence(row.get("dims", []), f"{path} -> dims"):
         if not isinstance(size, int) or isinstance(size, bool):
-            raise FormatError(f"expected integers, found {shown(size)}", f"{path} -> dims")
+            raise FormatError(f"expected integers, found {quote(size)}", f"{path} -> dims")
     return row

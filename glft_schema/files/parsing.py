@@ -39,7 +39,7 @@ def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_tr
     trace = Trace(*filter(None, [unlocated.path]))  # here, the first parse's memory is free
     with suppress(FormatError):
         _run(format.struct, source, trace, allow_truncated=allow_truncated)
-    raise _located(unlocated, trace, format, source)
+    raise _locate(unlocated, trace, format, source)
 
 
 def trace_fields(file: File) -> list[FieldSpan]:
@@ -68,7 +68,7 @@ def trace_source(format: Format, source: Source) -> tuple[list[FieldSpan], Forma
     try:
         _run(format.struct, source, trace)
     except FormatError as error:
-        fault = _located(error, trace, format, source)
+        fault = _locate(error, trace, format, source)
     if isinstance(fault, TruncatedError):
         trace = Trace()
         with suppress(FormatError):  # before the payloads
@@ -147,7 +147,7 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _located(error: FormatError, trace: Trace, format: Format, source: Source) -> FormatError:
+def _locate(error: FormatError, trace: Trace, format: Format, source: Source) -> FormatError:
     """Returns the error with field, offset, and tensor or key, by a trace up to it."""
     path = error.path or (trace.open[-1].path if trace.open else "")
     span = trace.find(path) or (trace.open[-1] if trace.open else None)

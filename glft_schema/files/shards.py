@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.text import is_utf8
-from glft_schema.errors import FormatError, safe, shown
+from glft_schema.errors import FormatError, quote, safe
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.registry import index_suffixes
@@ -57,7 +57,7 @@ def shard_info(file: File) -> ShardInfo | None:
     numbers = [file.metadata.get(key) for key in keys]
     for key, number in zip(keys, numbers, strict=True):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise FormatError(f"expected a non-negative integer, found {shown(number)}", f"metadata -> {key}", file=file.name)
+            raise FormatError(f"expected a non-negative integer, found {quote(number)}", f"metadata -> {key}", file=file.name)
     return ShardInfo(*numbers)
 
 
@@ -222,7 +222,7 @@ def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) ->
     if not names:
         raise FormatError("expected at least one tensor, found none", "weight_map", file=str(index))
     if bad := [name for name in names if not is_file_name(name)]:
-        raise FormatError(f"expected the name of a file in the directory, found {shown(bad[0])}", "weight_map", file=str(index))
+        raise FormatError(f"expected the name of a file in the directory, found {quote(bad[0])}", "weight_map", file=str(index))
     shards: list[File] = []
     try:
         for name in names:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.errors import OptionError, alternatives, shown
+from glft_schema.errors import OptionError, alternatives, quote
 from glft_schema.files.container import Container, as_file
 from glft_schema.files.file import File
 from glft_schema.files.shards import shard_info, shard_path
@@ -45,7 +45,7 @@ def split(file: File | StrPath, prefix: StrPath, *, max_tensors: int | None = No
     shards, keys = file.format.shards, file.format.shard_keys
     if shards is None or shard_info(file) or len(file.shards) > 1:
         known = alternatives(format.name for format in FORMATS if format.shards)
-        raise OptionError(f"expected a {known} file that is not part of a set, found {shown(file.name)}")
+        raise OptionError(f"expected a {known} file that is not part of a set, found {quote(file.name)}")
     if not max_tensors and not max_bytes:
         raise OptionError("expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither")
     groups: list[list[Tensor]] = [[]]
@@ -101,8 +101,8 @@ def merge(file: File | StrPath, path: StrPath) -> None:
     if len(file.shards) < 2 and not (keys and file.metadata.get(keys.files) == 1):
         if isinstance(file.format.shards, ShardIndex):
             problem = f"a shard of {file.format.name} does not name its set: give the index or the directory"
-            raise OptionError(f"expected the index of a split model, found {shown(file.name)}: {problem}")
-        raise OptionError(f"expected the first file or the index of a split model, found {shown(file.name)}")
+            raise OptionError(f"expected the index of a split model, found {quote(file.name)}: {problem}")
+        raise OptionError(f"expected the first file or the index of a split model, found {quote(file.name)}")
     metadata = file.metadata
     for shard in file.shards[1:]:
         if isinstance(metadata, TypedMetadata):

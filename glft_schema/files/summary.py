@@ -16,9 +16,9 @@ from glft_schema.display import (
     Part,
     Row,
     bytes_by_type,
-    counted,
+    format_count,
     parameters_text,
-    shortened,
+    shorten,
     size_text,
 )
 from glft_schema.errors import safe
@@ -86,8 +86,8 @@ def file_parts(file: HasFile) -> Iterator[Part]:
     yield bytes_by_type((type_, total.nbytes) for type_, total in totals.items())._replace(labels="")
     yield metadata_table(file.metadata) if len(file.metadata) <= ROWS else _keys_by_prefix(file.metadata)
     yield _types_table(totals, file.nbytes)
-    rows, right = without_empty_column(grouped(file.tensors.values(), "shape"), 2)
-    title = f"{counted(file.tensors, 'tensor')}: file.tensors lists each"
+    rows, right = without_empty_column(group_rows(file.tensors.values(), "shape"), 2)
+    title = f"{format_count(file.tensors, 'tensor')}: file.tensors lists each"
     yield Listing.of(title, ("name", "type", *rows[0][2:]), rows[1:], lambda row: row, right)
 
 
@@ -109,7 +109,7 @@ def _keys_by_prefix(metadata: Mapping[str, Any]) -> Listing:
         prefixes.setdefault(key.partition(".")[0], {})[key] = value
     rows = list[Row]()
     for prefix, values in prefixes.items():
-        text = ", ".join(f"{key.removeprefix(f'{prefix}.')} {shortened(value, SHORTEST)}" for key, value in values.items())
+        text = ", ".join(f"{key.removeprefix(f'{prefix}.')} {shorten(value, SHORTEST)}" for key, value in values.items())
         if len(values) == 1:
             rows.append((*values, "", *values.values()))
         else:
@@ -117,7 +117,7 @@ def _keys_by_prefix(metadata: Mapping[str, Any]) -> Listing:
     return Listing(f"{table.title}: file.metadata lists each", ("keys", "entries", "values"), rows, table.hidden)
 
 
-def grouped(tensors: Iterable[Tensor], sizes: str) -> list[Row]:
+def group_rows(tensors: Iterable[Tensor], sizes: str) -> list[Row]:
     """Returns a head, a row per tensor, and of numbered blocks a row per kind of tensor.
 
     Args:

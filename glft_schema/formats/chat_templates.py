@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.rules import Check
-from glft_schema.errors import one_line, shown
+from glft_schema.errors import one_line, quote
 
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment  # imported when a file has a template
@@ -50,7 +50,7 @@ def syntax_problem(key: str, text: Any) -> str:
         for node in sandbox.parse(GENERATION.sub("", text)).find_all((jinja2.nodes.Filter, jinja2.nodes.Test)):
             kind, known = ("filter", sandbox.filters) if isinstance(node, jinja2.nodes.Filter) else ("test", sandbox.tests)
             if node.name not in known:
-                return f"expected a {kind} of Jinja, found {shown(node.name)} at line {node.lineno}"
+                return f"expected a {kind} of Jinja, found {quote(node.name)} at line {node.lineno}"
     except jinja2.TemplateSyntaxError as error:
         return f"expected Jinja, found at line {error.lineno}: {one_line(str(error.message))}"
     except RecursionError:

@@ -13,7 +13,7 @@ from glft_schema.codec.rules import SPEC
 from glft_schema.codec.structs import Derived, Struct, follows, member
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_values import Typed
-from glft_schema.display import counted, with_display
+from glft_schema.display import format_count, with_display
 from glft_schema.tensor_types import TensorType
 
 
@@ -92,7 +92,7 @@ class Format:
     summary: Callable[[Mapping[str, Any]], list[str]] = lambda metadata: []
 
     def _display(self) -> Iterator[str]:
-        yield f"{self.name}, {counted(len([*self.types]), 'tensor type')}"
+        yield f"{self.name}, {format_count(len([*self.types]), 'tensor type')}"
 
     def claims(self, start: bytes) -> bool:
         """Tells whether files that begin with these bytes have this format. A file that ends within

@@ -26,9 +26,9 @@ from glft_schema.codec.predicates import (
     above,
     at_least,
     at_most,
-    contained_in,
     differs_from,
     equals,
+    member_of,
     multiple_of,
     one_of,
     pattern,
@@ -46,7 +46,7 @@ from glft_schema.formats.chat_templates import ChatTemplate
 from glft_schema.formats.format import Format, ShardKeys
 from glft_schema.formats.gguf_keys import kinds_of_key, meaning, suits, summary, type_of_key
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensors.layout_rules import Contiguous, has_quantized, padded_to, zero_gaps
+from glft_schema.tensors.layout_rules import Contiguous, has_quantized, is_padded_to, zero_gaps
 from glft_schema.tensors.region import TensorData, TensorFits
 
 MAGIC = b"GGUF"
@@ -139,7 +139,7 @@ TensorInfo = Struct(
     ggml("gguf-name-63",   nbytes_(this.name), at_most(63, "bytes")),
     spec("gguf-name-utf8", this.name,          utf8),
     both("gguf-dims-4",    len_(this.dims),    at_most(4, "dims")),
-    both("gguf-type",      this.dtype,         contained_in(BUILT_IN_TYPES, "a type of ggml"), advice=OWN_TYPES),
+    both("gguf-type",      this.dtype,         member_of(BUILT_IN_TYPES, "a type of ggml"), advice=OWN_TYPES),
     TensorFits("gguf-dims-fit-type", "dims"),
     spec("gguf-offset",    this.offset,        multiple_of(this._root.alignment, "the alignment")),
     title="tensor_info",
@@ -162,7 +162,7 @@ GGUF = Format("GGUF", (MAGIC,), GGML_TYPES, Struct(
          when=FIRST_SHARD & has_quantized(this.tensor_infos), building=False),
     spec("gguf-padding",              this.padding,  zeros),
     spec("gguf-gaps",                 this.data,     zero_gaps),
-    ggml("gguf-data-padded",          this.data,     padded_to(this.alignment)),
+    ggml("gguf-data-padded",          this.data,     is_padded_to(this.alignment)),
 ),
     endings=(".gguf",),
     keeps_to=(SPEC, GGML),

@@ -33,7 +33,7 @@ from glft_schema.storage.source import StrPath, path_text
 KIND = "imatrix"  # general.type of the GGUF form
 
 
-def given(field: str) -> Callable[[Context], bool]:
+def is_given(field: str) -> Callable[[Context], bool]:
     """Returns the condition that bytes are left, or while building, that `field` has a value."""
 
     def holds(context: Context) -> bool:
@@ -44,7 +44,7 @@ def given(field: str) -> Callable[[Context], bool]:
 
 def optional(field: str, declared: construct.Construct) -> construct.Construct:
     """Returns the declaration of a field that the file may end before; None then."""
-    return field / If(given(field), declared)
+    return field / If(is_given(field), declared)
 
 
 # fmt: off

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from glft_schema import plugins
-from glft_schema.errors import FormatError, OptionError, alternatives, shown
+from glft_schema.errors import FormatError, OptionError, alternatives, quote
 from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
@@ -49,7 +49,7 @@ def register_format(format: Format) -> Format:
             slip, with a sentence that says what to write.
     """
     if not isinstance(format, Format):
-        raise TypeError(f"expected a Format, found {shown(format)}")
+        raise TypeError(f"expected a Format, found {quote(format)}")
     if format in FORMATS:
         return format
     if slip := first_slip(format):
@@ -58,7 +58,7 @@ def register_format(format: Format) -> Format:
         endings = set(format.endings).intersection(known.endings)
         magics = [magic for magic in format.magics if any(magic.startswith(m) or m.startswith(magic) for m in known.magics)]
         if format.name.lower() == known.name.lower() or endings or magics:
-            taken = shown(magics[0]) if magics else shown(endings.pop() if endings else format.name)
+            taken = quote(magics[0]) if magics else quote(endings.pop() if endings else format.name)
             raise ValueError(f"expected a name, file extensions and magics that no format has, found {taken} of {known.name}")
     FORMATS.append(format)
     return format
@@ -109,7 +109,7 @@ def format_named(name: object) -> Format:
                 return format
         load_plugins()
     names = [format.name for format in FORMATS]
-    raise OptionError(f"expected {alternatives(names)}, found {shown(name)}{suggestion(name, names)}")
+    raise OptionError(f"expected {alternatives(names)}, found {quote(name)}{suggestion(name, names)}")
 
 
 def registered_type(name: str) -> TensorType:
@@ -123,7 +123,7 @@ def registered_type(name: str) -> TensorType:
                     return type_
         load_plugins()
     schemes = {type_.scheme for format in FORMATS for type_ in format.types}
-    raise OptionError(f"expected a tensor type, found {shown(name)}{suggestion(name, schemes)}")
+    raise OptionError(f"expected a tensor type, found {quote(name)}{suggestion(name, schemes)}")
 
 
 def target_format(path: StrPath, name: str | None) -> Format:
@@ -146,7 +146,7 @@ def refuse_ending(path: StrPath, format: Format, writes: str) -> None:
     """Raises OptionError if `path` has the ending of another format than the one that is written.
     `writes` says by what, such as ``quantize writes``."""
     if (format_with(path) or format) is not format:
-        name = shown(Path(path_text(path)).name)
+        name = quote(Path(path_text(path)).name)
         raise OptionError(f"{writes} {format.name}, found {name} to write: use glft convert")
 
 

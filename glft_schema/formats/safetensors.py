@@ -50,7 +50,7 @@ from glft_schema.codec.json_table import (
     nbytes_of_json,
 )
 from glft_schema.codec.numbers import u64
-from glft_schema.codec.predicates import at_most, computed
+from glft_schema.codec.predicates import at_most, equals_result_of
 from glft_schema.codec.rules import RUST, SPEC, Rule
 from glft_schema.codec.structs import Count, Derived, Struct
 from glft_schema.codec.type_codes import TypeCode, TypeTable
@@ -118,7 +118,7 @@ TensorInfo = Struct(
     "end"    / Count(IntegerAt("data_offsets", 1, of=2), end_of_payload) * "offset of the byte after the payload",
     TensorFits("safetensors-dims-fit-type", "dims"),
     Rule("safetensors-size", this.end,
-         computed(end_of_payload, "the offset plus the bytes of such a tensor")),
+         equals_result_of(end_of_payload, "the offset plus the bytes of such a tensor")),
     title="tensor_info",
 )
 

@@ -16,11 +16,11 @@ from glft_schema.codec.metadata_lines import KeyValueLines, nbytes_of_lines
 from glft_schema.codec.numbers import ByteOrderOf, Number, Picked, Sizes, TensorField, i8, u8
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import RULE_SETS, Check, Rule
-from glft_schema.codec.structs import Count, Derived, Struct, follows, member, unwrapped
+from glft_schema.codec.structs import Count, Derived, Struct, follows, member, unwrap
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode, TypeTable
-from glft_schema.errors import alternatives, shown
+from glft_schema.errors import alternatives, quote
 from glft_schema.formats.format import Format, ShardIndex, ShardKeys
 from glft_schema.formats.trial import first_fault
 from glft_schema.tensors.region import TensorData, TensorFits
@@ -109,10 +109,10 @@ def _facts(format: Format) -> Iterator[str]:
 
 def _magic(format: Format) -> Iterator[str]:
     """Yields a constant at the start of files by which they would not be recognised."""
-    first, path = unwrapped(format.struct), ""
+    first, path = unwrap(format.struct), ""
     while isinstance(first, construct.Struct) and first.subcons:
         field = next((field for field in first.subcons if field.name), None)
-        first, path = unwrapped(field), _path(path, field.name if field else "")
+        first, path = unwrap(field), _path(path, field.name if field else "")
     value = getattr(first, "value", None) if isinstance(first, (construct.Const, construct.Default)) else None
     if (
         isinstance(value, bytes)
@@ -125,7 +125,7 @@ def _magic(format: Format) -> Iterator[str]:
 def _names(declared: Any, path: str = "") -> Iterator[str]:
     """Yields Structs of construct, and names of fields that cannot be used."""
     if not isinstance(declared, Struct):
-        yield f"{path or 'struct'}: write Struct(...) of glft_schema.codec, found {shown(declared)}"
+        yield f"{path or 'struct'}: write Struct(...) of glft_schema.codec, found {quote(declared)}"
         return
     names = [field.name for field in declared.subcons if field.name]
     for name in names:
@@ -136,9 +136,9 @@ def _names(declared: Any, path: str = "") -> Iterator[str]:
         if names.count(name) > 1:
             yield f"{_path(path, name)}: choose another name, because another field has this one"
     if "byte_order" in names and not isinstance(found := member(declared, "byte_order"), ByteOrderOf):
-        yield f"{_path(path, 'byte_order')}: write {BYTE_ORDER}, which sets the order of what follows, found {shown(found)}"
+        yield f"{_path(path, 'byte_order')}: write {BYTE_ORDER}, which sets the order of what follows, found {quote(found)}"
     for field in declared.subcons:
-        inner = unwrapped(field)
+        inner = unwrap(field)
         while hasattr(inner, "row") or isinstance(inner, construct.Subconstruct):
             inner = inner.row if hasattr(inner, "row") else inner.subcon
         if isinstance(inner, construct.Struct):
@@ -155,7 +155,7 @@ def _regions(format: Format) -> Iterator[str]:
     if type(table) is construct.Array or not (hasattr(table, "row") or hasattr(table, "subcon")):
         yield f'data: TensorData({data.table!r}) needs the region "{data.table}" / Table(this.header.n_tensors, Row)'
     if not isinstance(format.row, Struct):
-        yield f"{data.table}: write the rows as Struct(...) of glft_schema.codec, found {shown(format.row)}"
+        yield f"{data.table}: write the rows as Struct(...) of glft_schema.codec, found {quote(format.row)}"
     if "format" in names:
         yield "format: choose another name, because Container.build takes the format's name under it"
     for name, example in ROW.items():
@@ -178,7 +178,7 @@ def _regions(format: Format) -> Iterator[str]:
         of = getattr(alignment, "of", None)
         if not isinstance(alignment, Derived) or not (callable(of) or (type(of) is int and of > 0)):
             found = of if isinstance(alignment, Derived) else alignment
-            yield f'alignment: write "alignment" / Derived(64), with a number above 0 or an expression, found {shown(found)}'
+            yield f'alignment: write "alignment" / Derived(64), with a number above 0 or an expression, found {quote(found)}'
     if isinstance(format.metadata, KeyValues):
         yield from _entries(format.metadata)
 
@@ -187,7 +187,7 @@ def _without_default(row: Any, known: Mapping[str, str], path: str) -> Iterator[
     """Yields the fields of a row of which new files have no value."""
     for field in row.subcons:
         if field.name and field.name not in known and not follows(field) and not field.flagbuildnone:
-            number = unwrapped(field) if isinstance(unwrapped(field), Number) else "u32"
+            number = unwrap(field) if isinstance(unwrap(field), Number) else "u32"
             example = f'"{field.name}" / Default({number}, 0)'
             if "dtype" in known and ("size" in field.name or "bytes" in field.name):
                 example += f', or for the bytes of the payload "{field.name}" / Count({number}, nbytes_of_payload(this))'
@@ -214,7 +214,7 @@ def _entries(declared: KeyValues) -> Iterator[str]:
     for type_ in declared.types:
         if isinstance(type_.field, (construct.FormatField, construct.BytesInteger, type(construct.Flag))):
             value_type = f"ValueType({type_.name!r}, {type_.code}, ...)"
-            yield f"metadata -> value: write {value_type} with {A_NUMBER}, found {shown(type_.field)}"
+            yield f"metadata -> value: write {value_type} with {A_NUMBER}, found {quote(type_.field)}"
     yield from _without_default(entry, ENTRY, "metadata")
 
 
@@ -223,7 +223,7 @@ def _byte_order(declared: Struct) -> Iterator[str]:
     before = ""
     for path, field in _leaves(declared):
         if isinstance(field, Derived) and isinstance(field.of, str) and field.of == BIG:
-            yield f"{path}: write {BYTE_ORDER}, which sets the order of what follows, found {shown(field)}"
+            yield f"{path}: write {BYTE_ORDER}, which sets the order of what follows, found {quote(field)}"
         if isinstance(field, ByteOrderOf) and before:
             yield f"{path}: declare the byte order before all numbers, found it after {before}"
         is_neutral = isinstance(field, (construct.Bytes, construct.FormatField, Derived, Check)) or field in (u8, i8)
@@ -243,7 +243,7 @@ def _leaves(declared: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
     """Yields expressions on fields that do not exist, and counts that building does not compute."""
-    declared = unwrapped(declared)
+    declared = unwrap(declared)
     if isinstance(declared, construct.Struct):
         for field in declared.subcons:
             is_plain = isinstance(field, Check) and not isinstance(field, Rule)  # a Rule has expressions
@@ -255,7 +255,7 @@ def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
     for part in (value for name, value in vars(declared).items() if not name.startswith("_")):
         for reference in references_in(part) if isinstance(part, ExprMixin) else ():
             if _referent(reference, outer) is None:
-                yield f"{path}: {_written(reference)} is not a field; these are: {_visible(outer)}"
+                yield f"{path}: {_write(reference)} is not a field; these are: {_visible(outer)}"
         for inner in part.values() if isinstance(declared, construct.Switch) and isinstance(part, dict) else [part]:
             if isinstance(inner, construct.Construct):
                 yield from _references(inner, outer, path)
@@ -268,7 +268,7 @@ def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
     number = declared.count if isinstance(declared, Table) else declared.size
     if isinstance(number, construct.Construct):
         example = "Table(this.header.n, Row)" if isinstance(declared, Table) else "KeyValueLines(this.header.n)"
-        yield f"{path}: write {example}, with a Count in the header, found {shown(number)}"
+        yield f"{path}: write {example}, with a Count in the header, found {quote(number)}"
     if isinstance(counting := read(number), Reference):
         yield from _count(declared, counting, outer, path)
 
@@ -278,7 +278,7 @@ def _number(declared: construct.Construct, name: str, path: str) -> Iterator[str
     found, kind = getattr(declared, name), type(declared).__name__
     may_be_other = isinstance(declared, construct.Subconstruct)  # a code may be text, and a count a number of construct
     if not (may_be_other or isinstance(found, (Number, Picked))):
-        yield f"{path}: write {kind} with {A_NUMBER}, found {shown(found)}"
+        yield f"{path}: write {kind} with {A_NUMBER}, found {quote(found)}"
     if isinstance(found, Number) and found.is_float and not isinstance(declared, (Numbers, Picked)):
         yield f"{path}: write {kind} with an integer, such as u32, found {found!r}"
 
@@ -290,15 +290,15 @@ def _count(declared: Table | KeyValueLines, number: Reference, outer: Fields, pa
     value = f"this.{up}{region}" if isinstance(declared, Table) else f"nbytes_of_lines(this.{up}{region})"
     example = f'"{number.names[-1]}" / Count(u32, {value})'
     if isinstance(found, (Number, construct.FormatField, construct.Default)):
-        yield f"{_written(number)} counts {region}, so building must compute it: {example}"
+        yield f"{_write(number)} counts {region}, so building must compute it: {example}"
     if not isinstance(found, Count) or not isinstance(found.func, ExprMixin):
         return
     of = list(references_in(found.func))
     if of and of[0].names[-1] != region:
-        yield f"{_written(number)} counts {of[0].names[-1]}, but {region} is read by it: {example}"
+        yield f"{_write(number)} counts {of[0].names[-1]}, but {region} is read by it: {example}"
     if not (_is_length(found.func) if isinstance(declared, Table) else _is_nbytes_of_lines(found.func)):
         unit = "rows" if isinstance(declared, Table) else "bytes"
-        yield f"{_written(number)} is the number of {unit} of {region}: {example}"
+        yield f"{_write(number)} is the number of {unit} of {region}: {example}"
 
 
 def _is_length(expression: ExprMixin) -> bool:
@@ -328,7 +328,7 @@ def _referent(reference: Reference, outer: Fields) -> Any:
     return found
 
 
-def _written(reference: Reference) -> str:
+def _write(reference: Reference) -> str:
     return ".".join(("this", *(("_root",) if reference.of_root else ("_",) * reference.up), *reference.names))
 
 

@@ -29,7 +29,7 @@ from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.tables import Table
-from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.limits import current
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource, Source
@@ -143,7 +143,7 @@ def read_directory(source: Source) -> dict[str, Span]:
     current().check("objects", last.count, "directory", " records")
     current().check("metadata", last.size, "directory", " bytes")
     cursor = Cursor(BytesSource(source.read(last.start, last.size), source.name))
-    entries = _parsed(Directory, cursor, count=last.count).directory
+    entries = _parse(Directory, cursor, count=last.count).directory
     if cursor.left:
         raise FormatError(f"expected {last.count} entries, found {cursor.left} more bytes", "directory", end - cursor.left)
     names = {entry.name.lower() for entry in entries}
@@ -157,10 +157,10 @@ def _end_of(source: Source) -> tuple[Record, int]:
     at = source.size - END
     if at < 0 or bytes(source.read(at, 4)) != b"PK\5\6":
         raise TruncatedError("expected a torch file, a zip archive up to its end, found another end: it may be incomplete")
-    end = last = _parsed(End, Cursor(source, at))
+    end = last = _parse(End, Cursor(source, at))
     if at >= END64 and bytes(source.read(at - LOCATOR, 4)) == b"PK\6\7":
         at -= END64
-        last = _parsed(End64, Cursor(source, at))
+        last = _parse(End64, Cursor(source, at))
         numbers = min(last.count, 0xFFFF), min(last.size, ABOVE), min(last.start, ABOVE), last.end64
         if numbers != (end.count, end.size, end.start, at):
             raise FormatError("expected the same numbers in all end records, found others", "end", at)
@@ -174,16 +174,16 @@ def _records(source: Source, entries: Sequence[Record], end: int) -> dict[str, S
     """Returns the records by name, after checks of their local headers and positions."""
     places = sorted(((*_place(entry), entry) for entry in entries), key=itemgetter(0))
     stored = b"".join(source.read(start, HEADER + len(entry.name)) for start, _, entry in places)
-    headers = _parsed(Headers, Cursor(BytesSource(stored, source.name)), count=len(places)).headers
+    headers = _parse(Headers, Cursor(BytesSource(stored, source.name)), count=len(places)).headers
     records, ends = dict[str, Span](), [*(start for start, _, _ in places[1:]), end]
     for (start, nbytes, entry), header, most in zip(places, headers, ends, strict=True):
         if (header.name, header.flags, header.method) != (entry.name, entry.flags, entry.method):
-            found = f"{shown(header.name)}, flags {header.flags} and method {header.method}"
-            raise FormatError(f"expected {shown(entry.name)} and its flags and method, found {found}", "local header", start)
+            found = f"{quote(header.name)}, flags {header.flags} and method {header.method}"
+            raise FormatError(f"expected {quote(entry.name)} and its flags and method, found {found}", "local header", start)
         first = start + HEADER + header.n_name + header.n_extra
         if first + nbytes > most:
             problem = f"expected at most {max(most - first, 0)} bytes before the next record or the directory, found {nbytes}"
-            raise FormatError(problem, shown(entry.name), first)
+            raise FormatError(problem, quote(entry.name), first)
         records[str(entry.name, "utf-8").partition("/")[2]] = first, nbytes
     return records
 
@@ -198,17 +198,17 @@ def _place(entry: Record) -> Span:
             parts += [entry.extra[at + 4 : at + 4 + nbytes]] if id == 1 else []
             at += 4 + nbytes
         if at != len(entry.extra) or [len(part) for part in parts] != [8 * above]:
-            problem = f"expected {above} numbers of 64 bits in one part 1, found {shown(entry.extra)}"
-            raise FormatError(problem, f"directory -> {shown(entry.name)} -> extra")
+            problem = f"expected {above} numbers of 64 bits in one part 1, found {quote(entry.extra)}"
+            raise FormatError(problem, f"directory -> {quote(entry.name)} -> extra")
         values = iter(struct.unpack(f"<{above}Q", parts[0]))
         numbers = [next(values) if number == ABOVE else number for number in numbers]
     size, packed, start = numbers
     if size != packed:
-        raise FormatError(f"expected {size} bytes, as without compression, found {packed}", f"directory -> {shown(entry.name)}")
+        raise FormatError(f"expected {size} bytes, as without compression, found {packed}", f"directory -> {quote(entry.name)}")
     return start, size
 
 
-def _parsed(declared: Struct, cursor: Cursor, **parameters: Any) -> Record:
+def _parse(declared: Struct, cursor: Cursor, **parameters: Any) -> Record:
     with inside(declared.title), our_errors():
         record: Record = declared._parse(cursor, new_context(True, limits=current(), **parameters), "(parsing)")
     return record

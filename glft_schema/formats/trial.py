@@ -39,17 +39,17 @@ def first_fault(format: Format) -> str | None:
                 format.sniff(bytes(START))
         for regions in _files(format):
             with _trying("building a file"):
-                stored = _built(format, regions, limits, forging=True)
+                stored = _build(format, regions, limits, forging=True)
             if stored is None:
                 continue
             with _trying("reading a built file"):
-                record = _parsed(format, stored, limits)
+                record = _parse(format, stored, limits)
             if record is None:
                 continue
             with _trying("checking the rules of a file"):
-                _parsed(format, stored, limits, trace=Trace(), findings=[])
+                _parse(format, stored, limits, trace=Trace(), findings=[])
             with _trying("building a file that was read"):
-                _built(format, record, limits)
+                _build(format, record, limits)
     except Fault as fault:
         return str(fault)
     return None
@@ -70,7 +70,7 @@ def _files(format: Format) -> Iterator[dict[str, Any]]:
         yield {**regions, format.table: [row], "data": {"w": bytes(type_.nbytes(shape))}}
 
 
-def _built(format: Format, regions: Any, limits: Limits, **params: Any) -> bytes | None:
+def _build(format: Format, regions: Any, limits: Limits, **params: Any) -> bytes | None:
     """Returns the bytes of a file, or None if the format refuses it."""
     stream = BytesIO()
     try:
@@ -81,7 +81,7 @@ def _built(format: Format, regions: Any, limits: Limits, **params: Any) -> bytes
     return stream.getvalue()
 
 
-def _parsed(format: Format, stored: bytes, limits: Limits, **params: Any) -> Any:
+def _parse(format: Format, stored: bytes, limits: Limits, **params: Any) -> Any:
     """Returns the record of a file, or None if a rule refuses it."""
     try:
         with our_errors():

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from glft_schema.errors import OptionError, SchemeError, TensorError, shown
+from glft_schema.errors import OptionError, SchemeError, TensorError, quote
 from glft_schema.formats.registry import format_named
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.dtypes import FLOAT32, Array, Dtype, as_dtype, is_float, words
 from glft_schema.storage.torch_tensors import as_array, as_tensor
 from glft_schema.tensor_types.encoders.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults
 from glft_schema.tensor_types.engine.chunks import encode_chunks, matrix
-from glft_schema.tensor_types.engine.conversions import converted
+from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL
 
@@ -81,7 +81,7 @@ def _quantize(
     if not w.is_floating_point() or not is_float(as_dtype(w.dtype)):
         raise TensorError(f"expected a float dtype, found {w.dtype}: exclude or convert the tensor", name)
     if scale_dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise OptionError(f"expected a float scale_dtype of at least 16 bits, found {shown(scale_dtype)}")
+        raise OptionError(f"expected a float scale_dtype of at least 16 bits, found {quote(scale_dtype)}")
     if w.dim() < 2 or not w.numel():
         raise TensorError(f"expected at least 2 dims and 1 weight, found {w.dtype} {list(w.shape)}", name)
     rows, columns = matrix(w.shape)
@@ -114,8 +114,8 @@ def _symmetric_codes(weights: Array, group: int, largest: int, scale_dtype: Dtyp
     """
     groups = weights.reshape(len(weights), -1, group)
     with np.errstate(all="ignore"):
-        scales = converted(np.abs(groups).max(-1) / np.float32(largest), scale_dtype)
-        rounded = converted(scales, FLOAT32)
+        scales = convert(np.abs(groups).max(-1) / np.float32(largest), scale_dtype)
+        rounded = convert(scales, FLOAT32)
         codes = np.rint(groups / np.where(rounded == 0, np.float32(1), rounded)[..., None])
         codes = codes.clip(-largest - 1, largest).astype(np.int8)
     return {"scales": scales, "codes": codes.reshape(weights.shape)}
@@ -144,7 +144,7 @@ def fake_quantize(w: torch.Tensor, scheme: str = "q4_per_group_64", *, scale_dty
         TensorError: if the scheme cannot hold `w`.
     """
     if not isinstance(scheme, str):
-        raise SchemeError(f"expected the name of a scheme, found {shown(scheme)}")
+        raise SchemeError(f"expected the name of a scheme, found {quote(scheme)}")
     exact = {type_.scheme: type_ for type_ in GLFT.types if type_.exact}
     if scheme in exact:
         return as_tensor(exact[scheme].round_trip(as_array(w), "w")).to(w.device, torch.float32)

@@ -48,7 +48,8 @@ def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
         kept=q4["kept"],
         kept_kinds=", ".join(f"`{kind}`" for kind in dict.fromkeys(re.sub(r"\b\d+\b", "N", name) for name in q4["kept"])),
         needed={
-            scheme: _needed(measured, manifest["limits"]["saving"][scheme]) for scheme, measured in manifest["files"].items()
+            scheme: _layers_to_quantize(measured, manifest["limits"]["saving"][scheme])
+            for scheme, measured in manifest["files"].items()
         },
         codes_alone=manifest["parameters"] // 2,
         parts={label: (_bytes(q8["bytes"], endings), _bytes(q4["bytes"], endings)) for label, _, endings in PARTS},
@@ -62,7 +63,7 @@ def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
             stream.write(text.encode())
 
 
-def _needed(measured: Mapping[str, Any], least: float) -> str:
+def _layers_to_quantize(measured: Mapping[str, Any], least: float) -> str:
     """Returns which layers must be quantized to reach the saving, as the end of a sentence."""
     labels = []
     for label, saving in measured["widening"].items():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from glft_schema.errors import OptionError, TensorError, shown
+from glft_schema.errors import OptionError, TensorError, quote
 from glft_schema.families.libraries import library
 from glft_schema.families.names import SUFFIXES, Names, name_map
 from glft_schema.families.pages import FAMILIES
@@ -155,7 +155,7 @@ def _hooks(module: torch.nn.Module, matrices: Mapping[str, list[str]], sums: _Su
             try:
                 is_stack = module.get_parameter(parameter).dim() == 3
             except AttributeError:
-                raise OptionError(f"expected names of the model's parameters, found {shown(parameter)}") from None
+                raise OptionError(f"expected names of the model's parameters, found {quote(parameter)}") from None
             hook = _experts_hook if is_stack else _linear_hook
             hooks.append(module.get_submodule(layer).register_forward_pre_hook(hook(attribute, names, sums)))
         yield

@@ -72,7 +72,7 @@ def perplexity(
     """
     check_options(perplexity, options, TextOptions)
     tokens, loss = _tokens(text, model, options), 0.0
-    count = _predicted(tokens)
+    count = _count_predicted(tokens)
     with running(model) as module:
         check_fits(module, tokens)
         for chunk in each(tokens, options.get("progress")):
@@ -99,7 +99,7 @@ def compare_predictions(
     """
     check_options(compare_predictions, options, TextOptions)
     tokens = _tokens(text, one, options)
-    count, losses, divergences, same = _predicted(tokens), [0.0, 0.0], [], 0
+    count, losses, divergences, same = _count_predicted(tokens), [0.0, 0.0], [], 0
     with running(one) as first, running(other) as second:
         check_fits(first, tokens)
         _check_same(vocabulary_size(first), vocabulary_size(second))
@@ -119,7 +119,7 @@ def _tokens(text: str | Sequence[int] | None, model: StrPath | torch.nn.Module, 
     return cut(DEFAULT_TEXT.read_text("utf-8") if text is None else text, model, options)
 
 
-def _predicted(tokens: torch.Tensor) -> int:
+def _count_predicted(tokens: torch.Tensor) -> int:
     """Returns how many tokens are predicted. Raises OptionError if none are."""
     chunks, context = tokens.shape
     count: int = chunks * (context - 1 - context // 2)

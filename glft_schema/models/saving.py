@@ -13,7 +13,7 @@ from glft_schema.errors import OptionError, TensorError, alternatives
 from glft_schema.families.config import config_of
 from glft_schema.families.donors import OUTPUT, Donor
 from glft_schema.families.folders import EMBEDDING, gguf_tensors
-from glft_schema.families.operations import applied
+from glft_schema.families.operations import apply
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.files.container import open
@@ -71,7 +71,7 @@ def save(
         raise OptionError(f"expected a model of a declared family, found {type(model).__name__}")
     with open(like) as file:
         tensors = stored_tensors(model)
-        own = {name: replace(tensor, transposed=_transposed(model, name, tensor)) for name, tensor in tensors.items()}
+        own = {name: replace(tensor, transposed=_transpose(model, name, tensor)) for name, tensor in tensors.items()}
         checkpoint = by_example(own, file, family)
         return convert(
             checkpoint,
@@ -104,17 +104,17 @@ def by_example(tensors: Mapping[str, StoredTensor], file: File, family: Family |
     config = config_of(donor.metadata, family.keys, family.arch)
     found = gguf_tensors(tensors, replace(family, generated=lambda config: {}), config)  # of the example, instead
     if OUTPUT in found and OUTPUT not in file.tensors:
-        found[EMBEDDING] = _tied(found[EMBEDDING], found.pop(OUTPUT))
+        found[EMBEDDING] = _tied_embedding(found[EMBEDDING], found.pop(OUTPUT))
     stored = dict[str, StoredTensor]()
     for name, tensor in donor.completed(found).items():
         own = file.tensors[name]
         if tensor.shape == (1, *own.shape):  # llama-quantize drops leading dims of one
-            (tensor,) = applied(lambda values: [values[0][0]], [tensor], name)
+            (tensor,) = apply(lambda values: [values[0][0]], [tensor], name)
         stored[name] = tensor
     return Checkpoint(stored, donor.metadata, None, family.arch, file)
 
 
-def _tied(embedding: StoredTensor, output: StoredTensor) -> StoredTensor:
+def _tied_embedding(embedding: StoredTensor, output: StoredTensor) -> StoredTensor:
     """Returns the token embedding of a model whose output must have the same values.
 
     Raises TensorError if they differ: at once if one is packed, otherwise when values are read,
@@ -138,7 +138,7 @@ def _tied(embedding: StoredTensor, output: StoredTensor) -> StoredTensor:
     return replace(embedding, load=lambda: read(whole), read=read)
 
 
-def _transposed(model: Any, name: str, tensor: StoredTensor) -> StoredTensor | None:
+def _transpose(model: Any, name: str, tensor: StoredTensor) -> StoredTensor | None:
     """Returns a packed weight [out, in] in place of one that is [in, out] in the model."""
     if not tensor.packed:
         return None

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from glft_schema.display import with_display
-from glft_schema.errors import OptionError, safe, shown
+from glft_schema.errors import OptionError, quote, safe
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.nn.layers import ModuleTensor, can_be_packed, module_tensors, owner_of, pack_tensor, packed_owner
@@ -81,28 +81,28 @@ def load_into(
             names, or torch cannot use the device; the module is unchanged.
     """
     with torch.inference_mode(False), open(path) as file:
-        found = renamed(file, names or {}, path, strict=strict)
+        found = rename_tensors(file, names or {}, path, strict=strict)
         return fill(module, found, path, packed=packed, strict=strict, device=device)
 
 
-def renamed(file: File, names: Renaming, source: StrPath, *, strict: bool = False) -> dict[str, StoredTensor]:
+def rename_tensors(file: File, names: Renaming, source: StrPath, *, strict: bool = False) -> dict[str, StoredTensor]:
     """Returns the tensors of a file by other names; see `load_into`.
 
     Raises OptionError, which names `source`, if two of them get one name, or if `strict` and a
     mapping has a name that the file lacks.
     """
     if not callable(names) and not isinstance(names, Mapping):
-        raise OptionError(f"expected names as a mapping or a function, found {shown(names)}")
+        raise OptionError(f"expected names as a mapping or a function, found {quote(names)}")
     if strict and not callable(names) and (unknown := [name for name in names if name not in file.tensors]):
         hint = suggestion(unknown[0], file.tensors)
-        raise OptionError(f"{source}: names has {_listed(unknown)}, which the file lacks{hint}")
+        raise OptionError(f"{source}: names has {_list_some(unknown)}, which the file lacks{hint}")
     rename = names if callable(names) else lambda name: names.get(name, name)
     pairs = [(new, tensor) for name, tensor in file.tensors.items() if (new := rename(name)) is not None]
     if wrong := [new for new, _ in pairs if not isinstance(new, str)]:
-        raise OptionError(f"expected the new name of a tensor as text or None, found {shown(wrong[0])}")
+        raise OptionError(f"expected the new name of a tensor as text or None, found {quote(wrong[0])}")
     twice = [f"{name}: several tensors of the file" for name, count in Counter(new for new, _ in pairs).items() if count > 1]
     if twice:
-        raise OptionError(f"{source}: {_listed(twice, '; ')}")
+        raise OptionError(f"{source}: {_list_some(twice, '; ')}")
     return {name: of_file(tensor) for name, tensor in pairs}
 
 
@@ -158,11 +158,11 @@ def _check(
 ) -> None:
     """Raises OptionError, which names `source`, if tensors do not fit a module."""
     misfits = [problem for entry in tensors for problem in _misfits(module, entry, found)]
-    problems = [f"the file lacks {_listed(missing)}"] * bool(missing)
-    problems += [f"the module lacks {_listed(left_over)}"] * bool(left_over)
-    problems += [_listed(misfits, "; ")] * bool(misfits)
+    problems = [f"the file lacks {_list_some(missing)}"] * bool(missing)
+    problems += [f"the module lacks {_list_some(left_over)}"] * bool(left_over)
+    problems += [_list_some(misfits, "; ")] * bool(misfits)
     if not packed and (already := [names[0] for _, names in tensors if packed_owner(module, names[0])]):
-        problems.append(f"{_listed(already)}: packed already, so load with packed=True, or into a new module")
+        problems.append(f"{_list_some(already)}: packed already, so load with packed=True, or into a new module")
     if problems:
         raise OptionError(f"{source}: {'; '.join(problems)}")
 
@@ -263,7 +263,7 @@ def _values(tensor: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
     return as_tensor(tensor.values()).to(dtype) if tensor.file_tensor is None else tensor.file_tensor.dequantize(dtype)
 
 
-def _listed(parts: Sequence[str], separator: str = ", ") -> str:
+def _list_some(parts: Sequence[str], separator: str = ", ") -> str:
     """Joins the first parts, with the number of the others."""
     others = len(parts) - LISTED
     return separator.join(safe(part, LONGEST) for part in parts[:LISTED]) + (f" and {others} more" if others > 0 else "")

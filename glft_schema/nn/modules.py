@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.formats.registry import registered_type
 from glft_schema.nn.operators import packed_linear, packed_weights
 from glft_schema.storage.torch_tensors import as_tensor
@@ -278,7 +278,7 @@ class Experts(Packed):
     def _bytes(self, expert: int | torch.Tensor) -> torch.Tensor:
         found = self.weight[expert]
         if found.dim() != 1:
-            raise IndexError(f"expected the index of one expert, found {shown(expert)}")
+            raise IndexError(f"expected the index of one expert, found {quote(expert)}")
         return found.unsqueeze(0)
 
 

@@ -134,7 +134,7 @@ def _dequantize(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtyp
 
 def _decode(packed: torch.Tensor, type: str, out: torch.Tensor) -> torch.Tensor:
     found, columns = registered_type(type), out.shape[1]
-    return on_torch.decode(found, on_torch.unpacked(found, packed, columns), columns, out=out)
+    return on_torch.decode(found, on_torch.unpack(found, packed, columns), columns, out=out)
 
 
 def _memory(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

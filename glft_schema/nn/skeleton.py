@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.formats.registry import WITH_TYPES, registered_type
 from glft_schema.nn.layers import can_be_packed, is_conv1d, module_tensors, owner_of, pack_tensor, replace_conv1d
 from glft_schema.nn.modules import Experts, Packed
@@ -154,7 +154,7 @@ def pack_layers(module: nn.Module, types: Mapping[str, str]) -> set[str]:
         packed = torch.empty(rows, type_.nbytes(shape) // max(rows, 1), dtype=torch.uint8, device="meta")
         pack_tensor(module, entry, packed, type_, shape, bool(suffix))
     if unused:
-        raise OptionError(f"the types name {shown(next(iter(unused)))}, which the model lacks")
+        raise OptionError(f"the types name {quote(next(iter(unused)))}, which the model lacks")
     return transposed
 
 

@@ -37,7 +37,7 @@ class TransformersQuantizer(HfQuantizer):
             types = choose(model, types, kept)
         assert not isinstance(types, str)
         model.config._experts_implementation = "eager"  # it takes one expert at a time
-        self._transposed = pack_layers(model, _named_as_in(model, types))
+        self._transposed = pack_layers(model, _adapt_names(model, types))
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Lets checkpoints of plain weights fill the experts that are packed."""
@@ -122,7 +122,7 @@ def _with_weight(conversion: Any, stacks: list[str]) -> Any:
     return conversion.copy(list(conversion.source_patterns), targets, operations=list(conversion.operations))
 
 
-def _named_as_in(model: Any, types: Mapping[str, str]) -> Mapping[str, str]:
+def _adapt_names(model: Any, types: Mapping[str, str]) -> Mapping[str, str]:
     """Returns types by the names of a model, of one that has it as its base, or is its base."""
     names, prefix = model.state_dict().keys(), f"{model.base_model_prefix}."
     if all(name in names for name in types):

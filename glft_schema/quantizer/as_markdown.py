@@ -31,7 +31,7 @@ condition holds; the last rule that applies wins. These are the file types of ll
 
 def recipes_as_markdown() -> str:
     """Returns the page."""
-    return "\n".join([INTRODUCTION, *_roles(), *_kept(), *_fallbacks(), *_summary(), *_shared(), *_recipes()])
+    return "\n".join([INTRODUCTION, *_roles(), *_kept_rules(), *_fallbacks(), *_summary(), *_shared_rules(), *_recipes()])
 
 
 def _codes(texts: Iterable[str]) -> str:
@@ -44,7 +44,7 @@ def _roles() -> Iterator[str]:
     yield "Without `output.weight`, the token embedding has the role output.\n"
 
 
-def _kept() -> Iterator[str]:
+def _kept_rules() -> Iterator[str]:
     yield "## Tensors that keep their type\n"
     yield "- tensors of fewer than two dims, not counting leading ones"
     yield "- names that do not end in `weight`"
@@ -71,7 +71,7 @@ def _summary() -> Iterator[str]:
     yield markdown_table(("file type", "general.file_type", "main type", "alias"), rows)
 
 
-def _shared() -> Iterator[str]:
+def _shared_rules() -> Iterator[str]:
     yield "## Rules at the end of most recipes\n"
     yield markdown_table(("", "role", "type", "if"), ((f"({i})", *_row(rule)) for i, rule in enumerate(SHARED, 1)))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.errors import OptionError, SchemeError, shown
+from glft_schema.errors import OptionError, SchemeError, quote
 from glft_schema.quantizer.recipes import is_kept
 from glft_schema.quantizer.rules import BLOCK, ModelFacts, Recipe, TensorFacts, TensorRole
 from glft_schema.storage.dtypes import is_float
@@ -101,9 +101,9 @@ class RecipeTypes:
         needs_importance = type_.needs_importance or (type_.scheme in self.recipe.needs_importance and not is_head)
         problem = ""
         if not type_.takes(tensor.dtype):
-            problem = f"tensor {shown(name)} cannot be stored as {type_.scheme}: {type_.dtype_refusal(tensor.dtype)}"
+            problem = f"tensor {quote(name)} cannot be stored as {type_.scheme}: {type_.dtype_refusal(tensor.dtype)}"
         elif needs_importance and tensor.importance is None:
-            problem = f"{type_.scheme}, for tensor {shown(name)}, requires an importance matrix, found none{MEASURE}"
+            problem = f"{type_.scheme}, for tensor {quote(name)}, requires an importance matrix, found none{MEASURE}"
         elif tensor.quantized:
             self.again[name] = tensor.quantized
         if problem:
@@ -147,7 +147,7 @@ def patterns_of(tensor_types: Mapping[str, str] | Sequence[tuple[str, str]]) -> 
         try:
             found.append((re.compile(pattern), type_))
         except (re.error, TypeError) as error:
-            raise OptionError(f"expected a regular expression, found {shown(pattern)}: {error}") from None
+            raise OptionError(f"expected a regular expression, found {quote(pattern)}: {error}") from None
     return found
 
 

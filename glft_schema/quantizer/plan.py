@@ -21,15 +21,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glft_schema.display import Chart, Part, Progress, Results, bytes_by_type, counted, records_table, size_text, with_display
+from glft_schema.display import (
+    Chart,
+    Part,
+    Progress,
+    Results,
+    bytes_by_type,
+    format_count,
+    records_table,
+    size_text,
+    with_display,
+)
 from glft_schema.errors import OptionError, QuantizationWarning, TensorError
-from glft_schema.files.layout import measured
+from glft_schema.files.layout import measure_head
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import outside_graphs
 from glft_schema.quantizer.choosing import RecipeTypes
 from glft_schema.quantizer.plan_picture import MIX, WIDTH, Point, picture
-from glft_schema.quantizer.prepared import Prepared, prepared
+from glft_schema.quantizer.prepared import Prepared, prepare
 from glft_schema.quantizer.recipes import RECIPES, is_kept
 from glft_schema.quantizer.rules import ModelFacts, Recipe
 from glft_schema.storage.dtypes import FLOAT32, Array, is_float
@@ -131,7 +141,7 @@ class Mix:
 
     def _display(self) -> Iterator[Part]:
         ratio = f"{self.bits_per_weight:.2f} bits per weight, signal-to-noise ratio {self.snr:.1f} dB"
-        yield f"{counted(self.chosen, 'tensor')}, {ratio}, at most {size_text(self.size)}"
+        yield f"{format_count(self.chosen, 'tensor')}, {ratio}, at most {size_text(self.size)}"
         yield bytes_by_type((one.type, one.nbytes) for one in self.chosen.values())
         chosen = self.chosen.items()
         rows = [{"tensor": name, "type": one.type, "bytes": one.nbytes, "SNR in dB": one.snr} for name, one in chosen]
@@ -169,7 +179,7 @@ class Plan:
         return f"quantized already: {counted_types(self.quantized_before)}; errors are against these, not the original weights"
 
     def _display(self) -> Iterator[Part]:
-        choice = f"{counted(self.tensors, 'tensor')} and {counted(self.by_type, 'type')} to choose from"
+        choice = f"{format_count(self.tensors, 'tensor')} and {format_count(self.by_type, 'type')} to choose from"
         yield "; ".join(filter(None, (self.warning, choice)))
         if self.tensors:
             yield Chart(self.picture())
@@ -334,7 +344,7 @@ def plan(
         raise OptionError(f"expected at least 1 row to measure, found {rows}")
     table = WITH_TYPES.types
     asked = None if types is None else [type_named(name, table) for name in types]
-    model = prepared(source, importance)
+    model = prepare(source, importance)
     tensors = model.tensors
     facts = ModelFacts.of(model.checkpoint.metadata, tensors, model.has_importance)
     chooser = RecipeTypes(
@@ -347,7 +357,7 @@ def plan(
     total = sum(tensor.numel for name, tensor in tensors.items() if name not in kept)
 
     def measure(name: str) -> None:
-        plans.append(_planned(name, tensors[name], _types_for(tensors[name], asked), rows))
+        plans.append(_plan_tensor(name, tensors[name], _types_for(tensors[name], asked), rows))
 
     for name in (name for name in tensors if name not in kept):
         in_one_thread(partial(measure, name))
@@ -387,7 +397,7 @@ def _types_for(tensor: StoredTensor, asked: list[TensorType] | None) -> list[Ten
     return possible or [smaller for type_ in asked if (smaller := fallback(type_, tensor.shape, table))]
 
 
-def _planned(name: str, tensor: StoredTensor, types: Iterable[TensorType], rows: int) -> TensorPlan:
+def _plan_tensor(name: str, tensor: StoredTensor, types: Iterable[TensorType], rows: int) -> TensorPlan:
     """Measures the types of a tensor. Raises TensorError if none can hold it."""
     sample, importance = _sample(name, tensor, rows)
     weights = np.float64(1) if importance is None else importance[:, None].astype(np.float64)
@@ -447,7 +457,7 @@ def _other_bytes(model: Prepared) -> int:
         for name, tensor in model.tensors.items()
     ]
     regions = {"header": {}, "metadata": model.entries(model.added(Recipe("", 0, "f16"))), WITH_TYPES.table: rows}
-    start, context = measured(WITH_TYPES, regions)
+    start, context = measure_head(WITH_TYPES, regions)
     return start + int(context.get("alignment", 1)) * (len(rows) + 1)
 
 

@@ -60,7 +60,7 @@ class Prepared(NamedTuple):
         return entries.without(*(key for key in added if key in entries)).with_texts(added)
 
 
-def prepared(
+def prepare(
     source: StrPath | Checkpoint,
     importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None = None,
     include: str | Iterable[str] = (),

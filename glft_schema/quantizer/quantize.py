@@ -9,18 +9,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.display import Part, Progress, Results, bytes_by_type, counted, records_table, size_text, with_display
-from glft_schema.errors import OptionError, safe, shown
+from glft_schema.display import Part, Progress, Results, bytes_by_type, format_count, records_table, size_text, with_display
+from glft_schema.errors import OptionError, quote, safe
 from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES, refuse_ending
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
-from glft_schema.quantizer.prepared import IN_FLOAT32, prepared
+from glft_schema.quantizer.prepared import IN_FLOAT32, prepare
 from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipes import RECIPES, recipe_named
 from glft_schema.quantizer.rules import ModelFacts, Recipe
 from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.checkpoints import Checkpoint, opened
+from glft_schema.weights.checkpoints import Checkpoint, checkpoint_with_metadata
 from glft_schema.weights.convert import ConvertOptions, plan_conversion
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
@@ -74,7 +74,7 @@ class Quantized(Sequence[WrittenTensor]):
 
     def _display(self) -> Iterator[Part]:
         size = f"{size_text(self.nbytes)}, {self.bits_per_weight:.2f} bits per weight"
-        yield f"{self.recipe.name}, {counted(self.tensors, 'tensor')}, {size}"
+        yield f"{self.recipe.name}, {format_count(self.tensors, 'tensor')}, {size}"
         yield from (safe(note, 200) for note in self.notes[:5])
         yield bytes_by_type((tensor.type, tensor.nbytes) for tensor in self.tensors)
         yield records_table("tensors", self.tensors)
@@ -158,7 +158,7 @@ def quantize(
     recipe = as_recipe(recipe)
     converter, trusted = options.get("converter"), options.get("trust_remote_code", False)
     mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trusted)
-    with opened(source, (), WITH_TYPES, options.get("like"), mapping) as checkpoint:
+    with checkpoint_with_metadata(source, (), WITH_TYPES, options.get("like"), mapping) as checkpoint:
         plans, result = plan_quantization(checkpoint, out, recipe, options)
         if options.get("dry_run"):
             return result
@@ -186,7 +186,7 @@ def plan_quantization(
         The plans, by path; none for a dry run.
     """
     include, exclude = options.get("include_weights", ()), options.get("exclude_weights", ())
-    model = prepared(checkpoint, options.get("importance"), include, exclude)
+    model = prepare(checkpoint, options.get("importance"), include, exclude)
     stored, dry_run, keep_split = model.tensors, options.get("dry_run", False), options.get("keep_split", False)
     added = model.added(recipe, options.get("override"), imatrix_keys=options.get("imatrix_keys", True))
     entries = model.entries(added)
@@ -205,7 +205,7 @@ def plan_quantization(
     )
     groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
-    notes = [f"no tensor gets its type by the pattern {shown(pattern)}" for pattern in chooser.unused([*stored])]
+    notes = [f"no tensor gets its type by the pattern {quote(pattern)}" for pattern in chooser.unused([*stored])]
     refused = tuple(chooser.problems.values())
     notes = [*(f"would be refused: {problem}" for problem in refused), *notes]
     planned = (PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items() if dry_run)
@@ -237,7 +237,7 @@ def as_recipe(recipe: StrPath | int | Recipe) -> Recipe:
         return read_recipe(recipe)
     names = [known.name for known in RECIPES]
     hint = suggestion(str(recipe).upper(), names) or f"; file types are {', '.join(names)}"
-    raise OptionError(f"expected a file type or the path of a recipe file, found {shown(recipe)}{hint}")
+    raise OptionError(f"expected a file type or the path of a recipe file, found {quote(recipe)}{hint}")
 
 
 def _parts(out: StrPath, entries: TypedMetadata, groups: list[list[str]]) -> tuple[list[StrPath], list[TypedMetadata]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.rules import Recipe
@@ -34,9 +34,9 @@ def read_recipe(path: StrPath) -> Recipe:
             continue
         key, equals, type_ = (part.strip() for part in text.rpartition("="))
         if not (key and equals and type_):
-            raise OptionError(f"{name}: line {number}: expected NAME=TYPE, found {shown(text)}")
+            raise OptionError(f"{name}: line {number}: expected NAME=TYPE, found {quote(text)}")
         if key in types:
-            raise OptionError(f"{name}: line {number}: expected each name once, found {shown(key)} twice")
+            raise OptionError(f"{name}: line {number}: expected each name once, found {quote(key)} twice")
         try:
             types[key] = type_named(type_, WITH_TYPES.types).scheme
         except OptionError as error:

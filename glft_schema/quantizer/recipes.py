@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.formats.file_types import FILE_TYPES
 from glft_schema.quantizer.rules import (
     FFN,
@@ -28,7 +28,7 @@ from glft_schema.quantizer.rules import (
     experts,
     first,
     heads_per_kv,
-    named,
+    name_matches,
     rule,
     so_far,
 )
@@ -80,7 +80,7 @@ COMMON = (
     rule(V, "q5_k", SIZE_70B & so_far("q3_k", "q4_k")),
     rule((V, K), "q8_0", EIGHT),
 )
-GLM5 = rule(TensorRole.OTHER, "q8_0", architecture("glm5-next") & named("attn_q_a", "attn_q_b", "nextn.eh_proj"))
+GLM5 = rule(TensorRole.OTHER, "q8_0", architecture("glm5-next") & name_matches("attn_q_a", "attn_q_b", "nextn.eh_proj"))
 EIGHT_EXPERTS = rule(ATTN_OUTPUT, "q5_k", EIGHT & ~FALCON)
 SHARED = (*COMMON, GLM5)
 SEARCHED = frozenset({"iq3_xxs", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_m", "iq1_s"})  # refused without an importance matrix
@@ -215,7 +215,7 @@ def recipe_named(name: object) -> Recipe:
         if wanted in (recipe.name, recipe.code, str(recipe.code)) or ALIASES.get(str(wanted)) == recipe.name:
             return recipe
     names = ", ".join(recipe.name for recipe in RECIPES)
-    raise OptionError(f"expected a file type, one of {names}; found {shown(name)}")
+    raise OptionError(f"expected a file type, one of {names}; found {quote(name)}")
 
 
 def is_kept(name: str, dims: int, model: ModelFacts, *, keep_output: bool = False) -> bool:

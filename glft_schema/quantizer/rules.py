@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from glft_schema.display import with_display
-from glft_schema.errors import SchemeError, shown
+from glft_schema.errors import SchemeError, quote
 from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.families.pages.every_model import SIZES
 
@@ -65,7 +65,7 @@ class _Numbers:
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         value = value[0] if isinstance(value, list) and value else value
         if type(value) is not int:
-            raise SchemeError(f"expected an integer at the key {self.architecture}.{key}, found {shown(value)}")
+            raise SchemeError(f"expected an integer at the key {self.architecture}.{key}, found {quote(value)}")
         return value
 
 
@@ -163,7 +163,7 @@ class TensorFacts:
         found = BLOCK.match(self.name)
         if not found or int(found[1]) >= self.count:
             expected = f"blk.N. with N below {self.count}"
-            raise SchemeError(f"expected a name that begins with {expected}, found {shown(self.name)}")
+            raise SchemeError(f"expected a name that begins with {expected}, found {quote(self.name)}")
         return int(found[1])
 
 
@@ -225,7 +225,7 @@ def architecture(name: str) -> Condition:
     return Condition(name, lambda at: at.model.architecture == name)
 
 
-def named(*parts: str) -> Condition:
+def name_matches(*parts: str) -> Condition:
     return Condition(f"the name has one of {', '.join(parts)}", lambda at: any(part in at.name for part in parts))
 
 

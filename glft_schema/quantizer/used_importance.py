@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from glft_schema.errors import OptionError, TensorError, shown
+from glft_schema.errors import OptionError, TensorError, quote
 from glft_schema.quantizer.rules import TensorRole
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -49,14 +49,14 @@ class UsedImportance(NamedTuple):
         matrix = ImportanceMatrix.open(path) if path is not None else importance
         columns = matrix.importance() if isinstance(matrix, ImportanceMatrix) else {} if matrix is None else matrix
         if not isinstance(columns, Mapping):
-            raise OptionError(f"expected an importance matrix, its file, or importance by tensor, found {shown(importance)}")
+            raise OptionError(f"expected an importance matrix, its file, or importance by tensor, found {quote(importance)}")
         selected = {
             name: column
             for name, column in columns.items()
             if not any(text in name for text in exclude) and (not include or any(text in name for text in include))
         }
         if (include or exclude) and len(selected) in (0, len(columns)):
-            texts, effect = ", ".join(map(shown, include or exclude)), "all" if selected else "none"
+            texts, effect = ", ".join(map(quote, include or exclude)), "all" if selected else "none"
             raise OptionError(f"expected names with {texts} in the importance matrix: {effect} of {len(columns)} would be used")
         if not selected or not isinstance(matrix, ImportanceMatrix):
             return cls(selected, {})

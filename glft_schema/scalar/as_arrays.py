@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from glft_schema.scalar import numpy_arrays, spans, tree
-from glft_schema.scalar.axes import Index, as_tuples, dense, fit, parts_of, reduced, steps_of, with_axes
+from glft_schema.scalar.axes import Index, as_tuples, dense, fit, parts_of, reduce_index, steps_of, with_axes
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import STORED, ArrayReference, Expression, Function, Literal
 
@@ -48,7 +48,7 @@ Value: TypeAlias = BlockNumber | Index
 Place: TypeAlias = tuple[ArrayReference, Index]  # an array, and the first number of a view
 
 
-def printed(function: Function, *, compiled: bool = False) -> tuple[str, dict[str, Index]]:
+def print_function(function: Function, *, compiled: bool = False) -> tuple[str, dict[str, Index]]:
     """Returns a function as the text of ``def NAME(on, w, FIELD, ...)``, and the tables it names.
 
     `on` is a module of operations, `numpy_arrays` or `torch_arrays`, or for a compiler
@@ -61,20 +61,20 @@ def printed(function: Function, *, compiled: bool = False) -> tuple[str, dict[st
     with np.errstate(all="ignore"):
         printer = _Printer(function, compiled)
     if compiled:
-        printer.lines.append(f"return on.joined({', '.join(text for _, text in sorted(printer.written))})")
+        printer.lines.append(f"return on.join({', '.join(text for _, text in sorted(printer.written))})")
     head = f"def {function.name}(on, {', '.join(function.parameters)}):\n"
-    return head + "".join(f"    {line}\n" for line in _used(printer.lines)), printer.tables
+    return head + "".join(f"    {line}\n" for line in _drop_unused(printer.lines)), printer.tables
 
 
 def decoder(function: Function, on: Any, *device: Any) -> Callable[..., Any]:
-    """Returns a function of arrays by keyword, as `printed`, for torch on a device."""
-    text, tables = printed(function, compiled=on.__name__.endswith("compiled_arrays"))
+    """Returns a function of arrays by keyword, as `print_function`, for torch on a device."""
+    text, tables = print_function(function, compiled=on.__name__.endswith("compiled_arrays"))
     scope = {"inf": np.inf, "nan": np.nan, **{name: on.table(numbers, *device) for name, numbers in tables.items()}}
     exec(text, scope)
     return partial(scope[function.name], on)
 
 
-def _used(lines: Sequence[str]) -> list[str]:
+def _drop_unused(lines: Sequence[str]) -> list[str]:
     """Drops what only gave values of other forms."""
     kept, needed = [], set[str]()
     for line in reversed(lines):
@@ -334,16 +334,16 @@ class _Printer:
         kind = {"float32": "f32", "bool": "bool"}.get(node.left.kind) or self._narrowest(
             node.left.span, node.right.span, *([node.span] if node.kind == "int32" else [])
         )
-        left, right = _reduced(left), _reduced(right)
+        left, right = _reduce(left), _reduce(right)
         text = f"{self._padded(left, kind)} {sign} {self._padded(right, kind)}"
         if sign == ">>" and not self._compiled and isinstance(right, np.ndarray) and right.ndim:
-            text = f"on.shifted({self._padded(left, kind)}, {self._padded(right, kind)})"
+            text = f"on.shift({self._padded(left, kind)}, {self._padded(right, kind)})"
         return self._number(text, "bool" if node.kind == "bool" else kind, left, right)
 
     def _select(self, test: Value, one: Value, two: Value) -> Value:
         if all(isinstance(value, np.ndarray) for value in (test, one, two)):
             return np.where(*(fit(value, len(self._axes)) for value in (test, one, two)))  # type: ignore[arg-type]
-        test, one, two = map(_reduced, (test, one, two))
+        test, one, two = map(_reduce, (test, one, two))
         kinds = [value.kind if isinstance(value, BlockNumber) else self._of_index(value) for value in (one, two)]
         kind = kinds[0] if kinds[0] == kinds[1] else "i32" if "i32" in kinds else "i16"
         texts = [self._padded(value, kind) for value in (one, two)]
@@ -390,9 +390,9 @@ class _Printer:
         if linear := self._linear(at, length):
             text, axes = f"on.view({array.name}, {linear[0]})", linear[1]
         else:
-            text, axes = f"on.picked({array.name}, {as_tuples(np.clip(at, 0, length - 1))})", at.shape
+            text, axes = f"on.pick({array.name}, {as_tuples(np.clip(at, 0, length - 1))})", at.shape
         if number == "u16":
-            return BlockNumber(self._named(f"on.unsigned({self._named(text)})"), "i32", axes)
+            return BlockNumber(self._named(f"on.to_unsigned({self._named(text)})"), "i32", axes)
         if number == "f16":
             return BlockNumber(self._named(f"on.cast({self._named(text)}, 'f32')"), "f32", axes)
         if self._compiled and number in KINDS[:3]:
@@ -416,7 +416,7 @@ class _Printer:
 
     def _from_table(self, name: str, table: Index, at: BlockNumber) -> BlockNumber:
         name, kind = self._table(name, table)
-        return self._number(f"on.looked_up({name}, {self._padded(at, 'i32')})", kind, at)
+        return self._number(f"on.look_up({name}, {self._padded(at, 'i32')})", kind, at)
 
     def _table(self, name: str, numbers: Index) -> tuple[str, str]:
         """Returns the name of a table in the text, and its kind. Tables of one name get a number
@@ -427,5 +427,5 @@ class _Printer:
         return next(one for one in names if np.array_equal(self.tables.setdefault(one, numbers), numbers)), kind
 
 
-def _reduced(value: Value) -> Value:
-    return value if isinstance(value, BlockNumber) else reduced(value)
+def _reduce(value: Value) -> Value:
+    return value if isinstance(value, BlockNumber) else reduce_index(value)

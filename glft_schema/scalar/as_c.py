@@ -94,7 +94,7 @@ class TranslationUnit:
     @property
     def text(self) -> str:
         """The tables and functions."""
-        return "\n".join([*self._tables.values(), "", *(map(_wrapped, self._functions.values()))])
+        return "\n".join([*self._tables.values(), "", *(map(_wrap, self._functions.values()))])
 
     def add(self, key: Any, thing: Any, name: str, text: str, printed: dict[str, str] | None = None) -> str:
         """Adds a text, of a function unless printed in another way, in which NAME stands for the
@@ -285,7 +285,7 @@ class Printer:
     def _block(self, body: Sequence[Statement], declared: set[str], indent: str) -> list[str]:
         """Prints statements. A variable is declared in the innermost block with all its uses."""
         lines, kinds, declared = [], self._function.variables, set(declared)
-        uses = [{name for part in walk(one) for name in mentioned(part) if name in kinds} for one in body]
+        uses = [{name for part in walk(one) for name in mentions(part) if name in kinds} for one in body]
         for number, statement in enumerate(body):
             new, later, prefix = uses[number] - declared, set().union(*uses[number + 1 :]), ""
             if isinstance(statement, tree.Assign) and statement.name in new:
@@ -414,7 +414,7 @@ class Printer:
         return name_in_c(array.name) if array.table is None else self._unit.table(array)
 
 
-def _wrapped(function: str) -> str:
+def _wrap(function: str) -> str:
     """Returns a function with long lines broken after commas, except comments."""
     lines = []
     for line in function.split("\n"):
@@ -439,7 +439,7 @@ def _pointer(type_: ArrayType) -> str:
     return f"{'const ' * (type_.use == 'in')}{TYPES[type_.number]} *"
 
 
-def mentioned(node: Any) -> tuple[str, ...]:
+def mentions(node: Any) -> tuple[str, ...]:
     """Returns the names of variables in a node itself."""
     return node.targets if isinstance(node, tree.Call) else (node.name,) if isinstance(node, (Variable, tree.Assign)) else ()
 

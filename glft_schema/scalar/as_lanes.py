@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from glft_schema.scalar import tree
-from glft_schema.scalar.as_c import KINDS, TYPES, Printer, TranslationUnit, mentioned, name_in_c
+from glft_schema.scalar.as_c import KINDS, TYPES, Printer, TranslationUnit, mentions, name_in_c
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.layout import ScalarLayout
 from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal, Statement, Variable, walk
@@ -193,14 +193,14 @@ class _LanePrinter(Printer):
     def _block(self, body: Sequence[Statement]) -> None:  # type: ignore[override]
         """Prints statements. A variable is declared in the innermost block with all its uses."""
         kinds, outer = self._function.variables, dict(self._declared)
-        uses = [{name for part in walk(one) for name in mentioned(part) if name in kinds} for one in body]
+        uses = [{name for part in walk(one) for name in mentions(part) if name in kinds} for one in body]
         for number, statement in enumerate(body):
             new, later = (
                 uses[number] - self._declared.keys() - self._function.parameters.keys(),
                 set().union(*uses[number + 1 :]),
             )
             for name in sorted(new):
-                assigned = isinstance(statement, (tree.Assign, tree.Call)) and name in mentioned(statement)
+                assigned = isinstance(statement, (tree.Assign, tree.Call)) and name in mentions(statement)
                 if name in later or assigned:
                     vector = name in self._vectors
                     self._lines.append(f"{(VECTORS if vector else KINDS)[kinds[name]]} {name_in_c(name)}{' = {0}' * vector};")
@@ -361,7 +361,7 @@ class _LanePrinter(Printer):
             return self._one_by_one(function, arguments, targets)
         given, scalars, owned, tables = [self._masks[-1]], set(), set(), set()
         changed = {
-            name for part in walk(function.body) if isinstance(part, (tree.Assign, tree.Call)) for name in mentioned(part)
+            name for part in walk(function.body) if isinstance(part, (tree.Assign, tree.Call)) for name in mentions(part)
         }
         for name, argument in zip(function.parameters, arguments, strict=True):
             if isinstance(argument, ArrayReference) and argument.table is not None:

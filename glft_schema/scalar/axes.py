@@ -34,7 +34,7 @@ def steps_of(whole: Index, used: Index) -> tuple[int, tuple[int, ...], Index] | 
     return None if (places != whole)[used].any() else (first, tuple(steps), places)
 
 
-def reduced(index: Index) -> Index:
+def reduce_index(index: Index) -> Index:
     """Returns an index with one number along the axes that it does not depend on."""
     for axis in range(index.ndim):
         first = index.take([0], axis)

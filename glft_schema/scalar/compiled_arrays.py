@@ -19,11 +19,11 @@ from glft_schema.scalar.torch_arrays import (
     cast,
     float16,
     nearest,
-    picked,
+    pick,
     root,
     table,
+    to_unsigned,
     truncated,
-    unsigned,
     where,
 )
 
@@ -35,11 +35,11 @@ __all__ = [
     "cast",
     "float16",
     "nearest",
-    "picked",
+    "pick",
     "root",
     "table",
+    "to_unsigned",
     "truncated",
-    "unsigned",
     "where",
 ]
 
@@ -66,7 +66,7 @@ def constant(w: torch.Tensor, numbers: Any, kind: str) -> torch.Tensor:
     return torch.tensor(numbers, dtype=getattr(torch, NAMES[kind]), device=w.device)[None]
 
 
-def looked_up(numbers: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def look_up(numbers: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.embedding(at, numbers.unsqueeze(1)).squeeze(-1)
 
 
@@ -84,6 +84,6 @@ def weights(x: torch.Tensor, sizes: Sizes, order: Sizes) -> torch.Tensor:
     return x.expand(-1, *sizes).permute(0, *(axis + 1 for axis in order))
 
 
-def joined(*parts: torch.Tensor) -> torch.Tensor:
+def join(*parts: torch.Tensor) -> torch.Tensor:
     """Returns the weights of blocks, from one statement or one after another."""
     return parts[0] if len(parts) == 1 else torch.cat([part.flatten(1) for part in parts], 1)

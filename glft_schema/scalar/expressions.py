@@ -173,7 +173,7 @@ class ExpressionReader(ABC):
         if isinstance(value, Literal):
             made = self.literal(-value.value if sign == "-" else not value.value, node)
             return replace(made, kind=value.kind if sign == "-" else "literal")
-        return tree.Unary(value.kind, spans.wrapped(-value.span[1], -value.span[0]), sign, value)
+        return tree.Unary(value.kind, spans.wrap_span(-value.span[1], -value.span[0]), sign, value)
 
     def binary(self, sign: str, left: Expression, right: Expression, node: ast.AST) -> Expression:
         left, right = self.alike(node, (left, right))
@@ -203,13 +203,13 @@ class ExpressionReader(ABC):
 
     def _check_operands(self, sign: str, left: Expression, right: Expression, node: ast.AST) -> None:
         if sign in ("<<", ">>") and not (right.span[0] >= 0 and right.span[1] <= 31):
-            raise self.refused(node, f"expected a shift by 0 to 31, found {_shown(right)}")
+            raise self.refused(node, f"expected a shift by 0 to 31, found {_show(right)}")
         if sign in ("//", "%"):
             divisor = int(right.value) if isinstance(right, Literal) else 0
             if divisor < 1:
                 raise self.refused(node, "expected a positive constant as the divisor")
             if left.span[0] < 0 and divisor & divisor - 1:
-                raise self.refused(node, f"expected a dividend that is not negative, found {_shown(left)}")
+                raise self.refused(node, f"expected a dividend that is not negative, found {_show(left)}")
 
     def _select(self, test: Expression, then: ast.expr, other: ast.expr, node: ast.expr) -> Expression:
         if isinstance(test, Literal):
@@ -237,7 +237,7 @@ class ExpressionReader(ABC):
                 if isinstance(one, Variable) and one.kind == "int32":
                     now = self.environment[one.name]
                     assert isinstance(now, Variable)
-                    self.environment[one.name] = replace(now, span=spans.narrowed(now.span, relation, other.span))
+                    self.environment[one.name] = replace(now, span=spans.narrow(now.span, relation, other.span))
 
     # Arrays
 
@@ -252,7 +252,7 @@ class ExpressionReader(ABC):
         at, length = self.of_kind(self.value(node.slice), "int32", node), array.type.length
         (low, high), end = at.span, ANY[1] if length is None else length
         if high < 0 or low >= end or (self.bounds and length is not None and not (low >= 0 and high < end)):
-            raise self.refused(node, f"expected an index of {array.name} from 0 to {end - 1}, found {_shown(at)}")
+            raise self.refused(node, f"expected an index of {array.name} from 0 to {end - 1}, found {_show(at)}")
         return at
 
     def _view(self, array: ArrayReference, low: ast.expr | None, high: ast.expr | None, node: ast.expr) -> ArrayReference:
@@ -268,7 +268,7 @@ class ExpressionReader(ABC):
             raise self.refused(node, "expected a slice of constant length, such as x[a : a + 8]")
         first, last = start.span
         if last < 0 if length is None else first < 0 or last + count.value > length:  # rows have any length: they are trusted
-            raise self.refused(node, f"expected a slice of {array.name} from 0 to {length}, found one from {_shown(start)}")
+            raise self.refused(node, f"expected a slice of {array.name} from 0 to {length}, found one from {_show(start)}")
         offset = start if array.offset is None else self.binary("+", array.offset, start, node)
         return replace(array, type=replace(array.type, length=int(count.value)), offset=offset)
 
@@ -361,6 +361,6 @@ def _signature(argument: Value) -> Any:
     return argument.type, _span_of(argument), id(argument.table)
 
 
-def _shown(value: Expression) -> str:
+def _show(value: Expression) -> str:
     low, high = value.span
     return "any integer" if value.span == ANY else f"{low}" if low == high else f"{low} to {high}"

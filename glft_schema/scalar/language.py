@@ -50,7 +50,7 @@ def _of_floats(name: str) -> Callable[..., Any]:
     return method
 
 
-def _reflected(name: str) -> Callable[..., Any]:
+def _reflect(name: str) -> Callable[..., Any]:
     return lambda self, other: NotImplemented if isinstance(other, Int32) else getattr(Float32(other), name)(self)
 
 
@@ -66,7 +66,7 @@ def _of_integers(name: str) -> Callable[..., Any]:
 
 for _name in ("add", "sub", "mul", "truediv"):
     setattr(Float32, f"__{_name}__", _of_floats(_name))
-    setattr(Float32, f"__r{_name}__", _reflected(f"__{_name}__"))
+    setattr(Float32, f"__r{_name}__", _reflect(f"__{_name}__"))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "abs"):
     setattr(Float32, f"__{_name}__", _of_floats(_name))
 for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):

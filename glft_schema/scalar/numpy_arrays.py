@@ -27,7 +27,7 @@ def view(x: Array, first: int, steps: Sizes, sizes: Sizes) -> Array:
     return as_strided(x[:, first:], (len(x), *sizes), (x.strides[0], *(step * x.strides[1] for step in steps)))
 
 
-def picked(x: Array, at: Any) -> Array:
+def pick(x: Array, at: Any) -> Array:
     """Returns the numbers of blocks at constant places of any shape."""
     return x[:, np.array(at)]
 
@@ -36,7 +36,7 @@ def cast(x: Array, kind: str) -> Array:
     return x.astype(NAMES[kind])
 
 
-def unsigned(x: Array) -> Array:
+def to_unsigned(x: Array) -> Array:
     """Reads int16 as unsigned words."""
     return x.astype(np.int32) & 0xFFFF
 
@@ -55,7 +55,7 @@ def where(test: Array, one: Any, other: Any, kind: str) -> Array:
     return np.asarray(np.where(test, one, other), NAMES[kind])
 
 
-def shifted(x: Array, by: Array) -> Array:
+def shift(x: Array, by: Array) -> Array:
     """Shifts to the right by constants [1, *axes], number by number of the last axes."""
     out = np.empty(np.broadcast_shapes(x.shape, by.shape), x.dtype)
     for at, places, given in shifts(x.shape, by.shape):
@@ -75,7 +75,7 @@ def shifts(shape: Sizes, by: Sizes) -> Iterator[tuple[Any, Any, Any]]:
         yield (0, *at), tuple(places), tuple(given)
 
 
-def looked_up(numbers: Array, at: Array) -> Array:
+def look_up(numbers: Array, at: Array) -> Array:
     return np.take(numbers, at)
 
 

@@ -41,16 +41,16 @@ def run_side_by_side(function: Function, arrays: dict[str, Array], blocks: int) 
         ScalarError: if the function needs the compiled library, because a part of it is marked
             `alone`.
     """
-    if slow := next((called for called in _called(function) if called.alone), None):
+    if slow := next((called for called in _callees(function) if called.alone), None):
         raise ScalarError(f"{function.name}: {slow.name} has loops that are too long for arrays")
     with np.errstate(all="ignore"):
         _Call(function, [arrays[name] for name in function.parameters], np.ones(blocks, np.bool_))
 
 
-def _called(function: Function) -> list[Function]:
+def _callees(function: Function) -> list[Function]:
     """Returns a function and all that it calls."""
     calls = (part.function for part in walk(function.body) if isinstance(part, (tree.Call, tree.Invoke)))
-    return [function, *(inner for called in calls for inner in _called(called))]
+    return [function, *(inner for called in calls for inner in _callees(called))]
 
 
 class _Call:

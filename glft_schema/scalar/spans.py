@@ -29,7 +29,7 @@ def union(one: Span, other: Span) -> Span:
     return min(one[0], other[0]), max(one[1], other[1])
 
 
-def wrapped(low: int, high: int) -> Span:
+def wrap_span(low: int, high: int) -> Span:
     """Returns a span, or that of all int32 if a value does not fit."""
     return (low, high) if ANY[0] <= low and high <= ANY[1] else ANY
 
@@ -44,7 +44,7 @@ def of_operation(sign: str, left: Span, right: Span) -> Span:
     if sign == "%":
         return (left[0] % right[1], left[1] % right[1]) if left[0] // right[1] == left[1] // right[1] else (0, right[1] - 1)
     ends = [OPERATORS[sign](one, other) for one in left for other in right]
-    return wrapped(min(ends), max(ends))
+    return wrap_span(min(ends), max(ends))
 
 
 def of_function(name: str, given: Sequence[Span]) -> Span:
@@ -54,11 +54,11 @@ def of_function(name: str, given: Sequence[Span]) -> Span:
         return choose(low for low, _ in given), choose(high for _, high in given)
     if name == "abs":
         low, high = given[0]
-        return wrapped(max(low, -high, 0), max(abs(low), abs(high)))
+        return wrap_span(max(low, -high, 0), max(abs(low), abs(high)))
     return (-(2**22), 2**22 - 1) if name == "nearest" else ANY
 
 
-def narrowed(span: Span, relation: str, other: Span) -> Span:
+def narrow(span: Span, relation: str, other: Span) -> Span:
     """Returns the part of a span for which ``number relation other`` can hold."""
     low, high = span
     if relation in ("<", "<=", "=="):

@@ -25,7 +25,7 @@ def view(x: torch.Tensor, first: int, steps: Sizes, sizes: Sizes) -> torch.Tenso
     return x.as_strided((len(x), *sizes), strides, x.storage_offset() + first * step)
 
 
-def picked(x: torch.Tensor, at: Any) -> torch.Tensor:
+def pick(x: torch.Tensor, at: Any) -> torch.Tensor:
     return x[:, torch.tensor(at, device=x.device)]
 
 
@@ -33,7 +33,7 @@ def cast(x: torch.Tensor, kind: str) -> torch.Tensor:
     return x.to(getattr(torch, NAMES[kind]))
 
 
-def unsigned(x: torch.Tensor) -> torch.Tensor:
+def to_unsigned(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.int32) & 0xFFFF
 
 
@@ -54,7 +54,7 @@ def where(test: torch.Tensor, one: Any, other: Any, kind: str) -> torch.Tensor:
     return cast(torch.where(test, one, other), kind)
 
 
-def shifted(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+def shift(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     if x.dtype != torch.uint8 or x.device.type != "cpu":
         return x >> by
     out = torch.empty(np.broadcast_shapes(x.shape, by.shape), dtype=x.dtype, device=x.device)  # shifts by a tensor are slow
@@ -63,7 +63,7 @@ def shifted(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def looked_up(numbers: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def look_up(numbers: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return numbers.index_select(0, at.flatten()).view(at.shape)
 
 

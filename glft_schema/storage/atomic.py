@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from glft_schema.errors import OptionError, safe, shown
+from glft_schema.errors import OptionError, quote, safe
 from glft_schema.storage.source import Source, StrPath, path_text
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
@@ -79,7 +79,7 @@ def atomic_write(path: StrPath, key: str = "", *, resume: bool = True) -> Iterat
         stream.flush()
         with _naming(path):
             if key:
-                _copy_owner_and_mode(lock, old or _created_in(folder, _start(name)).status)
+                _copy_owner_and_mode(lock, old or _create_in(folder, _start(name)).status)
             os.fsync(lock)
             file.close()
             os.replace(temporary, target)
@@ -151,7 +151,7 @@ def _check_own(path: str, found: os.stat_result) -> None:
     folder, name = os.path.split(path)
     problem = "a link or special file"
     if stat.S_ISREG(found.st_mode):
-        own = _created_in(folder, re.sub(rf"{RESUMABLE}\Z", "", name))
+        own = _create_in(folder, re.sub(rf"{RESUMABLE}\Z", "", name))
         problem = ""
         if found.st_nlink > 1:
             problem = f"one with {found.st_nlink} names"
@@ -176,7 +176,7 @@ class _Created(NamedTuple):
     private: int
 
 
-def _created_in(folder: str, start: str) -> _Created:
+def _create_in(folder: str, start: str) -> _Created:
     """Creates and removes a file, because a file system may have owners and modes of its own."""
     path, fd = _create(folder, start)
     try:
@@ -203,7 +203,7 @@ def new_files(paths: Sequence[StrPath]) -> Iterator[list[StrPath]]:
     """
     if taken := [path for path in paths if os.path.lexists(path)]:
         raise OptionError(
-            f"expected no file at the output paths, found {shown(os.path.basename(taken[0]))}: remove it, or choose other paths"
+            f"expected no file at the output paths, found {quote(os.path.basename(taken[0]))}: remove it, or choose other paths"
         )
     begun: list[StrPath] = []
     try:

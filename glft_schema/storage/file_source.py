@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from glft_schema.errors import OptionError, TruncatedError, shown
+from glft_schema.errors import OptionError, TruncatedError, quote
 from glft_schema.limits import current
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 
@@ -52,7 +52,7 @@ class FileSource(Source):
         self.check_open()
         if not self.has_path:
             return BytesSource, (bytes(self.read(0, self.size)),)
-        return _reopened, (self.name, self.mapped, self.start, self._size_given, self.version)
+        return _reopen, (self.name, self.mapped, self.start, self._size_given, self.version)
 
     def _size_now(self) -> int:
         return min(self.size, os.fstat(self._fd).st_size - self.start)
@@ -185,13 +185,13 @@ def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int 
     """
     for what, number in (("offset", offset), ("size", size)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
-            raise OptionError(f"expected a non-negative integer as {what}, found {shown(number)}")
+            raise OptionError(f"expected a non-negative integer as {what}, found {quote(number)}")
     path = path_text(path)
     fd = open_regular(path)
     return (MappedSource if mmap else FileSource)(fd, path, offset, size, has_path=True)
 
 
-def _reopened(path: str, mmap: bool, offset: int, size: int | None, version: Version) -> FileSource:
+def _reopen(path: str, mmap: bool, offset: int, size: int | None, version: Version) -> FileSource:
     fd = open_regular(path)
     if _version(os.fstat(fd)) != version:  # before the source, which reports a shortened file differently
         os.close(fd)
@@ -232,4 +232,4 @@ def read_text(path: StrPath) -> str:
     try:
         return read_regular(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise OptionError(f"expected UTF-8 in {shown(os.fspath(path))}, found a byte at {error.start} that is not") from None
+        raise OptionError(f"expected UTF-8 in {quote(os.fspath(path))}, found a byte at {error.start} that is not") from None

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from glft_schema.errors import ClosedError, OptionError, TruncatedError, shown
+from glft_schema.errors import ClosedError, OptionError, TruncatedError, quote
 
 StrPath = str | os.PathLike[str]
 Result = TypeVar("Result")
@@ -24,10 +24,10 @@ def path_text(path: StrPath) -> str:
     if not isinstance(path, (str, os.PathLike)):
         is_bytes = isinstance(path, (bytes, bytearray, memoryview))
         advice = ": Container.parse takes the bytes of a file, os.fsdecode converts those of a path" if is_bytes else ""
-        raise OptionError(f"expected a path, found {shown(path)}{advice}")
+        raise OptionError(f"expected a path, found {quote(path)}{advice}")
     text = os.fsdecode(path)
     if "\0" in text:
-        raise OptionError(f"expected a path without NUL, found {shown(text)}")
+        raise OptionError(f"expected a path without NUL, found {quote(text)}")
     return text
 
 

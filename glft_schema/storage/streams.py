@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from glft_schema.errors import shown
+from glft_schema.errors import quote
 from glft_schema.limits import current
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.file_source import FileSource, MappedSource
@@ -42,7 +42,7 @@ def stream_source(stream: Readable, check: Callable[[Source], object], mmap: boo
         OSError: from the system; BlockingIOError if a non-blocking stream has no bytes yet.
     """
     if not hasattr(stream, "read"):
-        raise TypeError(f"expected a stream of bytes, found {shown(stream)}")
+        raise TypeError(f"expected a stream of bytes, found {quote(stream)}")
     if isinstance(stream, Cursor):  # inside another construct
         return BytesSource(stream.read())
     if (file := _regular(stream)) is not None:
@@ -82,5 +82,5 @@ def _piece(stream: Readable, nbytes: int) -> bytes:
     if piece is None:
         raise BlockingIOError(errno.EAGAIN, "the stream is non-blocking and has no bytes yet")
     if not isinstance(piece, (bytes, bytearray, memoryview)):
-        raise TypeError(f"expected a stream of bytes, found one that returns {shown(piece, 40)}: open the file in binary mode")
+        raise TypeError(f"expected a stream of bytes, found one that returns {quote(piece, 40)}: open the file in binary mode")
     return bytes(piece)

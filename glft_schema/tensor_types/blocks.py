@@ -18,8 +18,8 @@ from construct.expr import FuncPath
 
 from glft_schema.codec.numbers import Number, TensorField, u8
 from glft_schema.codec.rules import Predicate, Rule
-from glft_schema.codec.structs import Struct, unwrapped
-from glft_schema.errors import alternatives, one_line, shown
+from glft_schema.codec.structs import Struct, unwrap
+from glft_schema.errors import alternatives, one_line, quote
 from glft_schema.lazy import torch
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types.engine.bits import side_by_side
@@ -141,7 +141,7 @@ def fault_of(type_: TensorType, weights: int) -> str | None:
     """
     if "torch" not in sys.modules:
         return None
-    blocks, function = unwrapped(type_.payload.subcons[-1]), "formula"
+    blocks, function = unwrap(type_.payload.subcons[-1]), "formula"
     try:
         numbers = torch.linspace(-1, 1, weights).reshape(1, -1)
         importance = {"importance": torch.ones(1, weights)} if type_.takes_importance else {}
@@ -160,11 +160,11 @@ def _slip_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) -> st
     """Returns what is wrong with the declarations for checks of values, or None."""
     names = [field.name for field in block.subcons]
     if not isinstance(scales or {}, Mapping) or not all(callable(floats) for floats in (scales or {}).values()):
-        return f"write scales as a mapping of fields to functions, found {shown(scales)}"
+        return f"write scales as a mapping of fields to functions, found {quote(scales)}"
     if other := next((part for part in reserved if not isinstance(part, Reserved)), None):
-        return f"write reserved as a list of Reserved(field, text, function), found {shown(other)}"
+        return f"write reserved as a list of Reserved(field, text, function), found {quote(other)}"
     if unknown := next((name for name in (*(scales or ()), *(part.field for part in reserved)) if name not in names), None):
-        return f"expected a field of the block, {alternatives(names)}, in scales and reserved, found {shown(unknown)}"
+        return f"expected a field of the block, {alternatives(names)}, in scales and reserved, found {quote(unknown)}"
     return None
 
 
@@ -179,7 +179,7 @@ def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: An
     if not block.subcons:
         return 'expected at least one field, such as "d" / f16[1], found none'
     for field in block.subcons:
-        array = unwrapped(field)
+        array = unwrap(field)
         if not field.name:
             return f'give each field of the block a name, such as "d" / f16[1], found {array!r} without one'
         if not field.name.isidentifier():
@@ -192,9 +192,9 @@ def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: An
         return f"{twice}: choose another name, because another field has this one"
     if not all(map(callable, quantize if isinstance(quantize, tuple) else () if quantize is None else (quantize,))):
         forms = f"(w, {', '.join(names)}), (weights) or (weights, importance)"
-        return f"write the encoder as a function of {forms}, found {shown(quantize)}"
+        return f"write the encoder as a function of {forms}, found {quote(quantize)}"
     if not callable(dequantize):
-        return f"write the formula as a function of ({', '.join(names)}), found {shown(dequantize)}"
+        return f"write the formula as a function of ({', '.join(names)}), found {quote(dequantize)}"
     if not is_scalar(dequantize, names):
         parameters = signature(dequantize)
         try:

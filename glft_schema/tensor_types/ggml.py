@@ -15,7 +15,7 @@ from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, T
 FAMILIES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
 DECLARED = [value for family in FAMILIES for value in vars(family).values() if isinstance(value, TensorType)]
 GGML_TYPES = TypeTable[TensorType](
-    "ggml", *sorted(DECLARED, key=lambda type_: type_.code), unknown=OpaqueType.of, more=lambda: load(TYPES, _registered)
+    "ggml", *sorted(DECLARED, key=lambda type_: type_.code), unknown=OpaqueType.of, more=lambda: load(TYPES, _check_registered)
 )
 
 
@@ -73,7 +73,7 @@ def register_type(
     return type_
 
 
-def _registered(type_: object) -> None:
+def _check_registered(type_: object) -> None:
     """Checks that loading a plugin has registered its type. Raises TypeError."""
     if not isinstance(type_, TensorType) or type_ not in list(GGML_TYPES):
         raise TypeError(f"expected a type that register_type has returned, found {type_!r}")

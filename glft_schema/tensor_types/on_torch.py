@@ -77,7 +77,7 @@ def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device 
     return memory
 
 
-def unpacked(type_: TensorType, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:
+def unpack(type_: TensorType, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:
     """Returns the fields of packed rows, as `TensorType.unpacked`."""
     fields = {}
     for name, span, number in type_.spans_of_row(columns):

@@ -10,7 +10,7 @@ from glft_schema.codec.numbers import Number
 from glft_schema.codec.structs import Struct
 from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.tensor_types.engine.chunks import Fault, are_finite
-from glft_schema.tensor_types.engine.conversions import converted, widened
+from glft_schema.tensor_types.engine.conversions import convert, widen
 from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 
 
@@ -20,9 +20,9 @@ def number_type(
     """Declares a type of one kind of number. `rounded` converts others."""
 
     def quantize(weights: Array) -> dict[str, Array]:
-        return {"weights": rounded(weights) if rounded else converted(weights, number.dtype)}
+        return {"weights": rounded(weights) if rounded else convert(weights, number.dtype)}
 
-    payload, faults = Struct("weights" / number[DIMS] * sentence), changed if number.is_signed else overflow
+    payload, faults = Struct("weights" / number[DIMS] * sentence), find_changed if number.is_signed else overflow
     return TensorType(name, code, payload, as_stored, quantize, faults, exact=name_of(number.dtype))
 
 
@@ -36,10 +36,10 @@ def overflow(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]:
     stored = fields["weights"]
     if not are_finite(stored):
         name = name_of(stored.dtype)
-        yield True, f"a finite number is too large for {name}", np.isinf(widened(stored)) & np.isfinite(widened(weights))
+        yield True, f"a finite number is too large for {name}", np.isinf(widen(stored)) & np.isfinite(widen(weights))
 
 
-def changed(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]:
+def find_changed(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]:
     """Finds integers that changed."""
     stored = fields["weights"]
     if not np.can_cast(weights.dtype, stored.dtype):

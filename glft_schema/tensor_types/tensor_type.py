@@ -21,7 +21,7 @@ from glft_schema.codec.numbers import Number, TensorField
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
-from glft_schema.errors import FormatError, TensorError, alternatives, shown
+from glft_schema.errors import FormatError, TensorError, alternatives, quote
 from glft_schema.lazy import outside_graphs
 from glft_schema.scalar.layout import NUMPY, Functions, ScalarField, ScalarLayout
 from glft_schema.storage.cursor import Cursor
@@ -30,7 +30,7 @@ from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_bytes, array_over
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.engine.chunks import Fault, encode_chunks, importance_rows, matrix
-from glft_schema.tensor_types.engine.conversions import converted
+from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar, parameters_of
 from glft_schema.tensor_types.engine.memory import new_memory
 
@@ -275,7 +275,7 @@ class TensorType:
         """
         tensor = array_of(numbers)
         if not isinstance(tensor, np.ndarray):
-            raise TensorError(f"expected a tensor or an array, found {shown(numbers)}", name)
+            raise TensorError(f"expected a tensor or an array, found {quote(numbers)}", name)
         if not self.takes(tensor.dtype):
             raise TensorError(self.dtype_refusal(tensor.dtype), name)
         dims, rows = tensor.shape, tensor if tensor.ndim > 1 else tensor.reshape(1, -1)
@@ -364,8 +364,8 @@ class TensorType:
         if self.exact:
             numbers = self.formula(**fields)
             if out is None:
-                return converted(numbers, dtype or self.dtype)
-            words(out)[...] = words(converted(numbers, out.dtype))
+                return convert(numbers, dtype or self.dtype)
+            words(out)[...] = words(convert(numbers, out.dtype))
             return out
         if out is None:
             out = new_memory((len(next(iter(fields.values()))), columns), dtype or FLOAT32)

@@ -10,7 +10,7 @@ from construct.expr import FuncPath
 from glft_schema.codec.context import Context
 from glft_schema.codec.predicates import is_zero
 from glft_schema.codec.rules import Check, Predicate
-from glft_schema.errors import shown
+from glft_schema.errors import quote
 from glft_schema.tensors.region import TensorMap
 
 
@@ -50,7 +50,7 @@ class Indexed(Check):
             end = ends[i]
 
 
-def padded_to(alignment: Any) -> Predicate:
+def is_padded_to(alignment: Any) -> Predicate:
     """Returns the predicate of regions whose last payload is padded to the alignment."""
 
     def on(of: Any) -> Callable[[Any], bool]:
@@ -72,7 +72,7 @@ def _has_zero_gaps(data: Any) -> bool:
 
 def show_gaps(data: Any) -> str:
     """Returns the size of a region and where its gaps are, for errors."""
-    return f"{data.size} bytes with gaps at {shown([gap.offset for gap in data.gaps])}"
+    return f"{data.size} bytes with gaps at {quote([gap.offset for gap in data.gaps])}"
 
 
 zero_gaps = Predicate("zeros between payloads", FuncPath(_has_zero_gaps), show=show_gaps)

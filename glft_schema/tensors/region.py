@@ -18,8 +18,8 @@ from construct.expr import FuncPath
 from glft_schema.codec.columns import column, kinds
 from glft_schema.codec.context import ByteOrder, Context, byte_order
 from glft_schema.codec.rules import Check
-from glft_schema.display import NAME, ROWS, Listing, Part, Row, counted, with_display
-from glft_schema.errors import FormatError, TruncatedError, safe, shown
+from glft_schema.display import NAME, ROWS, Listing, Part, Row, format_count, with_display
+from glft_schema.errors import FormatError, TruncatedError, quote, safe
 from glft_schema.lazy import torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource, Source
@@ -46,7 +46,7 @@ class TensorFits(Check):
         if fits(dtype, shape):
             return
         if not is_countable(shape):
-            found = shown(list(context[self.field]))
+            found = quote(list(context[self.field]))
             self.broken(context, f"the size in bytes of {self.field} {found} overflows 64 bits", f"{path} -> {self.field}")
         if refusal := dtype.refusal(shape):
             self.broken(context, f"{dtype}: {refusal}", f"{path} -> {self.field}")
@@ -84,7 +84,7 @@ class Tensors(Mapping[str, Tensor]):
     trailing: int = 0  # bytes after the last payload
 
     def _display(self) -> Iterator[Part]:
-        yield counted(self, "tensor")
+        yield format_count(self, "tensor")
         is_set = len({tensor.file for tensor in islice(self.values(), ROWS)}) > 1
 
         def row(tensor: Tensor) -> Row:
@@ -280,7 +280,7 @@ class TensorData(construct.Construct):
         for i, place in ordered:
             if place.nbytes:
                 if previous is not None and place.offset < end and place != previous[1]:
-                    problem = f"expected no overlap, found bytes shared with tensor {shown(rows[previous[0]].name)}"
+                    problem = f"expected no overlap, found bytes shared with tensor {quote(rows[previous[0]].name)}"
                     raise FormatError(problem, self._offset_path(path, i), tensor=rows[i].name)
                 end, previous = place.offset + place.nbytes, (i, place)
         return ordered
@@ -299,38 +299,38 @@ class TensorData(construct.Construct):
         spans = payload.type.field_spans(payload.shape).items()
         field, (at, nbytes) = next((field, span) for field, span in spans if sum(span) > left)
         problem = cut or f"expected {nbytes} bytes, found {max(left - at, 0)}"
-        return TruncatedError(problem, f"{path} -> {shown(name)} -> {field}", start + payload.offset + at, name)
+        return TruncatedError(problem, f"{path} -> {quote(name)} -> {field}", start + payload.offset + at, name)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         rows = context[self.table]
         if not isinstance(obj, Mapping):
-            raise FormatError(f"expected a mapping of names to payloads, found {shown(obj)}", path)
+            raise FormatError(f"expected a mapping of names to payloads, found {quote(obj)}", path)
         names = {row.name for row in rows}
         if unknown := [name for name in obj if name not in names]:
-            raise FormatError(f"expected payloads only for tensors in the table, found one for {shown(unknown[0])}", path)
+            raise FormatError(f"expected payloads only for tensors in the table, found one for {quote(unknown[0])}", path)
         for row in rows:
             if row.name not in obj:
-                raise FormatError("expected a payload, found none", f"{path} -> {shown(row.name)}", tensor=row.name)
+                raise FormatError("expected a payload, found none", f"{path} -> {quote(row.name)}", tensor=row.name)
         order, places = byte_order(context), self._in_order(rows, [payload_size(obj[row.name], row) for row in rows], path)
         gaps: list[Gap] | None = None
         if isinstance(obj, TensorMap) and {rows[i].name: place for i, place in places} == obj.places():
             gaps = list(obj.gaps)
         end, written = 0, dict[PayloadLocation, Any]()
         for i, place in places:
-            row, where, payload = rows[i], f"{path} -> {shown(rows[i].name)}", obj[rows[i].name]
+            row, where, payload = rows[i], f"{path} -> {quote(rows[i].name)}", obj[rows[i].name]
             if place in written:
                 if place.nbytes and not same_payload(payload, written[place], row, order):
                     raise FormatError("expected equal payloads at equal offsets", where, tensor=row.name)
                 continue
             written[place] = payload
             while gaps and gaps[0].offset < place.offset:
-                end += _put(stream, GapBytes(gaps[0].nbytes, obj, gaps.pop(0)))
-            end += _put(stream, Zeros(place.offset - end))
-            end += _put(stream, Payload(place.nbytes, payload, row, where, order))
+                end += _write_span(stream, GapBytes(gaps[0].nbytes, obj, gaps.pop(0)))
+            end += _write_span(stream, Zeros(place.offset - end))
+            end += _write_span(stream, Payload(place.nbytes, payload, row, where, order))
         if gaps is None:
-            _put(stream, Zeros(-end % evaluate(self.padded_to, context)))
+            _write_span(stream, Zeros(-end % evaluate(self.padded_to, context)))
         for gap in gaps or ():
-            _put(stream, GapBytes(gap.nbytes, obj, gap))
+            _write_span(stream, GapBytes(gap.nbytes, obj, gap))
         return obj
 
 
@@ -382,7 +382,7 @@ class Payload(NamedTuple):
             raise FormatError(f"expected {self.nbytes} bytes, found {written}", self.path, tensor=self.row.name)
 
 
-def _put(stream: Any, span: Zeros | GapBytes | Payload) -> int:
+def _write_span(stream: Any, span: Zeros | GapBytes | Payload) -> int:
     """Writes a span, or gives it to a stream that only plans the file. Returns its bytes."""
     if span.nbytes > 0 or isinstance(span, Payload):
         stream.place(span) if hasattr(stream, "place") else span.write(stream)
@@ -399,15 +399,15 @@ def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, ali
         return ""
     part = f"{found:,} of {expected:,} bytes ({min(100 * found / expected, 99.9):.1f} %)"
     complete = sum(sum(span) <= size for span in spans)
-    return f"the file is truncated: {part}, {complete:,} of {counted(rows, 'tensor')} complete; download the rest"
+    return f"the file is truncated: {part}, {complete:,} of {format_count(rows, 'tensor')} complete; download the rest"
 
 
 def payload_size(payload: Any, row: Any) -> int:
     """Returns the bytes of a row's payload: by its type, or `payload`'s size if it is unknown."""
     if not row.dtype.is_known:
         if not isinstance(payload, (bytes, bytearray)) and not hasattr(payload, "nbytes"):
-            problem = f"expected a payload of bytes, found {shown(payload)}"
-            raise FormatError(problem, f"data -> {shown(row.name)}", tensor=row.name)
+            problem = f"expected a payload of bytes, found {quote(payload)}"
+            raise FormatError(problem, f"data -> {quote(row.name)}", tensor=row.name)
         return int(payload.nbytes if hasattr(payload, "nbytes") else len(payload))
     return int(row.dtype.nbytes(row.shape))
 

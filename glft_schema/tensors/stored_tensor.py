@@ -121,7 +121,7 @@ def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable
     return of_file(Tensor(name, shape, place, _PackedSource(place, read), 0))
 
 
-def transposed(source: StoredTensor) -> StoredTensor:
+def transpose(source: StoredTensor) -> StoredTensor:
     """Returns a tensor with its matrices transposed."""
     if source.transposed is not None:
         return source.transposed

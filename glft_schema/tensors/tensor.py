@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.codec.records import Record
 from glft_schema.display import Listing, Part, with_display
-from glft_schema.errors import TensorError, shown
+from glft_schema.errors import TensorError, quote
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import Array
@@ -23,7 +23,7 @@ from glft_schema.storage.tensor_bytes import PIECE, array_over, copy_all
 from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
-from glft_schema.tensor_types.engine.conversions import converted, widened
+from glft_schema.tensor_types.engine.conversions import convert, widen
 from glft_schema.tensor_types.plain import as_stored
 from glft_schema.tensors.upload import to_device, torch_dtype, usable_device
 
@@ -103,7 +103,7 @@ class Tensor:
             raise AttributeError(problem)
 
     def _display(self) -> Iterator[Part]:
-        yield f"{shown(self.name)}, {self.type} {list(self.shape)}, {self.nbytes:,} bytes at {self.position:,}"
+        yield f"{quote(self.name)}, {self.type} {list(self.shape)}, {self.nbytes:,} bytes at {self.position:,}"
         numbers = math.prod(self.shape)
         rows = {
             "dims": f"{list(self.dims)}, as stored",
@@ -306,7 +306,7 @@ class Tensor:
             TensorError: if the type is unknown.
         """
         values = self.array(index)
-        return widened(values) if dtype is None else converted(values, np.dtype(dtype))
+        return widen(values) if dtype is None else convert(values, np.dtype(dtype))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Returns the values for numpy, as `numpy`.
@@ -317,7 +317,7 @@ class Tensor:
         found = self.numpy(dtype=dtype)
         is_view = self._as_mapped() is not None and found.dtype == self.type.dtype
         if copy is False and not is_view:
-            raise ValueError(f"tensor {shown(self.name)}: expected copy=None or copy=True, since values are decoded")
+            raise ValueError(f"tensor {quote(self.name)}: expected copy=None or copy=True, since values are decoded")
         return found.copy() if copy and is_view else found
 
     @outside_graphs
@@ -356,7 +356,7 @@ class Tensor:
     ) -> None:
         """Raises TensorError if `out` cannot take values of the tensor in `shape`."""
         if not isinstance(out, torch.Tensor) or tuple(out.shape) != tuple(shape):
-            found = list(out.shape) if isinstance(out, torch.Tensor) else shown(out)
+            found = list(out.shape) if isinstance(out, torch.Tensor) else quote(out)
             raise TensorError(f"expected out as a torch.Tensor of {list(shape)}, found {found}", self.name)
         own = self._torch_dtype
         if out.dtype != (dtype or out.dtype) or not (out.dtype.is_floating_point or out.dtype == own):
@@ -484,7 +484,7 @@ class Tensor:
             raise IndexError("an index can have at most one ellipsis ('...')")
         missing = len(self.shape) - sum(part is not ... for part in indices)
         if missing < 0:
-            raise IndexError(f"too many indices for tensor {shown(self.name)} of {len(self.shape)} dims")
+            raise IndexError(f"too many indices for tensor {quote(self.name)} of {len(self.shape)} dims")
         indices[ellipses[0] : ellipses[0] + 1] = [slice(None)] * missing
         ranges = []
         for axis, (part, size) in enumerate(zip(indices, self.shape, strict=True)):
@@ -497,7 +497,7 @@ class Tensor:
             except TypeError:
                 at = None
             if at is None:
-                raise IndexError(f"expected an integer, a slice with a positive step, or ..., found {shown(part)}")
+                raise IndexError(f"expected an integer, a slice with a positive step, or ..., found {quote(part)}")
             if not -size <= at < size:
                 raise IndexError(f"index {at} is out of bounds for dim {axis} of size {size}")
             ranges.append(range(at % size, at % size + 1))

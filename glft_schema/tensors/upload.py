@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from functools import lru_cache
 
-from glft_schema.errors import OptionError, one_line, shown
+from glft_schema.errors import OptionError, one_line, quote
 from glft_schema.lazy import torch
 
 FRAMEWORKS = ("pt", "pt2", "torch", "pytorch", "np", "numpy", "tf", "tensorflow", "flax", "jax", "mlx", "paddle")
@@ -18,7 +18,7 @@ PIECE = 1 << 25  # bytes per buffer
 
 def usable_device(device: str | torch.device) -> torch.device:
     """Returns a device. Raises OptionError if there is none of the name, or torch cannot use it."""
-    problem = f"expected a device that torch can use here, such as 'cpu', found {shown(device)}"
+    problem = f"expected a device that torch can use here, such as 'cpu', found {quote(device)}"
     if device in FRAMEWORKS:
         raise OptionError(f"{problem}, which is a framework of safetensors' safe_open: leave it out")
     if not isinstance(device, (str, int, torch.device)):
@@ -35,7 +35,7 @@ def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if dtype is None or isinstance(found, torch.dtype):
         return found
-    raise OptionError(f"expected a dtype of torch, such as torch.float16 or 'float16', found {shown(dtype)}")
+    raise OptionError(f"expected a dtype of torch, such as torch.float16 or 'float16', found {quote(dtype)}")
 
 
 def to_device(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:

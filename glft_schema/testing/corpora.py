@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import FormatError, LimitError, OptionError, TruncatedError, shown
+from glft_schema.errors import FormatError, LimitError, OptionError, TruncatedError, quote
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
@@ -108,7 +108,7 @@ def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"expected a manifest of glft fuzz, found {shown(str(path))}: {shown(error)}") from None
+        raise OptionError(f"expected a manifest of glft fuzz, found {quote(str(path))}: {quote(error)}") from None
 
 
 def format_of_corpus(manifest: str | os.PathLike[str]) -> Format:
@@ -120,7 +120,7 @@ def _case(entry: dict[str, Any], folder: Path) -> Case:
     stored = read_regular(folder / Path(entry["file"]).name)
     case = Case(stored, entry["kind"], tuple(entry.get("rules", ())))
     if case.sha256 != entry["sha256"]:
-        raise OptionError(f"expected {shown(entry['file'])} with SHA-256 {entry['sha256']}, found {case.sha256}")
+        raise OptionError(f"expected {quote(entry['file'])} with SHA-256 {entry['sha256']}, found {case.sha256}")
     if case.kind != CORRUPTED:
         return case if case.kind == VALID else Case(stored, case.kind)
     fields = {name: entry[name] for name in ("sentence", "offset", "rule", "reported", "within")}

@@ -30,7 +30,7 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
 from glft_schema.testing.strategies import Corruption, containers, corruptions
-from glft_schema.testing.strategies.aspects import aspects, drawn_aspect, evenly, spans_by_aspect
+from glft_schema.testing.strategies.aspects import aspects, draw_aspect, evenly, spans_by_aspect
 from glft_schema.testing.strategies.corruptions import distinct_rules
 
 import hypothesis  # isort: skip  # after the strategies, which say how to install it
@@ -125,24 +125,24 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
         sets = st.sampled_from([(), *([source.keeps_to] if source.keeps_to else [])])
         valid = sets.flatmap(lambda rules: containers(source, rules=rules).map(lambda stored: Case(stored, VALID, rules)))
         broken = aspects().flatmap(
-            lambda aspect: valid.flatmap(lambda case: damaged(case, aspect) | corrupted(case, aspect=aspect))
+            lambda aspect: valid.flatmap(lambda case: damage_file(case, aspect) | corrupted_files(case, aspect=aspect))
         )
         return valid | broken | broken
     given = Case(source, GIVEN)
     try:
         Container.parse(source)
     except FormatError:
-        return damaged(given)
-    return damaged(given) | corrupted(given)
+        return damage_file(given)
+    return damage_file(given) | corrupted_files(given)
 
 
-def corrupted(valid: Case, rule: str | None = None, aspect: str | None = None) -> st.SearchStrategy[Case]:
+def corrupted_files(valid: Case, rule: str | None = None, aspect: str | None = None) -> st.SearchStrategy[Case]:
     """Returns a strategy of corruptions of a valid file, see `corruptions`."""
     return corruptions(valid.stored, rule, aspect=aspect).map(lambda broken: Case(broken.stored, CORRUPTED, corruption=broken))
 
 
 @st.composite
-def damaged(draw: st.DrawFn, case: Case, aspect: str | None = None) -> Case:
+def damage_file(draw: st.DrawFn, case: Case, aspect: str | None = None) -> Case:
     """Damages a file at random: changes, cuts off, removes, inserts or copies bytes.
 
     The position is drawn by aspect, see `glft_schema.testing.strategies.aspects`. The first one is
@@ -150,7 +150,7 @@ def damaged(draw: st.DrawFn, case: Case, aspect: str | None = None) -> Case:
     """
     stored, spans = case.stored, spans_by_aspect(case.stored)
     for _ in range(draw(st.integers(1, 3))):
-        start, end = evenly(draw, spans[aspect if aspect in spans else drawn_aspect(draw, spans)])
+        start, end = evenly(draw, spans[aspect if aspect in spans else draw_aspect(draw, spans)])
         aspect = None
         at, to = min(draw(st.integers(start, end)), len(stored)), draw(st.integers(0, len(stored)))
         match draw(st.sampled_from(["byte", "byte", "bit", "word", "end", "out", "copy"])):
@@ -192,16 +192,16 @@ def check(case: Case, fuzzed: Fuzzed | None = None) -> None:
 
     def examine() -> None:
         nonlocal file
-        file = examined(case)
+        file = exercise(case)
 
-    bounded(examine, len(case.stored), fuzzed)
+    check_bounds(examine, len(case.stored), fuzzed)
     if fuzzed is not None:
         fuzzed.counts[case.kind] += 1
         fuzzed.read[case.kind] += case.kind in (DAMAGED, CORRUPTED) and file is not None
         fuzzed.hashes.add(hashlib.sha256(case.stored).digest())
 
 
-def examined(case: Case) -> File | None:
+def exercise(case: Case) -> File | None:
     """Parses a file, reads all its contents, and rebuilds it. Time and memory are not limited.
 
     Returns:
@@ -210,7 +210,7 @@ def examined(case: Case) -> File | None:
     Raises:
         PropertyError: for the first violated property.
     """
-    file = _parsed(case)
+    file = _parse(case)
     if file is not None:
         _read_contents(file)
         _rebuild(file, case.stored)
@@ -231,7 +231,7 @@ def escaping(*known: type[Exception]) -> Iterator[None]:
         ) from error
 
 
-def _parsed(case: Case) -> File | None:
+def _parse(case: Case) -> File | None:
     try:
         with escaping(FormatError):
             file = Container.parse(case.stored)
@@ -274,14 +274,14 @@ def _rebuild(file: File, stored: bytes) -> None:
         raise PropertyError("rebuilt", problem)
 
 
-def bounded(action: Callable[[], None], nbytes: int, fuzzed: Fuzzed | None = None) -> None:
+def check_bounds(action: Callable[[], None], nbytes: int, fuzzed: Fuzzed | None = None) -> None:
     """Checks the time and memory of an action against the limits of a file of `nbytes`.
 
     The action is repeated up to `TRIALS` times until it is within the limits.
     """
     seconds, memory = (fixed + each * nbytes for fixed, each in (SECONDS, MEMORY))
     for _ in range(TRIALS):
-        took, peak = measured(action)
+        took, peak = measure(action)
         if took <= seconds and peak <= memory:
             break
     if fuzzed is not None:
@@ -292,7 +292,7 @@ def bounded(action: Callable[[], None], nbytes: int, fuzzed: Fuzzed | None = Non
         raise PropertyError("bounded", f"expected at most {memory:,} bytes of memory for {nbytes} bytes, found {peak:,}")
 
 
-def measured(action: Callable[[], None]) -> tuple[float, int]:
+def measure(action: Callable[[], None]) -> tuple[float, int]:
     """Returns the CPU time of an action in seconds, and the peak of its memory in bytes."""
     was_tracing = tracemalloc.is_tracing()
     if not was_tracing:
@@ -310,7 +310,7 @@ def measured(action: Callable[[], None]) -> tuple[float, int]:
 # The search
 
 
-def drawn(
+def draw_examples(
     strategy: st.SearchStrategy[Case], examples: int, seed: int, use: Callable[[Case], None], shrink: bool = True
 ) -> None:
     """Calls `use` with examples; if it raises, also with smaller ones, unless not to `shrink`."""
@@ -381,7 +381,7 @@ def fuzz(
         for case in given:
             use(case)
         if examples:
-            drawn(cases(source), examples, seed, use)
+            draw_examples(cases(source), examples, seed, use)
     except (PropertyError, hypothesis.errors.Flaky):
         fuzzed.failure = last
     except KeyboardInterrupt:
@@ -405,7 +405,7 @@ def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case
 
     def collect(strategy: st.SearchStrategy[Case], examples: int) -> None:
         with suppress(hypothesis.errors.Unsatisfiable, OptionError):  # the rule cannot be broken here
-            drawn(strategy, examples, seed, use, shrink=False)
+            draw_examples(strategy, examples, seed, use, shrink=False)
 
     if isinstance(source, Format):
         valid = containers(source, rules=source.keeps_to).map(lambda stored: Case(stored, VALID, source.keeps_to))
@@ -416,8 +416,9 @@ def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case
         valid, format = st.just(Case(source, VALID)), Container.parse(source).format
         collect(valid, 1)
     for rule in distinct_rules(format):
-        collect(valid.flatmap(partial(corrupted, rule=rule)), 2)
+        collect(valid.flatmap(partial(corrupted_files, rule=rule)), 2)
     collect(
-        valid.flatmap(corrupted).filter(lambda case: bool(case.corruption and case.corruption.error)), max(examples // 2, 1)
+        valid.flatmap(corrupted_files).filter(lambda case: bool(case.corruption and case.corruption.error)),
+        max(examples // 2, 1),
     )
     return list(distinct.values())

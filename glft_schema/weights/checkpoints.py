@@ -116,7 +116,7 @@ def open_with_metadata(
 
 
 @contextmanager
-def opened(source: StrPath | Checkpoint, *options: Any) -> Iterator[Checkpoint]:
+def checkpoint_with_metadata(source: StrPath | Checkpoint, *options: Any) -> Iterator[Checkpoint]:
     """Yields what `open_with_metadata` returns. At the end a converter's process is ended."""
     checkpoint = open_with_metadata(source, *options)
     try:
@@ -159,7 +159,7 @@ def open_entries(source: Weights) -> Checkpoint:
     return _of_file(source) if isinstance(source, File) else _open_path(source)
 
 
-def mapped_beside(opened: Checkpoint, source: Weights, other: File | None) -> Checkpoint:
+def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Checkpoint:
     """Returns a checkpoint to be compared with a file.
 
     If the file is GGUF, a Hugging Face folder of a declared family is mapped to GGUF.

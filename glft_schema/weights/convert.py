@@ -28,7 +28,7 @@ from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.weights.checkpoints import Checkpoint, opened
+from glft_schema.weights.checkpoints import Checkpoint, checkpoint_with_metadata
 from glft_schema.weights.folders import is_folder, write_folder
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
@@ -102,7 +102,7 @@ def convert(source: StrPath | Checkpoint, out: StrPath, **options: Unpack[Conver
     if to_folder and options.get("importance"):
         raise OptionError("expected no importance for a Hugging Face folder, whose types do not use it")
     given = options.get("exclude") or (), target, options.get("like"), mapping, options.get("as_stored", False)
-    with opened(source, *given) as checkpoint:
+    with checkpoint_with_metadata(source, *given) as checkpoint:
         return plan_conversion(checkpoint, target, options).write(out) if target else _to_folder(checkpoint, out, options)
 
 

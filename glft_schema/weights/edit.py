@@ -23,7 +23,7 @@ from glft_schema.codec.structs import Padding
 from glft_schema.codec.typed_text import texts_of_change
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import with_display
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.families.chat_templates import template_problem
 from glft_schema.files.container import open
 from glft_schema.files.file import File
@@ -63,7 +63,7 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         values = filter(None, texts_of_change(self.before, self.after, SHOWN))
-        return f"{self.action} {shown(self.name)}{':' if self.action != 'rename' else ' ->'} {' -> '.join(values)}"
+        return f"{self.action} {quote(self.name)}{':' if self.action != 'rename' else ' ->'} {' -> '.join(values)}"
 
 
 @with_display
@@ -143,13 +143,13 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
             refuse_ending(out, file.format, "edit keeps the format,")
         shard, index = shard_info(file), index_of(file)
         if shard or index:
-            found = shard or f"a file that {shown(index.name if index else None)} lists"
+            found = shard or f"a file that {quote(index.name if index else None)} lists"
             raise OptionError(f"expected a file that is not part of a set, found {found}: merge the set first")
-        entries, changes = _edited_metadata(file, values, removed)
+        entries, changes = _edit_metadata(file, values, removed)
         names = _new_names(file, rename)
         changes += [Change("rename", old, None, new) for old, new in rename.items()]
-        edited, copied = _spliced(file, entries, names)
-        result = _parsed(file, edited)
+        edited, copied = _splice(file, entries, names)
+        result = _parse(file, edited)
         if check := options.get("check"):
             check(file, result)
         warn_of_slips((change.name for change in changes if change.action == "add"), file.metadata, stacklevel=3)
@@ -160,20 +160,20 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
     return Edited(tuple(changes), edited.size, copied)
 
 
-def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> tuple[Mapping[str, Any], list[Change]]:
+def _edit_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> tuple[Mapping[str, Any], list[Change]]:
     """Returns the new metadata, and the changes to it."""
     format, old = file.format, file.metadata
     for key in (*set, *removed):
         if key in (format.alignment_key, *(format.shard_keys or ())):
-            raise OptionError(f"expected a key that can be edited, found {shown(key)}, which describes the file's layout")
+            raise OptionError(f"expected a key that can be edited, found {quote(key)}, which describes the file's layout")
     for key in removed:
         if key in set:
-            raise OptionError(f"expected each key to be set or removed, found both for {shown(key)}")
+            raise OptionError(f"expected each key to be set or removed, found both for {quote(key)}")
         if key not in old:
             hint = ", which is a tensor: use glft convert --exclude" if key in file.tensors else _hint(key, old)
-            raise OptionError(f"expected a key of the metadata to remove, found {shown(key)}{hint}")
+            raise OptionError(f"expected a key of the metadata to remove, found {quote(key)}{hint}")
     if set and format.metadata is None:
-        raise OptionError(f"{format.name} files have no metadata, found {shown(next(iter(set)))} to set")
+        raise OptionError(f"{format.name} files have no metadata, found {quote(next(iter(set)))} to set")
     if not (set or removed):
         return old, []
     new: Mapping[str, Any]
@@ -216,31 +216,31 @@ def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:
     for old, new in rename.items():
         if old not in file.tensors:
             hint = ", which is a metadata key" if old in file.metadata else _hint(old, file.tensors)
-            raise OptionError(f"expected a tensor to rename, found {shown(old)}{hint}")
+            raise OptionError(f"expected a tensor to rename, found {quote(old)}{hint}")
         is_free = new not in file.tensors or (new in rename and new != old)
         if not is_free or uses[new] > 1:
-            raise OptionError(f"expected a new name for tensor {shown(old)}, found {shown(new)}, which is taken")
+            raise OptionError(f"expected a new name for tensor {quote(old)}, found {quote(new)}, which is taken")
     return {name: rename.get(name, name) for name in file.tensors}
 
 
-def _spliced(file: File, entries: Mapping[str, Any], names: Mapping[str, str]) -> tuple[SplicedSource, int]:
+def _splice(file: File, entries: Mapping[str, Any], names: Mapping[str, str]) -> tuple[SplicedSource, int]:
     """Returns the bytes of the edited file, and how many at its end are those of the old file."""
     format, tensors = file.format, file.tensors
     assert isinstance(tensors, TensorMap)
     rows = [{**row, "name": names[row.name]} for row in file.regions[format.table]]
     before = {name: value for name, value in file.regions.items() if name != "data" and not _is_zero_padding(file, name)}
     before |= {format.table: rows, **({"metadata": entries} if format.metadata is not None else {})}
-    head = _built(file, before)
+    head = _build(file, before)
     gap = min((place.offset for place in tensors.places().values()), default=0)
     new_gap = _aligned_gap(file, gap, len(head))
     if new_gap != gap:
-        head = _built(file, {**before, format.table: [{**row, "offset": row["offset"] + new_gap - gap} for row in rows]})
+        head = _build(file, {**before, format.table: [{**row, "offset": row["offset"] + new_gap - gap} for row in rows]})
         head += bytes(new_gap)
     start = tensors.start + (gap if new_gap != gap else 0)
     return SplicedSource(head, file.source, start), file.source.size - start
 
 
-def _built(file: File, regions: Mapping[str, Any]) -> bytes:
+def _build(file: File, regions: Mapping[str, Any]) -> bytes:
     stream = io.BytesIO()
     with our_errors():
         file.format.head._build(regions, stream, new_context(False, limits=file.limits), "(building)")
@@ -275,7 +275,7 @@ def _aligned_gap(file: File, gap: int, start: int) -> int:
     return int((tensors.start + gap - start - 1) % step + 1)
 
 
-def _parsed(file: File, edited: SplicedSource) -> File:
+def _parse(file: File, edited: SplicedSource) -> File:
     """Parses the edited file. Raises FormatError if it breaks a rule set that `file` satisfies."""
     result = parse_source(edited)
     sets = {*file.format.rule_sets} - {set_ for finding in check_rules(file, file.format.rule_sets) for set_ in finding.sets}

@@ -23,7 +23,7 @@ from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import with_display
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.files.container import Container, open
 from glft_schema.files.file import File
 from glft_schema.formats.imatrix import KIND, OldImatrix
@@ -119,14 +119,14 @@ class ImportanceMatrix:
         """Reads the GGUF form. Raises FormatError if the file is not one."""
         kind = file.metadata.get("general.type")
         if kind != KIND:
-            raise FormatError(f"expected {KIND!r}, found {shown(kind)}", "metadata -> general.type")
+            raise FormatError(f"expected {KIND!r}, found {quote(kind)}", "metadata -> general.type")
         columns = {}
         for name in file.tensors:
             matrix = name.removesuffix(SUMS)
             if matrix == name:
                 continue
             if matrix + COUNTS not in file.tensors:
-                raise FormatError(f"expected a matching tensor {shown(matrix + COUNTS)}, found none", tensor=name)
+                raise FormatError(f"expected a matching tensor {quote(matrix + COUNTS)}, found none", tensor=name)
             sums, counts = (file.tensors[matrix + suffix].numpy().reshape(-1) for suffix in (SUMS, COUNTS))
             if not counts.size or sums.size % counts.size:
                 problem = f"expected a multiple of {counts.size} sums (the number of matrices), found {sums.size}"
@@ -214,7 +214,7 @@ class ImportanceMatrix:
         columns: dict[str, ColumnSums] = {}
         for matrix in matrices:
             for name, added in matrix.columns.items():
-                columns[name] = _added(columns[name], added, name) if name in columns else added
+                columns[name] = _add(columns[name], added, name) if name in columns else added
         size = matrices[0].chunk_size
         tokens = sum(matrix.chunk_count * matrix.chunk_size for matrix in matrices)
         datasets = tuple(text for matrix in matrices for text in matrix.datasets)
@@ -272,12 +272,12 @@ def _integer(value: object) -> int:
     return value if type(value) is int and value >= 0 else 0
 
 
-def _added(one: ColumnSums, other: ColumnSums, name: str) -> ColumnSums:
+def _add(one: ColumnSums, other: ColumnSums, name: str) -> ColumnSums:
     """Returns the sum. A single count is that of each matrix of the other."""
     stacks = {len(one.counts), len(other.counts)} - {1}
     if one.sums.size != other.sums.size or len(stacks) > 1:
         shapes = " and ".join(str(list(columns.sums.shape)) for columns in (one, other))
-        raise OptionError(f"expected importance matrices of one model, found {shapes} sums for {shown(name)}")
+        raise OptionError(f"expected importance matrices of one model, found {shapes} sums for {quote(name)}")
     rows = max(stacks, default=1)
     with np.errstate(all="ignore"):
         return ColumnSums(one.sums.reshape(rows, -1) + other.sums.reshape(rows, -1), one.counts + other.counts)
@@ -293,10 +293,10 @@ def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str
     if importance is None:
         return dict(tensors)
     if not isinstance(importance, Mapping):
-        raise OptionError(f"expected a mapping of tensor names to importance tensors, found {shown(importance)}")
+        raise OptionError(f"expected a mapping of tensor names to importance tensors, found {quote(importance)}")
     if importance and not importance.keys() & tensors.keys():
         tensors_in_it = "1 other tensor" if len(importance) == 1 else f"{len(importance)} other tensors"
-        others = f"it has {tensors_in_it}, such as {shown(next(iter(importance)))}"
+        others = f"it has {tensors_in_it}, such as {quote(next(iter(importance)))}"
         raise OptionError(f"the importance matrix covers none of these tensors ({others}): measure one of this model")
     weighted = dict(tensors)
     for name in tensors.keys() & importance.keys():

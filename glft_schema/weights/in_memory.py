@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.codec.context import LITTLE
-from glft_schema.errors import TensorError, shown
+from glft_schema.errors import TensorError, quote
 from glft_schema.lazy import torch
 from glft_schema.storage.dtypes import RECORDS, Array, address, as_dtype, own
 from glft_schema.storage.source import BytesSource
@@ -58,7 +58,7 @@ def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
 
 def _in_memory(name: str, tensor: Any) -> StoredTensor:
     if not isinstance(name, str):
-        raise TensorError("expected a string as the name of a tensor", shown(name))
+        raise TensorError("expected a string as the name of a tensor", quote(name))
     if isinstance(tensor, StoredTensor):
         return tensor
     if isinstance(tensor, Tensor):
@@ -109,7 +109,7 @@ def check_dense(name: str, tensor: Any) -> None:
     if not is_tensor(tensor):
         is_other = isinstance(tensor, Opaque) and "._rebuild_" in tensor.text
         expected = "a dense tensor with values in memory" if is_other else "a tensor of torch or an array of numpy"
-        raise TensorError(f"expected {expected}, found {shown(tensor)}", name)
+        raise TensorError(f"expected {expected}, found {quote(tensor)}", name)
     if not is_dense(tensor):
         kind = "meta" if tensor.is_meta else str(tensor.layout)
         hint = (

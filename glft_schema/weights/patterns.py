@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
-from glft_schema.errors import SchemeError, shown
+from glft_schema.errors import SchemeError, quote
 from glft_schema.words import SHOWN, suggestion
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ def names_matching(pattern: object, tensors: Mapping[str, object]) -> list[str]:
         SchemeError: if nothing matches; suggests the closest name.
     """
     if not isinstance(pattern, str):
-        raise SchemeError(f"expected a name or pattern, found {shown(pattern)}")
+        raise SchemeError(f"expected a name or pattern, found {quote(pattern)}")
     if pattern in tensors:
         return [pattern]
     names = [str(name) for name in tensors]  # keys of a torch file may not be strings
@@ -28,7 +28,7 @@ def names_matching(pattern: object, tensors: Mapping[str, object]) -> list[str]:
     hint = suggestion(pattern, names)
     if not hint and (containing := [name for name in names if pattern.lower() in name.lower()]):
         hint = f"; names that contain it: {_first(containing)}"
-    raise SchemeError(f"expected a tensor that matches {shown(pattern)}, found none{hint}")
+    raise SchemeError(f"expected a tensor that matches {quote(pattern)}, found none{hint}")
 
 
 def name_matching(pattern: str, tensors: Mapping[str, object]) -> str:
@@ -36,12 +36,12 @@ def name_matching(pattern: str, tensors: Mapping[str, object]) -> str:
     name, *others = names_matching(pattern, tensors)
     if others:
         found = f"{len(others) + 1}: {_first([name, *others])}"
-        raise SchemeError(f"expected one tensor that matches {shown(pattern)}, found {found}")
+        raise SchemeError(f"expected one tensor that matches {quote(pattern)}, found {found}")
     return name
 
 
 def _first(names: list[str]) -> str:
-    return f"{', '.join(map(shown, names[:SHOWN]))}{', ...' * (len(names) > SHOWN)}"
+    return f"{', '.join(map(quote, names[:SHOWN]))}{', ...' * (len(names) > SHOWN)}"
 
 
 def leave_out(tensors: Mapping[str, T], patterns: Iterable[str]) -> dict[str, T]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from glft_schema.display import counted
-from glft_schema.errors import shown
+from glft_schema.display import format_count
+from glft_schema.errors import quote
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -18,12 +18,12 @@ def type_before(tensor: StoredTensor, type_: TensorType) -> TensorType | None:
 def counted_types(types: Mapping[str, TensorType]) -> str:
     """Returns the count of tensors and their types: ``3 tensors (Q4_1, Q8_0)``."""
     names = ", ".join(dict.fromkeys(type_.name for type_ in types.values()))
-    return f"{counted(types, 'tensor')} ({names})"
+    return f"{format_count(types, 'tensor')} ({names})"
 
 
 def refusal(types: Mapping[str, TensorType]) -> str:
     """Returns why tensors with these quantized types get no other types."""
     problem = (
-        f"{counted_types(types)} {'is' if len(types) == 1 else 'are'} quantized already, such as {shown(next(iter(types)))}"
+        f"{counted_types(types)} {'is' if len(types) == 1 else 'are'} quantized already, such as {quote(next(iter(types)))}"
     )
     return f"{problem}: another type adds error to error; allow_requantize (--allow-requantize) permits it"

@@ -12,7 +12,7 @@ import numpy as np
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.display import Progress, Results
-from glft_schema.errors import FormatError, OptionError, TiedWarning, shown
+from glft_schema.errors import FormatError, OptionError, TiedWarning, quote
 from glft_schema.families.loader import LLAMA_CPP, broken_model
 from glft_schema.files.layout import Layout, lay_out, with_offsets
 from glft_schema.files.parsing import parse_source
@@ -160,7 +160,7 @@ def save_file(
     """
     check_options(save_file, options, WriteOptions)
     if not isinstance(tensors, Mapping):
-        raise OptionError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
+        raise OptionError(f"expected tensors by name, such as model.state_dict(), found {quote(tensors)}")
     stored = in_memory(leave_out(tensors, options.get("exclude") or ()))
     return plan_file(stored, target_format(path, options.get("format")), metadata, options).write(path)
 
@@ -204,7 +204,7 @@ def plan_file(
         if target.field(region) is not None:
             regions[region] = value or {}
         elif value:
-            raise OptionError(f"{target.name} files have no {region}, found {shown(value)}")
+            raise OptionError(f"{target.name} files have no {region}, found {quote(value)}")
     layout = lay_out(target, with_offsets(target, regions, 1 if alignment is None else alignment, aliases), rules)
     if LLAMA_CPP in asked:
         _refuse_unloadable(layout)
@@ -255,9 +255,9 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, TypeChoic
             continue
         if earlier:
             difference = "type" if choices[earlier[0]].type != choices[name].type else "importance"
-            note = f"tied to {shown(earlier[0])}, which has a different {difference}, so it is stored separately"
+            note = f"tied to {quote(earlier[0])}, which has a different {difference}, so it is stored separately"
             choices[name] = replace(choices[name], note="; ".join(filter(None, (choices[name].note, note))))
-            warnings.warn(f"tensor {shown(name)} is {note}", TiedWarning, stacklevel=4)
+            warnings.warn(f"tensor {quote(name)} is {note}", TiedWarning, stacklevel=4)
         earlier.append(name)
     return aliases
 

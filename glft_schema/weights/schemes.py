@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.errors import SchemeError, TensorError, alternatives, shown
+from glft_schema.errors import SchemeError, TensorError, alternatives, quote
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.storage.dtypes import is_float, name_of
 from glft_schema.tensor_types import TensorType
@@ -101,7 +101,7 @@ def choose_types(
     for key, scheme in as_pairs(schemes):
         type_, names = type_named(scheme, types), names_matching(key, tensors)
         if type_.needs_importance and all(tensors[name].importance is None for name in names):
-            raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {shown(key)}{MEASURE}")
+            raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {quote(key)}{MEASURE}")
         for name in names:
             requests.setdefault(name, []).append((key, type_))
     choices = {name: _choose(name, tensor, requests.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}
@@ -126,7 +126,7 @@ def as_pairs(schemes: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tup
     pairs = list(schemes.items()) if isinstance(schemes, Mapping) else schemes
     is_list = isinstance(pairs, Sequence) and not isinstance(pairs, (str, bytes))
     if not is_list or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
-        raise SchemeError(f"expected names or patterns with types, as a mapping or pairs, found {shown(schemes)}")
+        raise SchemeError(f"expected names or patterns with types, as a mapping or pairs, found {quote(schemes)}")
     return [(key, scheme) for key, scheme in pairs]
 
 
@@ -138,7 +138,7 @@ def _check_all_as_asked(
 ) -> None:
     """Raises SchemeError if a tensor has none of the types that were asked for."""
     missed = [
-        f"{shown(name)} ({choices[name].note})"
+        f"{quote(name)} ({choices[name].note})"
         for name, asked in requests.items()
         if choices[name].type not in [type_ for _, type_ in asked] and not (keep_vectors and len(tensors[name].shape) < 2)
     ]

@@ -9,7 +9,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from glft_schema.codec.metadata import KeyTypes
-from glft_schema.errors import SimilarKeyWarning, shown
+from glft_schema.errors import SimilarKeyWarning, quote
 
 KEYS, LONGEST = 1000, 128  # keys that are checked, and the letters of a key: more are not typed by hand
 
@@ -18,7 +18,7 @@ def warn_of_slips(keys: Iterable[str], metadata: Mapping[str, Any], stacklevel: 
     """Warns of each of the new keys that resembles a well-known one, with SimilarKeyWarning."""
     for key in islice(keys, KEYS):
         if known := similar_key(key, metadata):
-            problem = f"the new key {shown(key)} resembles the well-known key {shown(known)}"
+            problem = f"the new key {quote(key)} resembles the well-known key {quote(known)}"
             warnings.warn(problem, SimilarKeyWarning, stacklevel=stacklevel + 1)
 
 

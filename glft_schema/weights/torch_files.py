@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from glft_schema.codec.construct_errors import inside
-from glft_schema.errors import FormatError, TensorError, TruncatedError, shown
+from glft_schema.errors import FormatError, TensorError, TruncatedError, quote
 from glft_schema.files.parsing import gc_paused
 from glft_schema.formats.registry import ZIP
 from glft_schema.formats.torch_zip import Span, read_directory
@@ -73,7 +73,7 @@ def load_torch(path: StrPath) -> dict[str, Any]:
         if isinstance(value, Opaque):
             raise FormatError(f"{ONLY_TENSORS}: other Python objects ({value}); save model.state_dict() instead")
         if not isinstance(value, dict) or not value:
-            raise FormatError(f"expected a dict of tensors, found {shown(value)}")
+            raise FormatError(f"expected a dict of tensors, found {quote(value)}")
         make = _Tensors(source, records).of
         with gc_paused():
             return {name: make(entry, str(name)) if isinstance(entry, TensorView) else entry for name, entry in value.items()}
@@ -91,7 +91,7 @@ def _read_archive(source: Source) -> tuple[Any, dict[str, Span]]:
     spans = (records.get(name, (0, 0)) for name in ("version", "byteorder"))
     version, order = (bytes(source.read(start, min(nbytes, LONGEST))) for start, nbytes in spans)
     if version.strip() not in VERSIONS or order not in (b"", b"little"):
-        found = f"version {shown(version)} and byteorder {shown(order)}"
+        found = f"version {quote(version)} and byteorder {quote(order)}"
         raise FormatError(f"expected version 1 to 10 and little-endian numbers, found {found}")
     start, nbytes = records.get("data.pkl", (0, 0))
     current().check("metadata", nbytes, "data.pkl", " bytes")
@@ -105,13 +105,13 @@ def _read_legacy(source: Source) -> tuple[Any, dict[str, Span]]:
     magic, protocol, system, pickle, keys = _pickles(source)
     little = system.value.get("little_endian") if isinstance(system.value, dict) else None
     if (magic.value, protocol.value, little) != (MAGIC, PROTOCOL, True):
-        found = f"protocol {shown(protocol.value)}, little-endian {shown(little)}"
+        found = f"protocol {quote(protocol.value)}, little-endian {quote(little)}"
         raise FormatError(f"expected protocol {PROTOCOL} and little-endian numbers, found {found}")
     records, at = dict[str, Span](), keys.end
     for key in keys.value if isinstance(keys.value, list) else ():
         storage, numel = pickle.storages.get(key if isinstance(key, str) else ""), int.from_bytes(source.read(at, 8), "little")
         if storage is None or storage.numel != numel or key in records:
-            raise FormatError(f"expected each storage once, with the number of its elements, found {shown(key)}", offset=at)
+            raise FormatError(f"expected each storage once, with the number of its elements, found {quote(key)}", offset=at)
         records[key] = at + 8, numel * _dtype(storage.type, key).itemsize
         at = sum(records[key])
     if at > source.size:
@@ -144,7 +144,7 @@ def _dtype(name: str, tensor: str) -> Dtype:
     module, _, last = name.rpartition(".")
     dtype = DTYPES.get(last) if module in MODULES else None
     if dtype not in (*NAMES, "complex128"):
-        raise TensorError(f"expected a dtype of numbers that can be read, found {shown(name)}", tensor)
+        raise TensorError(f"expected a dtype of numbers that can be read, found {quote(name)}", tensor)
     return dtype_of(dtype)
 
 
@@ -196,7 +196,7 @@ class _Tensors:
             start, nbytes = self._records.get(storage.key, (0, -1))
             if nbytes != storage.numel * dtype.itemsize:
                 found = f"{nbytes} bytes" if nbytes >= 0 else "none"
-                problem = f"expected the storage {shown(storage.key)} of {storage.numel * dtype.itemsize} bytes, found {found}"
+                problem = f"expected the storage {quote(storage.key)} of {storage.numel * dtype.itemsize} bytes, found {found}"
                 raise FormatError(problem, offset=start or None, tensor=name)
             stored = self._source.read(start, nbytes) if start % ALIGNMENT else self._whole[start : start + nbytes]
             self._storages[storage.key] = array_over(stored, dtype_of("uint8"), (nbytes,))

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from glft_schema.errors import FormatError, TruncatedError, safe, shown
-from glft_schema.limits import current, exceeded
+from glft_schema.errors import FormatError, TruncatedError, quote, safe
+from glft_schema.limits import current, limit_error
 
 PER_OBJECT = 8  # bytes of a pickle per object beyond the limit on objects; torch.save writes more
 STOP = ord(".")
@@ -134,7 +134,7 @@ class _Reader:
         """Returns a new object. Raises LimitError if there are too many."""
         self._objects += 1
         if self._objects > self._most:
-            raise exceeded("objects", f"{self._most} objects in {len(self.stored)} bytes", "more", "")
+            raise limit_error("objects", f"{self._most} objects in {len(self.stored)} bytes", "more", "")
         return value
 
     def take(self, nbytes: int) -> bytes:
@@ -190,7 +190,7 @@ class _Reader:
     def fill(self, target: dict[Any, Any], keys: Iterable[Any], values: Iterable[Any]) -> dict[Any, Any]:
         """Sets items of a dict. Only text is hashed: numbers could share a hash, on purpose."""
         for key, value in zip(keys, values, strict=True):
-            target[key if type(key) is str else self.counted(Opaque(shown(key)))] = value
+            target[key if type(key) is str else self.counted(Opaque(quote(key)))] = value
         return target
 
     def persistent(self) -> Any:

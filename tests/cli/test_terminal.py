@@ -15,7 +15,7 @@ from click.exceptions import Exit
 import glft_schema as glft
 from glft_schema.cli.options import bytes_of
 from glft_schema.cli.terminal import loading, option_errors, rate_text
-from glft_schema.display import aligned
+from glft_schema.display import align
 from glft_schema.errors import OptionError, UnsupportedError
 from tests.tools.command_line import in_this_process, on_a_terminal
 
@@ -36,13 +36,13 @@ class Terminal(io.StringIO):
 
 def test_tables_fit_the_columns_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("name", "bytes"), ("a.rather.long.name.weight", "1,000"), ("short", "2")]
-    before = aligned(rows, right=1)
+    before = align(rows, right=1)
     assert "  a.rather.long.name.weight  1,000" in before
     monkeypatch.setattr(sys, "stdout", Terminal())
     for columns in ("30", "1"):
         monkeypatch.setenv("COLUMNS", columns)
-        assert aligned(rows, right=1)[1] == "  a.rather.l...name.weight  1,000"
-    lines = aligned([("a", "b", "c", "d", "e", "f")], right=2)
+        assert align(rows, right=1)[1] == "  a.rather.l...name.weight  1,000"
+    lines = align([("a", "b", "c", "d", "e", "f")], right=2)
     assert (lines[0], " ".join(" ".join(lines[1:]).split())) == ("  a  b  c  d", "left out: e, f; a pipe has all columns")
 
 

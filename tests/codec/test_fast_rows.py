@@ -35,7 +35,7 @@ from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensors.region import TensorMap
-from glft_schema.testing.fuzzing import GIVEN, Case, damaged
+from glft_schema.testing.fuzzing import GIVEN, Case, damage_file
 from glft_schema.testing.strategies import from_construct
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
@@ -111,7 +111,7 @@ def test_whole_files(stored: bytes, limits: dict[str, int]) -> None:
 
 @pytest.mark.fuzz
 @settings(max_examples=settings.default.max_examples // 2)
-@given(files.flatmap(lambda stored: damaged(Case(stored, GIVEN))), st.one_of(st.just({}), LIMITS))
+@given(files.flatmap(lambda stored: damage_file(Case(stored, GIVEN))), st.one_of(st.just({}), LIMITS))
 def test_damaged_files(case: Case, limits: dict[str, int]) -> None:
     assert_files_agree(case.stored, limits)
 

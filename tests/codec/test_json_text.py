@@ -8,7 +8,7 @@ import pytest
 
 from glft_schema import FormatError
 from glft_schema.codec import json_text
-from glft_schema.codec.json_text import decoded, levels_of, parts, to_json
+from glft_schema.codec.json_text import decode, levels_of, parts, to_json
 
 BOUND = "x: expected a number that a 64-bit float can hold"
 
@@ -30,13 +30,13 @@ BOUND = "x: expected a number that a 64-bit float can hold"
     ],
 )
 def test_values(text: str, value: object) -> None:
-    found = decoded(text.encode())
+    found = decode(text.encode())
     assert (found, type(found)) == (value, type(value))
 
 
 def test_integers_that_are_floats() -> None:
     for text in ("-0", "[-0]", "0.0", "1.0", "1e0"):
-        found = decoded(text.encode())
+        found = decode(text.encode())
         assert type(found[0] if isinstance(found, list) else found) is float
 
 
@@ -54,7 +54,7 @@ def test_integers_that_are_floats() -> None:
 )  # fmt: skip
 def test_refused_texts(text: str, message: str) -> None:
     with pytest.raises(FormatError) as caught:
-        decoded(text.encode(), "x", 10)
+        decode(text.encode(), "x", 10)
     assert str(caught.value) == message
 
 
@@ -64,7 +64,7 @@ def test_what_is_refused_is_found_in_linear_time(monkeypatch: pytest.MonkeyPatch
     decoded_bytes, strict, stored = list[int](), json_text._strict, text.encode()
     monkeypatch.setattr(json_text, "_strict", lambda part: (decoded_bytes.append(len(part)), strict(part))[1])
     with pytest.raises(FormatError, match=r"1e999|-Infinity") as caught:
-        decoded(stored)
+        decode(stored)
     assert caught.value.offset == max(stored.find(b"1e999"), stored.find(b"-Infinity"))
     assert sum(decoded_bytes) <= 2 * len(stored)
 
@@ -82,7 +82,7 @@ def test_parts_have_positions() -> None:
 
 def test_levels_and_new_texts() -> None:
     for text, levels in (("1", 0), ("{}", 1), ('{"a":[[],{"b":[]}],"c":[]}', 4)):
-        assert levels_of(decoded(text.encode())) == levels
+        assert levels_of(decode(text.encode())) == levels
     value = {"ä\x7f": ['"\\\b\f\n\r\t\x00\x1f', 1]}
     assert to_json(value) == '{"ä\x7f":["\\"\\\\\\b\\f\\n\\r\\t\\u0000\\u001f",1]}'
     assert json.loads(to_json(value)) == value

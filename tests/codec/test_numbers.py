@@ -11,7 +11,7 @@ from construct import this
 from glft_schema import LimitError, Limits, TruncatedError
 from glft_schema.codec.numbers import ByteOrderOf, Number, Picked, Sizes, bf16, f16, f32, f64, i8, i16, i64, u8, u16, u32
 from glft_schema.codec.structs import Struct
-from glft_schema.errors import shown
+from glft_schema.errors import quote
 from glft_schema.tensor_types.engine.conversions import float32_of
 from tests.codec.assertions import assert_stored, build_error, cursor, parse_error
 
@@ -80,7 +80,7 @@ def test_a_constant_byte_order(order: Any, other: str, stored: str) -> None:
 @pytest.mark.parametrize("number", [u16, "middle", 4, construct.Int32ub])
 def test_byte_orders_that_cannot_be_declared(number: Any) -> None:
     expected = "^expected BIG, LITTLE or the next number, of 4 or 8 bytes such as u32, found "
-    with pytest.raises(TypeError, match=f"{expected}{shown(number)}$"):
+    with pytest.raises(TypeError, match=f"{expected}{quote(number)}$"):
         ByteOrderOf(number)
 
 

@@ -31,7 +31,7 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.testing import Case, containers, rule_ids, write_corpus
-from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, VALID, corrupted, damaged, drawn
+from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, VALID, corrupted_files, damage_file, draw_examples
 from glft_schema.testing.strategies.aspects import aspects
 from glft_schema.testing.strategies.broken_fields import DAMAGES, Damage
 from tests.corpus import FOLDER, FORMATS, verdict_on
@@ -73,12 +73,12 @@ def of_format(format: Format) -> Iterator[tuple[Case, str | None]]:
     yield from ((case, None) for case in found)
     for rule in rule_ids(format):
         with suppress(OptionError):  # no values are known that break it
-            broken = valid[-1 - len(SOURCES[format])].flatmap(partial(corrupted, rule=rule))
+            broken = valid[-1 - len(SOURCES[format])].flatmap(partial(corrupted_files, rule=rule))
             yield from ((case, None) for case in chosen(candidates([broken], 24), outcome, OF_A_RULE, OF_A_RULE))
     for damage in dict.fromkeys(damage for damages in DAMAGES.values() for damage in damages):
         made = st.one_of(valid).flatmap(partial(harmed, damage))
         yield from ((case, name_of(damage)) for case in chosen(candidates([made], 100), outcome, 0, OF_A_DAMAGE))
-    any_damage = aspects().flatmap(lambda aspect: st.one_of(valid).flatmap(lambda case: damaged(case, aspect)))
+    any_damage = aspects().flatmap(lambda aspect: st.one_of(valid).flatmap(lambda case: damage_file(case, aspect)))
     cases = candidates([any_damage], 2 * CANDIDATES)
     cases += [Case(random_file(Random(seed)), DAMAGED) for seed in range(CANDIDATES)] * (format is SAFETENSORS)
     yield from ((case, None) for case in chosen(cases, outcome, DAMAGED_FILES))
@@ -101,7 +101,7 @@ def candidates(sources: Iterable[st.SearchStrategy[Case]], number: int = CANDIDA
     found: dict[str, Case] = {}
     for seed, source in enumerate(sources):
         with suppress(Unsatisfiable):
-            drawn(source, number, seed, lambda case: found.setdefault(case.sha256, case) and None, shrink=False)
+            draw_examples(source, number, seed, lambda case: found.setdefault(case.sha256, case) and None, shrink=False)
     cases = sorted(found.values(), key=lambda case: len(case.stored))
     return [case for case in cases if len(case.stored) <= LONGEST] or cases
 

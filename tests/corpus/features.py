@@ -16,7 +16,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
-from glft_schema.tensor_types.engine.conversions import widened
+from glft_schema.tensor_types.engine.conversions import widen
 from glft_schema.tensor_types.tensor_type import OpaqueType
 
 UNKNOWN = "tensor of an unknown type"
@@ -151,6 +151,6 @@ def _of_text(what: str, text: str) -> Iterator[str]:
 
 
 def _of_numbers(what: str, numbers: np.ndarray[Any, Any]) -> Iterator[str]:
-    if numbers.dtype.itemsize > 1 and (numbers := widened(numbers)).dtype.kind in "fc":
+    if numbers.dtype.itemsize > 1 and (numbers := widen(numbers)).dtype.kind in "fc":
         yield from [f"{what} that is NaN"] * bool(np.isnan(numbers).any())
         yield from [f"{what} that is infinite"] * bool(np.isinf(numbers).any())

@@ -22,7 +22,7 @@ from glft_schema.describe.as_json import as_data, as_json
 from glft_schema.describe.as_markdown import as_markdown, definitions
 from glft_schema.describe.bit_picture import picture, weights_of_bits
 from glft_schema.describe.languages import write
-from glft_schema.describe.schema import known, node_of, schema_of
+from glft_schema.describe.schema import node_of, schema_of, tree_of
 from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
@@ -115,7 +115,7 @@ def test_a_struct_of_a_users_own() -> None:
     assert node_of(own, schema, "own") == s.RefNode("own")
     assert list(schema.structs) == ["own", "items"]
     magic, n, items, _, rest = schema.structs["own"].fields
-    assert (magic.value, magic.doc, magic.node) == (b"OWN1", "always", s.BytesNode(known(4)))
+    assert (magic.value, magic.doc, magic.node) == (b"OWN1", "always", s.BytesNode(tree_of(4)))
     assert n.node == s.NumberNode("u16", "big")
     assert items.node == s.ListNode(Reference(("n",)), s.RefNode("items"))
     assert rest.node == s.BytesNode(None)

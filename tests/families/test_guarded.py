@@ -15,7 +15,7 @@ import pytest
 import glft_schema as glft
 from glft_schema.families.config import refusing
 from glft_schema.families.confined import ARCHITECTURES
-from glft_schema.families.guarded import guarded
+from glft_schema.families.guarded import start_guarded
 from glft_schema.families.processes import OFFLINE
 from tests.families.tiny_folders import make_folder
 from tests.golden.record_conversions import PATH, contents
@@ -29,7 +29,7 @@ MEMORY = 1 << 27
 @pytest.fixture(autouse=True)
 def in_a_process(monkeypatch: pytest.MonkeyPatch, any_fingerprint: None) -> None:
     """Undoes that other tests parse in this process."""
-    monkeypatch.setattr("glft_schema.families.folders.guarded", guarded)
+    monkeypatch.setattr("glft_schema.families.folders.guarded", start_guarded)
 
 
 def test_surroundings_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_surroundings_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SECRET", "1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
-    with glft.Limits(parser_memory=MEMORY, objects=7), guarded(MISBEHAVING) as call:
+    with glft.Limits(parser_memory=MEMORY, objects=7), start_guarded(MISBEHAVING) as call:
         found = call("surroundings", tmp_path, file=tmp_path)
         for value in ("\ud800\n", [1.5, -0.0, 2**70, None, True], {"a": float("inf")}, "x" * 100_000):
             assert call("echo", tmp_path, value, file=tmp_path) == value
@@ -53,7 +53,7 @@ def test_surroundings_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_limits_beyond_the_systems(tmp_path: Path) -> None:
-    with glft.Limits(parser_memory=1 << 80, parser_seconds=10**30), guarded(MISBEHAVING) as call:
+    with glft.Limits(parser_memory=1 << 80, parser_seconds=10**30), start_guarded(MISBEHAVING) as call:
         assert call("echo", tmp_path, 1, file=tmp_path) == 1
 
 
@@ -61,7 +61,7 @@ def test_errors_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With their fields, and the folder as the caller names it."""
     monkeypatch.chdir(tmp_path)
     folder, name = Path("model"), "model/a.json"
-    with guarded(MISBEHAVING) as call:
+    with start_guarded(MISBEHAVING) as call:
         with pytest.raises(glft.FormatError, match=r"^a -> b: expected 1, found 2 \(key 'k'\) in model/a.json$"):
             call("fail", folder, "format", file=folder)
         with pytest.raises(glft.TensorError, match=r"^tensor 't': expected 1$"):
@@ -97,7 +97,7 @@ def test_what_ends_the_process(name: str, tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     with (
         glft.Limits(**limits),
-        guarded(MISBEHAVING) as call,
+        start_guarded(MISBEHAVING) as call,
         pytest.raises(glft.FormatError) as caught,
     ):
         call(function, tmp_path, *arguments, file=file)

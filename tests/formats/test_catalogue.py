@@ -14,7 +14,7 @@ import pytest
 
 from glft_schema import Container, FormatError, TensorError
 from glft_schema.codec.rules import GGML, REQUIRED, SPEC
-from glft_schema.errors import shown
+from glft_schema.errors import quote
 from glft_schema.files.parsing import check_rules
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors.tensor import Tensor
@@ -71,8 +71,8 @@ def test_bad_files_are_refused(name: str) -> None:
     text = str(error)
     assert text.startswith(f"{case.path}: {error.problem} (")
     assert f"at byte {case.offset})" in text
-    assert case.tensor is None or f"(tensor {shown(case.tensor)}, " in text
-    assert case.key is None or f"(key {shown(case.key)}, " in text
+    assert case.tensor is None or f"(tensor {quote(case.tensor)}, " in text
+    assert case.key is None or f"(key {quote(case.key)}, " in text
     assert text.isprintable()
     assert len(text) < 500
 

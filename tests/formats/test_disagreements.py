@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glft_schema.formats.gguf import GGUF
-from glft_schema.testing.fuzzing import VALID, Case, cases, damaged
+from glft_schema.testing.fuzzing import VALID, Case, cases, damage_file
 from glft_schema.testing.strategies.aspects import aspects
 from tests.catalogue import disagreements as table
 from tests.catalogue.disagreements import GGUF_PY, LLAMA_CPP, ROWS, Disagreement, Row, disagreements, row_of
@@ -31,7 +31,7 @@ files = st.one_of(
     valid,
     strategies.loose_files(),
     aspects()
-    .flatmap(lambda aspect: valid.flatmap(lambda stored: damaged(Case(stored, VALID), aspect)))
+    .flatmap(lambda aspect: valid.flatmap(lambda stored: damage_file(Case(stored, VALID), aspect)))
     .map(lambda case: case.stored),
     cases(GGUF).map(lambda case: case.stored),
 )

@@ -14,7 +14,7 @@ import torch
 from glft_schema import plugins, save_file
 from glft_schema.errors import PluginWarning
 from glft_schema.formats import FORMATS, register_format
-from glft_schema.tensor_types.ggml import GGML_TYPES, _registered
+from glft_schema.tensor_types.ggml import GGML_TYPES, _check_registered
 from tests.formats.own_formats import LINES, registered
 from tests.tools import forked
 
@@ -56,7 +56,7 @@ def run(site: Path, program: str, *arguments: object) -> subprocess.CompletedPro
 
 def loaded(group: str) -> list[str]:
     """Loads the plugins of a group, and returns the warnings."""
-    register = register_format if group == plugins.FORMATS else _registered
+    register = register_format if group == plugins.FORMATS else _check_registered
     with pytest.warns(PluginWarning) as caught, registered():
         plugins.load(group, register)
     return [str(warning.message) for warning in caught]

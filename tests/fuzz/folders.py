@@ -18,7 +18,7 @@ import pytest
 
 from glft_schema import FormatError, Limits, OptionError, TensorError
 from glft_schema.families.folders import open_folder
-from glft_schema.families.guarded import guarded
+from glft_schema.families.guarded import start_guarded
 from glft_schema.families.untrusted import check_loadable, check_no_code
 from glft_schema.testing.fuzzing import PropertyError, escaping
 from tests.families.tiny_folders import make_folder
@@ -87,7 +87,7 @@ def check_promises(stored: bytes) -> None:
         with pytest.MonkeyPatch.context() as patch, Limits(**LIMITS):
             know_tokenizers(patch)
             if any(sign in stored for sign in GROWING.get(file, ())):
-                patch.setattr("glft_schema.families.folders.guarded", guarded)
+                patch.setattr("glft_schema.families.folders.guarded", start_guarded)
             for check in (_open, check_no_code, check_loadable):
                 _check(check, folder)
     finally:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glft_schema import Container, FormatError
-from glft_schema.testing.fuzzing import GIVEN, Case, damaged
+from glft_schema.testing.fuzzing import GIVEN, Case, damage_file
 from glft_schema.testing.strategies import corruptions
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def mutated(stored: bytes, random: Random) -> bytes | None:
     try:
         file = Container.parse(stored)
     except FormatError:
-        return drawn(damaged(Case(stored, GIVEN)).map(lambda case: case.stored), random)
+        return drawn(damage_file(Case(stored, GIVEN)).map(lambda case: case.stored), random)
     try:
         return drawn(corruptions(file).map(lambda made: made.stored), random)
     except Exception as error:

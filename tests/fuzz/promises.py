@@ -17,7 +17,7 @@ from glft_schema.files.file import File
 from glft_schema.formats.gguf import VALUE_TYPES
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types.tensor_type import OpaqueType
-from glft_schema.testing.fuzzing import GIVEN, NUMBERS, Case, PropertyError, escaping, examined
+from glft_schema.testing.fuzzing import GIVEN, NUMBERS, Case, PropertyError, escaping, exercise
 from tests.fuzz.views import OTHER, PRINTED, View, views, views_of_map
 
 WITH_PAGE = 50  # one file in 50 is rendered as a page, which takes as long as the rest
@@ -29,7 +29,7 @@ def check_promises(stored: bytes) -> None:
     Raises:
         PropertyError: for the first promise that is broken.
     """
-    file = examined(Case(stored, GIVEN))
+    file = exercise(Case(stored, GIVEN))
     with escaping():
         problem = problem_of_map(stored, file) or problem_of_views(stored, file)
     if problem:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from glft_schema.scalar import compiled_arrays, numpy_arrays, torch_arrays
-from glft_schema.scalar.as_arrays import decoder, printed
+from glft_schema.scalar.as_arrays import decoder, print_function
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import LookupTable, ScalarError, run
 from glft_schema.scalar.layout import ScalarField, ScalarLayout
@@ -164,7 +164,7 @@ def test_arrays_equal_plain_python(name: str, on: ModuleType) -> None:
 
 
 def test_results_for_few_values_are_looked_up() -> None:
-    text, tables = printed(check(source(BODIES["calls of few values"]), LAYOUT.arrays()))
+    text, tables = print_function(check(source(BODIES["calls of few values"]), LAYOUT.arrays()))
     assert [len(tables[name]) for name in ("bent", "halved")] == [16, 256]
     assert text.count("on.where") == 1
 
@@ -189,12 +189,12 @@ REFUSED = [
 def test_refusals(body: str, text: str) -> None:
     function = source("\n" + "\n".join(f"        {line}" for line in body.splitlines()))
     with pytest.raises(ScalarError, match=f"^decode: as arrays, {text}$"):
-        printed(check(function, LAYOUT.arrays()))
+        print_function(check(function, LAYOUT.arrays()))
 
 
 def test_a_compiler_needs_neighbours() -> None:
     with pytest.raises(ScalarError, match=r"^decode: as arrays, expected each statement to write neighbours$"):
-        printed(check(source(BODIES["two writes"]), LAYOUT.arrays()), compiled=True)
+        print_function(check(source(BODIES["two writes"]), LAYOUT.arrays()), compiled=True)
 
 
 @pytest.mark.full
@@ -220,8 +220,8 @@ def test_lengths_must_be_known() -> None:
     function = declared("def decode(w, row):\n    for i in range(len(w)):\n        w[i] = float32(row[i])\n")
     rows = ScalarLayout("rows", (ScalarField("row", "u8", None),), None)
     with pytest.raises(ScalarError, match=r"^decode: as arrays, expected known lengths, found ArrayLength$"):
-        printed(check(function, rows.arrays()))
-    assert "range" not in printed(check(function, rows.arrays(columns=6)))[0]
+        print_function(check(function, rows.arrays()))
+    assert "range" not in print_function(check(function, rows.arrays(columns=6)))[0]
 
 
 def test_the_text() -> None:
@@ -230,7 +230,7 @@ def test_the_text() -> None:
         for g in range(2):
             for i in range(8):
                 w[8 * g + i] = d[0] * float32((qs[i] >> 4 * g & 15) - 8) + d[0]"""
-    text, tables = printed(check(source(body), LAYOUT.arrays()))
+    text, tables = print_function(check(source(body), LAYOUT.arrays()))
     assert tables == {}
     assert (
         text

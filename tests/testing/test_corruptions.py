@@ -23,7 +23,7 @@ from glft_schema.files.parsing import check_rules
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.testing.strategies import Corruption, containers, corruptions, rule_ids
-from glft_schema.testing.strategies.broken_fields import DAMAGES, truncated
+from glft_schema.testing.strategies.broken_fields import DAMAGES, truncate
 from glft_schema.testing.strategies.corruptions import distinct_rules
 from glft_schema.testing.strategies.drafts import Draft
 from tests.formats.test_gguf_rules import CHECKS
@@ -328,7 +328,7 @@ def test_payloads_of_a_draft_have_their_own_bytes() -> None:
     ("name", "count"), [("four_types", "header -> n_tensors"), ("gguf_little", "header -> n_kv"), ("gguf_little", "value -> n")]
 )
 def test_missing_elements_are_reported_at_their_count(name: str, count: str) -> None:
-    cuts = truncated(Container.parse(golden(name)))
+    cuts = truncate(Container.parse(golden(name)))
     as_it_says(find(cuts, lambda made: made.path.endswith(count), settings=settings(A_FEW, max_examples=1000)))
 
 

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from glft_schema.testing.fuzzing import GIVEN, Case, PropertyError, examined
+from glft_schema.testing.fuzzing import GIVEN, Case, PropertyError, exercise
 from tests.fuzz import promises
 from tests.fuzz.kinds import KINDS, kind_of
 from tests.fuzz.mutator import mutated
@@ -66,7 +66,7 @@ def test_mutations_break_one_thing() -> None:
     assert len({file for file in made if file is not None}) > count // 2
     assert stored not in made
     assert made == [mutated(stored, Random(number)) for number in range(count)]
-    refused = sum(examined(Case(file, GIVEN)) is None for file in made if file is not None)
+    refused = sum(exercise(Case(file, GIVEN)) is None for file in made if file is not None)
     assert count // 6 < refused < count
     assert all(mutated(stored[:40], Random(number)) for number in range(5))  # of a broken file, too
 

@@ -35,7 +35,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.testing import fuzzing
 from glft_schema.testing.corpora import MANIFEST, read_corpus, write_corpus
-from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, GIVEN, VALID, Case, PropertyError, bounded, check, corpus, fuzz
+from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, GIVEN, VALID, Case, PropertyError, check, check_bounds, corpus, fuzz
 from glft_schema.testing.strategies import Corruption
 from glft_schema.testing.strategies.corruptions import distinct_rules
 from tests.golden import golden
@@ -76,13 +76,13 @@ def test_hypothesis_does_not_warn_of_large_values() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(PropertyError, match="found 40000"):
-            fuzzing.drawn(st.just("x" * 40_000), 1, 0, fail)
+            fuzzing.draw_examples(st.just("x" * 40_000), 1, 0, fail)
 
 
 def test_the_same_seed_gives_the_same_files() -> None:
     def files(seed: int) -> list[str]:
         made: list[str] = []
-        fuzzing.drawn(fuzzing.cases(GGUF), 25 if FULL else 4, seed, lambda case: made.append(case.sha256))
+        fuzzing.draw_examples(fuzzing.cases(GGUF), 25 if FULL else 4, seed, lambda case: made.append(case.sha256))
         return made
 
     assert files(1) == files(1)
@@ -151,13 +151,13 @@ def test_dequantizing_must_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    bounded(lambda: None, 0)
+    check_bounds(lambda: None, 0)
     with pytest.raises(PropertyError, match=r"bounded: expected at most 16,777,216 bytes of memory for 0 bytes, found 33,\d"):
-        bounded(lambda: bytes(1 << 25) and None, 0)
-    bounded(lambda: bytes(1 << 25) and None, 1 << 17)
+        check_bounds(lambda: bytes(1 << 25) and None, 0)
+    check_bounds(lambda: bytes(1 << 25) and None, 1 << 17)
     monkeypatch.setattr(fuzzing, "SECONDS", (0.0, 0.0))
     with pytest.raises(PropertyError, match=r"bounded: expected at most 0.0 s for 9 bytes, found 0.\d s"):
-        bounded(lambda: sum(range(10_000)) and None, 9)
+        check_bounds(lambda: sum(range(10_000)) and None, 9)
 
 
 # The verb

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from glft_schema import Container, byte_map
-from glft_schema.codec.structs import unwrapped
+from glft_schema.codec.structs import unwrap
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import LimitError, OptionError
 from glft_schema.files.parsing import check_rules
@@ -87,7 +87,7 @@ def test_every_rule_can_be_broken_alone(rule: str) -> None:
 
 
 def breaker() -> TextBreaker:
-    file, table = Container.parse(SMALL), unwrapped(SAFETENSORS.struct.tensor_infos)
+    file, table = Container.parse(SMALL), unwrap(SAFETENSORS.struct.tensor_infos)
     row = {"name": "x", "dtype": SAFETENSORS.types["F32"], "dims": [0], "offset": 8}
     return TextBreaker(with_json_row(table, file.tensor_infos, 1, row), struct_of(TensorInfo), table.fields)
 

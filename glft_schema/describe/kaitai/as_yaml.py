@@ -53,10 +53,10 @@ def _scalar(value: Any) -> str:
         return json.dumps(value)
     if PLAIN.fullmatch(value) and value.lower() not in WORDS:
         return value
-    return without_controls(json.dumps(value, ensure_ascii=False), _escaped)
+    return without_controls(json.dumps(value, ensure_ascii=False), _escape)
 
 
-def _escaped(letter: str) -> str:
+def _escape(letter: str) -> str:
     """Returns the escape of an unprintable letter in double quotes."""
     if 0xD800 <= ord(letter) < 0xE000:
         return "\\uFFFD"  # YAML cannot hold lone surrogates

@@ -11,7 +11,7 @@ from itertools import islice
 from glft_schema.checks.compare import Comparison
 from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.comparisons import metadata_rows, tensor_rows
-from glft_schema.describe.page.frame import rendered
+from glft_schema.describe.page.frame import render
 from glft_schema.describe.page.text import visible
 
 MOST = 5000  # rows of a table
@@ -49,7 +49,7 @@ def comparison_page(
         "most": MOST,
         "diffs": list(_diffs(comparison)),
     }
-    return rendered("comparison.html.jinja", texts, {}, ["comparison.js"] if tensors else [])
+    return render("comparison.html.jinja", texts, {}, ["comparison.js"] if tensors else [])
 
 
 def _diffs(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:

@@ -22,7 +22,7 @@ from glft_schema.describe.page.samples import describe, heat_map, sample, sample
 from glft_schema.describe.page.text import LONGEST, visible
 from glft_schema.describe.page.vocabulary import vocabulary
 from glft_schema.display import Progress, parameters_text, size_text
-from glft_schema.errors import Finding, FormatError, shown
+from glft_schema.errors import Finding, FormatError, quote
 from glft_schema.files.file import File
 from glft_schema.files.summary import headline, largest_first, totals_by_type
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -79,7 +79,7 @@ class Content:
 
     def _texts(self, against: Original | None, fault: FormatError | None) -> dict[str, Any]:
         file = self._file
-        verdict = _broken(file, fault) if fault else report(file)
+        verdict = _error_report(file, fault) if fault else report(file)
         outside = sum(self._outside.values())
         return {
             "name": _name(file),
@@ -99,7 +99,7 @@ class Content:
                 (i, finding, visible(replace(finding, offset=None).text, 3 * LONGEST))
                 for i, finding in verdict.findings[:FINDINGS]
             ],
-            "unclaimed": _unclaimed(self._maps),
+            "unclaimed": _describe_unclaimed(self._maps),
             "types": [
                 {"name": visible(type_.name), **_share(self._totals[type_].nbytes, file.nbytes)} for type_ in self._types
             ],
@@ -183,7 +183,7 @@ class Content:
         }
 
 
-def _broken(file: File, fault: FormatError) -> Report:
+def _error_report(file: File, fault: FormatError) -> Report:
     """Returns a report with the error that ends the parse of a file."""
     number = next((i for i, shard in enumerate(file.shards) if shard.name == fault.file), 0)
     finding = Finding(fault.rule or type(fault).__name__, (REQUIRED,), fault.path, fault.problem, fault.offset)
@@ -219,7 +219,7 @@ def _outside_payloads(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:
     return dict(counts)
 
 
-def _unclaimed(maps: Sequence[ByteMap]) -> list[dict[str, Any]]:
+def _describe_unclaimed(maps: Sequence[ByteMap]) -> list[dict[str, Any]]:
     """Returns a sentence and the first offsets for each kind of bytes outside of fields."""
     kinds = {
         "unclaimed": ("All bytes are covered by the declaration.", "unclaimed: not covered by any declared field."),
@@ -253,6 +253,6 @@ def _value(entry: StoredValue, longest: int) -> str:
     if not isinstance(value, Array):
         return visible(str(entry.plain if entry.type.name == "bool" else value), longest)
     elements = (StoredValue(value.type, element) for element in value.values[:FIRST])
-    first = ", ".join(shown(part.value, 60) if isinstance(part.value, str) else _value(part, LONGEST) for part in elements)
+    first = ", ".join(quote(part.value, 60) if isinstance(part.value, str) else _value(part, LONGEST) for part in elements)
     many = f"{len(value.values):,} elements: " if len(value.values) > FIRST else ""
     return visible(f"{many}[{first}{', …' if many else ''}]", longest)

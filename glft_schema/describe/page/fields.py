@@ -14,8 +14,8 @@ from glft_schema.codec.trace import STEP
 from glft_schema.describe.byte_map import FIELD, ByteMap, ByteRange
 from glft_schema.describe.page.text import visible
 from glft_schema.describe.schema import container_schema
-from glft_schema.display import displayed
-from glft_schema.errors import shown
+from glft_schema.display import format_value
+from glft_schema.errors import quote
 from glft_schema.files.byte_counts import PAYLOADS
 
 MAX_OPENED = 1 << 12  # ranges of a file: with more, none is opened into its parts
@@ -144,17 +144,17 @@ def _within_limits(map: ByteMap) -> Iterator[ByteRange]:
         region = path_steps(byte_range)[0]
         counts[region] = counts.get(region, 0) + 1
         if rest and path_steps(rest[0])[0] != region:
-            yield _joined(rest)
+            yield _join(rest)
             rest = []
         if counts[region] > MAX_STRETCHES:
             rest = [rest[0] if rest else byte_range, byte_range]
         else:
             yield byte_range
     if rest:
-        yield _joined(rest)
+        yield _join(rest)
 
 
-def _joined(rest: list[ByteRange]) -> ByteRange:
+def _join(rest: list[ByteRange]) -> ByteRange:
     first, last = rest[0], rest[-1]
     path = f"{path_steps(first)[0]}{STEP}more"
     return ByteRange(first.start, last.end, path, FIELD, "bytes", "fields omitted from this page because there are too many")
@@ -165,7 +165,7 @@ def as_text(value: Any, type_: str) -> str:
         return ""
     if isinstance(value, str):
         return visible(value, VALUE)
-    text = str(value) if isinstance(value, (np.generic, int)) else shown(displayed(value, type_), VALUE)
+    text = str(value) if isinstance(value, (np.generic, int)) else quote(format_value(value, type_), VALUE)
     return visible(text, VALUE + 20)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STYLE, FIRST = "page.css", "dom.js"
 
 
-def rendered(template: str, texts: Mapping[str, Any], data: Any, scripts: Iterable[str]) -> str:
+def render(template: str, texts: Mapping[str, Any], data: Any, scripts: Iterable[str]) -> str:
     """Returns a page.
 
     Args:

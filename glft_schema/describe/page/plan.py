@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from glft_schema.describe.page.frame import rendered
+from glft_schema.describe.page.frame import render
 from glft_schema.describe.page.text import visible
-from glft_schema.display import counted, size_text
+from glft_schema.display import format_count, size_text
 from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan
 from glft_schema.quantizer.plan_picture import MIX
 
@@ -29,7 +29,7 @@ def plan_page(planned: Plan, mix: Mix | None, name: str) -> str:
     mixes = {**planned.recipes, **({MIX: mix} if mix else {})}
     texts = {
         "name": f"Plan of {visible(name)}",
-        "headline": f"{counted(planned.tensors, 'tensor')}, {planned.weights:,} weights",
+        "headline": f"{format_count(planned.tensors, 'tensor')}, {planned.weights:,} weights",
         "tiles": mix and _tiles(mix),
         "pictures": {"wide": planned.picture(mix), "narrow": planned.picture(mix, NARROW)},
         "warning": planned.warning,
@@ -40,7 +40,7 @@ def plan_page(planned: Plan, mix: Mix | None, name: str) -> str:
         "rows": [_row(planned, tensor, mix.chosen[tensor.name] if mix else None) for tensor in planned.tensors],
         "step": STEP,
     }
-    return rendered("plan.html.jinja", texts, None, ())
+    return render("plan.html.jinja", texts, None, ())
 
 
 def _tiles(mix: Mix) -> list[tuple[str, str, str]]:

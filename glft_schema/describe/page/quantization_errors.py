@@ -13,7 +13,7 @@ from glft_schema.describe.page.text import number
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.storage.dtypes import FLOAT64, Array
 from glft_schema.tensor_types.engine.chunks import matrix
-from glft_schema.tensor_types.engine.conversions import converted
+from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
@@ -74,7 +74,7 @@ def _all(tensor: Tensor) -> Iterator[Part]:
 
 def _difference(tensor: Tensor, expected: Array, part: Part) -> Floats:
     """Returns stored - source for a part; 0 if both are NaN, or the same infinity."""
-    stored, source = stored_parts(tensor, [part]), converted(_cut(expected, part), FLOAT64)
+    stored, source = stored_parts(tensor, [part]), convert(_cut(expected, part), FLOAT64)
     same = (stored == source) | (np.isnan(stored) & np.isnan(source))
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(same, 0.0, stored - source)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from glft_schema.describe.page.content import Content, Original
-from glft_schema.describe.page.frame import rendered
+from glft_schema.describe.page.frame import render
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError
 from glft_schema.files.container import as_file
@@ -43,4 +43,4 @@ def page(
         FormatError, OSError: if the file at a path cannot be opened.
     """
     content = Content(as_file(file), None if against is None else Original(against_name, against), progress, fault)
-    return rendered("page.html.jinja", content.texts, content.data, SCRIPTS)
+    return render("page.html.jinja", content.texts, content.data, SCRIPTS)

@@ -12,7 +12,7 @@ from glft_schema.describe.page.text import number
 from glft_schema.storage.dtypes import FLOAT64
 from glft_schema.storage.source import ReadSource
 from glft_schema.tensor_types.engine.chunks import matrix
-from glft_schema.tensor_types.engine.conversions import converted
+from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensors.tensor import Tensor
 
 SAMPLE = 1 << 16  # numbers of a tensor, about
@@ -74,7 +74,7 @@ def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> Floats:
     numbers = tensor.type.decode(fields, width)
     if numbers.dtype.kind == "c":
         numbers = np.stack((numbers.real, numbers.imag), -1)
-    return converted(numbers, FLOAT64)
+    return convert(numbers, FLOAT64)
 
 
 def sample(tensor: Tensor, count: int) -> Floats:

@@ -12,7 +12,7 @@ from glft_schema.families.requirements import limit
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 
-def untruncated(tensors: dict[str, StoredTensor], config: Config) -> Config:
+def without_truncation(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns yarn's scaling with the field that all published models have, and GGUF lacks."""
     scaling = config.get("rope_scaling", {})
     return {"rope_scaling": scaling | {"truncate": False}} if scaling.get("rope_type") == "yarn" else {}
@@ -68,5 +68,5 @@ GPT_OSS = Family(
     vocabularies=("bpe",),
     limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
     pattern=2,
-    restored=untruncated,
+    restored=without_truncation,
 )

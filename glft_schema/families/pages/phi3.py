@@ -10,7 +10,7 @@ from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
 from glft_schema.families.rope_factors import DIMENSIONS, longrope_config, longrope_factors
 
 
-def rotated(config: Config) -> int:
+def rotated_columns(config: Config) -> int:
     """Returns how many columns of a head are rotated."""
     return int(config.get("rope.partial_rotary_factor", 1.0) * config["hidden_size"]) // int(config["num_attention_heads"])
 
@@ -47,7 +47,7 @@ PHI3 = Family(
         K("attention.head_count",             "num_attention_heads", loader="required"),
         K("attention.head_count_kv",          "num_key_value_heads", rows.head_count),
         *rows.RMS,
-        K("rope.dimension_count",             DIMENSIONS, rotated),
+        K("rope.dimension_count",             DIMENSIONS, rotated_columns),
         K("rope.freq_base",                   "rope.rope_theta", 10000.0),
         rows.FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", 0),

@@ -32,18 +32,18 @@ def farthest(x):
 
 def least_and_greatest(x):
     """Returns min x and max x. If min x is zero, it is the first zero, 0 or -0, as in C."""
-    low, high = ordered(as_bits(x[0])), ordered(as_bits(x[0]))
+    low, high = to_ordered(as_bits(x[0])), to_ordered(as_bits(x[0]))
     for i in range(len(x)):
-        low, high = min(low, ordered(as_bits(x[i]))), max(high, ordered(as_bits(x[i])))
-    least = as_float(ordered(low))
+        low, high = min(low, to_ordered(as_bits(x[i]))), max(high, to_ordered(as_bits(x[i])))
+    least = as_float(to_ordered(low))
     if least == 0.0:
         for i in range(len(x)):
             last = x[len(x) - 1 - i]
             least = last if last == 0.0 else least
-    return least, as_float(ordered(high))
+    return least, as_float(to_ordered(high))
 
 
-def ordered(bits):
+def to_ordered(bits):
     """Maps the bits of floats to integers in the order of the floats, and these back to bits."""
     return bits ^ bits >> 31 & 0x7FFFFFFF
 

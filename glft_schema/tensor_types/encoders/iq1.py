@@ -69,7 +69,7 @@ def search_iq1_m(w, counts, qs, qh, scales):
     for g in range(16):
         codes[g] = odd_digit(found[g] * inverse, top=7)
         for i in range(16 * g, 16 * g + 16):
-            value = shifted(entries, downs, i) * float32(2 * codes[g] + 1)
+            value = shifted_value(entries, downs, i) * float32(2 * codes[g] + 1)
             fit += counts[i] * value * w[i]
             size += counts[i] * value * value
     if size > 0.0 and largest > 0.0 and scale < INF:  # an infinite scale stays
@@ -141,7 +141,7 @@ def search(w, counts, scales, entries, downs, *, group, least):
             if moved:
                 fit, size = float32(0), float32(0)
                 for i in range(group):
-                    value = shifted(entries, downs, group * g + i)
+                    value = shifted_value(entries, downs, group * g + i)
                     fit += counted[i] * value * x[i]
                     size += counted[i] * value * value
                 if fit > 0.0 and size > 0.0:
@@ -230,6 +230,6 @@ def best_split_of_halves(products, counts, ranks):
     return first_part, two_parts, shift, scale
 
 
-def shifted(entries, downs, i):
+def shifted_value(entries, downs, i):
     """Returns the value of weight i."""
     return float32(IQ1_GRID[8 * (entries[i // 8] & 2047) + i % 8]) + middle_of(downs[i // 8])

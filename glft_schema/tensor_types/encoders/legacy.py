@@ -54,7 +54,7 @@ def to_q4_0(w, d, qs):
 def to_q4_0_by_importance(w, importance, mean_square, d, qs):
     """Searches for the scale."""
     codes = integers(32)
-    d[0] = searched_scale(w, importance, mean_square[0], codes, top=8)
+    d[0] = search_scale(w, importance, mean_square[0], codes, top=8)
     pack_halves(codes, qs)
 
 
@@ -69,7 +69,7 @@ def to_q4_1(w, d, m, qs):
 def to_q4_1_by_importance(w, importance, mean_square, d, m, qs):
     """Searches for the scale and the minimum."""
     codes = integers(32)
-    scale, low = searched_range(w, importance, mean_square[0], codes, top=15)
+    scale, low = search_range(w, importance, mean_square[0], codes, top=15)
     d[0], m[0] = scale, low
     pack_halves(codes, qs)
 
@@ -85,7 +85,7 @@ def to_q5_0(w, d, qh, qs):
 def to_q5_0_by_importance(w, importance, mean_square, d, qh, qs):
     """Searches for the scale."""
     codes = integers(32)
-    d[0] = searched_scale(w, importance, mean_square[0], codes, top=16)
+    d[0] = search_scale(w, importance, mean_square[0], codes, top=16)
     qh[0] = fifth_bits(codes)
     pack_halves(codes, qs)
 
@@ -101,7 +101,7 @@ def to_q5_1(w, d, m, qh, qs):
 def to_q5_1_by_importance(w, importance, mean_square, d, m, qh, qs):
     """Searches for the scale and the minimum."""
     codes = integers(32)
-    scale, low = searched_range(w, importance, mean_square[0], codes, top=31)
+    scale, low = search_range(w, importance, mean_square[0], codes, top=31)
     d[0], m[0], qh[0] = scale, low, fifth_bits(codes)
     pack_halves(codes, qs)
 
@@ -136,7 +136,7 @@ def scale_of_farthest(w, codes, *, top):
     return scale
 
 
-def searched_scale(w, importance, mean, codes, *, top):
+def search_scale(w, importance, mean, codes, *, top):
     """Searches for the scale. `codes` gets codes plus `top`; 0 for a block of zeros."""
     counts = floats(32)
     count_weights(w, importance, counts, mean)
@@ -156,7 +156,7 @@ def scale_of_range(w, codes, *, top):
     return scale, low
 
 
-def searched_range(w, importance, mean, codes, *, top):
+def search_range(w, importance, mean, codes, *, top):
     """Searches for the scale and the minimum, which it returns, for codes from 0 to `top`."""
     counts = floats(32)
     count_weights(w, importance, counts, mean)

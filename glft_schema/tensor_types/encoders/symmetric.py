@@ -15,7 +15,7 @@ from glft_schema.storage.dtypes import LARGEST, Array, name_of
 from glft_schema.tensor_types.encoders.arithmetic import largest
 from glft_schema.tensor_types.encoders.searches import code_between
 from glft_schema.tensor_types.engine.chunks import Fault
-from glft_schema.tensor_types.engine.conversions import widened
+from glft_schema.tensor_types.engine.conversions import widen
 
 GROUP = 64  # weights that share a scale in Q4_per_group_64
 INT8_MAX = 127
@@ -47,7 +47,7 @@ def to_q4_per_group_64(w, scales, nibbles):
 
 def scale_faults(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]:
     """Finds NaN, infinities, scales that overflow, and non-zero weights whose scale underflows."""
-    scales = widened(fields["scales"])
+    scales = widen(fields["scales"])
     if scales.min(initial=np.inf) > 0 and scales.max(initial=0) < np.inf:  # false if there is a NaN
         return
     group, name = weights.shape[1] // scales.shape[1], name_of(fields["scales"].dtype)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.errors import QuantizationWarning, TensorError, shown
+from glft_schema.errors import QuantizationWarning, TensorError, quote
 from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.engine.conversions import float32_of
@@ -61,7 +61,7 @@ def importance_rows(importance: Any, dims: Sequence[int], name: str) -> Array:
     """
     given = array_of(importance)
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "fiubV":
-        raise TensorError(f"expected the importance as a tensor or an array of real numbers, found {shown(importance)}", name)
+        raise TensorError(f"expected the importance as a tensor or an array of real numbers, found {quote(importance)}", name)
     columns, stacks = dims[-1] if dims else 1, dims[0] if len(dims) > 2 else 1
     numbers = float32_of(given).reshape(-1)
     if numbers.size not in (columns, stacks * columns):
@@ -80,7 +80,7 @@ def as_matrix(weights: Array) -> Array:
     return weights.reshape(len(weights), math.prod(weights.shape[1:]))
 
 
-def taken(fields: Fields, rows: slice) -> Fields:
+def take(fields: Fields, rows: slice) -> Fields:
     """Returns some rows of fields."""
     return {name: field[rows] for name, field in fields.items()}
 
@@ -125,7 +125,7 @@ def encode_chunks(
 
     def run(chunk: tuple[slice, Counter[str]]) -> None:
         part, found = chunk
-        given, encoded = as_matrix(weights[part]), taken(out, part)
+        given, encoded = as_matrix(weights[part]), take(out, part)
         numbers = float32_of(given) if as_float32 else given
         encode(numbers, encoded)
         for fatal, problem, mask in faults(numbers, encoded):
@@ -174,7 +174,7 @@ def are_finite(numbers: Array) -> bool:
 def warn_of_lost(name: str, lost: Mapping[str, int]) -> None:
     """Warns of the weights of a tensor that encoding has lost, by kind."""
     for problem, count in lost.items():
-        warnings.warn(f"tensor {shown(name)}: {count} {problem}", QuantizationWarning, stacklevel=4)
+        warnings.warn(f"tensor {quote(name)}: {count} {problem}", QuantizationWarning, stacklevel=4)
 
 
 def index_of(number: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -25,13 +25,13 @@ SMALL = {  # of each float of eight bits: mantissa bits, exponent bias, and how 
 
 def float32_of(array: Array) -> Array:
     """Returns numbers as float32, unchanged if they are."""
-    found = widened(array)
+    found = widen(array)
     if found.dtype == np.float16 and (converted := _by_library("f16", found, FLOAT32)) is not None:
         return converted
     return found if found.dtype == FLOAT32 else _quietly(found, FLOAT32)
 
 
-def widened(array: Array) -> Array:
+def widen(array: Array) -> Array:
     """Returns records, with which numpy does not compute, as float32; others unchanged.
 
     A byte of float4 has two numbers, the first one in its low bits, so the last dim doubles.
@@ -49,7 +49,7 @@ def widened(array: Array) -> Array:
     return np.asarray(table_of(name)[bits])
 
 
-def converted(array: Array, dtype: Dtype) -> Array:
+def convert(array: Array, dtype: Dtype) -> Array:
     """Returns numbers in a dtype, unchanged if they are. Rounds to the nearest, as torch does."""
     if array.dtype == dtype:
         return array
@@ -57,7 +57,7 @@ def converted(array: Array, dtype: Dtype) -> Array:
         return words(array).view(dtype)
     if dtype == BFLOAT16:
         return to_bf16(array)
-    found = widened(array)
+    found = widen(array)
     if found.dtype == np.float64 and dtype == np.float16:  # as torch does
         found = _quietly(found, FLOAT32)
     return _quietly(found, dtype)

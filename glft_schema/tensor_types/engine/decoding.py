@@ -10,8 +10,8 @@ import numpy as np
 
 from glft_schema.scalar.layout import ScalarLayout
 from glft_schema.storage.dtypes import FLOAT32, Array, address, name_of, words
-from glft_schema.tensor_types.engine.chunks import row_chunks, taken
-from glft_schema.tensor_types.engine.conversions import LONGEST, converted
+from glft_schema.tensor_types.engine.chunks import row_chunks, take
+from glft_schema.tensor_types.engine.conversions import LONGEST, convert
 from glft_schema.tensor_types.engine.functions import Fields, Formula
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
 from glft_schema.tensor_types.engine.workers import in_one_thread, run_parts
@@ -46,7 +46,7 @@ def by_library(layout: ScalarLayout, fields: Sequence[Array], out: Array) -> boo
         sizes = [count * columns // layout.weights] if layout.weights else [count, columns]
         function(*map(address, parts), address(target), *sizes)
         if not is_written:
-            words(weights)[...] = words(converted(target, out.dtype))
+            words(weights)[...] = words(convert(target, out.dtype))
 
     run_parts(run, len(out), max(LEAST // columns, 1), max(MOST // columns, 1))
     return True
@@ -68,7 +68,7 @@ def by_arrays(formula: Formula, layout: ScalarLayout, fields: Fields, out: Array
     Raises:
         ScalarError: if the function has no such form.
     """
-    in_chunks(_as_arrays(formula, layout, out.shape[1]), {name: _signed(field) for name, field in fields.items()}, out)
+    in_chunks(_as_arrays(formula, layout, out.shape[1]), {name: _to_signed(field) for name, field in fields.items()}, out)
 
 
 def by_tensors(formula: Formula, are_bytes: bool, fields: Fields, out: Array) -> None:
@@ -87,10 +87,10 @@ def in_chunks(step: Step, fields: Fields, out: Array) -> None:
     """Runs a step over rows, in chunks of the cache's size."""
     keep_freed_memory()
     for rows in row_chunks(*out.shape):
-        step(taken(fields, rows), out[rows])
+        step(take(fields, rows), out[rows])
 
 
-def _signed(field: Array) -> Array:
+def _to_signed(field: Array) -> Array:
     """Returns unsigned words as signed ones."""
     is_word = field.dtype.kind == "u" and field.itemsize > 1
     return field.view(f"i{field.itemsize}") if is_word else field
@@ -116,6 +116,6 @@ def _as_arrays(formula: Formula, layout: ScalarLayout, weights: int) -> Step:
         with np.errstate(all="ignore"):
             run(w=target, **{name: fields[name] for name in function.parameters if name != "w"})
         if target is not out:
-            words(out)[...] = words(converted(target, out.dtype))
+            words(out)[...] = words(convert(target, out.dtype))
 
     return step

@@ -13,13 +13,13 @@ from glft_schema.display import with_display
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.engine.chunks import index_of, row_chunks
-from glft_schema.tensor_types.engine.conversions import widened
+from glft_schema.tensor_types.engine.conversions import widen
 
 
 def max_error(found: Any, expected: Any) -> float:
     """Returns max |found - expected| of arrays or torch tensors. Equal infinities, or two NaN,
     differ by 0."""
-    found, expected = widened(array_of(found)), widened(array_of(expected))
+    found, expected = widen(array_of(found)), widen(array_of(expected))
     if not found.size:
         return 0.0
     narrow = all(array.dtype.kind == "f" and array.itemsize <= 4 for array in (found, expected))
@@ -105,7 +105,7 @@ class NumberErrors:
             The sums of the squared errors and of the squared references of each row.
         """
         with np.errstate(all="ignore"):
-            own, reference = (widened(array_of(part)).astype(np.float64) for part in (numbers, reference))
+            own, reference = (widen(array_of(part)).astype(np.float64) for part in (numbers, reference))
             error = own - reference
             if not math.isfinite(float(error.sum())):
                 same = (own == reference) | (np.isnan(own) & np.isnan(reference))

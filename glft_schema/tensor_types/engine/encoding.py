@@ -51,7 +51,7 @@ def by_arrays(source: Encoder, layout: ScalarLayout, importance: Array | None, c
     from glft_schema.scalar.language import ScalarError
     from glft_schema.scalar.side_by_side import run_side_by_side
 
-    function = _checked(source, layout)
+    function = _check(source, layout)
     of_row = check(mean_square_of_row, {"w": tree.ArrayType("f32", None), "mean_square": tree.ArrayType("f32", 1, "out")})
 
     def step(weights: Array, out: Fields) -> None:
@@ -86,7 +86,7 @@ def by_arrays(source: Encoder, layout: ScalarLayout, importance: Array | None, c
 
 
 @lru_cache(maxsize=1 << 8)
-def _checked(source: Encoder, layout: ScalarLayout) -> Any:
+def _check(source: Encoder, layout: ScalarLayout) -> Any:
     from glft_schema.scalar.checking import check
 
     return check(source, layout.encoder_arrays())

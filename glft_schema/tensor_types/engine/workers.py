@@ -43,7 +43,7 @@ def in_one_thread(function: Callable[[], None]) -> None:
     Operations on chunks gain little from more: on an idle machine a half, while on a busy one each
     waits for all threads, and takes up to twenty times as long. A forked child would wait for ever.
     """
-    future = _submitted(_with_modes(function)) if threads() > 1 else None
+    future = _submit(_with_modes(function)) if threads() > 1 else None
     if future is None:
         function()
     else:
@@ -83,19 +83,19 @@ def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Itera
     running: deque[tuple[Future[object] | None, Item]] = deque()
     try:
         for item in items:
-            future = _submitted(partial(call, item))
+            future = _submit(partial(call, item))
             if future is None:
                 call(item)
             running.append((future, item))
             if len(running) > threads():
-                yield _finished(*running.popleft())
+                yield _finish(*running.popleft())
         while running:
-            yield _finished(*running.popleft())
+            yield _finish(*running.popleft())
     finally:
         wait([future for future, _ in running if future and not future.cancel()])
 
 
-def _finished(future: Future[object] | None, item: Item) -> Item:
+def _finish(future: Future[object] | None, item: Item) -> Item:
     if future:
         future.result()
     return item
@@ -114,7 +114,7 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
         Exception: of the function, after all threads have stopped.
     """
     parts = _Parts(count, part_size(count, least, most))
-    helpers = [helper for _ in range(_threads(count, least) - 1) if (helper := _submitted(lambda: _run(function, parts)))]
+    helpers = [helper for _ in range(_threads(count, least) - 1) if (helper := _submit(lambda: _run(function, parts)))]
     try:
         _run(function, parts)
     finally:
@@ -162,7 +162,7 @@ def _run(function: Callable[[int, int], None], parts: _Parts) -> None:
         function(first, last)
 
 
-def _submitted(run: Callable[[], object]) -> Future[object] | None:
+def _submit(run: Callable[[], object]) -> Future[object] | None:
     """Starts a function in the pool of `threads`.
 
     Returns None if the system allows no thread, or the interpreter exits.

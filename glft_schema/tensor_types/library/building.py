@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from glft_schema.errors import alternatives, one_line, shown
+from glft_schema.errors import alternatives, one_line, quote
 from glft_schema.scalar.as_c import FLAGS, TranslationUnit, mean_square_of_row
 from glft_schema.scalar.as_lanes import blocks_in_lanes
 from glft_schema.scalar.language import ScalarError, run
@@ -109,7 +109,7 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
         ScalarError: if a function does not follow the language.
     """
     if target and target not in TARGETS:
-        raise BuildError(f"expected a target {alternatives(TARGETS)}, found {shown(target)}")
+        raise BuildError(f"expected a target {alternatives(TARGETS)}, found {quote(target)}")
     machine, command = target or this_machine(), compiler(portable=bool(target))
     if command is None:
         raise BuildError(f"no C compiler: {'' if target else 'install clang or gcc, or '}pip install ziglang")
@@ -122,7 +122,7 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
             unit.decoder(layout, decoder)
             tests.append(partial(_test_of_decoder, layout, decoder))
         for encoder in encoders:
-            tests.append(partial(_test_of_encoder, layout, encoder, _printed(unit, layout, encoder)))
+            tests.append(partial(_test_of_encoder, layout, encoder, _print_encoder(unit, layout, encoder)))
     architecture, _, system = machine.partition("-")
     linked, ending = LINKED.get(system, ELSEWHERE)
     levels = LEVELS.get(architecture, {"1": ()})
@@ -169,7 +169,7 @@ def _run(command: list[str], arguments: list[str], folder: str) -> None:
         raise BuildError(f"the compiler {shlex.join(command)} failed: {one_line(lines[0])}")
 
 
-def _printed(unit: TranslationUnit, layout: ScalarLayout, encoder: Callable[..., Any]) -> str:
+def _print_encoder(unit: TranslationUnit, layout: ScalarLayout, encoder: Callable[..., Any]) -> str:
     """Adds an encoder in lanes, or in plain C where that is faster or the only form. Returns its
     name."""
     if layout.weights is not None and layout.name not in PLAIN:

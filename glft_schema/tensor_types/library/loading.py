@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import OptionError, one_line, shown
+from glft_schema.errors import OptionError, one_line, quote
 
 MODE = "GLFT_LIBRARY"  # the environment variable
 LOG = logging.getLogger("glft_schema")
@@ -76,7 +76,7 @@ def function_named(name: str) -> Compiled | None:
     """Returns a function by its name in the library, like `function_of` and `encoder_of`."""
     if mode := os.environ.get(MODE):
         if mode != "off":
-            raise OptionError(f"expected {MODE} as off, found {shown(mode)}")
+            raise OptionError(f"expected {MODE} as off, found {quote(mode)}")
         return None
     if name not in _FUNCTIONS:  # without a lock, which a forked child could inherit locked
         library = _of_package()
@@ -134,14 +134,14 @@ class Library:
         try:
             manifest = json.loads((folder / MANIFEST).read_bytes())
             if manifest["machine"] != this_machine():
-                raise LibraryError(f"the functions are compiled for {shown(manifest['machine'])}, not for {this_machine()}")
+                raise LibraryError(f"the functions are compiled for {quote(manifest['machine'])}, not for {this_machine()}")
             if manifest["sources"] != digest_of_sources():
                 raise LibraryError("the functions are compiled from other sources")
             self._functions: dict[str, dict[str, Any]] = manifest["functions"]
             levels: dict[str, str] = manifest["levels"]
-            self._dll = _opened(folder, levels["1"])
+            self._dll = _open(folder, levels["1"])
             if len(levels) > 1 and (level := str(self._dll.x86_64_level())) != "1":
-                self._dll = _opened(folder, levels[level])
+                self._dll = _open(folder, levels[level])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise LibraryError(f"the compiled functions are damaged: {one_line(str(error))}") from None
 
@@ -176,7 +176,7 @@ class Library:
         return compiled
 
 
-def _opened(folder: Path, name: str) -> ctypes.CDLL:
+def _open(folder: Path, name: str) -> ctypes.CDLL:
     """Loads a library whose name ends with the digest of its content."""
     if digest(folder / name) != name.partition(".")[0].rpartition("-")[2]:
         raise ValueError(f"{name} has another content")

@@ -42,13 +42,13 @@ def evenly(draw: st.DrawFn, choices: Sequence[T]) -> T:
     return choices[sum(draw(st.integers(0, SPREAD - 1)) for _ in range(3)) % len(choices)]
 
 
-def drawn_aspect(draw: st.DrawFn, among: Collection[str] = WEIGHTS.keys()) -> str:
+def draw_aspect(draw: st.DrawFn, among: Collection[str] = WEIGHTS.keys()) -> str:
     """Draws an aspect by its weight in `WEIGHTS`."""
     return evenly(draw, [aspect for aspect, weight in WEIGHTS.items() if aspect in among for _ in range(weight)])
 
 
 # To be drawn before the file: hypothesis also tries beginnings of examples, followed by zeros.
-aspects = st.composite(drawn_aspect)
+aspects = st.composite(draw_aspect)
 
 
 def aspect_of_rule(format: Format, location: RuleLocation) -> str:

@@ -21,7 +21,7 @@ from glft_schema.codec.tables import least_size
 from glft_schema.codec.trace import FieldSpan
 from glft_schema.codec.typed_values import ARRAY
 from glft_schema.describe.schema import rows_of, struct_of
-from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.files.file import File
 from glft_schema.files.parsing import trace_fields
 from glft_schema.formats.registry import MAGIC, find_format
@@ -44,11 +44,11 @@ def spans_of(file: File) -> list[FieldSpan]:
             seen.add(tensor.identity)
             for name, (at, nbytes) in tensor.type.field_spans(tensor.shape).items():
                 start = tensor.position + at
-                spans.append(FieldSpan(f"data -> {shown(tensor.name)} -> {name}", start, start + nbytes))
+                spans.append(FieldSpan(f"data -> {quote(tensor.name)} -> {name}", start, start + nbytes))
     return spans
 
 
-def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corruption | None]:
+def truncate(file: File, aspect: str | None = None) -> st.SearchStrategy[Corruption | None]:
     """Cuts a file off within a field, which is of an aspect if one is given."""
     spans, regions = spans_of(file), Context({**file.regions, **file.regions.counts})
     starts = {MAGIC: 0} | {span.path: span.start for span in spans}
@@ -241,7 +241,7 @@ def bad_json(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
 
 
 @st.composite
-def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
+def misplace(draw: st.DrawFn, file: File) -> Corruption | None:
     """Moves the start of a payload past the end of the file, or into another payload."""
     draft, table = Draft.of(file), file.format.table
     rows = draft.rows(table)
@@ -261,13 +261,13 @@ def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
 
 # fmt: off
 DAMAGES: dict[str, tuple[Damage, ...]] = {  # by aspect; damage that is listed twice is drawn twice as often
-    a.METADATA:    (partial(truncated, aspect=a.METADATA), partial(in_a_row, aspect=a.METADATA), long_array, bad_line, bad_line,
+    a.METADATA:    (partial(truncate, aspect=a.METADATA), partial(in_a_row, aspect=a.METADATA), long_array, bad_line, bad_line,
                     partial(bad_json, aspect=a.METADATA)),
-    a.TENSOR_INFO: (partial(truncated, aspect=a.TENSOR_INFO), partial(in_a_row, aspect=a.TENSOR_INFO),
+    a.TENSOR_INFO: (partial(truncate, aspect=a.TENSOR_INFO), partial(in_a_row, aspect=a.TENSOR_INFO),
                     partial(bad_json, aspect=a.TENSOR_INFO)),
-    a.HEADER:      (partial(truncated, aspect=a.HEADER),),
-    a.CONSISTENCY: (too_many, misplaced),
-    a.ALIGNMENT:   (partial(truncated, aspect=a.ALIGNMENT),),
-    a.DATA:        (partial(truncated, aspect=a.DATA),),
+    a.HEADER:      (partial(truncate, aspect=a.HEADER),),
+    a.CONSISTENCY: (too_many, misplace),
+    a.ALIGNMENT:   (partial(truncate, aspect=a.ALIGNMENT),),
+    a.DATA:        (partial(truncate, aspect=a.DATA),),
 }
 # fmt: on

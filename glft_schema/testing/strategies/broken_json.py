@@ -8,7 +8,7 @@ from typing import NamedTuple
 from glft_schema.codec import json_table as j
 from glft_schema.codec.json_text import JsonPart, to_json
 from glft_schema.describe.nodes import CodeNode, JsonNode, StructOf
-from glft_schema.errors import FormatError, LimitError, shown
+from glft_schema.errors import FormatError, LimitError, quote
 from glft_schema.limits import Limits
 from glft_schema.testing.strategies.json_texts import entries_of_rows, object_end, with_members
 
@@ -70,7 +70,7 @@ class TextBreaker:
         self.struct = struct
         self.fields = fields
         self.entry = entries_of_rows(rows)[-1]
-        self.name = shown(rows.key_of(self.entry))
+        self.name = quote(rows.key_of(self.entry))
         self.values = dict(rows.fields_of(self.entry))
         self.row = str(len(rows) - 1)
         self.key = self.text[self.entry.key : self.entry.key_end]
@@ -81,7 +81,7 @@ class TextBreaker:
         (key, part), *_ = self.values.items()
         pair, member = self.text[part.key : part.end], self.key + b":" + self.value
         values = [self.text[self.values[key].start : self.values[key].end] for key in self.rows.keys]
-        levels, reserved, name = j.MOST_LEVELS - 1, to_json(self.rows.name).encode(), shown(self.rows.name)
+        levels, reserved, name = j.MOST_LEVELS - 1, to_json(self.rows.name).encode(), quote(self.rows.name)
         with_reserved = self.text if self._reserved() else with_members(self.text, reserved + b":{}")
         # fmt: off
         texts: dict[str, tuple[bytes, tuple[str, ...]]] = {
@@ -90,11 +90,11 @@ class TextBreaker:
             j.NAMES_ONCE:         (with_members(self.text, MARK + member), (self.name,)),
             j.RESERVED_ONCE:      (with_members(with_reserved, MARK + reserved + b":{}"), (name,)),
             j.RESERVED_OBJECT:    (self._with_reserved(MARK + b"null"), (name,)),
-            j.RESERVED_KEYS_ONCE: (self._with_reserved(b'{"k":"a",' + MARK + b'"k":"b"}'), (name, shown("k"))),
-            j.KNOWN_KEYS:         (self._added(MARK + b'"?":[1.5]'), (self.name, shown("?"))),
-            j.KEYS_ONCE:          (self._added(MARK + pair), (self.name, shown(key))),
+            j.RESERVED_KEYS_ONCE: (self._with_reserved(b'{"k":"a",' + MARK + b'"k":"b"}'), (name, quote("k"))),
+            j.KNOWN_KEYS:         (self._added(MARK + b'"?":[1.5]'), (self.name, quote("?"))),
+            j.KEYS_ONCE:          (self._added(MARK + pair), (self.name, quote(key))),
             j.PLAIN_ENTRIES:      (self._with_entry(MARK + b"[%s]" % b",".join(values)), (self.name,)),
-            j.NOT_DEEP:           (self._added(b'"?":' + MARK + b"[" * levels + b"]" * levels), (self.name, shown("?"))),
+            j.NOT_DEEP:           (self._added(b'"?":' + MARK + b"[" * levels + b"]" * levels), (self.name, quote("?"))),
         }
         # fmt: on
         return BrokenText(*texts[kind])

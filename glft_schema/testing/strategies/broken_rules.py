@@ -13,7 +13,7 @@ from glft_schema.codec.expressions import equality, read
 from glft_schema.codec.json_table import JsonRule
 from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.rules import REQUIRED, Check, Rule
-from glft_schema.codec.structs import unwrapped
+from glft_schema.codec.structs import unwrap
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.describe.nodes import (
@@ -39,7 +39,7 @@ from glft_schema.testing.strategies.broken_json import BrokenText, TextBreaker
 from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.drafts import Draft, plain
-from glft_schema.testing.strategies.fitting import EXAMPLES, candidates, derive, holds, inner_context, resized, with_value
+from glft_schema.testing.strategies.fitting import EXAMPLES, candidates, derive, holds, inner_context, resize, with_value
 from glft_schema.testing.strategies.json_texts import with_text
 from glft_schema.testing.strategies.layouts import alignment_of
 from glft_schema.testing.strategies.lengths import fits
@@ -92,8 +92,8 @@ class Breaker:
         rule = "its rule" if location.type is None else f"the rule of {location.type}"
         sentence = f"{check.field or 'the file'} breaks {rule}: {check.expected or check.id}"
         for draft, path, offset in self._attempts(location):
-            expected = _expected(location, path, before, draft.broken())
-            if expected is None or unchanged(self.file, stored := draft.stored()):
+            expected = _expectation(location, path, before, draft.broken())
+            if expected is None or is_unchanged(self.file, stored := draft.stored()):
                 continue
             if not self.file.format.claims(stored[:START]):
                 return Corruption(stored, sentence, MAGIC, 0, check.id, FormatError)
@@ -131,7 +131,7 @@ class Breaker:
 
     def _near(self, check: Check, struct: StructOf, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields other values of the guarded field, with other fields that must change with it."""
-        field, required = check.field, _required(check)
+        field, required = check.field, _required_values(check)
         context = self.context(struct, {**row, **required})
         values = [*candidates(check, row[field], context), *_edges(struct.field(field).node), *check.broken_by]
         yield from ({**required, field: value} for value in values)
@@ -228,7 +228,7 @@ class Breaker:
 
     def json(self) -> tuple[Draft, TextBreaker]:
         """Returns a draft with one more row, and the breaker of its table's text."""
-        draft, declared = self._appended()[0], unwrapped(self.draft.field(self.table).declared)
+        draft, declared = self._appended()[0], unwrap(self.draft.field(self.table).declared)
         return draft, TextBreaker(plain(draft.regions[self.table]), self.draft.row_struct(self.table), declared.fields)
 
     def with_broken(self, draft: Draft, broken: BrokenText) -> tuple[Draft, str, int | None]:
@@ -280,19 +280,21 @@ class Breaker:
         for region in filter(self.draft.is_metadata, self.draft.regions):
             entry, at = self.new_row(region), len(self.draft.rows(region))
             for size in range(2, 8):
-                drafts.append(self.draft.with_row(region, at, {**entry, "key": resized(entry["key"], size)}))
+                drafts.append(self.draft.with_row(region, at, {**entry, "key": resize(entry["key"], size)}))
         for draft in drafts:
             if nbytes := len(draft.replaced({name: None}).head.regions[name]):
                 yield Attempt(draft.replaced({name: b"\1" + bytes(nbytes - 1)}), name)
                 return
 
 
-def unchanged(file: File, stored: bytes) -> bool:
+def is_unchanged(file: File, stored: bytes) -> bool:
     """Tells whether these are the bytes of a file."""
     return stored == bytes(file.source.view(0, file.source.size))
 
 
-def _expected(location: RuleLocation, path: str, before: list[Finding], after: list[Finding] | None) -> dict[str, Any] | None:
+def _expectation(
+    location: RuleLocation, path: str, before: list[Finding], after: list[Finding] | None
+) -> dict[str, Any] | None:
     """Returns the expected error or findings if only one rule is newly broken, that at `path`."""
     check = location.check
     required = [(found.rule, found.path) for found in after or () if REQUIRED in found.sets]
@@ -322,7 +324,7 @@ def can_be_broken(location: RuleLocation) -> bool:
     return bool(is_known or isinstance(field.node, (PaddingNode, PayloadsNode)) or _edges(field.node))
 
 
-def _required(check: Check) -> dict[str, Any]:
+def _required_values(check: Check) -> dict[str, Any]:
     """Returns values of fields with which a check applies, as far as they are known."""
     if check.example:
         return {"key": check.example}

@@ -24,7 +24,7 @@ from glft_schema.errors import UnsupportedError
 from glft_schema.limits import Limits
 from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.tensor_types import TensorType
-from glft_schema.testing.strategies.fitting import LONG, inner_context, repeated, value_in, value_so_far
+from glft_schema.testing.strategies.fitting import LONG, inner_context, repeat, value_in, value_so_far
 from glft_schema.testing.strategies.layouts import OPAQUE, payload_key
 from glft_schema.testing.strategies.structs import drawing_context, struct_values
 
@@ -86,7 +86,7 @@ def wrapped_values(node: s.Node, context: Context) -> st.SearchStrategy[Any]:
     values = values_of(node, context)
     for wrapper in node.wrappers:
         if wrapper.decode:
-            decoded = partial(_decoded, wrapper.decode, context)
+            decoded = partial(_decode, wrapper.decode, context)
             values = values.map(decoded).filter(lambda value: value is not REFUSED)
         if wrapper.options:
             options = st.sampled_from([evaluate(option, context) for option in wrapper.options])
@@ -94,7 +94,7 @@ def wrapped_values(node: s.Node, context: Context) -> st.SearchStrategy[Any]:
     return values
 
 
-def _decoded(decode: Callable[[Any, Any, str], Any], context: Context, value: Any) -> Any:
+def _decode(decode: Callable[[Any, Any, str], Any], context: Context, value: Any) -> Any:
     with suppress(construct.ConstructError):
         return decode(value, context, "(drawing)")
     return REFUSED
@@ -192,7 +192,7 @@ def _(node: s.ListNode, context: Context) -> st.SearchStrategy[Any]:
         return st.nothing()
     if size <= MANY:
         return st.lists(items, min_size=size, max_size=size)
-    return st.lists(items, min_size=1, max_size=ITEMS).map(lambda few: repeated(few, size))
+    return st.lists(items, min_size=1, max_size=ITEMS).map(lambda few: repeat(few, size))
 
 
 @values_of.register

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from glft_schema.codec.rules import rule_sets
 from glft_schema.describe.nodes import JsonTableNode, PaddingNode
 from glft_schema.describe.schema import struct_of
-from glft_schema.errors import SchemeError, shown
+from glft_schema.errors import SchemeError, quote
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
 from glft_schema.tensor_types import TensorType
 from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.drafts import Draft
 from glft_schema.testing.strategies.fitting import is_wanted, value_in
-from glft_schema.testing.strategies.json_texts import respelled, with_text
+from glft_schema.testing.strategies.json_texts import respell, with_text
 from glft_schema.testing.strategies.layouts import alignment_of
 from glft_schema.testing.strategies.structs import MAX_BYTES, Knobs, drawing_context
 
@@ -59,7 +59,7 @@ def containers(
 def _type(format: Format, name: str) -> TensorType:
     if isinstance(name, str) and name.lower() in format.types:
         return format.types[name.lower()]
-    raise SchemeError(f"expected one of {', '.join(type_.scheme for type_ in format.types)}, found {shown(name)}")
+    raise SchemeError(f"expected one of {', '.join(type_.scheme for type_ in format.types)}, found {quote(name)}")
 
 
 @st.composite
@@ -71,7 +71,7 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
     whole = struct_of(format.struct)
     if isinstance(whole.field(format.table).node, JsonTableNode):
         rows = built[format.table]
-        text = draw(respelled(rows, is_plain=bool(knobs.rules)))
+        text = draw(respell(rows, is_plain=bool(knobs.rules)))
         draft = draft.with_json(format.table, with_text(rows, text))
     guarded = {check.field for check in whole.rules if is_wanted(check, knobs.rules)}
     payloads = _region(draw, built[format.table], regions.data, "data" not in guarded)

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, quote
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
-from glft_schema.testing.strategies.aspects import WEIGHTS, aspect_of_rule, drawn_aspect, evenly
+from glft_schema.testing.strategies.aspects import WEIGHTS, aspect_of_rule, draw_aspect, evenly
 from glft_schema.testing.strategies.broken_fields import DAMAGES, Damage
-from glft_schema.testing.strategies.broken_rules import Breaker, can_be_broken, unchanged
+from glft_schema.testing.strategies.broken_rules import Breaker, can_be_broken, is_unchanged
 from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.rule_locations import RuleLocation, rule_locations
 
@@ -57,20 +57,20 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
     parsed = file if isinstance(file, File) else Container.parse(file)
     locations = [location for location in rule_locations(parsed.format) if rule in (None, location.check.id)]
     if not locations:
-        raise OptionError(f"expected a rule of {parsed.format.name}, {', '.join(rule_ids(parsed.format))}, found {shown(rule)}")
+        raise OptionError(f"expected a rule of {parsed.format.name}, {', '.join(rule_ids(parsed.format))}, found {quote(rule)}")
 
     if not (locations := [location for location in locations if can_be_broken(location)]):
-        raise OptionError(f"no values are known that break {shown(rule)}: declare some as `broken_by` of its predicate")
+        raise OptionError(f"no values are known that break {quote(rule)}: declare some as `broken_by` of its predicate")
     rules: dict[str, dict[str, list[RuleLocation]]] = {name: {} for name in WEIGHTS}
     for location in locations:
         fault = location.check.id if location.type is None else location.check.field  # one fault for all tensor types
         rules[aspect_of_rule(parsed.format, location)].setdefault(fault, []).append(location)
     choices = {name: (list(rules[name].values()), DAMAGES[name] if rule is None else ()) for name in WEIGHTS}
-    return broken(parsed, {name: choice for name, choice in choices.items() if any(choice)}, aspect)
+    return break_file(parsed, {name: choice for name, choice in choices.items() if any(choice)}, aspect)
 
 
 @st.composite
-def broken(draw: st.DrawFn, file: File, choices: Mapping[str, Choices], aspect: str | None) -> Corruption:
+def break_file(draw: st.DrawFn, file: File, choices: Mapping[str, Choices], aspect: str | None) -> Corruption:
     """Breaks a rule or, in a third of the examples, a field.
 
     All rules of an aspect are equally likely, those of tensor types together, and so are its
@@ -84,12 +84,12 @@ def broken(draw: st.DrawFn, file: File, choices: Mapping[str, Choices], aspect: 
     """
     left = dict(choices)
     while left:
-        rules, damages = left.pop(aspect if aspect in left else drawn_aspect(draw, left))
+        rules, damages = left.pop(aspect if aspect in left else draw_aspect(draw, left))
         for _ in range(TRIES if damages else 1):
             if damages and (not rules or evenly(draw, (False, False, True))):
                 corruption = draw(evenly(draw, damages)(file))
             else:
                 corruption = Breaker(draw, file).broken(evenly(draw, evenly(draw, rules)))
             if corruption is not None:
-                return corruption if not unchanged(file, corruption.stored) else reject()
+                return corruption if not is_unchanged(file, corruption.stored) else reject()
     return reject()

@@ -19,7 +19,7 @@ from glft_schema.codec.context import Context, byte_order, new_context
 from glft_schema.codec.expressions import Reference
 from glft_schema.codec.json_table import JsonRows
 from glft_schema.codec.rules import REQUIRED
-from glft_schema.codec.structs import Forged, unwrapped
+from glft_schema.codec.structs import Forged, unwrap
 from glft_schema.codec.trace import without_root
 from glft_schema.describe.nodes import Field, JsonTableNode, LinesNode, ListNode, StructOf
 from glft_schema.describe.schema import rows_of, struct_of
@@ -178,7 +178,7 @@ class Draft:
             seen: metadata as other fields see it; by default the old metadata.
         """
         field, rows = self.field(table), self.rows(table)
-        declared = unwrapped(field.declared)
+        declared = unwrap(field.declared)
         if isinstance(field.node, JsonTableNode):
             return self.with_json(table, with_json_row(declared, plain(self.regions[table]), at, row), at)
         rows[at : at + 1] = [row]
@@ -206,7 +206,7 @@ class Draft:
 
         def see(context: Context, path: str) -> JsonRows:
             if changed is not None:
-                spans = spans_of_row(rows, changed, unwrapped(field.declared).fields)
+                spans = spans_of_row(rows, changed, unwrap(field.declared).fields)
                 starts = {f"{table} -> {changed} -> {name}": start for name, (start, _) in spans.items()}
                 context._params.positions.update(starts)
             if "findings" in context._params:

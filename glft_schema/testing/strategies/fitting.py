@@ -131,8 +131,8 @@ def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
         yield from constants
         yield from (bytes([constant[0] ^ 0x80]) + constant[1:] for constant in constants if constant)
     if isinstance(value, (bytes, str, list)) and any(isinstance(part, Length) for part in parts):
-        yield from (resized(value, size) for size in sizes)
-        yield from (repeated(value, size) for size in sizes if isinstance(value, list) and value)
+        yield from (resize(value, size) for size in sizes)
+        yield from (repeat(value, size) for size in sizes if isinstance(value, list) and value)
 
 
 def _constant(part: Expression, context: Context) -> Any:
@@ -144,13 +144,13 @@ def _constant(part: Expression, context: Context) -> Any:
     return None
 
 
-def resized(value: Any, size: int) -> Any:
+def resize(value: Any, size: int) -> Any:
     """Returns bytes, a text or a list truncated or filled to a length."""
     filler: Any = b"\0" if isinstance(value, bytes) else "a" if isinstance(value, str) else [1]
     return value[:size] + filler * (size - len(value))
 
 
-def repeated(value: list[Any], size: int) -> list[Any]:
+def repeat(value: list[Any], size: int) -> list[Any]:
     """Returns a list of a length, with its elements repeated."""
     return (value * -(-size // len(value)))[:size]
 

@@ -74,7 +74,7 @@ def spans_of_row(rows: JsonRows, at: int, fields: Mapping[str, JsonField]) -> di
 
 
 @st.composite
-def respelled(draw: st.DrawFn, rows: JsonRows, is_plain: bool) -> bytes:
+def respell(draw: st.DrawFn, rows: JsonRows, is_plain: bool) -> bytes:
     """Draws another text of the same rows and metadata.
 
     Args:
@@ -96,14 +96,14 @@ def respelled(draw: st.DrawFn, rows: JsonRows, is_plain: bool) -> bytes:
                 return b"[%s]" % (b"," + space).join(map(spelled, value))
         return json.dumps(value, ensure_ascii=is_ascii).encode()
 
-    members = [(name, _reordered(draw, value, rows.keys)) for name, value in rows.decoded("")]
+    members = [(name, _reorder(draw, value, rows.keys)) for name, value in rows.decoded("")]
     if not is_plain:
         members = list(_irregular(draw, members, rows))
     after = b" " * draw(st.integers(0, 9)) if is_plain else draw(st.sampled_from([b"", b" ", b"\n", b" \t "]))
     return (b"" if is_plain else space) + spelled(tuple(members)) + after
 
 
-def _reordered(draw: st.DrawFn, value: Any, keys: tuple[str, ...]) -> Any:
+def _reorder(draw: st.DrawFn, value: Any, keys: tuple[str, ...]) -> Any:
     is_row = isinstance(value, tuple) and tuple(key for key, _ in value) == keys
     return tuple(draw(st.permutations(value))) if is_row and draw(st.booleans()) else value
 

@@ -33,7 +33,7 @@ def alignment_of(data: Node, context: Context) -> int:
     return int((isinstance(data, PayloadsNode) and data.to and value_so_far(context, data.to)) or 1)
 
 
-def moved(row: Record, offset: int) -> Record:
+def move(row: Record, offset: int) -> Record:
     """Returns a row with another offset."""
     return Record({**row, "offset": offset}, dict(row.counts))
 
@@ -43,12 +43,12 @@ def tight(rows: list[Record], alignment: int) -> list[Record]:
     placed, end = [], 0
     for row in rows:
         end += -end % alignment
-        placed.append(moved(row, end))
+        placed.append(move(row, end))
         end += size_of(row)
     return placed
 
 
-def laid_out(draw: st.DrawFn, table: Field, rows: list[Record], data: PayloadsNode, context: Context) -> list[Record]:
+def lay_out(draw: st.DrawFn, table: Field, rows: list[Record], data: PayloadsNode, context: Context) -> list[Record]:
     """Sets the offsets of rows, in any order, with gaps and shared payloads, if rules allow these.
 
     Rejects the example if the rules do not allow payloads one after another either.
@@ -72,7 +72,7 @@ def loosely(draw: st.DrawFn, rows: list[Record], step: int) -> list[Record]:
         if i not in aliases:
             end += step * draw(st.integers(0, GAP))
             end += -end % step
-            placed[i] = moved(rows[i], end)
+            placed[i] = move(rows[i], end)
             end += size_of(rows[i])
     for i, of in aliases.items():  # in order, so that row `of` has its offset
         placed[i] = Record({**placed[of], "name": rows[i].name}, dict(placed[of].counts))

@@ -26,7 +26,7 @@ from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 from glft_schema.testing.strategies.fitting import candidates, derive, holds, inner_context, is_wanted, pattern, with_value
-from glft_schema.testing.strategies.layouts import laid_out, size_of
+from glft_schema.testing.strategies.layouts import lay_out, size_of
 from glft_schema.testing.strategies.lengths import all_hold, as_count, fits, guards
 
 TRIES = 20  # values drawn if no candidate keeps the rules
@@ -101,7 +101,7 @@ def draw_field(draw: st.DrawFn, part: Field, later: Sequence[Field | Check], con
         if isinstance(value, int) and not isinstance(value, bool):
             value = as_count(part, value, context)
         for other in later:
-            value = claimed(other.node if isinstance(other, Field) else other, part, value, draw, context)
+            value = claim(other.node if isinstance(other, Field) else other, part, value, draw, context)
         return value
 
     value = fresh()
@@ -139,18 +139,18 @@ def settle(draw: st.DrawFn, check: Check, before: Sequence[Field | Check], conte
 
 
 @singledispatch
-def claimed(later: Any, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
+def claim(later: Any, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
     """Returns the value of `field` as a later node or rule needs it; by default unchanged."""
     return value
 
 
-@claimed.register
+@claim.register
 def _(later: NamesOnce, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
     """Keeps the first one of rows with the same name."""
     return list({row.name: row for row in reversed(value)}.values())[::-1] if field.name == later.field else value
 
 
-@claimed.register
+@claim.register
 def _(later: TensorFits, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
     """Draws small dims, sometimes many."""
     if field.name != later.field:
@@ -160,7 +160,7 @@ def _(later: TensorFits, field: Field, value: Any, draw: st.DrawFn, context: Con
     return dims + ones if all_hold(guards(field, context), field, dims + ones, context) else dims
 
 
-@claimed.register
+@claim.register
 def _(later: PayloadsNode, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
     """Sets the offsets of the rows. Drops rows that would make the file too large."""
     if field.name != later.table:
@@ -170,10 +170,10 @@ def _(later: PayloadsNode, field: Field, value: Any, draw: st.DrawFn, context: C
         left -= size_of(row)
         if left >= 0:
             rows.append(row)
-    return laid_out(draw, field, rows, later, context)
+    return lay_out(draw, field, rows, later, context)
 
 
-@claimed.register
+@claim.register
 def _(later: DerivedNode, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
     """Sets the key that a field is derived from, in some examples, to a value that rules allow."""
     lookup = later.value
