@@ -128,7 +128,7 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
             raise TensorError("expected an adapter of a single matrix, found one of several", stored)
         (name,) = place.in_gguf
         if isinstance(operation, PermuteRows):
-            b = operation.mapped([of_values(b)], config, stored)[0].values()
+            b = operation.map_to_gguf([of_values(b)], config, stored)[0].values()
         if name in updates:
             raise TensorError(f"expected one adapter of {name}, found two", stored)
         updates[name] = Update(b, a, _scale(settings, alphas.find(layer, settings.get("lora_alpha")), len(a), folder))

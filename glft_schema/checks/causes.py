@@ -115,7 +115,7 @@ def _fits(numbers: Trial, equations: Equations, key: str) -> Iterator[tuple[int,
 
 def _equations(numbers: Trial) -> Equations:
     """Returns equations that do not hold."""
-    equations, blocks, rows = Equations(), 0, {row.name: row for row in numbers.family.loaded}
+    equations, blocks, rows = Equations(), 0, {row.name: row for row in numbers.family.loader_tensors}
     for name, tensor in numbers.file.tensors.items():
         match = BLOCK.match(name)
         block = int(match[1]) if match else 0

@@ -256,7 +256,7 @@ def _entries(checkpoint: Checkpoint) -> dict[str, StoredValue | str]:
     entries = checkpoint.own_metadata
     if has_types(entries):
         typed = as_typed(entries, {}, WITH_TYPES.metadata)
-        return {key: typed.stored(key) for key in typed}
+        return {key: typed.stored_value(key) for key in typed}
     return dict(entries)
 
 

@@ -179,7 +179,7 @@ class _Scan:
         for at in range(0, nbytes, PIECE // pitch * pitch):
             view = source.private(position + start + at, min(PIECE // pitch * pitch, nbytes - at))
             numbers = array_over(view, declared.number.dtype, [len(view) // declared.number.itemsize])
-            numbers = numbers if self._tensor.order == LITTLE else declared.swapped(numbers)
+            numbers = numbers if self._tensor.order == LITTLE else declared.swap(numbers)
             fields = declared.columns(name, numbers.reshape(len(view) // pitch, -1))
             rows = _Rows(at // pitch, nbytes // pitch, position + start + at, pitch)
             for check in checks:

@@ -290,7 +290,7 @@ def _statistics_in_lines(matrix: ImportanceMatrix) -> list[str]:
 def _with_meaning(file: File, key: str, longest: int) -> str:
     """Returns a metadata value as text, with the name of an enumerated value."""
     named = file.format.meaning(key, file.metadata[key])
-    text = _as_text(file.metadata.stored(key), longest)
+    text = _as_text(file.metadata.stored_value(key), longest)
     return f"{text} ({named})" if named else text
 
 

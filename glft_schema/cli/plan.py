@@ -99,7 +99,7 @@ def report(planned: Plan, mix: Mix | None) -> list[str]:
     if mix is not None:
         lines += [f"mix: {_summary(mix)}", *_beside(planned, mix), *_table(_parts(planned, mix)), ""]
     counted = f"{sum(tensor.rows for tensor in planned.tensors):,} rows of {len(planned.tensors)} tensors measured"
-    return [*lines, counted, *_table(planned.compared(mix), len(planned.tensors))]
+    return [*lines, counted, *_table(planned.compare(mix), len(planned.tensors))]
 
 
 def _beside(planned: Plan, mix: Mix) -> list[str]:

@@ -111,14 +111,14 @@ class StoredStrings(Sequence[str]):
     def __reduce__(self) -> tuple[Any, ...]:
         return StoredStrings, (self._source, self._start, self._nbytes, self._count, self.length, self.order)
 
-    def stored(self) -> memoryview:
+    def stored_bytes(self) -> memoryview:
         """Returns the stored bytes, lengths included. Raises ClosedError if the file was closed."""
         return self._source.read(self._start, self._nbytes)
 
     def ends(self) -> Positions:
         """Returns the end of each string, relative to the start of the array; computed once."""
         if self._ends is None:
-            self._ends = np.fromiter((end for _, end in self._walk(self.stored())), np.int64, self._count)
+            self._ends = np.fromiter((end for _, end in self._walk(self.stored_bytes())), np.int64, self._count)
         return self._ends
 
     def lengths(self) -> Positions:
@@ -127,7 +127,7 @@ class StoredStrings(Sequence[str]):
 
     def are_utf8(self) -> bool:
         """Tells whether all strings are UTF-8: decodes them at once, with zeros between them."""
-        stored = np.frombuffer(self.stored(), np.uint8).copy()
+        stored = np.frombuffer(self.stored_bytes(), np.uint8).copy()
         starts = np.append(np.int64(0), self.ends())[:-1]
         stored[starts[:, None] + np.arange(self.length.itemsize)] = 0
         return is_utf8(decode_text(stored.data))
@@ -152,7 +152,7 @@ class StoredStrings(Sequence[str]):
         return decode_text(self._source.read(self._start + first, end - first))
 
     def __iter__(self) -> Iterator[str]:
-        stored = self.stored()
+        stored = self.stored_bytes()
         return (decode_text(stored[first:end]) for first, end in self._walk(stored))
 
     def _walk(self, stored: memoryview) -> Iterator[tuple[int, int]]:
@@ -251,7 +251,7 @@ class Numbers(construct.Construct):
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.number.numpy_dtype().newbyteorder("="):
             write_all(stream, np.ascontiguousarray(array, self.number.numpy_dtype(order)).reshape(-1).view(np.uint8).data)
             return obj
-        write_all(stream, b"".join(self.number.stored(number, order, path) for number in array))
+        write_all(stream, b"".join(self.number.encode(number, order, path) for number in array))
         return obj
 
 
@@ -276,7 +276,7 @@ class Strings(construct.Construct):
         length, order = self.length.pick(context), byte_order(context)
         limits_of(context).check("strings", len(obj), path)
         if isinstance(obj, StoredStrings) and (obj.length, obj.order) == (length, order):
-            write_all(stream, obj.stored())
+            write_all(stream, obj.stored_bytes())
             return obj
         write_all(stream, b"".join(with_length(encode_text(text, path), length, order, path) for text in obj))
         return obj

@@ -100,7 +100,7 @@ class ColumnReader:
     def __init__(self, row: construct.Construct, context: Context) -> None:
         if type(row) is not Struct or row.parsed is not None or not all(_is_independent(field) for _, field, _ in row.needed):
             raise NotFast
-        self._entries = row.known(context)
+        self._entries = row.row_contexts(context)
         self._known = Context(self._entries)
         self._fields: list[tuple[str, Reader]] = []  # of fields that do not repeat, before and after those that do
         self._repeated: list[tuple[str | None, Reader]] = []  # and what is computed of them or checked

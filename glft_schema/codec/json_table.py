@@ -108,7 +108,7 @@ class JsonTable(construct.Construct):
         if size <= bytes_left(stream):
             limits_of(context).check("metadata", size, path, " bytes")
         rows = JsonRows(read_exactly(stream, size, path), start, self.keys, self.reserved)
-        entries = rows.decoded(path)
+        entries = rows.decode(path)
         rows.reserved = next((value for name, value in reversed(entries) if name == self.reserved), None)
         count_objects(context, len(entries) + (len(rows.reserved) if isinstance(rows.reserved, tuple) else 0), path)
         last = {name: i for i, (name, _) in enumerate(entries)}
@@ -173,11 +173,11 @@ class JsonTable(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> JsonRows:
         rows = context.get(path.rpartition(" -> ")[2])
         if not isinstance(rows, JsonRows) or rows is obj:  # not measured yet
-            rows = self.built(obj, context, path)
+            rows = self.build_rows(obj, context, path)
         write_all(stream, rows.stored)
         return rows
 
-    def built(self, obj: Any, context: Context, path: str) -> JsonRows:
+    def build_rows(self, obj: Any, context: Context, path: str) -> JsonRows:
         """Returns rows with their text. The context has the value of the field `metadata`.
 
         Raises:
@@ -191,7 +191,7 @@ class JsonTable(construct.Construct):
         rows = obj if isinstance(obj, JsonRows) else getattr(metadata, "rows", None)
         if not isinstance(rows, JsonRows) or rows != list(obj) or texts != dict(rows.reserved or ()):
             old, rows = getattr(metadata, "rows", None), self._new_text(obj, texts, context, path)
-            if isinstance(old, JsonRows) and (edited := old.edited(obj, texts)) is not None:
+            if isinstance(old, JsonRows) and (edited := old.edit(obj, texts)) is not None:
                 rows.stored = edited
         count_objects(context, len(rows) + len(texts), path)
         limits_of(context).check("metadata", len(rows.stored), path, " bytes")
@@ -275,7 +275,7 @@ def nbytes_of_json(table: str) -> Callable[[Context], int]:
 
     def nbytes(context: Context) -> int:
         outer = context["_"]
-        outer[table] = rows = unwrap(outer["_subcons"][table]).built(outer[table], outer, f"(building) -> {table}")
+        outer[table] = rows = unwrap(outer["_subcons"][table]).build_rows(outer[table], outer, f"(building) -> {table}")
         return len(rows.stored)
 
     return nbytes
@@ -292,7 +292,7 @@ class JsonEntries(TextMetadata):
         super().__init__(entries)
         self.rows = rows
 
-    def replaced(self, entries: Mapping[str, str]) -> JsonEntries:
+    def replace(self, entries: Mapping[str, str]) -> JsonEntries:
         """Returns other entries of the same table.
 
         Raises FormatError if all but one of several entries, or of several texts that `entries`
@@ -345,7 +345,7 @@ class JsonRows(list[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rows, (self.stored, self.start, self.keys, self.name), {"reserved": self.reserved}, iter(self)
 
-    def decoded(self, path: str) -> tuple[tuple[str, Any], ...]:
+    def decode(self, path: str) -> tuple[tuple[str, Any], ...]:
         """Returns the entries: objects as tuples of pairs, arrays as lists.
 
         Raises:
@@ -386,7 +386,7 @@ class JsonRows(list[Any]):
         indices = {name: field.span(entry, values, self.text) for name, field in fields.items()}
         return {name: (self.start + first, self.start + last) for name, (first, last) in indices.items()}
 
-    def edited(self, rows: Sequence[Any], texts: Mapping[str, str]) -> bytes | None:
+    def edit(self, rows: Sequence[Any], texts: Mapping[str, str]) -> bytes | None:
         """Returns the text with other names of the rows, and other texts in the reserved entry.
 
         Everything else is kept, except for the number of spaces that pad the text. Returns None if
@@ -507,7 +507,7 @@ class JsonRule(Check):
             if found.kind == self.expected:
                 where = " -> ".join((path, self.field, *found.path))
                 offset = rows.start + found.start if context._parsing else None
-                self.broken(context, f"expected {found.kind}, found {found.found}", where, offset)
+                self.report(context, f"expected {found.kind}, found {found.found}", where, offset)
 
 
 class _RowTrace:

@@ -134,13 +134,13 @@ class TypedMetadata(Metadata):
             if plain and self._keeps_type(key) and not self._entries[key].is_nested:
                 value = Typed(value, self.type_of(key))
             entries[key] = self.entry(key, value, key)
-        return self.replaced(entries)
+        return self.replace(entries)
 
     def with_texts(self, others: Mapping[str, Any], path: str = "metadata") -> TypedMetadata:
         """Like ``|``, but parses text as the type of the value that it replaces."""
-        return self | {key: self._parsed(key, value, f"{path} -> {key}") for key, value in others.items()}
+        return self | {key: self._parse_value(key, value, f"{path} -> {key}") for key, value in others.items()}
 
-    def _parsed(self, key: str, value: Any, path: str) -> Any:
+    def _parse_value(self, key: str, value: Any, path: str) -> Any:
         if not self._keeps_type(key):
             return self.entry(key, value, path)
         return from_value_text(value, self.type_of(key), self.types, path) if isinstance(value, str) else value
@@ -170,9 +170,9 @@ class TypedMetadata(Metadata):
         for key in keys:
             self._entry(key)
         without = set(keys)
-        return self.replaced({key: entry for key, entry in self._entries.items() if key not in without})
+        return self.replace({key: entry for key, entry in self._entries.items() if key not in without})
 
-    def replaced(self, entries: Mapping[str, StoredValue]) -> TypedMetadata:
+    def replace(self, entries: Mapping[str, StoredValue]) -> TypedMetadata:
         """Returns metadata with the same types and other entries."""
         return TypedMetadata(entries, self.types, self.key_types)
 
@@ -180,7 +180,7 @@ class TypedMetadata(Metadata):
         """Returns a value's type, such as ``array[string]``. Raises KeyError for an unknown key."""
         return str(self._entry(key).type_text)
 
-    def stored(self, key: str) -> StoredValue:
+    def stored_value(self, key: str) -> StoredValue:
         """Returns a value as stored. Raises KeyError for an unknown key."""
         entry: StoredValue = self._entry(key)
         return entry
@@ -231,7 +231,7 @@ class KeyValues(construct.Subconstruct):
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> TypedMetadata:
         metadata = self.metadata({} if obj is None else obj, path)
-        entries = [(key, metadata.stored(key)) for key in metadata]
+        entries = [(key, metadata.stored_value(key)) for key in metadata]
         self.subcon._build([{"key": key, "type": e.type, "value": e.value} for key, e in entries], stream, context, path)
         return metadata
 
@@ -244,12 +244,12 @@ class KeyValues(construct.Subconstruct):
         if isinstance(entries, TypedMetadata):
             if entries.types is self.types:
                 return entries
-            stored = {key: entries.stored(key) for key in entries}  # of another format
+            stored = {key: entries.stored_value(key) for key in entries}  # of another format
             entries = {key: Typed(value.plain, value.type_text) for key, value in stored.items()}
         if not isinstance(entries, Mapping):
             raise FormatError(f"expected a mapping of keys to values, found {quote(entries)}", path)
         none = TypedMetadata({}, self.types, self.keys)
-        return none.replaced({key: none.entry(key, value, f"{path} -> {key}") for key, value in entries.items()})
+        return none.replace({key: none.entry(key, value, f"{path} -> {key}") for key, value in entries.items()})
 
     def stating(self, entries: Mapping[str, Any], key: str, number: int) -> TypedMetadata:
         """Returns entries with a number under a key, in the key's type."""

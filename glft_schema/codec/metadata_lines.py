@@ -31,7 +31,7 @@ class TextMetadata(Metadata):
         super().__init__(entries or {})
         self.trailing_newline = trailing_newline
 
-    def replaced(self, entries: Mapping[str, str]) -> TextMetadata:
+    def replace(self, entries: Mapping[str, str]) -> TextMetadata:
         """Returns other entries, with the same end of the last line."""
         return TextMetadata(entries, self.trailing_newline)
 

@@ -135,4 +135,4 @@ class KeyType(Check):
     def check(self, context: Context, path: str) -> None:
         found = StoredValue(context.type, context.value)
         if problem := self.keys.refusal(context.key, found.type_text):
-            self.broken(context, problem, f"{path} -> {self.field}")
+            self.report(context, problem, f"{path} -> {self.field}")

@@ -102,10 +102,10 @@ class Number(construct.Construct):
         return unpacking_reader(lambda stored, at: np.frombuffer(stored, dtype, 1, at), self.itemsize)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        write_all(stream, self.stored(obj, byte_order(context), path))
+        write_all(stream, self.encode(obj, byte_order(context), path))
         return obj
 
-    def stored(self, number: Any, order: ByteOrder = LITTLE, path: str = "") -> bytes:
+    def encode(self, number: Any, order: ByteOrder = LITTLE, path: str = "") -> bytes:
         """Returns the bytes of a number; floats are rounded. Raises FormatError if out of range."""
         try:
             if not isinstance(number, (bool, np.bool_)):
@@ -152,7 +152,7 @@ class TensorField(construct.Construct):
             sizes.extend(size) if isinstance(size, list) else sizes.append(size)
         return sizes
 
-    def swapped(self, array: Array) -> Array:
+    def swap(self, array: Array) -> Array:
         """Returns numbers of this field, in any shape, in the other byte order."""
         swapped: Array = words(array).byteswap().view(array.dtype)
         return swapped
@@ -173,7 +173,7 @@ class TensorField(construct.Construct):
         else:
             view = memoryview(bytearray(construct.stream_read(stream, nbytes, path)))
         array = array_over(view, self.number.dtype, self.shape(context))
-        return array if byte_order(context) == LITTLE else self.swapped(array)
+        return array if byte_order(context) == LITTLE else self.swap(array)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         dtype, shape, array = self.number.dtype, self.shape(context), array_of(obj)
@@ -182,7 +182,7 @@ class TensorField(construct.Construct):
         if array.dtype != dtype or list(array.shape) != shape:
             found = f"{name_of(array.dtype)} {list(array.shape)}"
             raise FormatError(f"expected {name_of(dtype)} {shape}, found {found}", path)
-        write_all(stream, array_bytes(array if byte_order(context) == LITTLE else self.swapped(array)))
+        write_all(stream, array_bytes(array if byte_order(context) == LITTLE else self.swap(array)))
         return obj
 
     def _sizeof(self, context: Context, path: str) -> int:

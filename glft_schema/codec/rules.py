@@ -83,7 +83,7 @@ class Check(construct.Construct):
         """Returns the fields that it reads; None if it is checked where it stands in the Struct."""
         return None
 
-    def broken(
+    def report(
         self,
         context: Context,
         problem: str,
@@ -209,7 +209,7 @@ class Rule(Check):
         found = context[self.field] if self.field in context else context._params[self.field]
         number = "" if self.must.number is None else f", {self.must.number(context)}"
         problem = f"expected {self.expected}{number}, found {self.must.show(found)}"
-        self.broken(context, problem, f"{path} -> {self.field}")
+        self.report(context, problem, f"{path} -> {self.field}")
 
 
 class Limit(Rule):

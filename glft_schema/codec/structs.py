@@ -87,7 +87,7 @@ class Struct(Interpreted, construct.Struct):
 
     def _parse(self, stream: Any, context: Context, path: str) -> Record:
         trace: Trace | None = context["_params"].get("trace")
-        context, record = self._nested(context, stream), object.__new__(self.record)
+        context, record = self._nest(context, stream), object.__new__(self.record)
         for name, parse, slot in self._all if trace else self._plan:
             if slot is None:
                 parse(stream, context, path)
@@ -103,7 +103,7 @@ class Struct(Interpreted, construct.Struct):
         return record
 
     def _fast_reader(self, context: Context) -> Reader:
-        entries = self.known(context)
+        entries = self.row_contexts(context)
         known, record_type, new, nested = Context(entries), self.record, object.__new__, Context
         steps = []
         for name, field, slot in self.needed:
@@ -122,16 +122,16 @@ class Struct(Interpreted, construct.Struct):
 
         return read
 
-    def known(self, context: Context) -> dict[str, Any]:
+    def row_contexts(self, context: Context) -> dict[str, Any]:
         """Returns the context of each row of a table before it is read. Raises NotFast."""
         if "_root" not in context:  # each row would be a root of its own
             raise NotFast
-        entries = dict(self._nested(context, None))
+        entries = dict(self._nest(context, None))
         del entries["_io"]  # a field that uses the stream finds none, and the row is parsed in full
         return entries
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        context = self._nested(context, stream)
+        context = self._nest(context, stream)
         if not isinstance(obj, (Mapping, NoneType)):
             raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {quote(obj)}", path)
         obj = dict(obj or {})  # without the counts of a Record
@@ -158,7 +158,7 @@ class Struct(Interpreted, construct.Struct):
                 context[field.name] = built
         return context
 
-    def _nested(self, context: Context, stream: Any) -> Context:
+    def _nest(self, context: Context, stream: Any) -> Context:
         given = {name: context[name] for name in ("_params", "_parsing", "_building", "_sizing")}
         nested = Context({"_": context, "_subcons": self._subcons, "_io": stream, **given})
         nested["_root"] = context.get("_root", nested)
@@ -224,7 +224,7 @@ class Count(Interpreted, construct.Rebuild):
 
     _fast_reader = inner_reader
 
-    def counted(self, context: Context) -> int:
+    def count_of(self, context: Context) -> int:
         """Returns the number to build."""
         try:
             counted = evaluate(self.func, context)
@@ -234,7 +234,7 @@ class Count(Interpreted, construct.Rebuild):
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         is_given = obj is not None and context._params.get("forging", False)
-        counted = obj if is_given else self.counted(context)
+        counted = obj if is_given else self.count_of(context)
         if obj is not None and not (isinstance(obj, SupportsIndex) and obj == counted):
             raise FormatError(f"expected {counted} (computed from the other fields), found {quote(obj)}", path)
         return self.subcon._build(counted, stream, context, path)

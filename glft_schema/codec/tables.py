@@ -154,4 +154,4 @@ class NamesOnce(Check):
         for i, key in enumerate(keys):
             if (first := seen.setdefault(key, i)) != i:
                 where = f"{path} -> {i} -> {self.key}"
-                self.broken(context, f"expected {self.expected}, found the {self.key} of row {first} again", where)
+                self.report(context, f"expected {self.expected}, found the {self.key} of row {first} again", where)

@@ -40,7 +40,7 @@ def is_utf8(text: str) -> bool:
 
 def with_length(stored: bytes, length: Number, order: ByteOrder, path: str) -> bytes:
     """Prefixes a string with its length. Raises FormatError if the length is out of range."""
-    return length.stored(len(stored), order, path) + stored
+    return length.encode(len(stored), order, path) + stored
 
 
 class Text(construct.Construct):

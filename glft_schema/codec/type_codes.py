@@ -163,7 +163,7 @@ class TypeCode(construct.Adapter):
         self.refuses = () if table.unknown else ("an unknown type code",)
 
     def _decode(self, code: Code, context: Context, path: str) -> Any:
-        return self._known(code, path, self.table.of_code)
+        return self._look_up(code, path, self.table.of_code)
 
     def _fast_reader(self, context: Context) -> Reader:
         code_reader, types = fast_reader(self.subcon, context), {self.table.code_of(type_): type_ for type_ in self.table}
@@ -179,11 +179,11 @@ class TypeCode(construct.Adapter):
         return lambda stored, at: at + nbytes
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        type_ = self._known(obj, path, self.table.__getitem__)
+        type_ = self._look_up(obj, path, self.table.__getitem__)
         self.subcon._build(self.table.code_of(type_), stream, context, path)
         return type_
 
-    def _known(self, key: Any, path: str, type_of: Callable[[Any], Any]) -> Any:
+    def _look_up(self, key: Any, path: str, type_of: Callable[[Any], Any]) -> Any:
         try:
             return type_of(key)
         except KeyError:

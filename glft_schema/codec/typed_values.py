@@ -188,7 +188,7 @@ def _is_number(type_: ValueType) -> bool:
 def _holds(type_: ValueType, *values: Any) -> bool:
     """Returns whether values are in the range of a type of numbers."""
     try:
-        return bool([type_.field.stored(value) for value in values])
+        return bool([type_.field.encode(value) for value in values])
     except FormatError:
         return False
 
@@ -272,7 +272,7 @@ def as_stored(value: Any, type_: ValueType, path: str) -> Any:
             raise FormatError(f"expected a bool, found {quote(value)}", path)
         return int(value)
     if isinstance(type_.field, Number):
-        type_.field.stored(value, path=path)
+        type_.field.encode(value, path=path)
     elif not isinstance(value, str):
         raise FormatError(f"expected text, found {quote(value)}", path)
     return value

@@ -96,10 +96,10 @@ class _Header(NodeWords):
             self.list_of_types()
             self.payload_sizes()
             self.weights()
-        self.put(f"#undef {self.macro}_ASSERT", "", f"#endif /* GLFT_SCHEMA_{self.macro}_H */")
+        self.write(f"#undef {self.macro}_ASSERT", "", f"#endif /* GLFT_SCHEMA_{self.macro}_H */")
         return "\n".join(self.lines) + "\n"
 
-    def put(self, *lines: str) -> None:
+    def write(self, *lines: str) -> None:
         self.lines.extend(lines)
 
     def comment(self, *paragraphs: str, indent: str = "") -> None:
@@ -112,13 +112,13 @@ class _Header(NodeWords):
             wrap = textwrap.TextWrapper(width, inner, after, break_long_words=False, break_on_hyphens=False)
             wrapped += wrap.wrap(safe)
         if len(wrapped) == 1:
-            self.put(f"{indent}/* {wrapped[0]} */")
+            self.write(f"{indent}/* {wrapped[0]} */")
         elif wrapped:
-            self.put(f"{indent}/* {wrapped[0]}", *(f"{indent} * {line}" for line in wrapped[1:]), f"{indent} */")
+            self.write(f"{indent}/* {wrapped[0]}", *(f"{indent} * {line}" for line in wrapped[1:]), f"{indent} */")
 
     def assertion(self, condition: str) -> None:
         self.assertions += 1
-        self.put(f"{self.macro}_ASSERT({self.assertions}, {condition});")
+        self.write(f"{self.macro}_ASSERT({self.assertions}, {condition});")
 
     def name(self, name: str) -> str:
         """Returns the identifier of a struct, enum or function: `name` with the prefix."""
@@ -126,7 +126,7 @@ class _Header(NodeWords):
         return identifier(name if has_prefix else f"{self.prefix}_{name}", RESERVED)
 
     def function(self, signature: str, *body: str) -> None:
-        self.put(f"static inline {signature} {{", *(f"    {line}" for line in body), "}", "")
+        self.write(f"static inline {signature} {{", *(f"    {line}" for line in body), "}", "")
 
     # The parts of the header, in order
 
@@ -144,14 +144,14 @@ class _Header(NodeWords):
             " offsetof; do not cast pointers into the file. Needs C99 or C++11. Unused declarations cost nothing.",
         )
         guard, check = f"GLFT_SCHEMA_{self.macro}_H", f"{self.macro}_ASSERT"
-        self.put(f"#ifndef {guard}", f"#define {guard}", "", "#include <stddef.h>", "#include <stdint.h>", "")
-        self.put("#if defined(__cplusplus)", f"#define {check}(number, condition) static_assert(condition, #condition)")
-        self.put("#elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L")
-        self.put(f"#define {check}(number, condition) _Static_assert(condition, #condition)", "#else")
-        self.put(f"#define {check}(number, condition) typedef char {self.prefix}_assertion_##number[(condition) ? 1 : -1]")
-        self.put("#endif", "")
+        self.write(f"#ifndef {guard}", f"#define {guard}", "", "#include <stddef.h>", "#include <stdint.h>", "")
+        self.write("#if defined(__cplusplus)", f"#define {check}(number, condition) static_assert(condition, #condition)")
+        self.write("#elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L")
+        self.write(f"#define {check}(number, condition) _Static_assert(condition, #condition)", "#else")
+        self.write(f"#define {check}(number, condition) typedef char {self.prefix}_assertion_##number[(condition) ? 1 : -1]")
+        self.write("#endif", "")
         self.assertion("sizeof(float) == 4 && sizeof(double) == 8")
-        self.put("")
+        self.write("")
 
     def table(self, name: str, table: TypeTable[Any]) -> None:
         enum, names = self.name(name), Identifiers()
@@ -162,7 +162,7 @@ class _Header(NodeWords):
         else:
             self.comment(f"The {table.kind} types. Files store their names; the numbers are of this header only.")
         rows = [f"    {constant} = {code}" for constant, code, _ in entries]
-        self.put(f"enum {enum} {{", ",\n".join(rows), "};", "")
+        self.write(f"enum {enum} {{", ",\n".join(rows), "};", "")
         self.comment("Returns the name of a type by its code, or NULL if there is no such type.")
         cases = (f"case {constant}: return {c_string(type_name)};" for constant, _, type_name in entries)
         self.function(f"const char *{enum}_name(uint64_t code)", "switch (code) {", *cases, "default: return NULL;", "}")
@@ -172,7 +172,7 @@ class _Header(NodeWords):
             for part in struct.fields:
                 if part.value is not None:
                     self.comment(f"{struct.name}: {part.name}: {part.doc}")
-                    self.put(f"#define {self.name(f'{struct.name}_{part.name}').upper()} {c_constant(part.value)}", "")
+                    self.write(f"#define {self.name(f'{struct.name}_{part.name}').upper()} {c_constant(part.value)}", "")
 
     def write_struct(self, struct: s.StructOf) -> None:
         """Puts the packed structs of a struct's runs, and a comment if it has other parts."""
@@ -184,7 +184,7 @@ class _Header(NodeWords):
         general = [rule_text(rule) for rule in rules_of_no_field(struct)] if whole else []
         for name, run in runs:
             for suffix, sentence, outcome in self.outcomes(run):
-                self.packed(name + suffix, [*([sentence] if sentence else []), *general], run, outcome)
+                self.write_packed(name + suffix, [*([sentence] if sentence else []), *general], run, outcome)
 
     def json(self, struct: s.StructOf) -> None:
         """Puts a comment about the objects of a JSON text, which the header does not describe."""
@@ -193,7 +193,7 @@ class _Header(NodeWords):
             lines.append(f"    {part.name}: {self.words(part.node)}. {part.doc}")
             lines += [f"        {rule_text(rule)}" for rule in part.rules]
         self.comment(*lines)
-        self.put("")
+        self.write("")
 
     def members(self, struct: s.StructOf) -> Iterator[_Member]:
         """Yields a struct's fields, and before those of varying size their lengths or counts."""
@@ -231,10 +231,10 @@ class _Header(NodeWords):
             truth = {condition: word == "if" for condition, word in outcome.items()}
             yield suffix, f"The layout {sentence}." if sentence else "", truth
 
-    def packed(self, name: str, sentences: list[str], run: list[_Member], outcome: Mapping[Expression, bool]) -> None:
+    def write_packed(self, name: str, sentences: list[str], run: list[_Member], outcome: Mapping[Expression, bool]) -> None:
         """Puts a packed struct, and assertions of its size and offsets."""
         self.comment(*sentences)
-        self.put("#pragma pack(push, 1)", f"struct {name} {{")
+        self.write("#pragma pack(push, 1)", f"struct {name} {{")
         offsets, at = [], 0
         for member in run:
             rules = [rule_text(rule) for rule in member.rules]
@@ -248,14 +248,14 @@ class _Header(NodeWords):
             number = member.node.number if isinstance(member.node, s.NumbersNode) else member.node
             note = "; ".join(filter(None, [enum, HALVES.get(getattr(number, "kind", ""), "")]))
             self.comment(f"{at}: {member.doc}{f' ({note})' if note else ''}", *rules, indent="    ")
-            self.put(f"    {kind} {member.name}{dims};")
+            self.write(f"    {kind} {member.name}{dims};")
             offsets.append((member.name, at))
             at += size
-        self.put("};", "#pragma pack(pop)")
+        self.write("};", "#pragma pack(pop)")
         self.assertion(f"sizeof(struct {name}) == {at}")
         for field, offset in offsets:
             self.assertion(f"offsetof(struct {name}, {field}) == {offset}")
-        self.put("")
+        self.write("")
 
     def declaration(self, node: s.Node, outcome: Mapping[Expression, bool]) -> tuple[str, str, int] | None:
         """Returns a member's type, dims in brackets and size; None if the size varies."""
@@ -289,7 +289,7 @@ class _Header(NodeWords):
             if isinstance(member.node, s.SwitchNode):
                 lines += [f"        {case.name}: {self.words(case.node)}" for case in member.node.cases]
         self.comment(*lines, *(f"    {rule_text(rule)}" for rule in rules_of_no_field(struct)))
-        self.put("")
+        self.write("")
 
     # Nodes in words
 
@@ -331,7 +331,7 @@ class _Header(NodeWords):
         if type_.block:
             self.write_struct(self.schema.structs[type_.block])
         else:
-            self.put("")
+            self.write("")
 
     def number_of(self, type_: s.TypeOf) -> int:
         """Returns the code of a type; its number in this header if files store its name."""
@@ -347,11 +347,11 @@ class _Header(NodeWords):
         for type_ in self.schema.types:
             name, code = type_.type.name, self.number_of(type_)
             rows.append(f"    X({names.new(name)}, {code}, {c_string(name)}, {type_.weights}, {type_.nbytes})")
-        self.put(f"#define {self.macro}_TENSOR_TYPES(X) \\", " \\\n".join(rows), "")
+        self.write(f"#define {self.macro}_TENSOR_TYPES(X) \\", " \\\n".join(rows), "")
 
     def payload_sizes(self) -> None:
         """Puts the functions that compute the size of a payload and the offsets of its fields."""
-        self.put(f"#define {self.macro}_NO_SIZE ((uint64_t)-1)", "")
+        self.write(f"#define {self.macro}_NO_SIZE ((uint64_t)-1)", "")
         for name, overflow, result in (
             ("plus", f"a > {self.macro}_NO_SIZE - b", "a + b"),
             ("times", f"b && a > {self.macro}_NO_SIZE / b", "a * b"),
@@ -395,7 +395,7 @@ class _Header(NodeWords):
             if calls := self.decoding(type_, unit, names):
                 cases += [self.case(type_), *(f"    {call}" for call in calls), "    return 1;"]
         start = len(self.lines)
-        self.put(unit.text)
+        self.write(unit.text)
         self.comment(
             "Writes the out * in weights of a payload as float32, and returns 1. Returns 0 if there is no function for the"
             f" type, if it cannot hold rows of `in` weights, or if their size overflows. The payload has {size} bytes, at any"
@@ -415,7 +415,7 @@ class _Header(NodeWords):
             "Functions that compute weights, for gcc, clang and other compilers with their builtins. Weights are float32,"
             " rounded after each operation: if the compiler fuses operations, compile with -ffp-contract=off."
         )
-        self.put("#if defined(__GNUC__)", section, "#endif", "")
+        self.write("#if defined(__GNUC__)", section, "#endif", "")
 
     def decoding(self, type_: s.TypeOf, unit: TranslationUnit, names: Identifiers) -> list[str]:
         """Returns statements that write n weights `w` of the payload `bytes`, after adding what

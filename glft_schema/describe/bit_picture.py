@@ -103,7 +103,7 @@ def _all_values(type_: TensorType, payload: Array, group: list[int], touched: Ar
 def _dequantize(type_: TensorType, payloads: Array, count: int) -> Array:
     """Returns the bits of the numbers [payloads, weights] of payloads u8[payloads, nbytes], each of
     one row."""
-    numbers = widen(type_.decode(type_.unpacked(payloads, count), count))
+    numbers = widen(type_.decode(type_.unpack(payloads, count), count))
     return numbers.view(f"u{numbers.itemsize}")
 
 

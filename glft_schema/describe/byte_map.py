@@ -325,13 +325,13 @@ class _ParsedFields:
             indices += 1
         if (outer := self._enter(field_path)) is None:
             return None
-        node, label = self.reader.settled(outer.fields[name].node, outer.scope), outer.label
+        node, label = self.reader.select(outer.fields[name].node, outer.scope), outer.label
         of_tensor = outer.of_tensor or (not field_path and name == self._table)
         for _ in range(indices):
             if isinstance(node, (s.ListNode, s.JsonTableNode, s.JsonTextsNode)):
                 key = node.key if isinstance(node, s.ListNode) else "key" if isinstance(node, s.JsonTextsNode) else None
                 label = key or ("name" if of_tensor else label)
-                node = self.reader.settled(node.item, outer.scope)
+                node = self.reader.select(node.item, outer.scope)
         if not isinstance(node, s.RefNode):
             self._folded.add(STEP.join((field_path, name)) if field_path else name)
             return None
@@ -342,7 +342,7 @@ class _ParsedFields:
         """Returns a range for each innermost field that takes bytes, in order."""
         found = [byte_range for span in self._tables_in_json if span.value is not None for byte_range in self._json_parts(span)]
         for span, row, declared in self._leaves:
-            node = self.reader.settled(declared.node, row.scope)
+            node = self.reader.select(declared.node, row.scope)
             if isinstance(node, s.PayloadsNode):
                 found += self._payloads(span, node, row.scope)
             else:

@@ -69,7 +69,7 @@ class HexView:
             if len(byte_range.tensors) > 1:
                 yield self._owner(byte_range)
             yield from self._mark(byte_range)
-            yield from self._folded(byte_range)
+            yield from self._fold(byte_range)
         if unclaimed := self._map.unclaimed:
             nbytes = sum(byte_range.nbytes for byte_range in unclaimed)
             yield self._paint(f"{nbytes:,} bytes are not covered by any declared field", UNCLAIMED)
@@ -82,7 +82,7 @@ class HexView:
                 yield self._owner(byte_range)
             owner = self._owner(byte_range)
             yield from self._mark(byte_range)
-            yield from self._opened(byte_range, start, end)
+            yield from self._open(byte_range, start, end)
 
     def _owner(self, byte_range: ByteRange) -> str:
         """Returns the key or the tensors of a range's row, of which the path has the index."""
@@ -99,34 +99,34 @@ class HexView:
                 yield self._owner(byte_range)
             yield from self._mark(byte_range)
             if byte_range.value is not None or not self._map.parts(byte_range):
-                yield from self._folded(byte_range)
+                yield from self._fold(byte_range)
                 continue
             if isinstance(byte_range.node, s.BlockArrayNode):
                 end = max(block.end for block in islice(self._map.inside(byte_range), FIRST))
             else:
                 end = min(byte_range.end, byte_range.start + FIRST * PER_LINE)
-            yield from self._opened(byte_range, byte_range.start, end)
-            yield from self._fold(byte_range, end)
+            yield from self._open(byte_range, byte_range.start, end)
+            yield from self._omit(byte_range, end)
 
     def _mark(self, byte_range: ByteRange) -> Iterator[str]:
         """Yields a line about the fault if it is in a range."""
         if self._fault and byte_range.start <= (self._fault.offset or 0) < byte_range.end:
             yield self._paint(f"fault: {self._fault.text}", UNCLAIMED)
 
-    def _folded(self, byte_range: ByteRange) -> Iterator[str]:
+    def _fold(self, byte_range: ByteRange) -> Iterator[str]:
         yield from self._heading(byte_range)
         end = byte_range.end if byte_range.nbytes <= FOLDED else byte_range.start + FIRST * PER_LINE
         yield from self._hex(byte_range, byte_range.start, end)
-        yield from self._fold(byte_range, end)
+        yield from self._omit(byte_range, end)
 
-    def _fold(self, byte_range: ByteRange, end: int) -> Iterator[str]:
+    def _omit(self, byte_range: ByteRange, end: int) -> Iterator[str]:
         """Yields a line about the bytes from `end` on, which are omitted."""
         if end < byte_range.end:
             verb = "expands" if self._map.parts(byte_range) else "shows"
             text = f"... {byte_range.end - end:,} more bytes: --range {end:#x}:{byte_range.end:#x} {verb} them"
             yield INDENT + self._paint(text, "doc")
 
-    def _opened(self, byte_range: ByteRange, start: int, end: int) -> Iterator[str]:
+    def _open(self, byte_range: ByteRange, start: int, end: int) -> Iterator[str]:
         if self._is_run(byte_range):
             yield from self._run(byte_range, start, end)
         elif isinstance(byte_range.node, s.TextNode) or not self._map.parts(byte_range):
@@ -136,7 +136,7 @@ class HexView:
             for part in self._map.inside(byte_range, start, end):
                 if isinstance(byte_range.node, s.BlockArrayNode) and part.node is not None:  # not cut
                     yield self._paint(self._block(byte_range.node.weights, part), "path")
-                yield from self._opened(part, start, end)
+                yield from self._open(part, start, end)
 
     def _block(self, weights: int, block: ByteRange) -> str:
         """Returns a block in a line: type, row and block, fields of one number, decoded weights."""

@@ -27,20 +27,20 @@ class Identifiers:
 
     def __init__(self, reserved: Collection[str] = (), *taken: str) -> None:
         self._reserved = reserved
-        self._taken = set(map(self._compared, taken))
+        self._taken = set(map(self._key, taken))
 
     def new(self, name: str) -> str:
         """Returns `name` as an identifier, with a number if that one is taken."""
         legal = free = identifier(name, self._reserved)
         number = 1
-        while self._compared(free) in self._taken:
+        while self._key(free) in self._taken:
             number += 1
             free = f"{legal}_{number}"
-        self._taken.add(self._compared(free))
+        self._taken.add(self._key(free))
         return free
 
     @staticmethod
-    def _compared(name: str) -> str:
+    def _key(name: str) -> str:
         """Returns the part of an identifier in which two must differ."""
         return name
 

@@ -107,7 +107,7 @@ class NodeReader:
         self.order = order
         self._starts: dict[int, Sequence[int]] = {}  # of a list's elements and its end, by its first byte
 
-    def settled(self, node: s.Node, scope: Scope) -> s.Node:
+    def select(self, node: s.Node, scope: Scope) -> s.Node:
         """Returns the alternative of a node that `scope` selects, or the node itself."""
         while isinstance(node, (s.EitherNode, s.SwitchNode)):
             node = s.choose(node, scope.evaluate)
@@ -115,7 +115,7 @@ class NodeReader:
 
     def size(self, node: s.Node, scope: Scope) -> int | None:
         """Returns the size of a node in bytes; None if it depends on the bytes."""
-        node = self.settled(node, scope)
+        node = self.select(node, scope)
         if isinstance(node, (s.BytesNode, s.LinesNode, s.JsonTableNode)):
             return int(scope.evaluate(node.size)) if node.size else None
         if isinstance(node, (s.NumbersNode, s.BlockArrayNode)):
@@ -125,7 +125,7 @@ class NodeReader:
 
     def end(self, node: s.Node, start: int, scope: Scope) -> int:
         """Returns the end of a node that starts at byte `start`."""
-        node = self.settled(node, scope)
+        node = self.select(node, scope)
         if (size := self.size(node, scope)) is not None:
             return start + size
         if isinstance(node, s.TextNode):
@@ -142,7 +142,7 @@ class NodeReader:
 
     def value(self, node: s.Node, start: int, end: int, scope: Scope) -> Any:
         """Returns the value of a node; None if it is long or a struct."""
-        node = self.settled(node, scope)
+        node = self.select(node, scope)
         match node:
             case s.NumberNode():
                 return self.numbers(node, start, 1)[0]
@@ -251,7 +251,7 @@ class NodeReader:
         for part in outer.schema.structs[node.name].fields:
             if start >= high:
                 return
-            settled = self.settled(part.node, scope)
+            settled = self.select(part.node, scope)
             end = self.end(settled, start, scope)
             scope.fields[part.name] = self.value(settled, start, end, scope)
             if end > max(low, start):
@@ -262,7 +262,7 @@ class NodeReader:
         self, first: int, item: s.Node, dims: Sequence[int], scope: Scope, low: int, high: int, doc: str
     ) -> Iterator[NodePart]:
         """Yields the elements of an array of these dims from byte `first`."""
-        count, node = math.prod(dims), self.settled(item, scope)
+        count, node = math.prod(dims), self.select(item, scope)
         if size := self.size(node, scope):
             for i in range(max((low - first) // size, 0), min(count, -(-(high - first) // size))):
                 yield NodePart(_index(i, dims), first + i * size, first + (i + 1) * size, node, scope, doc)
@@ -273,7 +273,7 @@ class NodeReader:
     def _starts_of(self, node: s.Node, first: int, count: int, scope: Scope) -> Sequence[int]:
         """Returns the starts of elements of different sizes, and the end of the last one."""
         if first not in self._starts:
-            number = self.settled(node.length, scope) if isinstance(node, s.TextNode) else None
+            number = self.select(node.length, scope) if isinstance(node, s.TextNode) else None
             if isinstance(number, s.NumberNode):
                 left, order = self._source.size - first, self._order_of(number)
                 texts = StoredStrings(self._source, first, left, count, number.of, order)
@@ -317,7 +317,7 @@ def _index(i: int, dims: Sequence[int]) -> str:
 
 def type_text(node: s.Node, scope: Scope, reader: NodeReader, count: int | None = None) -> str:
     """Returns the type of a node: ``u32``, ``text after u64``, ``f16[out, in // 64]``."""
-    node = reader.settled(node, scope)
+    node = reader.select(node, scope)
 
     def inner(part: s.Node) -> str:
         text = type_text(part, scope, reader)

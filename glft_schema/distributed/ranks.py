@@ -104,10 +104,10 @@ class Ranks:
         with self._reaching():
             self._store.set(f"{key} {self.rank}", json.dumps(value))
             if self.is_first:
-                found = [self._waited(f"{key} {rank}", rank, look) for rank in range(self.count)]
+                found = [self._wait(f"{key} {rank}", rank, look) for rank in range(self.count)]
                 self._store.set(key, json.dumps(found))
                 return found
-            values: list[Any] = self._waited(key, 0, look)
+            values: list[Any] = self._wait(key, 0, look)
             return values
 
     def of_first(self, value: Any) -> Any:
@@ -161,7 +161,7 @@ class Ranks:
         if self._store.check([FAILED]):
             raise RanksError(self._store.get(FAILED).decode("utf-8", "replace"))
 
-    def _waited(self, key: str, rank: int, look: Callable[[int], object]) -> Any:
+    def _wait(self, key: str, rank: int, look: Callable[[int], object]) -> Any:
         """Returns the value that another rank sets."""
         seen, since, nap = -1, time.monotonic(), 0.001
         while not self._store.check([key]):

@@ -133,7 +133,7 @@ class StorageWriter(Writer):
             entries, remote = ranks.of_first(self._entries), Remote()
             tensors = _tensors_of(entries)
             ties = _common_ties(ranks.gather(_ties(getattr(planner, "state_dict", {}), tensors)))
-            planned = self._planned(tensors, remote, ties, opened)
+            planned = self._plan(tensors, remote, ties, opened)
             ranks.agree(versions=version("glft_schema"), plans=plan_digest(planned))
             exchange = Exchange(self._group, self._timeout)
             _write(planned, self.path, _Shared(held, tensors, Holdings.of(entries), remote, exchange, ranks))
@@ -144,7 +144,7 @@ class StorageWriter(Writer):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Does nothing: the file is in its place."""
 
-    def _planned(self, tensors: Tensors, remote: Remote, ties: Mapping[str, str], opened: ExitStack) -> FilePlan:
+    def _plan(self, tensors: Tensors, remote: Remote, ties: Mapping[str, str], opened: ExitStack) -> FilePlan:
         """Returns the plan of the file, with tensors that `remote` reads."""
         lazy = {name: remote.tensor(name, shape, dtype) for name, (shape, dtype) in tensors.items()}
         target = target_format(self.path, self._options.get("format"))
@@ -353,7 +353,7 @@ def _write_task(fd: int, task: _Task, answers: dict[Request, Array], order: Byte
     pieces = span.pieces(task.first, task.last, order)
     if task.rows is not None and isinstance(span.content, PlannedPayload):
         source = span.content.source_of(task.rows)
-        encoded = span.content.encoded(task.rows, source, task.first - span.start, task.last - span.start, order)
+        encoded = span.content.encode(task.rows, source, task.first - span.start, task.last - span.start, order)
         pieces = ((span.start + at, piece) for at, piece in encoded)
     for at, piece in pieces:
         write_at(fd, piece, at, span.name, path)

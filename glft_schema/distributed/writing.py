@@ -221,7 +221,7 @@ def _comparing(fd: int, run: Sequence[Unit], order: ByteOrder, origins: Origins,
                 origins.add(payload, rows, payload.source_of(rows))
                 yield span.start + rows.stop * (payload.nbytes // matrix(payload.stored.shape)[0])
                 continue
-            for at, piece in payload.copied(*part, order):
+            for at, piece in payload.copy(*part, order):
                 for unit in run:
                     start, stop = max(unit.start - span.start, at), min(unit.stop - span.start, at + len(piece))
                     if start < stop and piece[start - at : stop - at] != os.pread(fd, stop - start, span.start + start):

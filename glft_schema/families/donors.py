@@ -122,8 +122,8 @@ class Donor:
         family = declared_family(folder) if folder else None
         if folder and family and family.arch == self.arch:
             with refusing(folder, "a valid config.json"):
-                return self.completed(self._by_table(tensors, family, read_config(folder))), family
-        return self.completed(self._by_names(tensors)), None
+                return self.complete(self._by_table(tensors, family, read_config(folder))), family
+        return self.complete(self._by_names(tensors)), None
 
     def _by_table(self, tensors: Mapping[str, StoredTensor], family: Family, config: Config) -> dict[str, StoredTensor]:
         """Returns tensors mapped by the table of a family."""
@@ -233,7 +233,7 @@ class Donor:
                 raise TensorError(f"{problem} with about the same error: RMSE {rmses[0]:.3g} and {rmses[1]:.3g}", own.name)
         return functions[best]
 
-    def completed(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    def complete(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Returns all tensors of the donor, in its order. Raises TensorError if one is missing."""
         found = {}
         for name, own in self.file.tensors.items():

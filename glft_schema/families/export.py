@@ -61,7 +61,7 @@ def hf_model(
             continue  # it was another tensor's
         if missing := next((part for part in parts if part not in left), None):
             raise TensorError(f"expected {missing} with this tensor, found none", name)
-        results = operation.restored([left[part] for part in parts], config, name)
+        results = operation.map_to_hf([left[part] for part in parts], config, name)
         if is_float32(name, tensor.shape):
             results = [_narrow(result, [left[part] for part in parts], operation, config, dtype) for result in results]
         if operation.type:
@@ -74,7 +74,7 @@ def hf_model(
         "model_type": family.model_type,
         "tie_word_embeddings": OUTPUT not in left,
     }
-    return found, {**fixed, **config, **family.stated(config, tensors)}
+    return found, {**fixed, **config, **family.config_without_keys(config, tensors)}
 
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:

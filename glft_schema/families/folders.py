@@ -234,7 +234,7 @@ def gguf_tensors(tensors: Mapping[str, StoredTensor], family: Family, config: Co
             used.add(part)
         if stored not in used:
             raise names.no_such_tensor(stored)
-        for target, result in zip(place.in_gguf, place.row.operation.mapped(parts, config, stored), strict=True):
+        for target, result in zip(place.in_gguf, place.row.operation.map_to_gguf(parts, config, stored), strict=True):
             found[target] = as_float32(result) if is_float32(target, result.shape) else result
     return found
 

@@ -331,7 +331,7 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
         yield _of_key("blocks", first, numbers.full(BLOCK_COUNT), f"{expected_blocks}, found {stored}")
     rows = {shard.name: RowPaths(shard) for shard in file.shards}
     read, alike = set[str](), defaultdict[tuple[Any, ...], list[Finding]](list)  # missing and unread tensors by dims
-    for row in numbers.family.loaded:
+    for row in numbers.family.loader_tensors:
         for block in range(min(blocks, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
             name = row.name.replace(BLOCKS, str(block))
             applies = is_read(row, block, numbers)

@@ -58,7 +58,7 @@ def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope:
 
         def read(index: Slices) -> Array:
             if len(range(shape[0])[index[0]]) < shape[0]:
-                return moved.packed(index)
+                return moved.read_packed(index)
             return function([_rows_of_bytes(source) for source in sources])[number].reshape(shape[0], -1)[:, index[1]]
 
         return of_packed(name, shape, type_, read)
@@ -143,10 +143,10 @@ class _MovedRows:
     def values(self, index: Slices) -> Array:
         """Returns a part of the values."""
         origins = self._origins()[index[:-1]]
-        found = self._gathered(origins.reshape(-1), lambda source, at: source.part((*at, index[-1])))
+        found = self._gather(origins.reshape(-1), lambda source, at: source.part((*at, index[-1])))
         return found.reshape(*origins.shape, -1)
 
-    def packed(self, index: Slices) -> Array:
+    def read_packed(self, index: Slices) -> Array:
         """Returns a part of the bytes, u8 [rows, bytes of a row], by rows of the first dim."""
         origins, across = self._origins()[index[0]], index[1]
 
@@ -158,10 +158,10 @@ class _MovedRows:
             rows, columns = at[-1], slice(at[-1].start * size, at[-1].stop * size)
             return source.packed.packed_part((at[0], columns)).reshape(-1, size)[:: rows.step or 1]
 
-        found = self._gathered(origins.reshape(-1), read)
+        found = self._gather(origins.reshape(-1), read)
         return found if origins.ndim == 1 else found.reshape(len(origins), -1)[:, across]
 
-    def _gathered(self, origins: Array, read: Callable[[StoredTensor, Slices], Array]) -> Array:
+    def _gather(self, origins: Array, read: Callable[[StoredTensor, Slices], Array]) -> Array:
         """Returns rows by their numbers. `read` returns rows of one matrix at slices."""
         order = origins.argsort()
         ordered = origins[order]
@@ -220,7 +220,7 @@ def _all_bytes(source: StoredTensor, rows: int) -> slice:
 def _rows_of_bytes(source: StoredTensor) -> Array:
     """Returns a tensor's bytes, u8 [..., bytes of a row of the last dim]."""
     assert source.packed is not None
-    return source.packed.packed().reshape(*source.shape[:-1], -1)
+    return source.packed.packed_rows().reshape(*source.shape[:-1], -1)
 
 
 def as_float32(source: StoredTensor) -> StoredTensor:
@@ -258,15 +258,15 @@ class TensorOperation:
         """Returns the tensors of Hugging Face. The inverse of `to_gguf`."""
         return tensors
 
-    def mapped(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+    def map_to_gguf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         """Returns the tensors of GGUF; `name` is for errors. Raises as `apply`."""
-        return self._applied(self.to_gguf, sources, config, name)
+        return self._apply(self.to_gguf, sources, config, name)
 
-    def restored(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        """Returns the tensors of Hugging Face. The inverse of `mapped`."""
-        return self._applied(self.to_hf, sources, config, name)
+    def map_to_hf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        """Returns the tensors of Hugging Face. The inverse of `map_to_gguf`."""
+        return self._apply(self.to_hf, sources, config, name)
 
-    def _applied(self, function: Any, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+    def _apply(self, function: Any, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         if type(self) is TensorOperation:
             return list(sources)
         scope = self.scope if len(sources[0].shape) >= self.dims else "tensors"
@@ -334,13 +334,13 @@ class Transpose(TensorOperation):
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         return [values.swapaxes(-1, -2) if values.ndim == self.dims else values for values in self.then.to_hf(tensors, config)]
 
-    def mapped(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        return self.then.mapped(self._transposed(sources), config, name)
+    def map_to_gguf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        return self.then.map_to_gguf(self._transpose(sources), config, name)
 
-    def restored(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        return self._transposed(self.then.restored(sources, config, name))
+    def map_to_hf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        return self._transpose(self.then.map_to_hf(sources, config, name))
 
-    def _transposed(self, sources: Sequence[StoredTensor]) -> list[StoredTensor]:
+    def _transpose(self, sources: Sequence[StoredTensor]) -> list[StoredTensor]:
         return [transpose(source) if len(source.shape) == self.dims else source for source in sources]
 
 
@@ -403,7 +403,7 @@ class PackMXFP4(TensorOperation):
     def parts(self, config: Config) -> Iterable[object]:
         return ("blocks", "scales")
 
-    def mapped(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+    def map_to_gguf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
         codes, scales = sources
         if codes.shape != (*scales.shape, 16) or {codes.dtype, scales.dtype} != {UINT8}:
             found = " and ".join(f"{name_of(source.dtype)} {list(source.shape)}" for source in sources)
@@ -415,10 +415,10 @@ class PackMXFP4(TensorOperation):
             return joined.reshape(len(joined), -1)[:, index[1]]
 
         shape = (*scales.shape[:-1], 32 * scales.shape[-1])
-        return self.then.mapped([of_packed(name, shape, MXFP4, read)], config, name)
+        return self.then.map_to_gguf([of_packed(name, shape, MXFP4, read)], config, name)
 
-    def restored(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        (tensor,) = self.then.restored(sources, config, name)
+    def map_to_hf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        (tensor,) = self.then.map_to_hf(sources, config, name)
         shape = (*tensor.shape[:-1], tensor.shape[-1] // 32)
 
         def blocks() -> Array:

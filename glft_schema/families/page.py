@@ -138,7 +138,7 @@ class T(NamedTuple):
         """The names in GGUF."""
         return (self.gguf,) if isinstance(self.gguf, str) else self.gguf
 
-    def loaded(self) -> Iterator[Loaded]:
+    def loader_tensors(self) -> Iterator[Loaded]:
         """Yields what the loader reads: the weight, its bias, and scales of a matrix in NVFP4."""
         name, (*columns, rows) = self.names[0], self.dims.split()
         weight, in_block = f"{name}.weight", name.removeprefix("blk.{i}.")
@@ -226,7 +226,7 @@ class Family:
             key.key == EXPERT_COUNT for key in self.keys
         )
 
-    def stated(self, config: Config, tensors: Iterable[str]) -> Config:
+    def config_without_keys(self, config: Config, tensors: Iterable[str]) -> Config:
         """Returns the fields without a key for a config that we write."""
         return {field.name: field.value_of(config, tensors) for field in self.fields if field.is_stated}
 
@@ -236,6 +236,6 @@ class Family:
         return ALIASES.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
 
     @cached_property
-    def loaded(self) -> tuple[Loaded, ...]:
+    def loader_tensors(self) -> tuple[Loaded, ...]:
         """The tensors that the loader reads."""
-        return tuple(row for tensor in self.tensors if tensor.dims for row in tensor.loaded())
+        return tuple(row for tensor in self.tensors if tensor.dims for row in tensor.loader_tensors())

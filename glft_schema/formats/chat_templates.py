@@ -27,7 +27,7 @@ class ChatTemplate(Check):
 
     def check(self, context: Context, path: str) -> None:
         if problem := syntax_problem(context.key, context.value):
-            self.broken(context, problem, f"{path} -> {self.field}")
+            self.report(context, problem, f"{path} -> {self.field}")
 
 
 def environment() -> SandboxedEnvironment:

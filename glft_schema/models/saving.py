@@ -106,7 +106,7 @@ def by_example(tensors: Mapping[str, StoredTensor], file: File, family: Family |
     if OUTPUT in found and OUTPUT not in file.tensors:
         found[EMBEDDING] = _tied_embedding(found[EMBEDDING], found.pop(OUTPUT))
     stored = dict[str, StoredTensor]()
-    for name, tensor in donor.completed(found).items():
+    for name, tensor in donor.complete(found).items():
         own = file.tensors[name]
         if tensor.shape == (1, *own.shape):  # llama-quantize drops leading dims of one
             (tensor,) = apply(lambda values: [values[0][0]], [tensor], name)

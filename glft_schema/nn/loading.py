@@ -181,12 +181,12 @@ def _change(
     stack = tensor.transposed if tensor.transposed and transposed else tensor
     payload = stack.packed
     if packed and payload and all(each in experts or can_be_packed(module, each) for each in entry.names):
-        values = as_tensor(payload.packed()).to(device)
+        values = as_tensor(payload.packed_rows()).to(device)
         return partial(pack_tensor, module, entry, values, payload.type, stack.shape, transposed)
     if not own.is_meta:
         return partial(_write, module, entry, tensor)
     if payload and packed_owner(module, entry.names[0]):
-        return partial(_replace, module, entry, as_tensor(payload.packed()).to(device))
+        return partial(_replace, module, entry, as_tensor(payload.packed_rows()).to(device))
     return partial(_replace, module, entry, _values(tensor, own.dtype).to(device))
 
 
@@ -249,7 +249,7 @@ def _write(module: nn.Module, entry: ModuleTensor, tensor: StoredTensor) -> None
     own = entry.tensor.detach()
     if packed_owner(module, entry.names[0]):
         assert tensor.packed is not None
-        own.copy_(as_tensor(tensor.packed.packed()))
+        own.copy_(as_tensor(tensor.packed.packed_rows()))
     elif tensor.file_tensor is not None and own.is_contiguous():
         tensor.file_tensor.dequantize(out=own)
     else:

@@ -88,7 +88,7 @@ class Packed(nn.Module):
         if tuple(weights.shape) != self.weight_shape:
             raise OptionError(f"expected weights of {list(self.weight_shape)}, found {list(weights.shape)}")
         fields = self.weight_type.encode(weights, name, importance=importance)
-        return as_tensor(self.weight_type.packed(fields)).view(self.weight.shape)
+        return as_tensor(self.weight_type.pack(fields)).view(self.weight.shape)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
         """Converts `dtype`, too. Raises TypeError for a function that converts bytes."""

@@ -108,7 +108,7 @@ def _for_each_part(
         if array is None:
             _decode(packed[part], type, weights)
         else:
-            found.decode(found.unpacked(array[part], numbers), numbers, out=array_in(weights))
+            found.decode(found.unpack(array[part], numbers), numbers, out=array_in(weights))
         function(slice(part.start * together, part.stop * together), weights.view(-1, columns))
 
     parts = slices(len(packed), size)

@@ -71,7 +71,7 @@ class RecipeTypes:
             self._refuse("again", refusal(self.again))
         return choices
 
-    def unused(self, names: Sequence[str]) -> list[str]:
+    def find_unused(self, names: Sequence[str]) -> list[str]:
         """Returns the patterns that no name has a match of, or that the recipe does not use."""
         texts = [pattern.pattern for pattern, _ in self.patterns]
         found = [any(pattern.search(name) for name in names) for pattern, _ in self.patterns]

@@ -185,7 +185,7 @@ class Plan:
             yield Chart(self.picture())
         types = [
             {"type": name, "tensors": len(mix.chosen), "bits per weight": mix.bits_per_weight, "SNR in dB": mix.snr}
-            for name, mix in self.compared()
+            for name, mix in self.compare()
         ]
         yield records_table("one type for all tensors that can have it", types)
 
@@ -199,7 +199,7 @@ class Plan:
         }
         return dict(sorted(mixes.items(), key=lambda item: item[1].bits_per_weight))
 
-    def compared(self, mix: Mix | None = None) -> list[tuple[str, Mix]]:
+    def compare(self, mix: Mix | None = None) -> list[tuple[str, Mix]]:
         """Returns the types of `by_type` and a mix by size. Types that not all tensors can have are
         the last: their numbers are those of other tensors."""
         rows = [(type_.name, one) for type_, one in self.by_type.items()]
@@ -456,7 +456,7 @@ def _other_bytes(model: Prepared) -> int:
         {"name": name, "dims": WITH_TYPES.dims_of(tensor.shape), "dtype": types["f16"], "offset": 0}
         for name, tensor in model.tensors.items()
     ]
-    regions = {"header": {}, "metadata": model.entries(model.added(Recipe("", 0, "f16"))), WITH_TYPES.table: rows}
+    regions = {"header": {}, "metadata": model.entries(model.new_entries(Recipe("", 0, "f16"))), WITH_TYPES.table: rows}
     start, context = measure_head(WITH_TYPES, regions)
     return start + int(context.get("alignment", 1)) * (len(rows) + 1)
 

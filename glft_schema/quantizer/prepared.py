@@ -46,7 +46,9 @@ class Prepared(NamedTuple):
         """Whether float tensors that a recipe leaves alone keep their type."""
         return self.checkpoint.file is not None and self.checkpoint.file.format is WITH_TYPES
 
-    def added(self, recipe: Recipe, override: Mapping[str, Any] | None = None, *, imatrix_keys: bool = True) -> dict[str, Any]:
+    def new_entries(
+        self, recipe: Recipe, override: Mapping[str, Any] | None = None, *, imatrix_keys: bool = True
+    ) -> dict[str, Any]:
         """Returns the entries that the new file gets."""
         added: dict[str, Any] = {QUANTIZATION_VERSION: Typed(VERSION, "uint32"), FILE_TYPE: Typed(recipe.code, "uint32")}
         for key, value in [*(override or {}).items(), *(self.used.keys.items() if imatrix_keys else ())]:
@@ -70,7 +72,7 @@ def prepare(
     checkpoint = open_with_metadata(source, (), WITH_TYPES, None, IN_FLOAT32)
     used = UsedImportance.of(importance, include, exclude)
     tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
-    return Prepared(checkpoint, used.applied(tensors), used)
+    return Prepared(checkpoint, used.apply(tensors), used)
 
 
 def _without_leading_ones(tensor: StoredTensor) -> StoredTensor:

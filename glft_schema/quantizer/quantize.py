@@ -188,7 +188,7 @@ def plan_quantization(
     include, exclude = options.get("include_weights", ()), options.get("exclude_weights", ())
     model = prepare(checkpoint, options.get("importance"), include, exclude)
     stored, dry_run, keep_split = model.tensors, options.get("dry_run", False), options.get("keep_split", False)
-    added = model.added(recipe, options.get("override"), imatrix_keys=options.get("imatrix_keys", True))
+    added = model.new_entries(recipe, options.get("override"), imatrix_keys=options.get("imatrix_keys", True))
     entries = model.entries(added)
     chooser = RecipeTypes(
         recipe,
@@ -205,10 +205,10 @@ def plan_quantization(
     )
     groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
-    notes = [f"no tensor gets its type by the pattern {quote(pattern)}" for pattern in chooser.unused([*stored])]
+    notes = [f"no tensor gets its type by the pattern {quote(pattern)}" for pattern in chooser.find_unused([*stored])]
     refused = tuple(chooser.problems.values())
     notes = [*(f"would be refused: {problem}" for problem in refused), *notes]
-    planned = (PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items() if dry_run)
+    planned = (PlannedPayload(name, stored[name], choice).report() for name, choice in choices.items() if dry_run)
     weights = sum(tensor.numel for tensor in stored.values())
     results = Results(planned, "tensor")
     result = Quantized(recipe, results, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)

@@ -68,7 +68,7 @@ class UsedImportance(NamedTuple):
         }
         return cls(selected, {KEYS + key: value for key, value in entries.items() if value})
 
-    def applied(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    def apply(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Returns the tensors with their importance. Raises OptionError if it does not fit them."""
         try:
             fitting = {name: column for name, column in self.columns.items() if not _is_misfit(name, column, tensors)}

@@ -101,10 +101,10 @@ class _Printer:
         self._views: dict[str, Place] = {}
         self._block(function.body)
 
-    def _refused(self, problem: str) -> ScalarError:
+    def _refusal(self, problem: str) -> ScalarError:
         return ScalarError(f"{self._function.name}: as arrays, {problem}")
 
-    def _named(self, text: str) -> str:
+    def _name(self, text: str) -> str:
         if text not in self._names:
             self._names[text] = f"t{len(self._names)}"
             self.lines.append(f"{self._names[text]} = {text}")
@@ -127,15 +127,15 @@ class _Printer:
                 case tree.For():
                     self._for(node)
                 case tree.Call():
-                    results = self._called(node.function, node.arguments)
+                    results = self._call(node.function, node.arguments)
                     self._environment |= zip(node.targets, results, strict=True)
                 case tree.Return() if node is body[-1] and body is self._function.body:
                     return tuple(self._value(value) for value in node.values)
                 case _:
-                    raise self._refused(f"expected loops that run to their end, found {type(node).__name__}")
+                    raise self._refusal(f"expected loops that run to their end, found {type(node).__name__}")
         return ()
 
-    def _called(self, function: Function, arguments: Sequence[Expression | ArrayReference]) -> tuple[Value, ...]:
+    def _call(self, function: Function, arguments: Sequence[Expression | ArrayReference]) -> tuple[Value, ...]:
         """Runs a function in place."""
         pairs = list(zip(function.parameters, arguments, strict=True))
         given = {name: self._value(argument) for name, argument in pairs if isinstance(argument, Expression)}
@@ -163,7 +163,7 @@ class _Printer:
     def _for(self, node: tree.For) -> None:
         low, high = self._value(node.low), self._value(node.high)
         if isinstance(low, BlockNumber) or isinstance(high, BlockNumber) or low.ndim or high.ndim:
-            raise self._refused("expected loops with constant bounds")
+            raise self._refusal("expected loops with constant bounds")
         assigned = {part.name for part in tree.walk(node.body) if isinstance(part, tree.Assign)}
         assigned |= {name for part in tree.walk(node.body) if isinstance(part, tree.Call) for name in part.targets}
         if assigned & self._environment.keys():  # carried from one iteration to the next
@@ -182,20 +182,20 @@ class _Printer:
     def _store(self, node: tree.Store) -> None:
         (array, first), at = self._place(node.array), self._value(node.at)
         if isinstance(at, BlockNumber) or self._active or array.name not in self._lengths:
-            raise self._refused("expected weights to be written once each, without conditions")
+            raise self._refusal("expected weights to be written once each, without conditions")
         at = np.broadcast_to(fit(first, len(self._axes)) + fit(at, len(self._axes)), self._axes)
         linear = self._linear(at, self._lengths[array.name])
         if linear is None:
-            raise self._refused("expected weights at places that are linear in the variables of loops")
+            raise self._refusal("expected weights at places that are linear in the variables of loops")
         if self._compiled:
             steps = [int(np.diff(at, axis=axis).flat[0]) if size > 1 else 0 for axis, size in enumerate(self._axes)]
-            value = self._padded(self._value(node.value), "f32")
+            value = self._pad(self._value(node.value), "f32")
             order = sorted(range(len(steps)), key=lambda axis: -steps[axis])
             if [steps[axis] for axis in order if steps[axis]] != dense([self._axes[axis] for axis in order]):
-                raise self._refused("expected each statement to write neighbours")
+                raise self._refusal("expected each statement to write neighbours")
             self.written.append((int(at.flat[0]), f"on.weights({value}, {self._axes}, {tuple(order)})"))
             return
-        out = self._named(f"on.view({array.name}, {linear[0]})")
+        out = self._name(f"on.view({array.name}, {linear[0]})")
         self._fill(out, node.value)
 
     def _fill(self, out: str, node: Expression) -> None:
@@ -204,14 +204,14 @@ class _Printer:
             parts = (node.right, node.left)
             if node.sign == "-" or not isinstance(node.right, (tree.Binary, tree.Builtin)):
                 parts = (node.left, node.right)
-            other = self._padded(self._value(parts[1]), "f32")
+            other = self._pad(self._value(parts[1]), "f32")
             self._fill(out, parts[0])
             self.lines.append(f"{out} {node.sign}= {other}")
             return
         inner = node.operands[0] if isinstance(node, tree.Builtin) and node.name == "float32" else node
         value = self._value(inner)
         kind = value.kind if isinstance(value, BlockNumber) and value.kind != "bool" else "f32"
-        self.lines.append(f"on.fill({out}, {self._padded(value, kind)})")
+        self.lines.append(f"on.fill({out}, {self._pad(value, kind)})")
 
     # Values
 
@@ -249,20 +249,20 @@ class _Printer:
     def _text(self, value: Value, kind: str) -> str:
         """Returns the text of a value of a kind."""
         if isinstance(value, BlockNumber):
-            return value.text if value.kind == kind else self._named(f"on.cast({value.text}, {kind!r})")
+            return value.text if value.kind == kind else self._name(f"on.cast({value.text}, {kind!r})")
         if not value.ndim:
             return repr(float(value)) if kind == "f32" else repr(bool(value)) if kind == "bool" else repr(int(value))
         whole = np.broadcast_to(value, value.shape)
         if self._compiled and value.dtype.kind == "i" and (linear := steps_of(whole, np.ones(value.shape, bool))):
-            return self._named(f"on.linear(w, {linear[0]}, {linear[1]}, {value.shape}, {kind!r})")
-        return self._named(f"on.constant(w, {as_tuples(value)}, {kind!r})")
+            return self._name(f"on.linear(w, {linear[0]}, {linear[1]}, {value.shape}, {kind!r})")
+        return self._name(f"on.constant(w, {as_tuples(value)}, {kind!r})")
 
-    def _padded(self, value: Value, kind: str) -> str:
+    def _pad(self, value: Value, kind: str) -> str:
         """Returns the text of a value with all axes, or a literal."""
         axes = value.axes if isinstance(value, BlockNumber) else value.shape
         text = self._text(value, kind)
         if self._compiled and isinstance(value, BlockNumber) and len(axes) < len(self._axes) and self._is_costly(text):
-            text = self._named(f"on.once({text})")
+            text = self._name(f"on.once({text})")
         return with_axes(text, len(axes), len(self._axes)) if axes or isinstance(value, BlockNumber) else text
 
     def _is_costly(self, text: str) -> bool:
@@ -278,7 +278,7 @@ class _Printer:
         """Names a text whose axes are those of values."""
         shapes = [value.axes if isinstance(value, BlockNumber) else value.shape for value in values]
         padded = [shape + (1,) * (len(self._axes) - len(shape)) for shape in shapes]
-        return BlockNumber(self._named(text), kind, np.broadcast_shapes(*padded))
+        return BlockNumber(self._name(text), kind, np.broadcast_shapes(*padded))
 
     def _value(self, node: Expression) -> Value:
         match node:
@@ -299,10 +299,10 @@ class _Printer:
             case tree.Builtin():
                 return self._builtin(node)
             case tree.Invoke():
-                return self._invoked(node)
-        raise self._refused(f"expected known lengths, found {type(node).__name__}")
+                return self._invoke(node)
+        raise self._refusal(f"expected known lengths, found {type(node).__name__}")
 
-    def _invoked(self, node: tree.Invoke) -> Value:
+    def _invoke(self, node: tree.Invoke) -> Value:
         """Returns the result of a call: looked up, if it depends on an integer of few values."""
         first, *others = node.arguments
         if not others and isinstance(first, Expression) and first.kind == "int32" and 0 <= first.span[0] <= first.span[1] < FEW:
@@ -310,11 +310,11 @@ class _Printer:
             if isinstance(at, BlockNumber):
                 whole = Constants("int32", first.span, np.arange(first.span[1] + 1))
                 outer, self._axes = self._axes, (len(whole.values),)
-                (table,) = self._called(node.function, [whole])
+                (table,) = self._call(node.function, [whole])
                 self._axes = outer
                 if isinstance(table, np.ndarray):
                     return self._from_table(node.function.name, table, at)
-        (result,) = self._called(node.function, node.arguments)
+        (result,) = self._call(node.function, node.arguments)
         return result
 
     def _unary(self, node: tree.Unary) -> Value:
@@ -322,7 +322,7 @@ class _Printer:
         if isinstance(value, np.ndarray):
             return np.asarray(-value if node.sign == "-" else ~value)
         kind = value.kind if value.kind in ("f32", "bool") else self._narrowest(node.span, node.operand.span)
-        return self._number(f"{'-' if node.sign == '-' else '~'}{self._padded(value, kind)}", kind, value)
+        return self._number(f"{'-' if node.sign == '-' else '~'}{self._pad(value, kind)}", kind, value)
 
     def _binary(self, node: tree.Binary) -> Value:
         left, right = self._value(node.left), self._value(node.right)
@@ -335,9 +335,9 @@ class _Printer:
             node.left.span, node.right.span, *([node.span] if node.kind == "int32" else [])
         )
         left, right = _reduce(left), _reduce(right)
-        text = f"{self._padded(left, kind)} {sign} {self._padded(right, kind)}"
+        text = f"{self._pad(left, kind)} {sign} {self._pad(right, kind)}"
         if sign == ">>" and not self._compiled and isinstance(right, np.ndarray) and right.ndim:
-            text = f"on.shift({self._padded(left, kind)}, {self._padded(right, kind)})"
+            text = f"on.shift({self._pad(left, kind)}, {self._pad(right, kind)})"
         return self._number(text, "bool" if node.kind == "bool" else kind, left, right)
 
     def _select(self, test: Value, one: Value, two: Value) -> Value:
@@ -346,8 +346,8 @@ class _Printer:
         test, one, two = map(_reduce, (test, one, two))
         kinds = [value.kind if isinstance(value, BlockNumber) else self._of_index(value) for value in (one, two)]
         kind = kinds[0] if kinds[0] == kinds[1] else "i32" if "i32" in kinds else "i16"
-        texts = [self._padded(value, kind) for value in (one, two)]
-        return self._number(f"on.where({self._padded(test, 'bool')}, {', '.join(texts)}, {kind!r})", kind, test, one, two)
+        texts = [self._pad(value, kind) for value in (one, two)]
+        return self._number(f"on.where({self._pad(test, 'bool')}, {', '.join(texts)}, {kind!r})", kind, test, one, two)
 
     def _builtin(self, node: tree.Builtin) -> Value:
         values, operands = [self._value(operand) for operand in node.operands], node.operands
@@ -364,7 +364,7 @@ class _Printer:
             computed = getattr(numpy_arrays, node.name)(numpy_arrays.cast(value, given))
             return np.asarray(computed if kind == "f32" else computed.astype(np.int64))
         result = given if node.name == "abs" else "f32" if kind == "f32" else "i32"
-        return self._number(f"on.{node.name}({self._padded(value, given)})", result, value)
+        return self._number(f"on.{node.name}({self._pad(value, given)})", result, value)
 
     # Arrays
 
@@ -373,7 +373,7 @@ class _Printer:
         found, first = self._views.get(array.name, (array, np.zeros((), np.int64)))
         offset = self._value(array.offset) if array.offset is not None else np.zeros((), np.int64)
         if isinstance(offset, BlockNumber):
-            raise self._refused("expected views that do not depend on data")
+            raise self._refusal("expected views that do not depend on data")
         rank = max(first.ndim, offset.ndim)
         return found, fit(first, rank) + fit(offset, rank)
 
@@ -381,10 +381,10 @@ class _Printer:
         (array, first), at = self._place(node.array), self._value(node.at)
         if array.table is not None:
             if first.any():
-                raise self._refused(f"expected no slices of {array.name}")
-            return self._looked_up(array, array.table, node.at, at)
+                raise self._refusal(f"expected no slices of {array.name}")
+            return self._look_up(array, array.table, node.at, at)
         if isinstance(at, BlockNumber):
-            raise self._refused(f"expected an index of {array.name} that does not depend on data")
+            raise self._refusal(f"expected an index of {array.name} that does not depend on data")
         at = fit(first, len(self._axes)) + fit(at, len(self._axes))
         number, length = array.type.number, self._lengths[array.name]
         if linear := self._linear(at, length):
@@ -392,14 +392,14 @@ class _Printer:
         else:
             text, axes = f"on.pick({array.name}, {as_tuples(np.clip(at, 0, length - 1))})", at.shape
         if number == "u16":
-            return BlockNumber(self._named(f"on.to_unsigned({self._named(text)})"), "i32", axes)
+            return BlockNumber(self._name(f"on.to_unsigned({self._name(text)})"), "i32", axes)
         if number == "f16":
-            return BlockNumber(self._named(f"on.cast({self._named(text)}, 'f32')"), "f32", axes)
+            return BlockNumber(self._name(f"on.cast({self._name(text)}, 'f32')"), "f32", axes)
         if self._compiled and number in KINDS[:3]:
-            return BlockNumber(self._named(f"on.cast({self._named(text)}, 'i32')"), "i32", axes)
-        return BlockNumber(self._named(text), "i32" if number == "u32" else number, axes)
+            return BlockNumber(self._name(f"on.cast({self._name(text)}, 'i32')"), "i32", axes)
+        return BlockNumber(self._name(text), "i32" if number == "u32" else number, axes)
 
-    def _looked_up(self, array: ArrayReference, table: Index, node: Expression, at: Value) -> Value:
+    def _look_up(self, array: ArrayReference, table: Index, node: Expression, at: Value) -> Value:
         if isinstance(at, np.ndarray):
             return np.asarray(table[np.clip(at, 0, len(table) - 1)])
         rank = len(self._axes)
@@ -411,12 +411,12 @@ class _Printer:
                 axes = start.axes + (1,) * (rank - 1 - len(start.axes))
                 index = with_axes(self._text(start, "i32"), len(start.axes), rank - 1)
                 name, kind = self._table(array.name, table)
-                return BlockNumber(self._named(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))
+                return BlockNumber(self._name(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))
         return self._from_table(array.name, table, at)
 
     def _from_table(self, name: str, table: Index, at: BlockNumber) -> BlockNumber:
         name, kind = self._table(name, table)
-        return self._number(f"on.look_up({name}, {self._padded(at, 'i32')})", kind, at)
+        return self._number(f"on.look_up({name}, {self._pad(at, 'i32')})", kind, at)
 
     def _table(self, name: str, numbers: Index) -> tuple[str, str]:
         """Returns the name of a table in the text, and its kind. Tables of one name get a number

@@ -267,11 +267,11 @@ class Printer:
             parameters += [f"{KINDS[result.kind]} *result_{number}" for number, result in enumerate(results)]
         lines = (line.rstrip(" \\/?") for line in sentence.splitlines())  # no comment continues on the next line
         comment = "".join(f"// {line}".rstrip() + "\n" for line in lines)
-        unused = [f"    (void){name_in_c(name)};" for name in self._unused()]
+        unused = [f"    (void){name_in_c(name)};" for name in self._unused_name()]
         body = "\n".join([*unused, *self._block(function.body, set(function.parameters), "    ")])
         return f"{comment}static inline {kind} NAME({', '.join(parameters)}) {{\n{body}\n}}\n"
 
-    def _unused(self) -> list[str]:
+    def _unused_name(self) -> list[str]:
         used = {part.name for part in walk(self._function.body) if isinstance(part, (ArrayReference, Variable))}
         return [name for name in self._function.parameters if name not in used]
 
@@ -341,14 +341,14 @@ class Printer:
     # Expressions
 
     def _value(self, node: Expression) -> str:
-        return self._signed(node)[0]
+        return self._sign(node)[0]
 
     def _operand(self, node: Expression, inside: Sequence[str] = ()) -> str:
         """Returns the text of an operand, in parentheses unless its operation is listed."""
-        text, sign = self._signed(node)
+        text, sign = self._sign(node)
         return text if not sign or sign in tuple(inside) else f"({text})"
 
-    def _signed(self, node: Expression) -> tuple[str, str]:
+    def _sign(self, node: Expression) -> tuple[str, str]:
         """Returns the text of an expression and its outermost operation, "" if it has none."""
         match node:
             case Literal():

@@ -100,7 +100,7 @@ class _LanePrinter(Printer):
     def text(self, sentence: str) -> str:
         function = self._function
         if any(isinstance(part, tree.ArrayLength) for part in walk(function.body)):
-            raise self._refused("expected arrays of constant lengths")
+            raise self._refusal("expected arrays of constant lengths")
         results = [VECTORS[result.kind] for result in function.results]
         parameters = ["vi all", *map(self._lane_parameter, self._given)]
         parameters += [f"{kind} *result_{number}" for number, kind in enumerate(results) if len(results) > 1]
@@ -108,7 +108,7 @@ class _LanePrinter(Printer):
         self._block(function.body)
         if kind != "void":
             self._lines = [f"{kind} result_0 = {{0}};", *self._lines, "return result_0;"]
-        unused = [f"(void){name};" for name in ("all", *map(name_in_c, self._unused()))]
+        unused = [f"(void){name};" for name in ("all", *map(name_in_c, self._unused_name()))]
         body = "".join(f"    {line}\n" for line in [*unused, *self._lines])
         return f"static inline {kind} NAME({', '.join(parameters)}) {{\n{body}}}\n"
 
@@ -118,7 +118,7 @@ class _LanePrinter(Printer):
             return f"{(VECTORS if name in self._vectors else KINDS)[type_.kind]} {name_in_c(name)}"
         return f"{VECTORS[type_.kind]} *{name_in_c(name)}"
 
-    def _refused(self, problem: str) -> ScalarError:
+    def _refusal(self, problem: str) -> ScalarError:
         return ScalarError(f"{self._function.name}: {problem} in lanes")
 
     # Scalars and vectors
@@ -186,7 +186,7 @@ class _LanePrinter(Printer):
                 return self._varies(node.test) or self._varies(node.then) or self._varies(node.other)
             case tree.Builtin():
                 return any(map(self._varies, node.operands))
-        raise self._refused("expected another expression")
+        raise self._refusal("expected another expression")
 
     # Statements
 
@@ -222,7 +222,7 @@ class _LanePrinter(Printer):
                 self._declared[node.name] = self._masks[-1]
             case tree.View():
                 if self._varies(node.array.offset):
-                    raise self._refused("expected views that do not depend on data")
+                    raise self._refusal("expected views that do not depend on data")
                 self._lines.append(f"{VECTORS[node.array.type.kind]} *{name_in_c(node.name)} = {self._reference(node.array)};")
                 if node.array.name in self._declared:
                     self._declared[node.name] = self._declared[node.array.name]
@@ -235,25 +235,25 @@ class _LanePrinter(Printer):
             case tree.Return():
                 for number, value in enumerate(node.values):
                     target = f"*result_{number}" if len(node.values) > 1 else "result_0"
-                    self._lines.append(f"{target} = {self._picked(value.kind, self._vector(value), target)};")
+                    self._lines.append(f"{target} = {self._pick(value.kind, self._vector(value), target)};")
                 self._leave(0)
                 self._returned = True
             case tree.Break():
                 self._leave(self._loops[-1])
             case tree.Call():
                 targets = [f"&{name_in_c(name)}" for name in node.targets]
-                self._lines.append(f"{self._called(node.function, node.arguments, targets)};")
+                self._lines.append(f"{self._call_in_lanes(node.function, node.arguments, targets)};")
 
     def _set(self, target: str, name: str, kind: str, value: str) -> None:
         """Assigns to the lanes of the mask, or to all if the others are not used."""
         free = self._is_free(name)
-        self._lines.append(f"{target} = {value if free else self._picked(kind, value, target)};")
+        self._lines.append(f"{target} = {value if free else self._pick(kind, value, target)};")
 
     def _is_free(self, name: str) -> bool:
         """Tells whether the lanes outside the mask may be overwritten."""
         return self._declared.get(name) == self._masks[-1] and not (self._returned and name in self._outer)
 
-    def _picked(self, kind: str, value: str, other: str) -> str:
+    def _pick(self, kind: str, value: str, other: str) -> str:
         return f"pick_{VECTORS[kind][1]}({self._masks[-1]}, {value}, {other})"
 
     def _store(self, node: tree.Store) -> None:
@@ -267,11 +267,11 @@ class _LanePrinter(Printer):
     def _if(self, node: tree.If) -> None:
         if not self._varies(node.test):
             self._lines.append(f"if ({self._value(node.test)}) {{")
-            with self._indented():
+            with self._indent():
                 self._block(node.then)
             if node.other:
                 self._lines.append("} else {")
-                with self._indented():
+                with self._indent():
                     self._block(node.other)
             self._lines.append("}")
             return
@@ -285,7 +285,7 @@ class _LanePrinter(Printer):
             few = len(body) <= FEW and all(isinstance(one, (tree.Assign, tree.Store)) for one in body)
             self._lines.append("{" if few and not self._calls(body) else f"if (any({mask})) {{")
             self._masks.append(mask)
-            with self._indented():
+            with self._indent():
                 self._block(body)
             self._masks.pop()
             self._lines.append("}")
@@ -327,7 +327,7 @@ class _LanePrinter(Printer):
             self._lines.append(f"vi {mask} = {self._masks[-1]};")
             self._masks.append(mask)
         self._lines.append(head)
-        with self._indented():
+        with self._indent():
             test()
             if masked:
                 self._lines.append(f"if (!any({self._masks[-1]})) break;")
@@ -344,7 +344,7 @@ class _LanePrinter(Printer):
         self._lines += [f"{mask} &= ~{gone};" for mask in dict.fromkeys(self._masks[outer:])]
 
     @contextmanager
-    def _indented(self) -> Iterator[None]:
+    def _indent(self) -> Iterator[None]:
         lines, self._lines = self._lines, []
         yield
         self._lines = [*lines, *(f"    {line}" for line in self._lines)]
@@ -355,7 +355,9 @@ class _LanePrinter(Printer):
 
     # Calls
 
-    def _called(self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str] = ()) -> str:
+    def _call_in_lanes(
+        self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str] = ()
+    ) -> str:
         """Returns a call of a function in lanes."""
         if function.alone:
             return self._one_by_one(function, arguments, targets)
@@ -368,7 +370,7 @@ class _LanePrinter(Printer):
                 tables.add(name)
             elif isinstance(argument, ArrayReference):
                 if self._varies(argument.offset):
-                    raise self._refused("expected no views that depend on data as arguments")
+                    raise self._refusal("expected no views that depend on data as arguments")
                 given.append(self._reference(argument))
                 if self._is_free(argument.name):
                     owned.add(name)
@@ -412,7 +414,7 @@ class _LanePrinter(Printer):
             return ""
         if targets:
             target = targets[0].removeprefix("&")
-            return f"{target} = {self._picked(function.results[0].kind, results[0], target)}"
+            return f"{target} = {self._pick(function.results[0].kind, results[0], target)}"
         return results[0]
 
     # Vectors
@@ -426,11 +428,11 @@ class _LanePrinter(Printer):
             case Variable():
                 return name_in_c(node.name)
             case tree.Load():
-                return self._loaded(node)
+                return self._load_lanes(node)
             case tree.Unary():
                 return f"{'~' if node.sign == 'not' else '-'}{self._operand_vector(node.operand)}"
             case tree.Binary():
-                return self._combined(node)
+                return self._combine(node)
             case tree.Select():
                 if not self._varies(node.test):
                     return (
@@ -443,10 +445,10 @@ class _LanePrinter(Printer):
                     other = self._vector(node.other)
                 return f"pick_{VECTORS[node.kind][1]}({test}, {then}, {other})"
             case tree.Invoke():
-                return self._called(node.function, node.arguments)
+                return self._call_in_lanes(node.function, node.arguments)
             case tree.Builtin():
                 return self._lane_builtin(node)
-        raise self._refused("expected another expression")
+        raise self._refusal("expected another expression")
 
     @contextmanager
     def _under(self, test: str, node: Expression) -> Iterator[None]:
@@ -466,7 +468,7 @@ class _LanePrinter(Printer):
         text = self._vector(node)
         return text if text.isidentifier() or (text.endswith(")") and isinstance(node, tree.Builtin)) else f"({text})"
 
-    def _combined(self, node: tree.Binary) -> str:
+    def _combine(self, node: tree.Binary) -> str:
         sign, (left, right) = node.sign, (self._either(part) for part in (node.left, node.right))
         if sign in ("and", "or"):
             return f"{self._operand_vector(node.left)} {'&' if sign == 'and' else '|'} {self._operand_vector(node.right)}"
@@ -509,7 +511,7 @@ class _LanePrinter(Printer):
     def _is_gather(self, node: tree.Load) -> bool:
         return self._varies(node.at) or self._varies(node.array.offset)
 
-    def _loaded(self, node: tree.Load) -> str:
+    def _load_lanes(self, node: tree.Load) -> str:
         if not self._is_gather(node):
             return self._element(node.array, node.at)
         at, kind = self._vector(self._whole(node.array, node.at)), VECTORS[node.kind]

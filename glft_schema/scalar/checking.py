@@ -67,7 +67,7 @@ class _Checker(ExpressionReader):
                 self.checked.variables[name] = given.kind
         self.checked.body = self._block(source.body)
         if self.checked.results and not self._ended:
-            raise self.refused(source, "expected a result on every path")
+            raise self.refusal(source, "expected a result on every path")
         return self.checked
 
     def _block(self, body: Sequence[ast.stmt]) -> list[Statement]:
@@ -105,18 +105,18 @@ class _Checker(ExpressionReader):
                 return [tree.Break()]
             case ast.Return(value):
                 return self._return(node, value)
-        raise self.refused(node, "expected a statement of the language")
+        raise self.refusal(node, "expected a statement of the language")
 
     # Assignments
 
     def _new_array(self, node: ast.expr) -> str | None:
         """Returns the numbers of an array that an expression makes, or None."""
-        called = self.called(node) if isinstance(node, ast.Call) else None
+        called = self.callee(node) if isinstance(node, ast.Call) else None
         return LOCAL.get(called) if isinstance(called, FunctionType) else None
 
     def _declare(self, name: str, number: str, count: Expression, node: ast.AST) -> list[Statement]:
         if not isinstance(count, Literal) or count.value < 1 or name in self.environment:
-            raise self.refused(node, "expected a new array of constant length")
+            raise self.refusal(node, "expected a new array of constant length")
         type_ = ArrayType(number, int(count.value), "both")
         self.environment[name] = ArrayReference(type_, name)
         return [tree.Declare(name, type_)]
@@ -140,33 +140,33 @@ class _Checker(ExpressionReader):
         if isinstance(target, ast.Name):
             return self._set(target.id, value, node)
         if not isinstance(target, ast.Subscript) or isinstance(target.slice, ast.Slice):
-            raise self.refused(node, "expected a variable or an element on the left")
+            raise self.refusal(node, "expected a variable or an element on the left")
         array = self.array(target.value)
         if array.type.use == "in":
-            raise self.refused(node, f"expected an array to write, found the input {array.name}")
+            raise self.refusal(node, f"expected an array to write, found the input {array.name}")
         return [tree.Store(array, self.index(target, array), self.of_kind(self.number(value, node), array.type.kind, node))]
 
     def _set(self, name: str, value: Value, node: ast.AST) -> list[Statement]:
         old = self.environment.get(name)
         if name in self._loops:
-            raise self.refused(node, f"expected another variable than {name} of the loop")
+            raise self.refusal(node, f"expected another variable than {name} of the loop")
         if isinstance(value, ArrayReference):
             if old is not None or value.offset is None:
-                raise self.refused(node, "expected a new name for a slice of an array")
+                raise self.refusal(node, "expected a new name for a slice of an array")
             self.environment[name] = ArrayReference(value.type, name)
             return [tree.View(name, value)]
         value = self.with_kind(value, node)
         kind = "an array" if isinstance(old, ArrayReference) else self.checked.variables.setdefault(name, value.kind)
         if kind != value.kind:
-            raise self.refused(node, f"expected {name} to stay {kind}, found {value.kind}")
+            raise self.refusal(node, f"expected {name} to stay {kind}, found {value.kind}")
         self.environment[name] = Variable(kind, value.span, name)
         return [tree.Assign(name, value)]
 
     def _results(self, targets: Sequence[ast.expr], call: ast.Call) -> list[Statement]:
         """Assigns the results of a call."""
-        function, arguments = self.invoked(call)
+        function, arguments = self.invoke(call)
         if len(function.results) != len(targets):
-            raise self.refused(call, f"expected {len(targets)} results, found {len(function.results)}")
+            raise self.refusal(call, f"expected {len(targets)} results, found {len(function.results)}")
         names, stores = [], []
         for target, result in zip(targets, function.results, strict=True):
             if isinstance(target, ast.Name):
@@ -182,7 +182,7 @@ class _Checker(ExpressionReader):
         nodes = value.elts if isinstance(value, ast.Tuple) else [] if value is None else [value]
         values, before = [self.with_kind(self.value(one), node) for one in nodes], self.checked.results
         if self._returned and [one.kind for one in before] != [one.kind for one in values]:
-            raise self.refused(node, f"expected results ({', '.join(one.kind for one in before)}) as before")
+            raise self.refusal(node, f"expected results ({', '.join(one.kind for one in before)}) as before")
         pairs = zip(values, before if self._returned else values, strict=True)
         self.checked.results = [Variable(one.kind, spans.union(one.span, other.span), "") for one, other in pairs]
         self._returned = self._ended = True
@@ -202,11 +202,11 @@ class _Checker(ExpressionReader):
             if not self._ended:
                 after.append(self.environment)
         self._ended = not after
-        self.environment = self._joined(before, after or [before])
+        self.environment = self._join(before, after or [before])
         return [tree.If(test, *blocks)]
 
     @staticmethod
-    def _joined(before: dict[str, Value], paths: Sequence[dict[str, Value]]) -> dict[str, Value]:
+    def _join(before: dict[str, Value], paths: Sequence[dict[str, Value]]) -> dict[str, Value]:
         """Returns the names that are assigned on all paths, with the spans of all.
 
         Arrays of a block end with it.
@@ -222,7 +222,7 @@ class _Checker(ExpressionReader):
     def _for(self, name: str, bounds: Sequence[Expression], body: Sequence[ast.stmt], node: ast.stmt) -> list[Statement]:
         low, high = bounds if len(bounds) == 2 else (Literal("int32", (0, 0), 0), bounds[0])
         if name in self.environment:
-            raise self.refused(node, f"expected a new variable of the loop, found {name}")
+            raise self.refusal(node, f"expected a new variable of the loop, found {name}")
         if high.span[1] <= low.span[0]:
             return []
         leaves = any(isinstance(part, (ast.Break, ast.Return)) for statement in body for part in ast.walk(statement))
@@ -233,7 +233,7 @@ class _Checker(ExpressionReader):
         self._loops.pop()
         del self.environment[name]
         ran = high.span[0] > low.span[1] and not leaves  # to the end of its body
-        self.environment = self._joined(before, [self.environment if ran else before])
+        self.environment = self._join(before, [self.environment if ran else before])
         self._ended = False
         return [tree.For(name, low, high, made)]
 

@@ -67,7 +67,7 @@ class ExpressionReader(ABC):
         self.checked = tree.Function(function.__name__, inspect.getdoc(function) or "", {}, alone=hasattr(function, "alone"))
         self.first_line = 1
 
-    def refused(self, node: Any, problem: str) -> ScalarError:
+    def refusal(self, node: Any, problem: str) -> ScalarError:
         """Returns the error for a part of the source."""
         text = "" if isinstance(node, ast.FunctionDef) else f" in {' '.join(ast.unparse(node).split())[:80]!r}"
         return ScalarError(f"{self.function.__name__}, line {self.first_line + node.lineno - 1}: {problem}{text}")
@@ -79,7 +79,7 @@ class ExpressionReader(ABC):
 
     def number(self, value: Value, node: ast.AST) -> Expression:
         if isinstance(value, ArrayReference):
-            raise self.refused(node, f"expected a number, found the array {value.name}")
+            raise self.refusal(node, f"expected a number, found the array {value.name}")
         return value
 
     def of_kind(self, value: Expression, kind: str, node: ast.AST) -> Expression:
@@ -87,10 +87,10 @@ class ExpressionReader(ABC):
         if isinstance(value, Literal) and value.kind == "literal":
             found = type(value.value)
             if found in {"float32": (int, float), "int32": (int,), "bool": (bool,)}[kind]:
-                return self._rounded(value.value) if kind == "float32" else replace(value, kind=kind)
-            raise self.refused(node, f"expected {kind}, found {found.__name__}")
+                return self._round(value.value) if kind == "float32" else replace(value, kind=kind)
+            raise self.refusal(node, f"expected {kind}, found {found.__name__}")
         if value.kind != kind:
-            raise self.refused(node, f"expected {kind}, found {value.kind}")
+            raise self.refusal(node, f"expected {kind}, found {value.kind}")
         return value
 
     def with_kind(self, value: Expression, node: ast.AST) -> Expression:
@@ -98,7 +98,7 @@ class ExpressionReader(ABC):
         if value.kind != "literal" or not isinstance(value, Literal):
             return value
         if isinstance(value.value, float):
-            raise self.refused(node, f"expected a number with a kind, float32({value.value})")
+            raise self.refusal(node, f"expected a number with a kind, float32({value.value})")
         return replace(value, kind="bool" if isinstance(value.value, bool) else "int32")
 
     def alike(self, node: ast.AST, values: Sequence[Expression], *, held: bool = False) -> list[Expression]:
@@ -108,14 +108,14 @@ class ExpressionReader(ABC):
                 self.with_kind(value, node)  # refuses floats
         kinds = {value.kind for value in values} - {"literal"}
         if len(kinds) > 1:
-            raise self.refused(node, f"expected one kind, found {' and '.join(value.kind for value in values)}")
+            raise self.refusal(node, f"expected one kind, found {' and '.join(value.kind for value in values)}")
         if kinds:
             return [self.of_kind(value, kinds.copy().pop(), node) for value in values]
         return [self.with_kind(value, node) for value in values] if held else list(values)
 
     def literal(self, value: Any, node: ast.AST) -> Literal:
         if isinstance(value, int) and not ANY[0] <= value <= ANY[1]:
-            raise self.refused(node, "expected an integer of 32 bits")
+            raise self.refusal(node, "expected an integer of 32 bits")
         return Literal("literal", ANY if isinstance(value, float) else (int(value), int(value)), value)
 
     # Expressions
@@ -126,7 +126,7 @@ class ExpressionReader(ABC):
             case ast.Constant(bool() | int() | float() as value):
                 return self.literal(value, node)
             case ast.Name(name):
-                return self._named(name, node)
+                return self._name(name, node)
             case ast.UnaryOp(ast.USub() | ast.Not() as sign, operand):
                 return self._unary(SIGNS[type(sign)], operand, node)
             case ast.BinOp(left, sign, right) | ast.Compare(left, [sign], [right]) if type(sign) in SIGNS:
@@ -143,17 +143,17 @@ class ExpressionReader(ABC):
             case ast.Subscript(array):
                 loaded = self.array(array)
                 if loaded.type.use == "out":
-                    raise self.refused(node, f"expected an array to read, found the output {loaded.name}")
+                    raise self.refusal(node, f"expected an array to read, found the output {loaded.name}")
                 return tree.Load(loaded.type.kind, _span_of(loaded), loaded, self.index(node, loaded))
             case ast.Call():
                 return self._call(node)
-        raise self.refused(node, "expected an expression of the language")
+        raise self.refusal(node, "expected an expression of the language")
 
-    def _named(self, name: str, node: ast.expr) -> Value:
+    def _name(self, name: str, node: ast.expr) -> Value:
         if name in self.environment:
             return self.environment[name]
         if name in self.checked.variables:
-            raise self.refused(node, f"expected a variable that is assigned on every path, found {name}")
+            raise self.refusal(node, f"expected a variable that is assigned on every path, found {name}")
         value = self.names.get(name)
         if isinstance(value, (bool, int, float)):
             return self.literal(value, node)
@@ -164,7 +164,7 @@ class ExpressionReader(ABC):
             return ArrayReference(
                 ArrayType("f32" if numbers.dtype.kind == "f" else kinds[0], len(numbers)), name, table=numbers
             )
-        raise self.refused(node, f"expected a variable, a constant or a table, found {name}")
+        raise self.refusal(node, f"expected a variable, a constant or a table, found {name}")
 
     def _unary(self, sign: str, operand: ast.expr, node: ast.expr) -> Expression:
         value = self.value(operand)
@@ -182,34 +182,34 @@ class ExpressionReader(ABC):
             left, right = self.of_kind(left, "int32", node), self.of_kind(right, "int32", node)
             self._check_operands(sign, left, right, node)
         if isinstance(left, Literal) and isinstance(right, Literal) and (sign != "/" or right.value):
-            return self._folded(kind, sign, left.value, right.value, node)
+            return self._fold(kind, sign, left.value, right.value, node)
         if sign == "/":
             left, right = self.of_kind(left, "float32", node), self.of_kind(right, "float32", node)
         if compares:
             return tree.Binary("bool", (0, 1), sign, left, right)
         return tree.Binary(kind, spans.of_operation(sign, left.span, right.span) if kind == "int32" else ANY, sign, left, right)
 
-    def _folded(self, kind: str, sign: str, left: float, right: float, node: ast.AST) -> Literal:
+    def _fold(self, kind: str, sign: str, left: float, right: float, node: ast.AST) -> Literal:
         """Returns the result of an operation of constants."""
         if kind != "float32" or sign in spans.COMPARISONS:
             made = self.literal(spans.OPERATORS[sign](left, right), node)
             return made if sign in spans.COMPARISONS else replace(made, kind=kind)
         with np.errstate(all="ignore"):
-            return self._rounded(spans.OPERATORS[sign](np.float32(left), np.float32(right)))
+            return self._round(spans.OPERATORS[sign](np.float32(left), np.float32(right)))
 
     @staticmethod
-    def _rounded(number: float) -> Literal:
+    def _round(number: float) -> Literal:
         return Literal("float32", ANY, float(np.float32(number)))
 
     def _check_operands(self, sign: str, left: Expression, right: Expression, node: ast.AST) -> None:
         if sign in ("<<", ">>") and not (right.span[0] >= 0 and right.span[1] <= 31):
-            raise self.refused(node, f"expected a shift by 0 to 31, found {_show(right)}")
+            raise self.refusal(node, f"expected a shift by 0 to 31, found {_show(right)}")
         if sign in ("//", "%"):
             divisor = int(right.value) if isinstance(right, Literal) else 0
             if divisor < 1:
-                raise self.refused(node, "expected a positive constant as the divisor")
+                raise self.refusal(node, "expected a positive constant as the divisor")
             if left.span[0] < 0 and divisor & divisor - 1:
-                raise self.refused(node, f"expected a dividend that is not negative, found {_show(left)}")
+                raise self.refusal(node, f"expected a dividend that is not negative, found {_show(left)}")
 
     def _select(self, test: Expression, then: ast.expr, other: ast.expr, node: ast.expr) -> Expression:
         if isinstance(test, Literal):
@@ -244,7 +244,7 @@ class ExpressionReader(ABC):
     def array(self, node: ast.expr) -> ArrayReference:
         value = self.argument(node)
         if not isinstance(value, ArrayReference):
-            raise self.refused(node, "expected an array")
+            raise self.refusal(node, "expected an array")
         return value
 
     def index(self, node: ast.Subscript, array: ArrayReference) -> Expression:
@@ -252,7 +252,7 @@ class ExpressionReader(ABC):
         at, length = self.of_kind(self.value(node.slice), "int32", node), array.type.length
         (low, high), end = at.span, ANY[1] if length is None else length
         if high < 0 or low >= end or (self.bounds and length is not None and not (low >= 0 and high < end)):
-            raise self.refused(node, f"expected an index of {array.name} from 0 to {end - 1}, found {_show(at)}")
+            raise self.refusal(node, f"expected an index of {array.name} from 0 to {end - 1}, found {_show(at)}")
         return at
 
     def _view(self, array: ArrayReference, low: ast.expr | None, high: ast.expr | None, node: ast.expr) -> ArrayReference:
@@ -265,50 +265,50 @@ class ExpressionReader(ABC):
             end = self.value(high) if high else self.literal(length or 0, node)
             count = self.binary("-", end, start, node)
         if not isinstance(count, Literal) or count.value < 1:
-            raise self.refused(node, "expected a slice of constant length, such as x[a : a + 8]")
+            raise self.refusal(node, "expected a slice of constant length, such as x[a : a + 8]")
         first, last = start.span
         if last < 0 if length is None else first < 0 or last + count.value > length:  # rows have any length: they are trusted
-            raise self.refused(node, f"expected a slice of {array.name} from 0 to {length}, found one from {_show(start)}")
+            raise self.refusal(node, f"expected a slice of {array.name} from 0 to {length}, found one from {_show(start)}")
         offset = start if array.offset is None else self.binary("+", array.offset, start, node)
         return replace(array, type=replace(array.type, length=int(count.value)), offset=offset)
 
     # Calls
 
-    def called(self, node: ast.Call) -> Any:
+    def callee(self, node: ast.Call) -> Any:
         """Returns what is called, by name."""
         return (
             self.names.get(node.func.id) if isinstance(node.func, ast.Name) and node.func.id not in self.environment else None
         )
 
     def _call(self, node: ast.Call) -> Expression:
-        called, values = self.called(node), [self.argument(argument) for argument in node.args]
+        called, values = self.callee(node), [self.argument(argument) for argument in node.args]
         match called, values, node.keywords:
             case builtins.len, [ArrayReference() as array], []:
                 if array.type.length is not None:
                     return self.literal(array.type.length, node)
                 return tree.ArrayLength("int32", (0, ANY[1]), array.name)
             case ((language.float32 | language.int32), [Expression() as value], []):
-                return self._converted(called.__name__, value, node)
+                return self._convert(called.__name__, value, node)
         if isinstance(called, (FunctionType, type(len))) and called in BUILTINS:
             return self._builtin(*BUILTINS[called], [self.number(value, node) for value in values], node)
-        function, arguments = self.invoked(node)
+        function, arguments = self.invoke(node)
         if len(function.results) != 1:
-            raise self.refused(node, f"expected 1 result, found {len(function.results)}")
+            raise self.refusal(node, f"expected 1 result, found {len(function.results)}")
         return tree.Invoke(function.results[0].kind, function.results[0].span, function, arguments)
 
-    def _converted(self, kind: str, value: Expression, node: ast.Call) -> Expression:
+    def _convert(self, kind: str, value: Expression, node: ast.Call) -> Expression:
         if isinstance(value, Literal) and kind == "float32":
-            return self._rounded(value.value)
+            return self._round(value.value)
         value = self.with_kind(value, node)
         if kind == "int32" and value.kind == "float32":
-            raise self.refused(node, "expected int32 or bool, found float32: nearest() rounds")
+            raise self.refusal(node, "expected int32 or bool, found float32: nearest() rounds")
         return value if value.kind == kind else tree.Builtin(kind, value.span if kind == "int32" else ANY, kind, (value,))
 
     def _builtin(
         self, name: str, kinds: Sequence[str], result: str, values: Sequence[Expression], node: ast.Call
     ) -> Expression:
         if len(values) != len(kinds) or node.keywords:
-            raise self.refused(node, f"expected {len(kinds)} argument{'s' * (len(kinds) > 1)}")
+            raise self.refusal(node, f"expected {len(kinds)} argument{'s' * (len(kinds) > 1)}")
         if result and kinds[0]:
             values = [self.of_kind(value, kind, node) for value, kind in zip(values, kinds, strict=True)]
         else:
@@ -318,13 +318,13 @@ class ExpressionReader(ABC):
         span = spans.of_function(name, [value.span for value in values]) if result == "int32" else ANY
         return tree.Builtin(result, span, name, tuple(values))
 
-    def invoked(self, node: ast.Call) -> tuple[tree.Function, tuple[Value, ...]]:
+    def invoke(self, node: ast.Call) -> tuple[tree.Function, tuple[Value, ...]]:
         """Returns the tree of a called function for these arguments, and the arguments."""
-        function = self.called(node)
+        function = self.callee(node)
         if not isinstance(function, FunctionType) or function.__module__ == language.__name__:
-            raise self.refused(node, "expected a call of a scalar function")
+            raise self.refusal(node, "expected a call of a scalar function")
         if function in self.callers:
-            raise self.refused(node, f"expected no recursion, found a call of {function.__name__}")
+            raise self.refusal(node, f"expected no recursion, found a call of {function.__name__}")
         arguments = [self.argument(argument) for argument in node.args]
         arguments = [value if isinstance(value, ArrayReference) else self.with_kind(value, node) for value in arguments]
         found = {keyword.arg or "": self.value(keyword.value) for keyword in node.keywords}
@@ -334,7 +334,7 @@ class ExpressionReader(ABC):
         except TypeError:
             given = None
         if given is None or len(given.args) != len(arguments) or len(constants) != len(found):
-            raise self.refused(node, f"expected {function.__name__}{inspect.signature(function)} with constants by keyword")
+            raise self.refusal(node, f"expected {function.__name__}{inspect.signature(function)} with constants by keyword")
         key = function, tuple(map(_signature, arguments)), tuple(sorted(constants.items()))
         if key not in self.known:
             names = list(given.arguments)[: len(arguments)]

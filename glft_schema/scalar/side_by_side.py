@@ -93,7 +93,7 @@ class _Call:
                 self._for(node)
             case tree.While():
                 self._enter()
-                while self._narrowed(self._value(node.test)):
+                while self._narrow(self._value(node.test)):
                     self._block(node.body)
                 self._exit()
             case tree.Return():
@@ -134,7 +134,7 @@ class _Call:
     def _for(self, node: tree.For) -> None:
         low, high = self._value(node.low), self._value(node.high)
         self._enter()
-        while self._narrowed(low < high):
+        while self._narrow(low < high):
             self._values[node.name] = low
             self._block(node.body)
             low = low + 1
@@ -149,7 +149,7 @@ class _Call:
         self._masks.pop()
         self._loops.pop()
 
-    def _narrowed(self, test: Any) -> bool:
+    def _narrow(self, test: Any) -> bool:
         """Takes the blocks that fail a test out of the mask. Tells whether any is left."""
         self._masks[-1] &= test
         return bool(self._masks[-1].any())
@@ -188,7 +188,7 @@ class _Call:
                     return self._value(node.then if test else node.other)
                 return np.where(test, self._value(node.then), self._value(node.other)).astype(DTYPES[node.kind], copy=False)
             case tree.Load():
-                return self._loaded(node)
+                return self._load(node)
             case tree.Invoke():
                 return self._call(node.function, node.arguments)[0]
         assert isinstance(node, tree.Builtin)
@@ -218,7 +218,7 @@ class _Call:
             raise ScalarError(f"{array.name}: expected a view that does not depend on data")
         return found[offset : offset + array.type.length] if array.type.length else found[offset:]
 
-    def _loaded(self, node: tree.Load) -> Any:
+    def _load(self, node: tree.Load) -> Any:
         at = self._value(node.at)
         if node.array.table is not None:
             if node.array.offset is not None:

@@ -46,7 +46,7 @@ class FileSource(Source):
             raise TruncatedError(f"expected {size} bytes at byte {start} of the file, found {left}", offset=0, file=name)
 
     def read(self, start: int, nbytes: int) -> memoryview:
-        return self._guarded(self._read, start, nbytes)
+        return self._guard(self._read, start, nbytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.check_open()

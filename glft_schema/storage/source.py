@@ -60,11 +60,11 @@ class Source:
             TruncatedError: if the source does not have the bytes, or no longer has them.
             OSError: from the system, with the file's name.
         """
-        return self._guarded(self._view, start, nbytes)
+        return self._guard(self._view, start, nbytes)
 
     def private(self, start: int, nbytes: int) -> memoryview:
         """Like `view`, but writable; changes affect no file, no `view` and no caller's bytes."""
-        return self._guarded(self._private, start, nbytes)
+        return self._guard(self._private, start, nbytes)
 
     def read(self, start: int, nbytes: int) -> memoryview:
         """Like `view`, but a truncated file cannot invalidate the result; copies a mapped file."""
@@ -80,7 +80,7 @@ class Source:
         Raises:
             ClosedError, TruncatedError: as `view`.
         """
-        return self._guarded(partial(self._copy_to, fd), start, nbytes)
+        return self._guard(partial(self._copy_to, fd), start, nbytes)
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`."""
@@ -94,7 +94,7 @@ class Source:
             if not was_closed and not self._readers:
                 self._release()
 
-    def _guarded(self, read: Callable[[int, int], Result], start: int, nbytes: int) -> Result:
+    def _guard(self, read: Callable[[int, int], Result], start: int, nbytes: int) -> Result:
         """Calls `read` after a bounds check; the file stays open during the call."""
         with self._lock:
             self.check_open()

@@ -130,7 +130,7 @@ class Blocks(TensorField):
         rows = np.ascontiguousarray(raw).reshape(-1, self.size)
         return {name: rows[:, span].view(number.dtype) for name, span, number in self._spans}
 
-    def swapped(self, array: Array) -> Array:
+    def swap(self, array: Array) -> Array:
         return array.reshape(-1, self.size)[:, self._swap].reshape(array.shape) if array.size else array
 
 

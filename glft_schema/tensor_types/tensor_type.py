@@ -243,7 +243,7 @@ class TensorType:
     def pieces(self, fields: Fields, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
         """Yields the bytes of fields that `encode` returned, in the payload's order."""
         for name, part in self.fields():
-            yield array_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
+            yield array_bytes(fields[name] if order == LITTLE else part.swap(fields[name]))
 
     @outside_graphs
     def encode(
@@ -465,16 +465,16 @@ class TensorType:
             if not _per_row(part) and width:
                 span = range(columns.start * pitch // width, columns.stop * pitch // width)
             numbers = _read_rows(source, start + first, part, rows, pitch, span)
-            fields[name] = numbers if order == LITTLE else part.swapped(numbers)
+            fields[name] = numbers if order == LITTLE else part.swap(numbers)
         return fields
 
-    def packed(self, fields: Fields) -> Array:
+    def pack(self, fields: Fields) -> Array:
         """Returns fields [rows, numbers per row] as u8 [rows, bytes of a row]: a payload's bytes,
         row by row. Those of a single field are not copied."""
         parts = [_as_bytes(fields[name]) for name, _ in self.fields()]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
-    def unpacked(self, packed: Array, columns: int) -> dict[str, Array]:
+    def unpack(self, packed: Array, columns: int) -> dict[str, Array]:
         """Returns the fields of packed rows of `columns` numbers, the inverse of `packed`."""
         return {
             name: np.ascontiguousarray(packed[:, span]).view(number.dtype) for name, span, number in self.spans_of_row(columns)

@@ -26,7 +26,7 @@ class Contiguous(Check):
         end = 0
         for i, row in enumerate(context[self.field]):
             if row.offset != end:
-                self.broken(context, f"expected {end}, found {row.offset}", f"{path} -> {self.field} -> {i} -> offset")
+                self.report(context, f"expected {end}, found {row.offset}", f"{path} -> {self.field} -> {i} -> offset")
             if not row.dtype.is_known:
                 return
             end = row.offset + row.dtype.nbytes(row.shape)
@@ -46,7 +46,7 @@ class Indexed(Check):
         ends = [row.offset + row.dtype.nbytes(row.shape) for row in rows]
         for i in sorted(range(len(rows)), key=lambda i: (rows[i].offset, ends[i])):
             if rows[i].offset != end:
-                self.broken(context, f"expected {end}, found {rows[i].offset}", f"{path} -> {self.field} -> {i} -> offset")
+                self.report(context, f"expected {end}, found {rows[i].offset}", f"{path} -> {self.field} -> {i} -> offset")
             end = ends[i]
 
 

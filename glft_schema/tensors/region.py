@@ -47,9 +47,9 @@ class TensorFits(Check):
             return
         if not is_countable(shape):
             found = quote(list(context[self.field]))
-            self.broken(context, f"the size in bytes of {self.field} {found} overflows 64 bits", f"{path} -> {self.field}")
+            self.report(context, f"the size in bytes of {self.field} {found} overflows 64 bits", f"{path} -> {self.field}")
         if refusal := dtype.refusal(shape):
-            self.broken(context, f"{dtype}: {refusal}", f"{path} -> {self.field}")
+            self.report(context, f"{dtype}: {refusal}", f"{path} -> {self.field}")
 
 
 @FuncPath  # type: ignore[untyped-decorator]

@@ -159,7 +159,7 @@ class Tensor:
         return self.type.name
 
     @outside_graphs
-    def packed(self) -> Array:
+    def packed_rows(self) -> Array:
         """Returns the payload as u8 [rows, bytes of a row], little-endian; rows are those of
         ``shape[0]``.
 
@@ -167,7 +167,7 @@ class Tensor:
         Raises as `dequantize`.
         """
         self._source.check_open()
-        return self.type.packed(self._fields())
+        return self.type.pack(self._fields())
 
     @outside_graphs
     def packed_part(self, index: Sequence[slice]) -> Array:
@@ -193,7 +193,7 @@ class Tensor:
                 raise TensorError(f"{problem}, the size of a block", self.name)
             across = range(wanted.start // size * unit, wanted.stop // size * unit)
         fields = self.type.cut(self._source, self.position, self.shape, range(rows)[index[0]], across, self.order)
-        return self.type.packed(fields)
+        return self.type.pack(fields)
 
     def pieces(self, order: ByteOrder | None = None) -> Iterator[memoryview]:
         """Yields the payload in chunks, unchanged or converted to another byte order.

@@ -177,7 +177,7 @@ def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
     typed = as_typed(entries, added, WITH_TYPES.metadata)
     if MARKER in typed:
         raise FormatError(f"expected no key {MARKER}, which is reserved for typed metadata", "metadata")
-    return {MARKER: MARKED, **{key: to_text(typed.stored(key)) for key in typed}}
+    return {MARKER: MARKED, **{key: to_text(typed.stored_value(key)) for key in typed}}
 
 
 def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any], declared: KeyValues) -> TypedMetadata:
@@ -195,7 +195,7 @@ def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any], declared: Key
         types = {key: re.findall(r"[^][,]+", entries.type_of(key)) for key in entries}
         lacking = {key for key, names in types.items() if not all(name in declared.types for name in names)}
         if lacking:
-            stored = {key: entries.stored(key) for key in entries}
+            stored = {key: entries.stored_value(key) for key in entries}
             entries = {
                 key: to_text(value) if key in lacking else Typed(value.plain, value.type_text) for key, value in stored.items()
             }

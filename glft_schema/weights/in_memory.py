@@ -35,7 +35,7 @@ def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: An
         TensorError: if the bytes are not in memory.
     """
     check_dense(name, packed)
-    fields = type_.unpacked(array_of(packed), matrix(shape)[1])
+    fields = type_.unpack(array_of(packed), matrix(shape)[1])
     pieces = list(type_.pieces(fields, LITTLE))
     payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     return Tensor(name, shape, PayloadLocation(0, len(payload), type_, tuple(shape)), BytesSource(payload), 0)

@@ -144,15 +144,15 @@ class PlannedPayload:
         """
         for rows in self.chunks_between(first, last, order):
             if rows is None:
-                yield from self.copied(first, last, order)
+                yield from self.copy(first, last, order)
                 continue
             source = self.source_of(rows)
             if seen:
                 seen(rows, source)
-            yield from self.encoded(rows, source, first, last, order)
+            yield from self.encode(rows, source, first, last, order)
             del source  # before the next rows are read
 
-    def copied(self, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
+    def copy(self, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
         """Yields bytes that are copied from a file, as `span`."""
         assert self.copy_of is not None
         self.error = 0.0
@@ -184,7 +184,7 @@ class PlannedPayload:
         """Rows of a group: of about `GROUP` numbers."""
         return max(GROUP // max(matrix(self.stored.shape)[1], 1), 1)
 
-    def encoded(
+    def encode(
         self, rows: slice, source: Source, first: int, last: int, order: ByteOrder = LITTLE
     ) -> Iterator[tuple[int, memoryview]]:
         """Encodes rows and yields their bytes between `first` and `last`, in pieces as `span` does.
@@ -200,7 +200,7 @@ class PlannedPayload:
         for name, part in self.type.fields():
             start, nbytes = spans[name]
             start += rows.start * (nbytes // count)
-            stored = array_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
+            stored = array_bytes(fields[name] if order == LITTLE else part.swap(fields[name]))
             begin, end = max(first - start, 0), min(last - start, len(stored))
             if begin < end:
                 yield start + begin, stored[begin:end]
@@ -217,7 +217,7 @@ class PlannedPayload:
             return copied.fields_of(range(rows.start, rows.stop))
         dims = self.stored.shape
         if not self.has_parts:
-            return {VALUES: self.loaded()[rows] if len(dims) > 1 else self.loaded()}
+            return {VALUES: self.load()[rows] if len(dims) > 1 else self.load()}
         values = self.stored.rows(rows)
         self._check(values, (rows.stop - rows.start, *dims[1:]))
         return {VALUES: values}
@@ -239,7 +239,7 @@ class PlannedPayload:
                 raise TensorError(error.problem, error.tensor, (error.index[0] + rows.start, *error.index[1:])) from None
             raise
 
-    def loaded(self) -> Array:
+    def load(self) -> Array:
         """Returns the source tensor. Raises TensorError if it does not match the plan."""
         given = self.stored.load()
         check_dense(self.name, given)
@@ -260,7 +260,7 @@ class PlannedPayload:
         with _COMPARING:
             self.error = max(self.error or 0.0, error)
 
-    def written(self, alias_of: PlannedPayload | None = None) -> WrittenTensor:
+    def report(self, alias_of: PlannedPayload | None = None) -> WrittenTensor:
         """Returns the report after writing. `alias_of` is the tensor whose payload it shares."""
         nbytes, name = (0, alias_of.name) if alias_of else (self.nbytes, None)
         error = (alias_of or self).error if self.measure else None

@@ -113,12 +113,12 @@ class FilePlan:
                 self.layout.write(stream)
         else:
             self.ranks.write(self, path)
-        return self.written()
+        return self.report()
 
-    def written(self) -> list[WrittenTensor]:
+    def report(self) -> list[WrittenTensor]:
         """Returns the result for each tensor; before writing, without errors."""
         payloads, aliases = self.payloads, self.aliases
-        return Results((payload.written(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items()), "tensor")
+        return Results((payload.report(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items()), "tensor")
 
 
 @outside_graphs

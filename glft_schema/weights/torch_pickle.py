@@ -130,7 +130,7 @@ class _Reader:
         self.limits = current()
         self._most = self.limits.objects + len(stored) // PER_OBJECT
 
-    def counted(self, value: Any) -> Any:
+    def count(self, value: Any) -> Any:
         """Returns a new object. Raises LimitError if there are too many."""
         self._objects += 1
         if self._objects > self._most:
@@ -159,7 +159,7 @@ class _Reader:
 
     def mark(self) -> object:
         self.marked.append(self.stack)
-        self.stack = self.counted([])
+        self.stack = self.count([])
         return NOTHING
 
     def to_mark(self) -> tuple[Any, ...]:
@@ -167,7 +167,7 @@ class _Reader:
         objects, self.stack = self.stack, self.marked.pop()
         return tuple(objects)
 
-    def put(self, index: int) -> object:
+    def push(self, index: int) -> object:
         self.memo[index] = self.stack[-1]
         return NOTHING
 
@@ -190,7 +190,7 @@ class _Reader:
     def fill(self, target: dict[Any, Any], keys: Iterable[Any], values: Iterable[Any]) -> dict[Any, Any]:
         """Sets items of a dict. Only text is hashed: numbers could share a hash, on purpose."""
         for key, value in zip(keys, values, strict=True):
-            target[key if type(key) is str else self.counted(Opaque(quote(key)))] = value
+            target[key if type(key) is str else self.count(Opaque(quote(key)))] = value
         return target
 
     def persistent(self) -> Any:
@@ -214,7 +214,7 @@ class _Reader:
             case "collections.OrderedDict", []:
                 return {}
             case "collections.OrderedDict", [list(pairs)]:
-                return self.fill({}, [self.counted(key) for key, _ in pairs], [value for _, value in pairs])
+                return self.fill({}, [self.count(key) for key, _ in pairs], [value for _, value in pairs])
             case "torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state", [TensorView() as view, *_]:
                 return view
             case "torch._tensor._rebuild_from_type_v2", [Global() as inner, Global(text=type_), tuple(args), *_]:
@@ -259,7 +259,7 @@ def _u8(reader: _Reader) -> int:
 
 
 def _new(make: Callable[[_Reader], Any]) -> Callable[[_Reader], Any]:
-    return lambda reader: reader.counted(make(reader))
+    return lambda reader: reader.count(make(reader))
 
 
 U16, I32, U32, F64 = map(_number, ("<H", "<i", "<I", ">d"))
@@ -290,8 +290,8 @@ INSTRUCTIONS: dict[int, Callable[[_Reader], Any]] = {  # by code; their results 
     ord("e"): lambda reader: reader.append(reader.to_mark()),
     ord("s"): lambda reader: reader.set_items(reader.pop(2)),
     ord("u"): lambda reader: reader.set_items(reader.to_mark()),
-    ord("q"): lambda reader: reader.put(_u8(reader)),
-    ord("r"): lambda reader: reader.put(U32(reader)),
+    ord("q"): lambda reader: reader.push(_u8(reader)),
+    ord("r"): lambda reader: reader.push(U32(reader)),
     ord("h"): lambda reader: reader.memo[_u8(reader)],
     ord("j"): lambda reader: reader.memo[U32(reader)],
     ord("c"): _new(lambda reader: Global(f"{reader.line()}.{reader.line()}")),

@@ -40,7 +40,7 @@ def rows() -> Iterator[Row]:
     ratios = []
     for name in TYPES:
         layer, type_ = Linear(SIZE, SIZE, name), GGML_TYPES[name]
-        layer.weight.copy_(torch.from_numpy(type_.packed(type_.encode(weights, "w"))))
+        layer.weight.copy_(torch.from_numpy(type_.pack(type_.encode(weights, "w"))))
         theirs = by_diffusers(layer.weight.data, name)
         for batch, goal in GOALS.items():
             x = torch.randn(batch, SIZE).to(torch.bfloat16)

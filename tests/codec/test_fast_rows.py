@@ -57,7 +57,7 @@ def exactly(value: Any) -> Any:
     if isinstance(value, dict):
         return [(name, exactly(part)) for name, part in value.items() if name != "_io"]
     if isinstance(value, TypedMetadata):
-        return [(key, exactly(value.stored(key).type), exactly(value.stored(key).value)) for key in value]
+        return [(key, exactly(value.stored_value(key).type), exactly(value.stored_value(key).value)) for key in value]
     if isinstance(value, Array):
         return "array", exactly(value.type), [exactly(element) for element in value.values]
     if isinstance(value, (list, tuple, Rows)):
@@ -145,7 +145,7 @@ def full_rows(parse: Callable[[], Any]) -> list[str]:
 @pytest.mark.parametrize("name", ["four_types", "loose_layout", "gguf_little", "gguf_big"])
 def test_rows_of_the_formats_take_the_fast_path(name: str) -> None:
     file = Container.parse(golden(name))
-    values = [file.metadata.stored(key).value for key in file.metadata] if file.format is GGUF else []
+    values = [file.metadata.stored_value(key).value for key in file.metadata] if file.format is GGUF else []
     arrays = [f"metadata -> {i}" for i, value in enumerate(values) if isinstance(value, Array)]
     assert len(file.regions[file.format.table]) > 1
     assert full_rows(lambda: Container.parse(golden(name))) == arrays

@@ -75,7 +75,7 @@ def test_a_check_that_is_more_than_a_sentence() -> None:
     class Ascending(Check):
         def check(self, context: Any, path: str) -> None:
             if context.b < context.a:
-                self.broken(context, f"expected at least {context.a}, found {context.b}", f"{path} -> b")
+                self.report(context, f"expected at least {context.a}, found {context.b}", f"{path} -> b")
 
     pair = Struct("a" / u8, "b" / u8, Ascending("ascending", "b", sets=(GGML,)))
     assert findings(pair, "05 04") == [Finding("ascending", (GGML,), "b", "expected at least 5, found 4", offset=1)]

@@ -118,7 +118,7 @@ def _of_metadata(file: File) -> Iterator[str]:
     if not isinstance(file.metadata, TypedMetadata):
         return
     for key in file.metadata:
-        value = file.metadata.stored(key)
+        value = file.metadata.stored_value(key)
         yield from _of_text("a key", key)
         yield from ["a key of segments"] * ("." in key)
         yield from _of_value(value, 1)

@@ -46,7 +46,7 @@ def rewritten(file: File, stored: bytes) -> bytes | None:
         text = "\n".join(f"{key}={value}" for key, value in file.metadata.items()) + "\n" * file.metadata.trailing_newline
         return glft_reference.write(text.encode(), rows, region)
     infos = [gguf_reference.Info(as_bytes(row.name), row.dims, row.dtype.code, b"", row.offset) for row in file.tensor_infos]
-    entries = [(as_bytes(key), *as_reference(file.metadata.stored(key))) for key in file.metadata]
+    entries = [(as_bytes(key), *as_reference(file.metadata.stored_value(key))) for key in file.metadata]
     order = ORDERS[file.header.byte_order]
     return gguf_reference.File(entries, infos, region, file.header.version, order, padding=file.padding).bytes()
 

@@ -86,7 +86,7 @@ def test_a_rank_reads_its_share_and_a_block_for_each_row_that_is_cut(tmp_path: P
 @pytest.mark.parametrize("packed", [False, True])
 def test_memory_is_the_share_and_two_chunks(tmp_path: Path, packed: bool) -> None:
     path, type_ = tmp_path / "m.gguf", GGML_TYPES["Q4_K"]
-    rows = np.tile(type_.packed(type_.encode(torch.randn(64, 8192), "w")), (128, 1))  # 256 MiB as float32
+    rows = np.tile(type_.pack(type_.encode(torch.randn(64, 8192), "w")), (128, 1))  # 256 MiB as float32
     glft.save_file({"w": of_file(packed_tensor("w", type_, (8192, 8192), rows))}, path)
     shape = (8192, rows.shape[1] if packed else 8192)
     for peak in run(4, tensors.memory_for, path, "w", shape, 4, packed):
@@ -95,7 +95,7 @@ def test_memory_is_the_share_and_two_chunks(tmp_path: Path, packed: bool) -> Non
 
 def test_packed_bytes_are_cut_between_blocks(folder: Path) -> None:
     with glft.open(folder / "one.gguf") as file:
-        packed = torch.tensor(file.tensors["big"].packed())
+        packed = torch.tensor(file.tensors["big"].packed_rows())
     for mesh, placements in (((2,), (Shard(0),)), ((2,), (Shard(1),)), ((2, 5), (Shard(0), Shard(1)))):
         count = torch.Size(mesh).numel()
         if count <= 4:
@@ -110,7 +110,7 @@ def test_packed_bytes_are_cut_between_blocks(folder: Path) -> None:
 
 def test_packed_bytes_of_several_fields_have_whole_rows(folder: Path) -> None:
     with glft.open(folder / "one.glft") as file:
-        packed = torch.tensor(file.tensors["big"].packed())
+        packed = torch.tensor(file.tensors["big"].packed_rows())
     assert torch.equal(
         run(2, tensors.load_packed, folder / "one.glft", "big", tuple(packed.shape), (2,), (Shard(0),))[1], packed
     )

@@ -29,7 +29,7 @@ MEMORY = 1 << 27
 @pytest.fixture(autouse=True)
 def in_a_process(monkeypatch: pytest.MonkeyPatch, any_fingerprint: None) -> None:
     """Undoes that other tests parse in this process."""
-    monkeypatch.setattr("glft_schema.families.folders.guarded", start_guarded)
+    monkeypatch.setattr("glft_schema.families.folders.start_guarded", start_guarded)
 
 
 def test_surroundings_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

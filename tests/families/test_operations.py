@@ -52,14 +52,14 @@ CONFIG = {"heads": 3, "experts": 2}
 def test_there_and_back(operation: TensorOperation, count: int, dims: tuple[int, ...]) -> None:
     tensors = [np.arange(i, i + math.prod(dims), dtype=np.float32).reshape(dims) for i in range(count)]
     sources = [of_values(tensor) for tensor in tensors]
-    results = operation.mapped(sources, CONFIG, "x")
+    results = operation.map_to_gguf(sources, CONFIG, "x")
     loaded = [result.values() for result in results]
     assert [(values.shape, values.dtype) for values in loaded] == [(result.shape, result.dtype) for result in results]
     for result, values in zip(results, loaded, strict=True):
         for row in range(result.shape[0] if result.shape[1:] and result.read else 0):
             whole = [slice(0, size) for size in result.shape[1:]]
             assert np.array_equal(result.part((slice(row, row + 1), *whole)), values[row : row + 1])
-    for expected, found in zip(tensors, operation.restored(results, CONFIG, "x"), strict=True):
+    for expected, found in zip(tensors, operation.map_to_hf(results, CONFIG, "x"), strict=True):
         assert np.array_equal(found.values(), expected)
 
 
@@ -74,19 +74,21 @@ def test_tensors_of_other_dtypes_get_one_that_holds_both(
 ) -> None:
     given = [torch.randn(3, 4, 8).to(getattr(torch, dtype)) for dtype in dtypes]
     wider = torch.promote_types(given[0].dtype, given[1].dtype)
-    (joined,) = (operation.mapped if to_gguf else operation.restored)([of_values(tensor) for tensor in given], CONFIG, "x")
+    (joined,) = (operation.map_to_gguf if to_gguf else operation.map_to_hf)(
+        [of_values(tensor) for tensor in given], CONFIG, "x"
+    )
     parts = [
         joined.part((slice(row, row + 1), *(slice(0, size) for size in joined.shape[1:]))) for row in range(joined.shape[0])
     ]
     assert joined.dtype == parts[0].dtype == as_dtype(wider)
     assert np.array_equal(np.concatenate(parts), joined.values())
-    back = (operation.restored if to_gguf else operation.mapped)([joined], CONFIG, "x")
+    back = (operation.map_to_hf if to_gguf else operation.map_to_gguf)([joined], CONFIG, "x")
     assert all(np.array_equal(found.values(), tensor.to(wider).numpy()) for found, tensor in zip(back, given, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_tensor_without_dims(dtype: torch.dtype) -> None:
-    (more,) = PlusOne().mapped([of_values(torch.tensor(0.5, dtype=dtype))], {}, "x")
+    (more,) = PlusOne().map_to_gguf([of_values(torch.tensor(0.5, dtype=dtype))], {}, "x")
     assert (more.shape, more.values().shape, float(more.values())) == ((), (), 1.5)
 
 
@@ -108,7 +110,7 @@ def test_shapes_that_do_not_fit(operation: TensorOperation, to_gguf: bool, shape
     sources = [of_values(np.zeros(shape, np.float32)) for shape in shapes]
     found = ", ".join(str(list(shape)) for shape in shapes)
     with pytest.raises(TensorError, match=re.escape(f"tensor 'x': expected a shape that fits the config, found {found}")):
-        (operation.mapped if to_gguf else operation.restored)(sources, CONFIG, "x")
+        (operation.map_to_gguf if to_gguf else operation.map_to_hf)(sources, CONFIG, "x")
 
 
 def test_mxfp4_of_hugging_face() -> None:
@@ -121,18 +123,18 @@ def test_mxfp4_of_hugging_face() -> None:
     weights = torch.stack([pair[(codes & 15).long()], pair[(codes >> 4).long()]], -1).flatten(-2)
     weights = (weights * torch.exp2(scales.float() - 127).unsqueeze(-1)).flatten(-2)
     operation, sources = PackMXFP4(SplitAlternately()), [of_values(codes), of_values(scales)]
-    results = operation.mapped(sources, {}, "x")
+    results = operation.map_to_gguf(sources, {}, "x")
     for number, result in enumerate(results):
         assert result.packed is not None
-        stored = result.packed.packed().reshape(2, 3, -1)
+        stored = result.packed.packed_rows().reshape(2, 3, -1)
         assert np.array_equal(quants.dequantize(stored, kind), weights[:, number::2])
         assert np.array_equal(result.values(), weights[:, number::2])
         assert np.array_equal(
             result.part((slice(1, 2), slice(2, 3), slice(40, 50))), weights[1:, number + 4 : number + 5, 40:50]
         )
-        whole = result.packed.packed()
+        whole = result.packed.packed_rows()
         assert np.array_equal(result.packed.packed_part((slice(1, 2), slice(17, 68))), whole[1:2, 17:68])
-    for expected, found in zip((codes, scales), operation.restored(results, {}, "x"), strict=True):
+    for expected, found in zip((codes, scales), operation.map_to_hf(results, {}, "x"), strict=True):
         assert (found.shape, found.dtype) == (expected.shape, np.uint8)
         assert np.array_equal(found.values(), expected)
 
@@ -148,7 +150,7 @@ def test_mxfp4_of_hugging_face() -> None:
 def test_other_codes(codes: torch.Tensor, scales: torch.Tensor, found: str) -> None:
     expected = rf"expected codes of MXFP4 as uint8 \[..., 16\], and scales \[...\], found {found}"
     with pytest.raises(TensorError, match=expected):
-        PackMXFP4().mapped([of_values(codes), of_values(scales)], {}, "x")
+        PackMXFP4().map_to_gguf([of_values(codes), of_values(scales)], {}, "x")
 
 
 def test_permuted_rows_make_pairs() -> None:
@@ -166,7 +168,7 @@ def test_moved_rows_of_quantized_tensors_are_stored(type_: str, tmp_path: Path) 
     weights = torch.randn(12, 256, generator=torch.Generator().manual_seed(0))
     glft.save_file({"w": weights}, path, schemes={"w": type_}, rules=[])
     source, operation = glft.open(path).tensors["w"], PermuteRows("heads")
-    stored = operation.mapped([of_file(source)], CONFIG, "w")[0]
+    stored = operation.map_to_gguf([of_file(source)], CONFIG, "w")[0]
     assert np.array_equal(stored.values(), operation.to_gguf([source.numpy()], CONFIG)[0])
     glft.save_file({"w": stored}, tmp_path / f"moved{path.suffix}", rules=[])
     moved = glft.open(tmp_path / f"moved{path.suffix}").tensors["w"]
@@ -187,7 +189,7 @@ def test_a_source_without_parts_is_loaded_once(
         loads.append(1)
         return values
 
-    mapped = operation.mapped([StoredTensor((12, 64), torch.float32, load)], CONFIG, "w")[0]
+    mapped = operation.map_to_gguf([StoredTensor((12, 64), torch.float32, load)], CONFIG, "w")[0]
     glft.save_file({"w": mapped}, tmp_path / "x.gguf", schemes={"w": "bf16"}, rules=[])
     assert len(loads) == 1
     expected = torch.from_numpy(operation.to_gguf([values.numpy()], CONFIG)[0]).bfloat16()

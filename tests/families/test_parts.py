@@ -53,7 +53,7 @@ def test_a_part_has_the_values_and_the_bytes_of_the_whole(mapped: Mapped, data: 
     assert (part.dtype, whole.shape) == (tensor.dtype, tensor.shape)
     assert np.array_equal(part, whole[index])
     if tensor.packed is not None:
-        whole = tensor.packed.packed()
+        whole = tensor.packed.packed_rows()
         rows, columns = slices(data, (len(whole), whole.shape[1] // 34))
         across = slice(columns.start * 34, columns.stop * 34)
         assert np.array_equal(tensor.packed.packed_part((rows, across)), whole[rows, across])

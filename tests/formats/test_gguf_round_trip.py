@@ -50,7 +50,7 @@ def test_bytes_to_values_to_bytes(file: File) -> None:
 @given(strategies.files(), st.sampled_from([1, 2, 3]), st.sampled_from("<>"))
 def test_metadata_from_text_in_any_version_and_byte_order(file: File, version: int, order: str) -> None:
     metadata = Container.parse(file.bytes()).metadata
-    texts = {key: to_text(metadata.stored(key)) for key in metadata}
+    texts = {key: to_text(metadata.stored_value(key)) for key in metadata}
     assert all(text.isascii() and text.isprintable() for text in texts.values())
     from_texts = {key: from_text(text, VALUE_TYPES, key) for key, text in texts.items()}
     header = {"version": version, "byte_order": ORDERS[order]}

@@ -163,7 +163,7 @@ def test_an_edited_chat_template(model: Path, tmp_path: Path) -> None:
         assert after.metadata["tokenizer.chat_template"] == TEMPLATE
         assert list(after.metadata) == [key for key in before.metadata if key != "general.license"]
         assert all(
-            repr(after.metadata.stored(key)) == repr(before.metadata.stored(key))
+            repr(after.metadata.stored_value(key)) == repr(before.metadata.stored_value(key))
             for key in after.metadata
             if key != "tokenizer.chat_template"
         )

@@ -87,7 +87,7 @@ def check_promises(stored: bytes) -> None:
         with pytest.MonkeyPatch.context() as patch, Limits(**LIMITS):
             know_tokenizers(patch)
             if any(sign in stored for sign in GROWING.get(file, ())):
-                patch.setattr("glft_schema.families.folders.guarded", start_guarded)
+                patch.setattr("glft_schema.families.folders.start_guarded", start_guarded)
             for check in (_open, check_no_code, check_loadable):
                 _check(check, folder)
     finally:

@@ -65,7 +65,7 @@ def problem_of_metadata(file: File) -> str | None:
     """Returns a problem of metadata through text and another version and byte order, or None."""
     if not isinstance(file.metadata, TypedMetadata):
         return None
-    texts = {key: to_text(file.metadata.stored(key)) for key in file.metadata}
+    texts = {key: to_text(file.metadata.stored_value(key)) for key in file.metadata}
     again = {key: from_text(text, VALUE_TYPES, key) for key, text in texts.items()}
     other = {"version": 4 - file.header.version, "byte_order": LITTLE if file.header.byte_order == BIG else BIG}
     swapped = Container.parse(built(other, file.metadata)).metadata

@@ -47,7 +47,7 @@ def views(file: File, with_page: bool = False) -> Iterator[View]:
     yield "metadata's html", OTHER, file.metadata._repr_html_()
     if isinstance(file.metadata, TypedMetadata):
         for key in file.metadata:
-            yield "metadata as text", LINES, to_text(file.metadata.stored(key))
+            yield "metadata as text", LINES, to_text(file.metadata.stored_value(key))
     for finding in check_rules(file, file.format.rule_sets):
         yield "finding", LINES, f"{finding.path}: {finding.problem} [{finding.rule}]"
     if with_page:

@@ -34,7 +34,7 @@ def random_weights(*shape: int) -> torch.Tensor:
 
 def packed(type_: TensorType, weights: torch.Tensor, importance: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the bytes of encoded weights."""
-    return torch.from_numpy(type_.packed(type_.encode(weights, "w", importance=importance)))
+    return torch.from_numpy(type_.pack(type_.encode(weights, "w", importance=importance)))
 
 
 def linear(type_: TensorType | str, rows: int = 40, columns: int = 512, bias: bool = False) -> Linear:
@@ -97,12 +97,12 @@ def test_packed_bytes_are_the_payload(type_: TensorType, tmp_path: Path) -> None
         fields[name] = random[first : first + size].view(dtype).reshape(rows, -1)
         start += size
     assert start == len(random)
-    stored = type_.packed(fields)
+    stored = type_.pack(fields)
     assert stored.shape == (rows, len(random) // rows)
     whole = type_.decode(fields, columns)
     for row in (0, 3):
         part = stored[row : row + 1]
-        np.testing.assert_array_equal(type_.decode(type_.unpacked(part, columns), columns), whole[row : row + 1])
+        np.testing.assert_array_equal(type_.decode(type_.unpack(part, columns), columns), whole[row : row + 1])
     if len(fields) == 1:
         assert np.array_equal(stored.reshape(-1), random)
 
@@ -298,7 +298,7 @@ def test_from_a_file(tmp_path: Path) -> None:
     save_file({"w": random_weights(8, 256)}, tmp_path / "m.gguf", schemes={"w": "q4_k"})
     with open_file(tmp_path / "m.gguf") as file:
         tensor = file.tensors["w"]
-        stored, raw, expected = tensor.packed(), bytes(tensor.raw), tensor.dequantize()
+        stored, raw, expected = tensor.packed_rows(), bytes(tensor.raw), tensor.dequantize()
     layer = Linear(256, 8, "q4_k")
     layer.weight = nn.Parameter(torch.from_numpy(stored), requires_grad=False)
     assert stored.tobytes() == raw

@@ -212,7 +212,7 @@ class Ours(Walk):
 
     def node(self, node: dict[str, Any], value: Any, before: dict[str, Any]) -> Any:
         if isinstance(value, TypedMetadata):
-            entries = [(key, value.stored(key)) for key in value]
+            entries = [(key, value.stored_value(key)) for key in value]
             value = [{"key": key, "type": entry.type, "value": entry.value} for key, entry in entries]
         if isinstance(value, Array):
             value = {"type": value.type, "n": len(value.values), "elements": value.values}

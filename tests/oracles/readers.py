@@ -116,7 +116,9 @@ def ours(stored: bytes) -> Verdict:
         file = Container.parse(stored)
     except FormatError as error:
         return Verdict(None, type(error).__name__, error.rule or "", error.path)
-    entries = [Entry(as_bytes(key), (entry := file.metadata.stored(key)).type.code, as_stored(entry)) for key in file.metadata]
+    entries = [
+        Entry(as_bytes(key), (entry := file.metadata.stored_value(key)).type.code, as_stored(entry)) for key in file.metadata
+    ]
     tensors = [
         Weights(as_bytes(tensor.name), dims_without_ones(tensor.dims), tensor.type.code, tensor.offset, bytes(tensor.raw))
         for tensor in file.tensors.values()

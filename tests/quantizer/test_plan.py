@@ -195,7 +195,7 @@ def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
 
 def test_types_that_few_tensors_can_have_are_last(source: Path) -> None:
     planned = plan(source, types=["q2_k", "q4_0", "q8_0"])
-    names = [name for name, _ in planned.compared(planned.mix(bpw=9))]
+    names = [name for name, _ in planned.compare(planned.mix(bpw=9))]
     assert names == ["Q4_0", "mix", "Q8_0", "Q2_K"]  # the rows of ffn_down are not a multiple of 256
     rows = [line.split() for line in glft("plan", source, "--types", "q2_k,q4_0,q8_0").stdout.splitlines()[2:]]
     assert [" ".join(row[:4]) for row in rows][-1].startswith("Q2_K 13 of 15")

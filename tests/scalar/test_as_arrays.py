@@ -240,7 +240,7 @@ def test_the_text() -> None:
     t2 = on.cast(t1, 'f32')
     t3 = on.view(qs, 0, (0, 1), (1, 8))
     t4 = on.constant(w, (0, 4,), 'u8')
-    t5 = on.shifted(t3, t4[..., None])
+    t5 = on.shift(t3, t4[..., None])
     t6 = t5 & 15
     t7 = on.cast(t6, 'i8')
     t8 = t7 - 8

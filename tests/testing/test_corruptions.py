@@ -23,7 +23,7 @@ from glft_schema.files.parsing import check_rules
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.testing.strategies import Corruption, containers, corruptions, rule_ids
-from glft_schema.testing.strategies.broken_fields import DAMAGES, truncate
+from glft_schema.testing.strategies.broken_fields import DAMAGES, truncated
 from glft_schema.testing.strategies.corruptions import distinct_rules
 from glft_schema.testing.strategies.drafts import Draft
 from tests.formats.test_gguf_rules import CHECKS
@@ -265,7 +265,7 @@ def test_differences_are_reported() -> None:
 @settings(A_FEW, max_examples=60 if FULL else 25)
 @given(containers("glft") | containers("gguf"))
 def test_a_draft_of_a_file_builds_it(stored: bytes) -> None:
-    assert Draft.of(Container.parse(stored)).stored() == stored
+    assert Draft.of(Container.parse(stored)).build() == stored
 
 
 def test_rules_are_checked_unless_forging() -> None:
@@ -275,9 +275,9 @@ def test_rules_are_checked_unless_forging() -> None:
     forged = Forged(Int32ul, 9, 3)
     with pytest.raises(FormatError, match="header -> version: expected 1, 2 or 3, found 9"):
         Container.parse(Container.build({"format": "GGUF", "header": {"version": forged}}))
-    draft = Draft.of(Container.parse(GGUF_FILE.bytes())).replaced({"header": {"version": 9, "byte_order": "little", "n_kv": 7}})
+    draft = Draft.of(Container.parse(GGUF_FILE.bytes())).replace({"header": {"version": 9, "byte_order": "little", "n_kv": 7}})
     assert draft.head.stored[:24] == b"GGUF" + struct.pack("<IQQ", 9, 2, 7)
-    assert [(found.rule, found.path) for found in draft.broken() or ()] == [("gguf-version", "header -> version")]
+    assert [(found.rule, found.path) for found in draft.broken_rules() or ()] == [("gguf-version", "header -> version")]
     assert (draft.start("header -> version"), draft.start("header -> n_kv"), draft.start("data")) == (4, 16, 160)
 
 
@@ -290,7 +290,7 @@ def test_predicates_of_values_say_what_the_reader_says(format: str) -> None:
     def check(stored: bytes) -> None:
         file = Container.parse(stored)
         expected = [(found.rule, found.path, found.problem) for found in check_rules(file, file.format.rule_sets)]
-        assert [(found.rule, found.path, found.problem) for found in Draft.of(file).broken() or ()] == expected
+        assert [(found.rule, found.path, found.problem) for found in Draft.of(file).broken_rules() or ()] == expected
 
     check()
 
@@ -320,15 +320,15 @@ def test_payloads_of_a_draft_have_their_own_bytes() -> None:
     draft = Draft.of(Container.parse(GGUF_FILE.bytes()))
     first, second = draft.rows("tensor_infos")
     moved = [draft.with_row("tensor_infos", 1, {**second, "offset": offset}) for offset in (32, 4, 1 << 40)]
-    assert [broken is None for broken in (each.broken() for each in moved)] == [False, True, True]
-    assert draft.with_row("tensor_infos", 2, {**first, "name": "x"}).broken() is not None  # the same payload
+    assert [broken is None for broken in (each.broken_rules() for each in moved)] == [False, True, True]
+    assert draft.with_row("tensor_infos", 2, {**first, "name": "x"}).broken_rules() is not None  # the same payload
 
 
 @pytest.mark.parametrize(
     ("name", "count"), [("four_types", "header -> n_tensors"), ("gguf_little", "header -> n_kv"), ("gguf_little", "value -> n")]
 )
 def test_missing_elements_are_reported_at_their_count(name: str, count: str) -> None:
-    cuts = truncate(Container.parse(golden(name)))
+    cuts = truncated(Container.parse(golden(name)))
     as_it_says(find(cuts, lambda made: made.path.endswith(count), settings=settings(A_FEW, max_examples=1000)))
 
 

@@ -38,5 +38,5 @@ class AnyFingerprint(dict[str, str]):
 
 def know_tokenizers(patch: pytest.MonkeyPatch) -> None:
     """Makes the tokenizers of tiny folders known, in this process."""
-    patch.setattr("glft_schema.families.folders.guarded", guarded_here)
+    patch.setattr("glft_schema.families.folders.start_guarded", guarded_here)
     patch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", AnyFingerprint(pre_tokenizers.PRE_TOKENIZERS))

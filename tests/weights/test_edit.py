@@ -105,7 +105,7 @@ def stored(path: Path) -> dict[str, Any]:
     """Returns the metadata as stored, in order."""
     with glft_schema.open(path) as file:
         typed = hasattr(file.metadata, "stored")
-        return {key: repr(file.metadata.stored(key)) if typed else file.metadata[key] for key in file.metadata}
+        return {key: repr(file.metadata.stored_value(key)) if typed else file.metadata[key] for key in file.metadata}
 
 
 def test_a_tensor_renamed_and_renamed_back(any_source: Path) -> None:

@@ -164,7 +164,7 @@ def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[
     if isinstance(node, (s.DerivedNode, s.ByteOrderNode)):
         instance = _instance(types, node, at)
         return [], {id: instance} if instance else {}
-    if isinstance(node, s.CodeNode) and isinstance(types.typed(node.number, at)["type"], dict):
+    if isinstance(node, s.CodeNode) and isinstance(types.type_of(node.number, at)["type"], dict):
         code = types.expressions.names[at.struct].new(f"{id} code")  # an enum needs a number of one kind
         return types.attrs(code, node.number, at), {id: {"value": code, "enum": types.enum(node.table)}}
     return types.attrs(id, node, at), {}

@@ -36,5 +36,5 @@ class KaitaiNames(Identifiers):
         return super().new(f"{legal}_{suffix}" if legal in RESERVED or NUMBERS.fullmatch(legal) else legal)
 
     @staticmethod
-    def _compared(name: str) -> str:
+    def _key(name: str) -> str:
         return name.replace("_", "")

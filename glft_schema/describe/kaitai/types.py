@@ -55,13 +55,13 @@ class Types:
         match node:
             case s.CountedNode():
                 count = self.expressions.names[at.struct].new(f"n {id}")
-                number = {"id": count, "doc": f"Number of {id}.", **self.typed(node.count, at)}
-                return [number, attr | self.typed(node.item, at) | times(count)]
+                number = {"id": count, "doc": f"Number of {id}.", **self.type_of(node.count, at)}
+                return [number, attr | self.type_of(node.item, at) | times(count)]
             case s.ListNode():
-                return [attr | self.typed(node.item, at) | times(text(node.count, at))]
+                return [attr | self.type_of(node.item, at) | times(text(node.count, at))]
             case s.SwitchNode() if common := _common_count(node):
                 items = [s.SwitchCase(of.name, of.code, of.node.item) for of in node.cases if isinstance(of.node, s.ListNode)]
-                return [attr | self.typed(s.SwitchNode(node.on, tuple(items)), at) | times(text(common, at))]
+                return [attr | self.type_of(s.SwitchNode(node.on, tuple(items)), at) | times(text(common, at))]
             case s.NumbersNode():
                 return [attr | self._numbers(node, at)]
             case s.BlockArrayNode():
@@ -76,9 +76,9 @@ class Types:
                 return [attr | {"size": self._padding(node, at)}]
             case s.PayloadsNode():
                 return [attr | {"type": f"{self._payloads()}(_io.pos)"}]
-        return [attr | self.typed(node, at)]
+        return [attr | self.type_of(node, at)]
 
-    def typed(self, node: s.Node, at: Location) -> Attr:
+    def type_of(self, node: s.Node, at: Location) -> Attr:
         """Returns the type, and other keys, of a node that is not repeated."""
         match node:
             case s.NumberNode():
@@ -87,7 +87,7 @@ class Types:
             case s.EitherNode():
                 return {"type": self._in_order(self.expressions.text(node.condition, at), node.then, node.otherwise, at)}
             case s.CodeNode():
-                number = self.typed(node.number, at)
+                number = self.type_of(node.number, at)
                 if isinstance(number["type"], dict):
                     raise UnsupportedError("a type code whose integer width varies cannot have an enum")
                 valid = {"valid": {"in-enum": True}} if node.table.unknown is None else {}
@@ -103,13 +103,13 @@ class Types:
                     key = self.constant(part.node.table, case.code) if isinstance(part.node, s.CodeNode) else str(case.code)
                     cases[key] = self._case(case, at)
                 return {"type": {"switch-on": path, "cases": cases}}
-        return {"type": self._wrapped(node, at, "value")}
+        return {"type": self._wrap(node, at, "value")}
 
     def _case(self, case: s.SwitchCase, at: Location) -> str:
-        attr = self.typed(case.node, at)
+        attr = self.type_of(case.node, at)
         if isinstance(case.node, (s.NumberNode, s.RefNode, s.TextNode)) and isinstance(attr["type"], str):
             return attr["type"]
-        return self._wrapped(case.node, at, case.name)
+        return self._wrap(case.node, at, case.name)
 
     # Numbers
 
@@ -136,7 +136,7 @@ class Types:
         return {"switch-on": condition, "cases": {"true": self.kind(then), "false": self.kind(otherwise)}}
 
     def _numbers(self, node: s.NumbersNode, at: Location) -> Attr:
-        count, attr = self.count(node, at), self.typed(node.number, at)
+        count, attr = self.count(node, at), self.type_of(node.number, at)
         dims = f"{node.number.kind}[{', '.join(map(str, node.dims))}], in C order." if len(node.dims) > 1 else ""
         doc = "\n".join(filter(None, [dims, attr.pop("doc", "")]))
         attr |= {"doc": doc} if doc else {}
@@ -194,13 +194,13 @@ class Types:
     def _text(self, node: s.TextNode, at: Location) -> str:
         def spec() -> Attr:
             doc = "Text after its length in bytes, as stored. `text` decodes the bytes, and fails if they are not UTF-8."
-            length = {"id": "len", "doc": "Number of bytes.", **self.typed(node.length, at.inside())}
+            length = {"id": "len", "doc": "Number of bytes.", **self.type_of(node.length, at.inside())}
             decoded = {"text": {"value": f'bytes.to_s("{ENCODING}")'}}
             return {"doc": doc, "seq": [length, {"id": "bytes", "size": "len"}], "instances": decoded}
 
         return self._once(self._key(node, at), "text", spec)
 
-    def _wrapped(self, node: s.Node, at: Location, name: str) -> str:
+    def _wrap(self, node: s.Node, at: Location, name: str) -> str:
         key = self._key(node, at)
         return self._once(key, f"{at.struct} {name}", lambda: {"seq": self.attrs("value", node, at.inside())})
 

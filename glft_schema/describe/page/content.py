@@ -241,7 +241,7 @@ def _entries(metadata: Any) -> list[tuple[str, str, str]]:
     keys = list(metadata)[:ENTRIES]
     longest = min(LONGEST_VALUE, max(VALUES // max(len(keys), 1), LONGEST))
     if isinstance(metadata, TypedMetadata):
-        return [(visible(key), visible(metadata.type_of(key)), _value(metadata.stored(key), longest)) for key in keys]
+        return [(visible(key), visible(metadata.type_of(key)), _value(metadata.stored_value(key), longest)) for key in keys]
     return [(visible(key), "text", visible(str(metadata[key]), longest, "\n\t")) for key in keys]
 
 

@@ -35,7 +35,7 @@ def plan_page(planned: Plan, mix: Mix | None, name: str) -> str:
         "warning": planned.warning,
         "recipes": [(name, *_numbers(one)) for name, one in sorted(mixes.items(), key=lambda item: item[1].nbytes)],
         "left_out": {why: [name for name, one in planned.left_out.items() if one == why] for why in planned.left_out.values()},
-        "types": [_type_row(planned, name, one) for name, one in planned.compared(mix)],
+        "types": [_type_row(planned, name, one) for name, one in planned.compare(mix)],
         "columns": [visible(type_.name) for type_ in planned.by_type],
         "rows": [_row(planned, tensor, mix.chosen[tensor.name] if mix else None) for tensor in planned.tensors],
         "step": STEP,

@@ -48,7 +48,7 @@ def spans_of(file: File) -> list[FieldSpan]:
     return spans
 
 
-def truncate(file: File, aspect: str | None = None) -> st.SearchStrategy[Corruption | None]:
+def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corruption | None]:
     """Cuts a file off within a field, which is of an aspect if one is given."""
     spans, regions = spans_of(file), Context({**file.regions, **file.regions.counts})
     starts = {MAGIC: 0} | {span.path: span.start for span in spans}
@@ -141,11 +141,11 @@ def too_many(draw: st.DrawFn, file: File) -> Corruption | None:
     *outer, _ = names = draft.counter(region)
     number = _number(_node_at(file, " -> ".join(names)), breaker.root[outer[0]] if outer else breaker.root)
     counts = (256**number.size - 1, MANY)
-    drafts = (draft.counted(region, count) for count in counts)
-    draft = next(draft for draft in drafts if file.format.claims(draft.stored()[:START]))
+    drafts = (draft.with_count(region, count) for count in counts)
+    draft = next(draft for draft in drafts if file.format.claims(draft.build()[:START]))
     sentence = f"the count of {region} claims more than there is"
     path = _count_path(draft.field(region).node, region)
-    return Corruption(draft.stored(), sentence, path, draft.start(path), error=FormatError, within=True)
+    return Corruption(draft.build(), sentence, path, draft.start(path), error=FormatError, within=True)
 
 
 @st.composite
@@ -164,7 +164,7 @@ def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     name, stored, sentence, error = draw(st.sampled_from(breaks))
     path = f"{region} -> {at} -> {name}"
     draft = draft.with_row(region, at, {**row, name: Forged(construct.GreedyBytes, stored, row[name])})
-    built, start = draft.stored(), draft.start(path)
+    built, start = draft.build(), draft.start(path)
     if error is TruncatedError and len(built) - start >= 1 << 8 * len(stored):
         reject()  # the file has as many bytes as are claimed
     return Corruption(built, sentence, path, start, error=error)
@@ -207,7 +207,7 @@ def _long_array(breaker: Breaker, region: str, type_: Any, struct: s.StructOf) -
     draft = breaker.draft.with_row(region, at, {**row, "type": type_, "value": value})
     path = f"{region} -> {at} -> value -> {count.name}"
     sentence = "an array claims more elements than there are"
-    return Corruption(draft.stored(), sentence, path, draft.start(path), error=TruncatedError)
+    return Corruption(draft.build(), sentence, path, draft.start(path), error=TruncatedError)
 
 
 @st.composite
@@ -223,9 +223,9 @@ def bad_line(draw: st.DrawFn, file: File) -> Corruption | None:
     choices += [(f"{key}=".encode(), "has the key of another one", 0) for key in list(metadata)[:1]]
     line, problem, at = draw(st.sampled_from(choices))
     stored = before + (b"\n" if before else b"") + line
-    draft = draft.counted(region, len(stored)).replaced({region: Forged(construct.GreedyBytes, stored, metadata)})
+    draft = draft.with_count(region, len(stored)).replace({region: Forged(construct.GreedyBytes, stored, metadata)})
     path, start = f"{region} -> line {len(metadata) + 1}", draft.start(region) + len(stored) - len(line) + at
-    return Corruption(draft.stored(), f"a line {problem}", path, start, error=FormatError)
+    return Corruption(draft.build(), f"a line {problem}", path, start, error=FormatError)
 
 
 @st.composite
@@ -237,11 +237,11 @@ def bad_json(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     draft, texts = breaker.json()
     broken = a.evenly(draw, list(texts.wrong_texts() if aspect == a.METADATA else texts.wrong_rows()))
     changed, path, offset = breaker.with_broken(draft, broken)
-    return Corruption(changed.stored(), broken.sentence, path, offset, error=broken.error, within=broken.within)
+    return Corruption(changed.build(), broken.sentence, path, offset, error=broken.error, within=broken.within)
 
 
 @st.composite
-def misplace(draw: st.DrawFn, file: File) -> Corruption | None:
+def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
     """Moves the start of a payload past the end of the file, or into another payload."""
     draft, table = Draft.of(file), file.format.table
     rows = draft.rows(table)
@@ -256,18 +256,18 @@ def misplace(draw: st.DrawFn, file: File) -> Corruption | None:
         at = draw(st.integers(0, len(rows) - 1))
         to, sentence = len(draft.payloads) + draw(st.integers(1, 1 << 32)), "a payload begins outside of the file"
     draft, path = draft.with_row(table, at, {**rows[at], "offset": to}), f"{table} -> {at} -> offset"
-    return Corruption(draft.stored(), sentence, path, draft.start(path), error=FormatError)
+    return Corruption(draft.build(), sentence, path, draft.start(path), error=FormatError)
 
 
 # fmt: off
 DAMAGES: dict[str, tuple[Damage, ...]] = {  # by aspect; damage that is listed twice is drawn twice as often
-    a.METADATA:    (partial(truncate, aspect=a.METADATA), partial(in_a_row, aspect=a.METADATA), long_array, bad_line, bad_line,
+    a.METADATA:    (partial(truncated, aspect=a.METADATA), partial(in_a_row, aspect=a.METADATA), long_array, bad_line, bad_line,
                     partial(bad_json, aspect=a.METADATA)),
-    a.TENSOR_INFO: (partial(truncate, aspect=a.TENSOR_INFO), partial(in_a_row, aspect=a.TENSOR_INFO),
+    a.TENSOR_INFO: (partial(truncated, aspect=a.TENSOR_INFO), partial(in_a_row, aspect=a.TENSOR_INFO),
                     partial(bad_json, aspect=a.TENSOR_INFO)),
-    a.HEADER:      (partial(truncate, aspect=a.HEADER),),
-    a.CONSISTENCY: (too_many, misplace),
-    a.ALIGNMENT:   (partial(truncate, aspect=a.ALIGNMENT),),
-    a.DATA:        (partial(truncate, aspect=a.DATA),),
+    a.HEADER:      (partial(truncated, aspect=a.HEADER),),
+    a.CONSISTENCY: (too_many, misplaced),
+    a.ALIGNMENT:   (partial(truncated, aspect=a.ALIGNMENT),),
+    a.DATA:        (partial(truncated, aspect=a.DATA),),
 }
 # fmt: on

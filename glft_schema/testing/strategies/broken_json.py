@@ -82,7 +82,7 @@ class TextBreaker:
         pair, member = self.text[part.key : part.end], self.key + b":" + self.value
         values = [self.text[self.values[key].start : self.values[key].end] for key in self.rows.keys]
         levels, reserved, name = j.MOST_LEVELS - 1, to_json(self.rows.name).encode(), quote(self.rows.name)
-        with_reserved = self.text if self._reserved() else with_members(self.text, reserved + b":{}")
+        with_reserved = self.text if self._reserved_entry() else with_members(self.text, reserved + b":{}")
         # fmt: off
         texts: dict[str, tuple[bytes, tuple[str, ...]]] = {
             j.BEGINS_WITH_BRACE:  (MARK + b" " + self.text, ()),
@@ -91,10 +91,10 @@ class TextBreaker:
             j.RESERVED_ONCE:      (with_members(with_reserved, MARK + reserved + b":{}"), (name,)),
             j.RESERVED_OBJECT:    (self._with_reserved(MARK + b"null"), (name,)),
             j.RESERVED_KEYS_ONCE: (self._with_reserved(b'{"k":"a",' + MARK + b'"k":"b"}'), (name, quote("k"))),
-            j.KNOWN_KEYS:         (self._added(MARK + b'"?":[1.5]'), (self.name, quote("?"))),
-            j.KEYS_ONCE:          (self._added(MARK + pair), (self.name, quote(key))),
+            j.KNOWN_KEYS:         (self._add(MARK + b'"?":[1.5]'), (self.name, quote("?"))),
+            j.KEYS_ONCE:          (self._add(MARK + pair), (self.name, quote(key))),
             j.PLAIN_ENTRIES:      (self._with_entry(MARK + b"[%s]" % b",".join(values)), (self.name,)),
-            j.NOT_DEEP:           (self._added(b'"?":' + MARK + b"[" * levels + b"]" * levels), (self.name, quote("?"))),
+            j.NOT_DEEP:           (self._add(b'"?":' + MARK + b"[" * levels + b"]" * levels), (self.name, quote("?"))),
         }
         # fmt: on
         return BrokenText(*texts[kind])
@@ -106,7 +106,7 @@ class TextBreaker:
         for at in (self.entry.key_end, self.entry.end - 1, self.entry.end):
             yield BrokenText(self.text[:at], (), "the text ends within an object")
         for value in NOT_FINITE:
-            yield BrokenText(self._added(b'"?":' + MARK + value), (), "a number is not finite")
+            yield BrokenText(self._add(b'"?":' + MARK + value), (), "a number is not finite")
         for key, problem in ((b'"%s\xff"', "UTF-8"), (b'%s"\\ud800"', "pairs of surrogates"), (b'"%s\n"', "JSON")):
             yield BrokenText(self.text[: self.entry.key] + key % MARK + self.text[self.entry.key_end :], (), f"not {problem}")
         for value in (b"5", b"null", b"[]"):
@@ -165,14 +165,14 @@ class TextBreaker:
     def _with_value(self, key: str | None, value: bytes) -> bytes:
         return self._with_entry(b"{%s}" % b",".join(self._pairs(key, value)))
 
-    def _added(self, pair: bytes) -> bytes:
+    def _add(self, pair: bytes) -> bytes:
         return self._with_entry(self.value[:-1] + b"," + pair + b"}")
 
-    def _reserved(self) -> JsonPart | None:
+    def _reserved_entry(self) -> JsonPart | None:
         """Returns the reserved entry; the last of several."""
         return next((part for part in reversed(self.rows.members) if self.rows.key_of(part) == self.rows.name), None)
 
     def _with_reserved(self, value: bytes) -> bytes:
-        if part := self._reserved():
+        if part := self._reserved_entry():
             return self.text[: part.start] + value + self.text[part.end :]
         return with_members(self.text, to_json(self.rows.name).encode() + b":" + value)

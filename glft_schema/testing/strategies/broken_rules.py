@@ -86,14 +86,14 @@ class Breaker:
         self.root = Context({**regions, "_params": params, "_declared": file.format.struct})
         self.alignment = alignment_of(self.whole.field("data").node, self.root)
 
-    def broken(self, location: RuleLocation) -> Corruption | None:
+    def break_rule(self, location: RuleLocation) -> Corruption | None:
         """Returns the file with a rule broken, or None if that is impossible in this file."""
-        check, before = location.check, self.draft.broken() or []
+        check, before = location.check, self.draft.broken_rules() or []
         rule = "its rule" if location.type is None else f"the rule of {location.type}"
         sentence = f"{check.field or 'the file'} breaks {rule}: {check.expected or check.id}"
         for draft, path, offset in self._attempts(location):
-            expected = _expectation(location, path, before, draft.broken())
-            if expected is None or is_unchanged(self.file, stored := draft.stored()):
+            expected = _expectation(location, path, before, draft.broken_rules())
+            if expected is None or is_unchanged(self.file, stored := draft.build()):
                 continue
             if not self.file.format.claims(stored[:START]):
                 return Corruption(stored, sentence, MAGIC, 0, check.id, FormatError)
@@ -145,7 +145,7 @@ class Breaker:
         """Breaks a rule of a region that is one Struct."""
         region, field = location.region, location.check.field
         for row in self._patches(location, dict(self.draft.regions[region])):
-            yield Attempt(self.draft.replaced({region: row}), f"{region} -> {field}")
+            yield Attempt(self.draft.replace({region: row}), f"{region} -> {field}")
 
     # Typed metadata
 
@@ -157,12 +157,12 @@ class Breaker:
             at = next((i for i, other in enumerate(rows) if other["key"] == row["key"]), len(rows))
             draft, seen = self.draft, None
             if not location.check.is_required:
-                known = {other: metadata.stored(other) for other in metadata}
-                seen = metadata.replaced({**known, row["key"]: StoredValue(row["type"], row["value"])})
-                draft = self._realigned(region, seen)
+                known = {other: metadata.stored_value(other) for other in metadata}
+                seen = metadata.replace({**known, row["key"]: StoredValue(row["type"], row["value"])})
+                draft = self._realign(region, seen)
             yield Attempt(draft.with_row(region, at, row, seen), f"{region} -> {at} -> {field}")
 
-    def _realigned(self, region: str, seen: Any) -> Draft:
+    def _realign(self, region: str, seen: Any) -> Draft:
         """Returns the draft, with its payloads moved if other metadata changes the alignment."""
         alignment = alignment_of(self.whole.field("data").node, with_value(self.root, region, seen))
         if alignment == self.alignment:
@@ -172,7 +172,7 @@ class Breaker:
             rows.append({**row, "offset": len(payloads)})
             payloads += self.file.tensors[row["name"]].raw
             payloads += bytes(-len(payloads) % alignment)
-        return self.draft.replaced({self.table: rows}, payloads)
+        return self.draft.replace({self.table: rows}, payloads)
 
     # Rows
 
@@ -183,7 +183,7 @@ class Breaker:
         taken = {row[name] for row in self.draft.rows(table)}
         return {**row, name: next(free for n in range(len(taken) + 1) if (free := f"x{n}") not in taken)}
 
-    def _appended(
+    def _append(
         self, gap: int = 0, quantized: bool = False, empty: bool = True, padded: bool = True
     ) -> tuple[Draft, int, list[Mapping[str, Any]]]:
         """Returns a draft with a tensor after all others, the number of its row, and all rows."""
@@ -197,7 +197,7 @@ class Breaker:
         payloads += bytes(-len(payloads) % alignment) if padded else b""
         row = {**self.new_row(self.table), "dims": list(format.dims_of(shape)), "dtype": type_, "offset": offset}
         at = len(self.draft.rows(self.table))
-        draft = self.draft.replaced({}, payloads).with_row(self.table, at, row)
+        draft = self.draft.replace({}, payloads).with_row(self.table, at, row)
         return draft, at, draft.rows(self.table)
 
     def _rows(self, location: RuleLocation) -> Iterator[Attempt]:
@@ -206,7 +206,7 @@ class Breaker:
         drafts = []
         if (rows := self.draft.rows(table)) and field not in SHARED and not location.struct.field(field).is_count:
             drafts.append((self.draft, self.draw(st.integers(0, len(rows) - 1)), rows))
-        drafts += [self._appended(gap) for gap in ((1, 2, 3) if field == "offset" else (0,))]
+        drafts += [self._append(gap) for gap in ((1, 2, 3) if field == "offset" else (0,))]
         for draft, at, rows in drafts:
             for row in self._edges_of_row(location, field, rows[at]):
                 yield Attempt(draft.with_row(table, at, row), f"{table} -> {at} -> {field}")
@@ -228,7 +228,7 @@ class Breaker:
 
     def json(self) -> tuple[Draft, TextBreaker]:
         """Returns a draft with one more row, and the breaker of its table's text."""
-        draft, declared = self._appended()[0], unwrap(self.draft.field(self.table).declared)
+        draft, declared = self._append()[0], unwrap(self.draft.field(self.table).declared)
         return draft, TextBreaker(plain(draft.regions[self.table]), self.draft.row_struct(self.table), declared.fields)
 
     def with_broken(self, draft: Draft, broken: BrokenText) -> tuple[Draft, str, int | None]:
@@ -261,17 +261,17 @@ class Breaker:
         elif isinstance(node, PayloadsNode):
             paddings = [part.name for part in self.whole.fields if isinstance(part.node, PaddingNode)]
             whole = {} if self.root[self.table] else dict.fromkeys(paddings)  # without rows, padding may lack
-            longer = self.draft.replaced(whole, self.draft.payloads + b"\1")
-            for draft in (longer, self._appended(empty=False, padded=False)[0]):
+            longer = self.draft.replace(whole, self.draft.payloads + b"\1")
+            for draft in (longer, self._append(empty=False, padded=False)[0]):
                 yield Attempt(draft, name)
         elif isinstance(location.check, Rule) and isinstance(location.check.must, HasKey):
             left = self.draft.regions[name]
             left = left.without(location.check.must.key) if location.check.must.key in left else left
-            for draft in (self.draft, self._appended(quantized=True, empty=False)[0]):
-                yield Attempt(draft.replaced({name: left}), name)
+            for draft in (self.draft, self._append(quantized=True, empty=False)[0]):
+                yield Attempt(draft.replace({name: left}), name)
         elif name == self.table:
             for empty in (True, False):
-                draft, at, _ = self._appended(gap=self.alignment, empty=empty)
+                draft, at, _ = self._append(gap=self.alignment, empty=empty)
                 yield Attempt(draft, f"{name} -> {at} -> offset")
 
     def _padding(self, name: str) -> Iterator[Attempt]:
@@ -282,8 +282,8 @@ class Breaker:
             for size in range(2, 8):
                 drafts.append(self.draft.with_row(region, at, {**entry, "key": resize(entry["key"], size)}))
         for draft in drafts:
-            if nbytes := len(draft.replaced({name: None}).head.regions[name]):
-                yield Attempt(draft.replaced({name: b"\1" + bytes(nbytes - 1)}), name)
+            if nbytes := len(draft.replace({name: None}).head.regions[name]):
+                yield Attempt(draft.replace({name: b"\1" + bytes(nbytes - 1)}), name)
                 return
 
 

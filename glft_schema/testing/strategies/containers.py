@@ -84,7 +84,7 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
             nbytes = len(built[part.name])
             may_lack = not payloads and padding.may_lack and value_in(built, padding.may_lack)
             stored = draw(st.binary(min_size=0 if may_lack else nbytes, max_size=nbytes))
-            draft = draft.replaced({part.name: stored})
+            draft = draft.replace({part.name: stored})
     return draft.head.stored + payloads
 
 

@@ -89,7 +89,7 @@ def break_file(draw: st.DrawFn, file: File, choices: Mapping[str, Choices], aspe
             if damages and (not rules or evenly(draw, (False, False, True))):
                 corruption = draw(evenly(draw, damages)(file))
             else:
-                corruption = Breaker(draw, file).broken(evenly(draw, evenly(draw, rules)))
+                corruption = Breaker(draw, file).break_rule(evenly(draw, evenly(draw, rules)))
             if corruption is not None:
                 return corruption if not is_unchanged(file, corruption.stored) else reject()
     return reject()

@@ -98,7 +98,7 @@ class Draft:
         regions = self.format.head._build(dict(self.regions), stream, params, "(building)")
         return Head(stream.getvalue(), regions, params.positions)
 
-    def stored(self) -> bytes:
+    def build(self) -> bytes:
         """Returns the bytes of the file."""
         return self.head.stored + self.payloads
 
@@ -106,7 +106,7 @@ class Draft:
         """Returns the first byte of a field, or of the payloads."""
         return len(self.head.stored) if path == "data" else self.head.positions[path]
 
-    def broken(self) -> list[Finding] | None:
+    def broken_rules(self) -> list[Finding] | None:
         """Returns the rules whose predicates the values break, up to a `REQUIRED` one.
 
         Returns None for values that cannot be stored, and for payloads that overlap or do not fit
@@ -137,7 +137,7 @@ class Draft:
             raise FormatError("expected payloads without overlap, within the region", path)
         return TensorMap(rows, PayloadPositions(extents, gaps), BytesSource(self.payloads), 0, size, byte_order(context))
 
-    def replaced(self, regions: Mapping[str, Any], payloads: bytes | None = None) -> Draft:
+    def replace(self, regions: Mapping[str, Any], payloads: bytes | None = None) -> Draft:
         """Returns a draft with these regions, and these payloads if they are given."""
         return replace(self, regions={**self.regions, **regions}, payloads=self.payloads if payloads is None else payloads)
 
@@ -164,7 +164,7 @@ class Draft:
         if isinstance(value, Forged):
             return list(value.value)
         if self.is_metadata(table):
-            entries = ((key, value.stored(key)) for key in value) if value else ()
+            entries = ((key, value.stored_value(key)) for key in value) if value else ()
             return [{"key": key, "type": entry.type, "value": entry.value} for key, entry in entries]
         return list(value or ())
 
@@ -183,7 +183,7 @@ class Draft:
             return self.with_json(table, with_json_row(declared, plain(self.regions[table]), at, row), at)
         rows[at : at + 1] = [row]
         if not self.is_metadata(table):
-            return self.replaced({table: rows})
+            return self.replace({table: rows})
         seen = plain(self.regions[table]) if seen is None else seen
 
         def see(context: Context, path: str) -> Any:
@@ -192,7 +192,7 @@ class Draft:
             return seen
 
         region = Region(declared.subcon, rows, seen, see=see)
-        return self.counted(table, len(rows)).replaced({table: region})
+        return self.with_count(table, len(rows)).replace({table: region})
 
     def with_json(self, table: str, rows: JsonRows, changed: int | None = None) -> Draft:
         """Returns a draft with the text of `rows`, and a count to match.
@@ -216,7 +216,7 @@ class Draft:
             return rows
 
         region = Region(construct.GreedyBytes, rows.stored, rows, see=see)
-        return self.counted(table, len(rows.stored)).replaced({table: region})
+        return self.with_count(table, len(rows.stored)).replace({table: region})
 
     def counter(self, region: str) -> tuple[str, ...]:
         """Returns the names of the field that counts a region, after its own region; or none."""
@@ -226,11 +226,11 @@ class Draft:
         )
         return number.names if isinstance(number, Reference) and len(number.names) <= 2 else ()
 
-    def counted(self, region: str, count: int) -> Draft:
+    def with_count(self, region: str, count: int) -> Draft:
         """Returns a draft in which the field that counts a region is `count`."""
         match self.counter(region):
             case (name,):
-                return self.replaced({name: count})
+                return self.replace({name: count})
             case (outer, name):
-                return self.replaced({outer: {**self.regions.get(outer, {}), name: count}})
+                return self.replace({outer: {**self.regions.get(outer, {}), name: count}})
         return self

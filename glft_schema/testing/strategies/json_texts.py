@@ -96,7 +96,7 @@ def respell(draw: st.DrawFn, rows: JsonRows, is_plain: bool) -> bytes:
                 return b"[%s]" % (b"," + space).join(map(spelled, value))
         return json.dumps(value, ensure_ascii=is_ascii).encode()
 
-    members = [(name, _reorder(draw, value, rows.keys)) for name, value in rows.decoded("")]
+    members = [(name, _reorder(draw, value, rows.keys)) for name, value in rows.decode("")]
     if not is_plain:
         members = list(_irregular(draw, members, rows))
     after = b" " * draw(st.integers(0, 9)) if is_plain else draw(st.sampled_from([b"", b" ", b"\n", b" \t "]))

@@ -181,9 +181,9 @@ def _(later: DerivedNode, field: Field, value: Any, draw: st.DrawFn, context: Co
         return value
     if draw(st.integers(0, 2)) != 2 or not (options := values_of_key(field, lookup, context)):
         return value
-    entries = [(key, value.stored(key)) for key in value if key != lookup.key]
+    entries = [(key, value.stored_value(key)) for key in value if key != lookup.key]
     entries.insert(draw(st.integers(0, len(entries))), (lookup.key, draw(st.sampled_from(options))))
-    return value.replaced(dict(entries))
+    return value.replace(dict(entries))
 
 
 def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[StoredValue]:
@@ -199,6 +199,6 @@ def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[St
     for (type_, number), value in product(numbers, values):
         at = inner_context(context, row.declared, {"key": lookup.key, "type": type_, "value": value})
         with suppress(FormatError):  # a value that the number cannot hold
-            if number.stored(value) and all(holds(check, at) for check in checks):
+            if number.encode(value) and all(holds(check, at) for check in checks):
                 options.append(StoredValue(type_, value))
     return options
