@@ -65,7 +65,7 @@ def check_options(function: Callable[..., Any], options: Iterable[str], known: t
 
 
 def closest(text: str, names: Sequence[str]) -> str | None:
-    """Returns the name that `text` is probably a slip for, or None.
+    """Returns the name that `text` is probably a typo of, or None.
 
     difflib compares those `COMPARED` names that have the most pairs of letters of the text.
     """

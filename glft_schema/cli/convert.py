@@ -33,7 +33,7 @@ from glft_schema.cli.terminal import (
     refuse_overwriting,
     unique,
 )
-from glft_schema.cli.written import (
+from glft_schema.cli.write_report import (
     fallbacks,
     mapping_note,
     payloads,

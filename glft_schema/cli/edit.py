@@ -9,7 +9,7 @@ from typing import Annotated
 from glft_schema.cli.convert import parse_metadata, text_of
 from glft_schema.cli.options import Texts, argument, flag, option
 from glft_schema.cli.terminal import GREEN, RED, echo, echo_written, file_errors, unique
-from glft_schema.cli.written import warn_of_refusal
+from glft_schema.cli.write_report import warn_of_refusal
 from glft_schema.errors import OptionError, quote
 from glft_schema.weights.edit import edit as edit_file
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, bytes_of, flag, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
-from glft_schema.cli.written import mapping_note
+from glft_schema.cli.write_report import mapping_note
 from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.page.plan import plan_page
 from glft_schema.display import align, percent, size_text
@@ -17,7 +17,7 @@ from glft_schema.errors import OptionError
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
 from glft_schema.quantizer.plan import plan as plan_model
-from glft_schema.quantizer.prepared import IN_FLOAT32
+from glft_schema.quantizer.prepared_model import IN_FLOAT32
 from glft_schema.quantizer.recipe_files import recipe_text
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.checkpoints import open_with_metadata

@@ -29,11 +29,11 @@ from glft_schema.cli.terminal import (
     refuse_overwriting,
     unique,
 )
-from glft_schema.cli.written import fallbacks, mapping_note, requantizing_note, totals, unlike_asked
+from glft_schema.cli.write_report import fallbacks, mapping_note, requantizing_note, totals, unlike_asked
 from glft_schema.display import align, format_count
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.quantizer.prepared import IN_FLOAT32
+from glft_schema.quantizer.prepared_model import IN_FLOAT32
 from glft_schema.quantizer.quantize import Quantized
 from glft_schema.quantizer.quantize import quantize as quantize_model
 from glft_schema.storage.file_source import read_text

@@ -11,7 +11,7 @@ from typing import Any
 
 from glft_schema.codec.rules import SPEC
 from glft_schema.errors import Finding, FormatError, one_line
-from glft_schema.families.guarded import start_guarded
+from glft_schema.families.guarded_calls import start_guarded
 from glft_schema.families.requirements import RowPaths
 from glft_schema.files.file import File
 from glft_schema.formats.chat_templates import GENERATION, LONGEST, TEMPLATE, environment, syntax_problem

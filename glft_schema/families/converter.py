@@ -18,7 +18,7 @@ from weakref import finalize
 from glft_schema.errors import FormatError, OptionError, install, one_line, safe
 from glft_schema.families.facade import PAIR
 from glft_schema.families.processes import Confined
-from glft_schema.families.untrusted import check_no_code
+from glft_schema.families.untrusted_folders import check_no_code
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
 from glft_schema.files.parsing import parse_source

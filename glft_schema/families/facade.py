@@ -1,7 +1,7 @@
 """Runs llama.cpp's converter with a writer that sends the GGUF file through a pipe on request.
 
-Run as a program by `confined.py`, in a process of its own. `families/converter.py` starts it and is
-the other end.
+Run as a program by `confined_process.py`, in a process of its own. `families/converter.py` starts
+it and is the other end.
 
     arguments:  the path of convert_hf_to_gguf.py, then its own arguments
     stdout:     u64 bytes of the head, u64 bytes of the file, the head; then the bytes requested

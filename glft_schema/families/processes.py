@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-CONFINED = Path(__file__).with_name("confined.py")
+CONFINED = Path(__file__).with_name("confined_process.py")
 PACKAGES = str(Path(__file__).parents[2])  # the folder of this package
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # variables
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -21,7 +21,7 @@ TAIL = 1 << 16  # bytes of its messages that are read
 
 
 class Confined:
-    """A running program, which `confined.py` starts.
+    """A running program, which `confined_process.py` starts.
 
     Args:
         program: the path of its file.

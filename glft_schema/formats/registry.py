@@ -13,8 +13,8 @@ from glft_schema.errors import FormatError, OptionError, alternatives, quote
 from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
+from glft_schema.formats.mistakes import first_mistake
 from glft_schema.formats.safetensors import SAFETENSORS
-from glft_schema.formats.slips import first_slip
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
@@ -46,14 +46,14 @@ def register_format(format: Format) -> Format:
     Raises:
         TypeError: if it is not a `Format`.
         ValueError: if the name, a file extension or a magic is in use, or the declaration has a
-            slip, with a sentence that says what to write.
+            mistake, with a sentence that says what to write.
     """
     if not isinstance(format, Format):
         raise TypeError(f"expected a Format, found {quote(format)}")
     if format in FORMATS:
         return format
-    if slip := first_slip(format):
-        raise ValueError(slip)
+    if mistake := first_mistake(format):
+        raise ValueError(mistake)
     for known in FORMATS:
         endings = set(format.endings).intersection(known.endings)
         magics = [magic for magic in format.magics if any(magic.startswith(m) or m.startswith(magic) for m in known.magics)]

@@ -13,7 +13,7 @@ from glft_schema.families.libraries import library
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.tokenizers import tokenizer_of
-from glft_schema.families.untrusted import check_loadable
+from glft_schema.families.untrusted_folders import check_loadable
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch

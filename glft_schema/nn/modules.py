@@ -69,7 +69,7 @@ class Packed(nn.Module):
         columns = matrix(self.weight_shape)[1]
         return packed_weights(self.weight, self.type_name, columns, found or self.dtype).view(self.weight_shape)
 
-    def pack(self, weights: torch.Tensor, *, importance: torch.Tensor | None = None) -> None:
+    def set_weights(self, weights: torch.Tensor, *, importance: torch.Tensor | None = None) -> None:
         """Encodes other weights of the same shape, in the memory of `weight`.
 
         Raises:

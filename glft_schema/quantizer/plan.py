@@ -39,7 +39,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import outside_graphs
 from glft_schema.quantizer.choosing import RecipeTypes
 from glft_schema.quantizer.plan_picture import MIX, WIDTH, Point, picture
-from glft_schema.quantizer.prepared import Prepared, prepare
+from glft_schema.quantizer.prepared_model import PreparedModel, prepare
 from glft_schema.quantizer.recipes import RECIPES, is_kept
 from glft_schema.quantizer.rules import ModelFacts, Recipe
 from glft_schema.storage.dtypes import FLOAT32, Array, is_float
@@ -449,7 +449,7 @@ def spread_rows(count: int, limit: int) -> list[int]:
     return sorted({int((part + part * GOLDEN % 1) * count / limit) for part in range(limit)})
 
 
-def _other_bytes(model: Prepared) -> int:
+def _other_bytes(model: PreparedModel) -> int:
     """Returns at least as many bytes as a file has outside its payloads, with their padding."""
     types = WITH_TYPES.types
     rows = [

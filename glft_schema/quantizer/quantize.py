@@ -14,7 +14,7 @@ from glft_schema.errors import OptionError, quote, safe
 from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES, refuse_ending
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
-from glft_schema.quantizer.prepared import IN_FLOAT32, prepare
+from glft_schema.quantizer.prepared_model import IN_FLOAT32, prepare
 from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipes import RECIPES, recipe_named
 from glft_schema.quantizer.rules import ModelFacts, Recipe
@@ -26,7 +26,7 @@ from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
 from glft_schema.weights.save import FilePlan, Writer
 from glft_schema.weights.schemes import Chosen
-from glft_schema.weights.similar_keys import warn_of_slips
+from glft_schema.weights.similar_keys import warn_of_typos
 from glft_schema.words import check_options, suggestion
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def plan_quantization(
     result = Quantized(recipe, results, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
     if dry_run:
         return {}, result
-    warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=4)
+    warn_of_typos((key for key in added if key not in checkpoint.metadata), entries, stacklevel=4)
     paths, metadata = _parts(out, entries, groups) if keep_split else ([out], [entries])
     plans, progress = dict[StrPath, FilePlan](), options.get("progress")
     for number, (path, group) in enumerate(zip(paths, groups, strict=True)):

@@ -48,8 +48,8 @@ def block_type(
             sentence says what to write.
     """
     reserved = tuple(reserved) if isinstance(reserved, Iterable) else (reserved,)
-    if slip := _slip(name, block, weights, dequantize, quantize) or _slip_in_checks(block, scales, reserved):
-        raise ValueError(f"{name}: {slip}")
+    if mistake := _mistake(name, block, weights, dequantize, quantize) or _mistake_in_checks(block, scales, reserved):
+        raise ValueError(f"{name}: {mistake}")
     block.title = name.lower()
     blocks = Blocks(block, weights)
 
@@ -156,7 +156,7 @@ def fault_of(type_: TensorType, weights: int) -> str | None:
     return None
 
 
-def _slip_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) -> str | None:
+def _mistake_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) -> str | None:
     """Returns what is wrong with the declarations for checks of values, or None."""
     names = [field.name for field in block.subcons]
     if not isinstance(scales or {}, Mapping) or not all(callable(floats) for floats in (scales or {}).values()):
@@ -168,7 +168,7 @@ def _slip_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) -> st
     return None
 
 
-def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: Any) -> str | None:
+def _mistake(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: Any) -> str | None:
     """Returns what is wrong with a declaration and what to write, or None."""
     if not isinstance(name, str) or not name:
         return f"write the name as text, found {name!r}"

@@ -34,7 +34,7 @@ from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import FilePlan, WriteOptions, plan_file
 from glft_schema.weights.schemes import TypeChooser, as_pairs
-from glft_schema.weights.similar_keys import warn_of_slips
+from glft_schema.weights.similar_keys import warn_of_typos
 from glft_schema.words import check_options
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def plan_conversion(checkpoint: Checkpoint, target: Format, options: ConvertOpti
         if rules is None and checkpoint.family and target is WITH_TYPES and not options.get("exclude"):
             rules = (*target.keeps_to, LLAMA_CPP)
         converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
-        warn_of_slips((key for key in added if key not in entries), converted, stacklevel=4)
+        warn_of_typos((key for key in added if key not in entries), converted, stacklevel=4)
     elif target.metadata is None:
         if entries:
             problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"

@@ -36,7 +36,7 @@ from glft_schema.storage.source import SplicedSource, StrPath, path_text
 from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensors.region import TensorMap
 from glft_schema.weights.convert import MARKER, as_texts, has_types
-from glft_schema.weights.similar_keys import warn_of_slips
+from glft_schema.weights.similar_keys import warn_of_typos
 from glft_schema.words import check_options, suggestion
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
         result = _parse(file, edited)
         if check := options.get("check"):
             check(file, result)
-        warn_of_slips((change.name for change in changes if change.action == "add"), file.metadata, stacklevel=3)
+        warn_of_typos((change.name for change in changes if change.action == "add"), file.metadata, stacklevel=3)
         if not options.get("dry_run"):
             with atomic_write(source if out is None else out) as stream:
                 write_all(stream, edited.read(0, edited.size - copied))

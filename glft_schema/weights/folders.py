@@ -16,7 +16,7 @@ from glft_schema.errors import FormatError, MetadataWarning, OptionError, one_li
 from glft_schema.families.config import CONFIG, refusing
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import write_pooling
-from glft_schema.families.kept import keep_metadata
+from glft_schema.families.kept_metadata import keep_metadata
 from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.source import StrPath, path_text

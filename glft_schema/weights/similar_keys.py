@@ -1,4 +1,4 @@
-"""Finds new metadata keys that are probably slips for well-known ones."""
+"""Finds new metadata keys that are probably typos of well-known ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from glft_schema.errors import SimilarKeyWarning, quote
 KEYS, LONGEST = 1000, 128  # keys that are checked, and the letters of a key: more are not typed by hand
 
 
-def warn_of_slips(keys: Iterable[str], metadata: Mapping[str, Any], stacklevel: int) -> None:
+def warn_of_typos(keys: Iterable[str], metadata: Mapping[str, Any], stacklevel: int) -> None:
     """Warns of each of the new keys that resembles a well-known one, with SimilarKeyWarning."""
     for key in islice(keys, KEYS):
         if known := similar_key(key, metadata):
@@ -23,16 +23,16 @@ def warn_of_slips(keys: Iterable[str], metadata: Mapping[str, Any], stacklevel: 
 
 
 def similar_key(key: str, metadata: Mapping[str, Any]) -> str | None:
-    """Returns a well-known key that `key` may be a slip for, or None."""
+    """Returns a well-known key that `key` may be a typo of, or None."""
     keys: KeyTypes | None = getattr(metadata, "key_types", None)
     if keys is None or len(key) > LONGEST:
         return None
     is_known = keys.type_of(key, False) is not None  # or its architecture is misspelled
-    known = (slip for slip in _slips(key) if slip != key and keys.type_of(slip, False) is not None)
-    return next((slip for slip in known if not is_known or slip in metadata), None)
+    known = (typo for typo in _typos(key) if typo != key and keys.type_of(typo, False) is not None)
+    return next((typo for typo in known if not is_known or typo in metadata), None)
 
 
-def _slips(key: str) -> Iterator[str]:
+def _typos(key: str) -> Iterator[str]:
     """Yields the texts that differ from `key` in case, by a letter, or by two swapped letters."""
     if key != key.lower():
         yield key.lower()

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 import glft_schema as glft
 from glft_schema.errors import safe
-from glft_schema.families.confined import ARCHITECTURES
+from glft_schema.families.confined_process import ARCHITECTURES
 from glft_schema.families.converter import Converter, type_of
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata

@@ -1,4 +1,4 @@
-"""Formats of one's own work everywhere, and slips in their declarations are told."""
+"""Formats of one's own work everywhere, and mistakes in their declarations are told."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from glft_schema.describe import schema_of, write
 from glft_schema.errors import MetadataWarning
 from glft_schema.formats import FORMATS, Format, TensorData, TensorFits, nbytes_of_payload, register_format
 from glft_schema.formats.format import ShardIndex, ShardKeys
-from glft_schema.formats.slips import first_slip
+from glft_schema.formats.mistakes import first_mistake
 from glft_schema.testing import containers, fuzz
 from glft_schema.types import Reserved, block_type
 from tests.formats.own_formats import BARE, F32, LINES, LINES_TYPES, LONG, LONG_MAGIC, OWN, TYPED, Row, registered
@@ -349,7 +349,7 @@ def declared(
 
 COUNT = "n" / Count(u32, this._.rows)
 REGIONS = "this.header, this.rows, this.data"
-SLIPS = [
+MISTAKES = [
     ({"magics": ()}, "give the first bytes of its files, magics=(b'TOY1',), or a function sniff that recognises them"),
     ({"magics": b"OWN"}, "write magics as a tuple such as (b'TOY1',), found b'OWN'"),
     ({"magics": (b"",)}, "write magics as a tuple such as (b'TOY1',), found (b'',)"),
@@ -481,7 +481,7 @@ def typed(values: Any = VALUES, table: Any = None, **changes: Any) -> list[Any]:
     return regions(metadata=KeyValues(table or Table(this.header.n_kv, entry), values, once="own-keys"))
 
 
-SLIPS += [
+MISTAKES += [
     ({"regions": [*regions(metadata=KeyValueLines(2)), NamesOnce("q2", "infos")]},
      "q2: infos is not a field; these are: header, metadata, rows, data"),
     ({"row": Struct(*row().subcons, TensorFits("q", "dim"))},
@@ -528,7 +528,7 @@ def _raises(*values: Any) -> Any:
 
 
 NUMBER = "a number of glft_schema.codec, such as u32, found"
-SLIPS += [
+MISTAKES += [
     ({"row": row(name=Text(construct.Int16ub))}, f"rows -> name: write Text with {NUMBER} <FormatField>"),
     ({"row": row(name=Text(f32))}, "rows -> name: write Text with an integer, such as u32, found f32"),
     ({"row": row(dims=Sizes(construct.Int8ub, u32, "dims"))}, f"rows -> dims: write Sizes with {NUMBER} <FormatField>"),
@@ -592,18 +592,18 @@ SLIPS += [
         ["z" / Default(construct.Array(2, construct.Int16ub), [1, 2])],
     ],
 )
-def test_values_that_the_trial_lacks_are_no_slips(fields: list[Any]) -> None:
-    assert first_slip(declared(**header(*fields))) is None
-    assert first_slip(declared(row=row(dims=construct.Array(4, u32)))) is None
-    assert first_slip(declared(types=NO_TYPES, row=row(dtype=TypeCode(u8, NO_TYPES)))) is None
+def test_values_that_the_trial_lacks_are_no_mistakes(fields: list[Any]) -> None:
+    assert first_mistake(declared(**header(*fields))) is None
+    assert first_mistake(declared(row=row(dims=construct.Array(4, u32)))) is None
+    assert first_mistake(declared(types=NO_TYPES, row=row(dtype=TypeCode(u8, NO_TYPES)))) is None
 
 
 def test_the_trial_has_limits_of_its_own() -> None:
     with glft.Limits(objects=0):
-        assert first_slip(declared()) is None
+        assert first_mistake(declared()) is None
 
 
-def test_slips_in_parts() -> None:
+def test_mistakes_in_parts() -> None:
     with pytest.raises(TypeError, match=r"^own-rule: expected a predicate such as equals\(3\), found 3$"):
         Rule("own-rule", this.z, 3)
     with pytest.raises(ValueError, match=r"^expected the name of a limit, such as 'dims', found 'sizes'$"):
@@ -612,17 +612,17 @@ def test_slips_in_parts() -> None:
         TypeCode(u8, {1: F32})
 
 
-@pytest.mark.parametrize(("slip", "sentence"), SLIPS, ids=lambda value: value[:50] if isinstance(value, str) else "")
-def test_slips(slip: dict[str, Any], sentence: str) -> None:
+@pytest.mark.parametrize(("mistake", "sentence"), MISTAKES, ids=lambda value: value[:50] if isinstance(value, str) else "")
+def test_mistakes(mistake: dict[str, Any], sentence: str) -> None:
     before = list(FORMATS)
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        register_format(declared(**slip))
-    assert (str(caught.value), before) == (f"{slip.get('name', 'own')}: {sentence}", FORMATS)
+        register_format(declared(**mistake))
+    assert (str(caught.value), before) == (f"{mistake.get('name', 'own')}: {sentence}", FORMATS)
 
 
-def test_no_slips() -> None:
+def test_no_mistakes() -> None:
     own = [declared(), declared(regions=typed()), declared(row=row(flags=construct.Default(u32, 0)))]
-    assert [first_slip(format) for format in (*own, *FORMATS)] == [None] * (3 + len(FORMATS))
+    assert [first_mistake(format) for format in (*own, *FORMATS)] == [None] * (3 + len(FORMATS))
     with pytest.raises(TypeError, match=r"^expected a Format, found <Struct>$"):
         register_format(Row)
 
@@ -648,7 +648,7 @@ def taken(d: torch.Tensor) -> torch.Tensor:
         (Struct("d-1" / f16[1]), 1, "d-1: choose a name of letters, digits and '_'"),
     ],
 )
-def test_slips_in_blocks(block: Any, weights: int, sentence: str) -> None:
+def test_mistakes_in_blocks(block: Any, weights: int, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         block_type("SLIP", 9, weights, block, dequantize=taken)
     assert str(caught.value).startswith(f"SLIP: {sentence}")
@@ -666,7 +666,7 @@ def test_slips_in_blocks(block: Any, weights: int, sentence: str) -> None:
         ({"reserved": [Reserved("e", "code 3", taken)]}, "expected a field of the block, d, in scales and reserved, found 'e'"),
     ],
 )
-def test_slips_beside_a_block(declared: Any, sentence: str) -> None:
+def test_mistakes_beside_a_block(declared: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^SLIP: {re.escape(sentence)}$"):
         block_type("SLIP", 9, 1, Struct("d" / f16[1]), **{"dequantize": taken, **declared})
     with pytest.raises(ValueError, match=r"^5: write the name as text, found 5$"):

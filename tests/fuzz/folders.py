@@ -18,8 +18,8 @@ import pytest
 
 from glft_schema import FormatError, Limits, OptionError, TensorError
 from glft_schema.families.folders import open_folder
-from glft_schema.families.guarded import start_guarded
-from glft_schema.families.untrusted import check_loadable, check_no_code
+from glft_schema.families.guarded_calls import start_guarded
+from glft_schema.families.untrusted_folders import check_loadable, check_no_code
 from glft_schema.testing.fuzzing import PropertyError, escaping
 from tests.families.tiny_folders import make_folder
 from tests.tools.guarded_here import know_tokenizers

@@ -424,15 +424,15 @@ def test_changed_weights_are_packed_again(type_: str) -> None:
     layer = Linear(256, 4, type_)
     weights = torch.linspace(-1, 1, 1024).reshape(4, 256)
     memory = layer.weight.data_ptr()
-    layer.pack(weights)
+    layer.set_weights(weights)
     assert torch.equal(layer.weight, packed(layer.weight_type, weights))
     assert (layer.dequantize("float64") - weights).abs().max() < 0.07
     assert (layer.dequantize("float64").dtype, layer.weight.data_ptr()) == (torch.float64, memory)
     with pytest.raises(OptionError, match=r"^expected weights of \[4, 256\], found \[256, 4\]$"):
-        layer.pack(weights.T)
+        layer.set_weights(weights.T)
 
 
 def test_changed_experts_are_packed_again() -> None:
     experts = Experts((2, 3, 32), "Q8_0")
-    experts.pack(torch.arange(192.0).reshape(2, 3, 32))
+    experts.set_weights(torch.arange(192.0).reshape(2, 3, 32))
     assert (experts[1] - torch.arange(96.0, 192).reshape(3, 32)).abs().max() < 1

@@ -61,7 +61,7 @@ def test_a_recipe_is_written_as_it_is_read(tmp_path: Path) -> None:
         ("default=i8", "mine.txt: expected a default that general.file_type can have, one of f32, .*; found i8"),
     ],
 )
-def test_slips(source: Path, tmp_path: Path, text: str, message: str) -> None:
+def test_mistakes(source: Path, tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.txt").write_text(text)
     with pytest.raises(OptionError, match=message):
         quantize(source, tmp_path / "out.gguf", str(tmp_path / "mine.txt"))

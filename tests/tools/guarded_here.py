@@ -1,5 +1,5 @@
-"""`glft_schema.families.guarded` in this process, through the same JSON: for tests that change the
-package here, or open many folders.
+"""`glft_schema.families.guarded_calls` in this process, through the same JSON: for tests that
+change the package here, or open many folders.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from glft_schema.families import pre_tokenizers
-from glft_schema.families.guarded import Call, answer, request_of, result_of
+from glft_schema.families.guarded_calls import Call, answer, request_of, result_of
 from tests.golden.record_conversions import PRE
 
 

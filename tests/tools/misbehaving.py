@@ -1,4 +1,4 @@
-"""Functions for `glft_schema.families.guarded` that fail, or tell about their process."""
+"""Functions for `glft_schema.families.guarded_calls` that fail, or tell about their process."""
 
 from __future__ import annotations
 

@@ -506,10 +506,10 @@ def test_a_format_without_metadata(path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("general.base_model.1.name", None),
         ("general.author", None),
         ("toy.context_length", None),
-        ("general.nmea", None),  # two slips
+        ("general.nmea", None),  # two typos
     ],
 )
-def test_slips(gguf: Path, key: str, known: str | None) -> None:
+def test_typos(gguf: Path, key: str, known: str | None) -> None:
     edit(gguf, set={"general.base_model.0.name": "x"})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""Suggestions for names and keys with a slip: the closest one, found with bounded work."""
+"""Suggestions for names and keys with a typo: the closest one, found with bounded work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glft_schema import SchemeError
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.weights import similar_keys
 from glft_schema.weights.patterns import names_matching
-from glft_schema.weights.similar_keys import KEYS, LONGEST, similar_key, warn_of_slips
+from glft_schema.weights.similar_keys import KEYS, LONGEST, similar_key, warn_of_typos
 from glft_schema.words import COMPARED, closest
 
 NAMES = [
@@ -21,7 +21,7 @@ NAMES = [
     for expert in range(16)
     for part in ("up_proj", "down_proj", "gate_proj")
 ] + [f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in range(8) for part in "qkvo"]
-SLIPS = {
+TYPOS = {
     "model.layers.5.mlp.experts.13.up_prj.weight": "model.layers.5.mlp.experts.13.up_proj.weight",
     "model.layer.5.mlp.experts.13.gate_proj.weight": "model.layers.5.mlp.experts.13.gate_proj.weight",
     "model.layers.7.self_attn.oproj.weight": "model.layers.7.self_attn.o_proj.weight",
@@ -33,14 +33,14 @@ SLIPS = {
 }
 
 
-@pytest.mark.parametrize("slip", SLIPS)
-def test_suggests_what_difflib_finds_among_all(slip: str) -> None:
-    assert difflib.get_close_matches(slip, NAMES, n=1) == [name for name in (closest(slip, NAMES),) if name is not None]
-    if slip:
-        hint = f"; did you mean '{SLIPS[slip]}'?" if SLIPS[slip] else ""
+@pytest.mark.parametrize("typo", TYPOS)
+def test_suggests_what_difflib_finds_among_all(typo: str) -> None:
+    assert difflib.get_close_matches(typo, NAMES, n=1) == [name for name in (closest(typo, NAMES),) if name is not None]
+    if typo:
+        hint = f"; did you mean '{TYPOS[typo]}'?" if TYPOS[typo] else ""
         with pytest.raises(SchemeError) as caught:
-            names_matching(slip, dict.fromkeys(NAMES))
-        assert str(caught.value) == f"expected a tensor that matches '{slip}', found none{hint}"
+            names_matching(typo, dict.fromkeys(NAMES))
+        assert str(caught.value) == f"expected a tensor that matches '{typo}', found none{hint}"
 
 
 def test_names_that_contain_a_short_text_are_listed() -> None:
@@ -69,13 +69,13 @@ def test_few_names_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compared == [COMPARED, 0]
 
 
-def test_few_keys_are_checked_for_slips(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slip of each letter is tried, and metadata of a file may have long keys, and many."""
+def test_few_keys_are_checked_for_typos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A typo of each letter is tried, and metadata of a file may have long keys, and many."""
     metadata = WITH_TYPES.metadata.metadata({"general.architecture": "llama"})
     architecture = "a" * (LONGEST - len(".block_cuont"))
     assert similar_key(f"{architecture}.block_cuont", metadata) == f"{architecture}.block_count"
     assert similar_key(f"{architecture}a.block_cuont", metadata) is None
     checked = list[str]()
     monkeypatch.setattr(similar_keys, "similar_key", lambda key, metadata: checked.append(key))
-    warn_of_slips((f"key.{number}" for number in range(2 * KEYS)), metadata, 1)
+    warn_of_typos((f"key.{number}" for number in range(2 * KEYS)), metadata, 1)
     assert len(checked) == KEYS

@@ -14,8 +14,8 @@ import pytest
 
 import glft_schema as glft
 from glft_schema.families.config import refusing
-from glft_schema.families.confined import ARCHITECTURES
-from glft_schema.families.guarded import start_guarded
+from glft_schema.families.confined_process import ARCHITECTURES
+from glft_schema.families.guarded_calls import start_guarded
 from glft_schema.families.processes import OFFLINE
 from tests.families.tiny_folders import make_folder
 from tests.golden.record_conversions import PATH, contents

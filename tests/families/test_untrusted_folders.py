@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import glft_schema as glft
-from glft_schema.families.untrusted import check_links, check_loadable, check_no_code
+from glft_schema.families.untrusted_folders import check_links, check_loadable, check_no_code
 
 
 def write(name: str, content: Any = None, text: str | None = None) -> Callable[[Path], Any]:

@@ -23,7 +23,7 @@ from glft_schema.weights.importance import ImportanceMatrix
 IN_FLOAT32 = Converter(outtype="f32")
 
 
-class Prepared(NamedTuple):
+class PreparedModel(NamedTuple):
     """A model to quantize.
 
     Attributes:
@@ -67,12 +67,12 @@ def prepare(
     importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None = None,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
-) -> Prepared:
+) -> PreparedModel:
     """Opens a model as `quantize` does, whose arguments these are."""
     checkpoint = open_with_metadata(source, (), WITH_TYPES, None, IN_FLOAT32)
     used = UsedImportance.of(importance, include, exclude)
     tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
-    return Prepared(checkpoint, used.apply(tensors), used)
+    return PreparedModel(checkpoint, used.apply(tensors), used)
 
 
 def _without_leading_ones(tensor: StoredTensor) -> StoredTensor:

@@ -1,4 +1,4 @@
-"""Slips in the declaration of a format, each with a sentence that says what to write."""
+"""Mistakes in the declaration of a format, each with a sentence that says what to write."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ A_NUMBER = "a number of glft_schema.codec, such as u32"
 BYTE_ORDER = '"byte_order" / ByteOrderOf(BIG)'
 
 
-def first_slip(format: Format) -> str | None:
+def first_mistake(format: Format) -> str | None:
     """Returns what is wrong with a declaration and what to write, or None."""
-    return next((f"{format.name}: {slip}" for slip in _slips(format)), None)
+    return next((f"{format.name}: {mistake}" for mistake in _mistakes(format)), None)
 
 
-def _slips(format: Format) -> Iterator[str]:
-    """Yields slips. Each may rely on the absence of those before it."""
+def _mistakes(format: Format) -> Iterator[str]:
+    """Yields mistakes. Each may rely on the absence of those before it."""
     yield from _facts(format)
     yield from _names(format.struct)
     yield from _regions(format)
@@ -77,7 +77,7 @@ def _slips(format: Format) -> Iterator[str]:
 
 
 def _facts(format: Format) -> Iterator[str]:
-    """Yields slips outside the Struct."""
+    """Yields mistakes outside the Struct."""
     if not isinstance(format.name, str) or not format.name:
         yield f"write the name as text, found {format.name!r}"
     for name, texts, kind, example in (
@@ -146,7 +146,7 @@ def _names(declared: Any, path: str = "") -> Iterator[str]:
 
 
 def _regions(format: Format) -> Iterator[str]:
-    """Yields slips in the regions, above all in the table and the payloads."""
+    """Yields mistakes in the regions, above all in the table and the payloads."""
     names = [field.name for field in format.struct.subcons if field.name]
     data = format.field("data")
     if not isinstance(data, TensorData) or names[-1] != "data":
@@ -195,7 +195,7 @@ def _without_default(row: Any, known: Mapping[str, str], path: str) -> Iterator[
 
 
 def _entries(declared: KeyValues) -> Iterator[str]:
-    """Yields slips in the entries of typed metadata."""
+    """Yields mistakes in the entries of typed metadata."""
     if not isinstance(declared.types, TypeTable):
         yield f"metadata: write the value types as TypeTable('toy value', ValueType('int64', 1, i64)), found {declared.types!r}"
     entry = getattr(declared.subcon, "subcon", None)

@@ -3,8 +3,8 @@
     arguments:  JSON with the program's path, the folders of modules and the limits; then the
                 program's own arguments
 
-Started by `families/guarded.py` in Python's isolated mode, by this file's path. It imports nothing
-outside the standard library, so that the limits apply to all other imports.
+Started by `families/guarded_calls.py` in Python's isolated mode, by this file's path. It imports
+nothing outside the standard library, so that the limits apply to all other imports.
 """
 
 from __future__ import annotations

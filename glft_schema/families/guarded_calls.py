@@ -6,7 +6,7 @@ parse the files of a folder.
     stdout:    for each request u64 bytes of the answer, the answer: JSON with a result or an error
     stderr:    messages of libraries, which are not shown
 
-Run as a program, by `families/confined.py`, it is the end that calls the functions.
+Run as a program, by `families/confined_process.py`, it is the end that calls the functions.
 """
 
 from __future__ import annotations
