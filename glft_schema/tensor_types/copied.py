@@ -14,13 +14,13 @@ from glft_schema.tensor_types.plain import as_stored
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
 
-def declare_copied(name: str, numpy_kind: str, dtype: str, sentence: str) -> TensorType:
+def copied_type(name: str, numpy_kind: str, dtype: str, sentence: str) -> TensorType:
     """Declares a type of one kind of number."""
     payload = Struct("weights" / Number(name.lower(), numpy_kind, dtype)[DIMS] * sentence)
     return TensorType(name, name, payload, as_stored, exact=dtype)
 
 
-def declare_packed(name: str, dtype: str, bits: int, sentence: str) -> TensorType:
+def packed_type(name: str, dtype: str, bits: int, sentence: str) -> TensorType:
     """Declares a type of numbers that are no whole bytes. There is no such dtype."""
     payload = Struct(
         "bits" / u8[OUT * IN * bits // 8] * sentence,
@@ -30,19 +30,19 @@ def declare_packed(name: str, dtype: str, bits: int, sentence: str) -> TensorTyp
 
 
 # fmt: off
-BOOL        = declare_copied("BOOL",        "u1", "bool",             "0 or 1")
-F4          = declare_copied("F4",          "u1", "float4_e2m1fn_x2", "two E2M1 floats in a byte")
-F6_E2M3     = declare_packed("F6_E2M3",     "float6_e2m3fn", 6,       "E2M3 floats of six bits")
-F6_E3M2     = declare_packed("F6_E3M2",     "float6_e3m2fn", 6,       "E3M2 floats of six bits")
-U8          = declare_copied("U8",          "u1", "uint8",            "unsigned")
-F8_E5M2     = declare_copied("F8_E5M2",     "u1", "float8_e5m2",      "E5M2 float")
-F8_E4M3     = declare_copied("F8_E4M3",     "u1", "float8_e4m3fn",    "E4M3 float without infinities")
-F8_E8M0     = declare_copied("F8_E8M0",     "u1", "float8_e8m0fnu",   "a power of two: the exponent only")
-F8_E4M3FNUZ = declare_copied("F8_E4M3FNUZ", "u1", "float8_e4m3fnuz",  "E4M3 float without infinities and -0")
-F8_E5M2FNUZ = declare_copied("F8_E5M2FNUZ", "u1", "float8_e5m2fnuz",  "E5M2 float without infinities and -0")
-U16         = declare_copied("U16",         "u2", "uint16",           "unsigned")
-U32         = declare_copied("U32",         "u4", "uint32",           "unsigned")
-C64         = declare_copied("C64",         "c8", "complex64",        "real and imaginary part, IEEE 754 singles")
-U64         = declare_copied("U64",         "u8", "uint64",           "unsigned")
+BOOL        = copied_type("BOOL",        "u1", "bool",             "0 or 1")
+F4          = copied_type("F4",          "u1", "float4_e2m1fn_x2", "two E2M1 floats in a byte")
+F6_E2M3     = packed_type("F6_E2M3",     "float6_e2m3fn", 6,       "E2M3 floats of six bits")
+F6_E3M2     = packed_type("F6_E3M2",     "float6_e3m2fn", 6,       "E3M2 floats of six bits")
+U8          = copied_type("U8",          "u1", "uint8",            "unsigned")
+F8_E5M2     = copied_type("F8_E5M2",     "u1", "float8_e5m2",      "E5M2 float")
+F8_E4M3     = copied_type("F8_E4M3",     "u1", "float8_e4m3fn",    "E4M3 float without infinities")
+F8_E8M0     = copied_type("F8_E8M0",     "u1", "float8_e8m0fnu",   "a power of two: the exponent only")
+F8_E4M3FNUZ = copied_type("F8_E4M3FNUZ", "u1", "float8_e4m3fnuz",  "E4M3 float without infinities and -0")
+F8_E5M2FNUZ = copied_type("F8_E5M2FNUZ", "u1", "float8_e5m2fnuz",  "E5M2 float without infinities and -0")
+U16         = copied_type("U16",         "u2", "uint16",           "unsigned")
+U32         = copied_type("U32",         "u4", "uint32",           "unsigned")
+C64         = copied_type("C64",         "c8", "complex64",        "real and imaginary part, IEEE 754 singles")
+U64         = copied_type("U64",         "u8", "uint64",           "unsigned")
 COPIED_TYPES = (BOOL, F4, F6_E2M3, F6_E3M2, U8, F8_E5M2, F8_E4M3, F8_E8M0, F8_E4M3FNUZ, F8_E5M2FNUZ, U16, U32, C64, U64)
 # fmt: on

@@ -192,8 +192,8 @@ def _edit_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> tu
                 raise FormatError(f"expected text, the only type in {format.name}, found {found}", f"metadata -> {key}")
         texts = as_texts({key: text for key, text in old.items() if key in (MARKER, *set)}, set)
         entries = {**old, **{key: texts[key] for key in set}}
-        replaced = getattr(old, "replaced", dict)  # keeps how the entries are stored
-        new = replaced({key: text for key, text in entries.items() if key not in removed})
+        replace = getattr(old, "replace", dict)  # keeps how the entries are stored
+        new = replace({key: text for key, text in entries.items() if key not in removed})
     changes = [Change("set" if key in old else "add", key, _value(old, key), _value(new, key)) for key in set]
     return new, [*changes, *(Change("remove", key, _value(old, key), None) for key in removed)]
 

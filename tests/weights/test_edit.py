@@ -104,7 +104,7 @@ def facts(path: Path) -> dict[str, Any]:
 def stored(path: Path) -> dict[str, Any]:
     """Returns the metadata as stored, in order."""
     with glft_schema.open(path) as file:
-        typed = hasattr(file.metadata, "stored")
+        typed = hasattr(file.metadata, "stored_value")
         return {key: repr(file.metadata.stored_value(key)) if typed else file.metadata[key] for key in file.metadata}
 
 
