@@ -6,11 +6,11 @@ import json
 import re
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from click.exceptions import Exit
 
-from glft_schema.checks.compare import STATES
+from glft_schema.checks.compare import STATES, Comparison
 from glft_schema.checks.compare import compare as compare_checkpoints
 from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, colour, echo, file_errors, progress_bar, refuse_overwriting
@@ -73,6 +73,51 @@ def compare(
     with file_errors(one):
         if (chunks or tokenizer) and not (run or text):
             raise OptionError("--chunks and --tokenizer run the models: add --run or --text FILE")
+    sides = _open(one, other, page, text)
+    before, after = (side.checkpoint for side in sides)
+    with file_errors(text or one):
+        words = read_text(text) if text else None
+    with file_errors(other), progress_bar("comparing") as bar:
+        comparison = compare_checkpoints(before, after, exclude=exclude, progress=bar)
+    predictions = failure = None
+    if run or text:
+        options = {"text": words, "tokenizer": tokenizer, "context": context, "chunks": chunks}
+        predictions, failure = _run(one, other, options)
+    ran = [_predictions_text(predictions)] if predictions else []
+    if page:
+        files = [(path.name, headline(side.file) if side.file else _about_text(side)) for _, path, side in sides]
+        with file_errors(page), atomic_write(page) as stream:
+            stream.write(comparison_page(comparison, files, more=ran).encode("utf-8", "backslashreplace"))
+    if as_json:
+        print(json.dumps(_as_data(sides, comparison, predictions, failure), indent=2, allow_nan=False))
+    else:
+        _print(sides, comparison, ran, None if everything else TENSORS)
+        if page:
+            echo("", f"{page}: {page.stat().st_size:,} bytes")
+    if failure:
+        with file_errors(one):
+            raise failure
+    if not comparison.is_same:
+        raise Exit(FAILED)
+
+
+class _Side(NamedTuple):
+    """One of the two files.
+
+    Attributes:
+        letter: A or B.
+        path: as given.
+        checkpoint: its metadata and tensors.
+    """
+
+    letter: str
+    path: Path
+    checkpoint: Checkpoint
+
+
+def _open(one: Path, other: Path, page: Path | None, text: Path | None) -> tuple[_Side, _Side]:
+    """Opens both files, a folder as GGUF if the other one is GGUF."""
+    with file_errors(one):
         before = open_entries(one)
     with file_errors(other):
         opened = open_entries(other)
@@ -81,43 +126,38 @@ def compare(
         if page:
             refuse_overwriting(page, one, other, text)
         before = open_beside(before, one, opened.file)
-    with file_errors(text or one):
-        words = read_text(text) if text else None
-    with file_errors(other), progress_bar("comparing") as bar:
-        comparison = compare_checkpoints(before, after, exclude=exclude, progress=bar)
-    predictions = failure = None
-    if run or text:
-        try:
-            with progress_bar("running") as bar:
-                predictions = compare_predictions(
-                    one, other, text=words, tokenizer=tokenizer, context=context, chunks=chunks, progress=bar
-                )
-        except (FormatError, NotImplementedError, OptionError, OSError, TensorError) as error:  # reported after the comparison
-            failure = OptionError(str(error)) if isinstance(error, NotImplementedError) else error  # of a model's library
-    ran = [_predictions_text(predictions)] if predictions else []
-    sides = (("A", one, before), ("B", other, after))
-    if page:
-        files = [(path.name, headline(side.file) if side.file else _about_text(side)) for _, path, side in sides]
-        with file_errors(page), atomic_write(page) as stream:
-            stream.write(comparison_page(comparison, files, more=ran).encode("utf-8", "backslashreplace"))
-    if as_json:
-        of_run = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
-        found = {"predictions": {key: as_json_value(value) for key, value in of_run.items()}} if of_run else {}
-        data = {"a": _about(one, before), "b": _about(other, after), **comparison_data(comparison), **found}
-        print(json.dumps(data, indent=2, allow_nan=False))
-    else:
-        echo(*(f"{side} {safe(str(path))}: {_about_text(opened)}" for side, path, opened in sides), *comparison.summary, *ran)
-        changes, tensors = metadata_rows(comparison.metadata), tensor_rows(comparison.differing)
-        tables = (align(changes, 0), first_rows(tensors, 6, len(tensors) if everything else TENSORS, "--all"))
-        for line in chain.from_iterable(("", *lines) for lines in tables if lines):
-            echo(STATE.sub(lambda state: colour(state[0], COLOURS[state[0]]), line, count=1), coloured=True)
-        if page:
-            echo("", f"{page}: {page.stat().st_size:,} bytes")
-    if failure:
-        with file_errors(one):
-            raise failure
-    if not comparison.is_same:
-        raise Exit(FAILED)
+    return _Side("A", one, before), _Side("B", other, after)
+
+
+def _run(one: Path, other: Path, options: dict[str, Any]) -> tuple[Predictions | None, Exception | None]:
+    """Returns the predictions of both models, or the error that ended the run."""
+    try:
+        with progress_bar("running") as bar:
+            return compare_predictions(one, other, **options, progress=bar), None
+    except (FormatError, OptionError, OSError, TensorError) as error:  # reported after the comparison
+        return None, error
+    except NotImplementedError as error:  # of a model's library
+        return None, OptionError(str(error))
+
+
+def _as_data(
+    sides: tuple[_Side, _Side], comparison: Comparison, predictions: Predictions | None, failure: Exception | None
+) -> dict[str, Any]:
+    """Returns the comparison for JSON."""
+    ran = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
+    found = {"predictions": {key: as_json_value(value) for key, value in ran.items()}} if ran else {}
+    a, b = (_about(side.path, side.checkpoint) for side in sides)
+    return {"a": a, "b": b, **comparison_data(comparison), **found}
+
+
+def _print(sides: tuple[_Side, _Side], comparison: Comparison, ran: list[str], most: int | None) -> None:
+    """Prints the comparison, with at most so many tensors."""
+    lines = (f"{letter} {safe(str(path))}: {_about_text(checkpoint)}" for letter, path, checkpoint in sides)
+    echo(*lines, *comparison.summary, *ran)
+    changes, tensors = metadata_rows(comparison.metadata), tensor_rows(comparison.differing)
+    tables = (align(changes, 0), first_rows(tensors, 6, most or len(tensors), "--all"))
+    for line in chain.from_iterable(("", *lines) for lines in tables if lines):
+        echo(STATE.sub(lambda state: colour(state[0], COLOURS[state[0]]), line, count=1), coloured=True)
 
 
 def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:

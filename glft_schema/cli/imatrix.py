@@ -41,16 +41,7 @@ def imatrix(
         glft imatrix imatrix.dat imatrix.gguf
     """
     with file_errors(files[0]):
-        if len(files) < 2:
-            raise OptionError("expected IN and OUT, or MODEL, TEXT and -o OUT, found one argument")
-        if out is not None and len(files) > 2:
-            raise OptionError(f"expected MODEL and TEXT before -o, found {len(files)} arguments")
-        if out is None and (chunks or tokenizer or process_output):
-            raise OptionError("--chunks, --tokenizer and --process-output measure a model: give MODEL, TEXT and -o OUT")
-        *inputs, target = files if out is None else (*files, out)
-        check_ending(target)
-        for file in inputs:
-            refuse_overwriting(target, file)
+        inputs, target = _inputs_and_target(files, out, bool(chunks or tokenizer or process_output))
     if out is not None:
         model, text = inputs
         with file_errors(text):
@@ -67,15 +58,38 @@ def imatrix(
                 progress=bar,
             )
     else:
-        matrices = []
-        for file in inputs:
-            with file_errors(file):
-                matrices.append(ImportanceMatrix.open(file, chunk_size=chunk_size))
-        with file_errors(target):
-            matrix = matrices[0] if len(matrices) == 1 else ImportanceMatrix.merge(matrices)
+        matrix = _merge(inputs, target, chunk_size)
     with file_errors(target):
         unused = matrix.save(target)
     matrices_text = format_count(matrix.columns.keys() - unused, "matrix", "matrices")
     echo(f"{target}: {matrices_text}, {format_count(matrix.chunk_count, 'chunk')}, {target.stat().st_size:,} bytes")
     echo(*(f"left out: {safe(name)} has no data" for name in unused))
     echo_written([target], "quantize", inputs[0] if out else "MODEL", "OUT", "IQ4_XS", "--imatrix", target)
+
+
+def _inputs_and_target(files: tuple[Path, ...], out: Path | None, of_model: bool) -> tuple[list[Path], Path]:
+    """Returns the files to read, and the file to write.
+
+    Raises OptionError if they do not fit, or if options are those of a model, and there is none.
+    """
+    if len(files) < 2:
+        raise OptionError("expected IN and OUT, or MODEL, TEXT and -o OUT, found one argument")
+    if out is not None and len(files) > 2:
+        raise OptionError(f"expected MODEL and TEXT before -o, found {len(files)} arguments")
+    if out is None and of_model:
+        raise OptionError("--chunks, --tokenizer and --process-output measure a model: give MODEL, TEXT and -o OUT")
+    *inputs, target = files if out is None else (*files, out)
+    check_ending(target)
+    for file in inputs:
+        refuse_overwriting(target, file)
+    return inputs, target
+
+
+def _merge(inputs: list[Path], target: Path, chunk_size: int) -> ImportanceMatrix:
+    """Returns the sum of importance matrices."""
+    matrices = []
+    for file in inputs:
+        with file_errors(file):
+            matrices.append(ImportanceMatrix.open(file, chunk_size=chunk_size))
+    with file_errors(target):
+        return matrices[0] if len(matrices) == 1 else ImportanceMatrix.merge(matrices)

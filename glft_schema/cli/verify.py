@@ -29,7 +29,7 @@ from glft_schema.codec.rules import REQUIRED, RULE_SETS
 from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.comparisons import errors_data
 from glft_schema.display import align, format_count, percent, wrap
-from glft_schema.errors import Finding, OptionError, Repair, quote, safe
+from glft_schema.errors import Finding, FormatError, OptionError, Repair, quote, safe
 from glft_schema.families.loader import BLOCK, LLAMA_CPP
 from glft_schema.files.container import Container, open_damaged
 from glft_schema.files.file import File
@@ -106,51 +106,70 @@ def verify(
         with file_errors(manifest):
             hashes = read_manifest(_read(manifest))
     with file_errors(file):
-        if sha256 is not None and not SHA256.fullmatch(sha256):
-            raise OptionError(f"expected 64 hexadecimal digits for --sha256, found {quote(sha256)}")
-        if is_old_matrix(file):
-            raise OptionError("an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
-        parsed, fault = open_damaged(file, mmap=False)
+        parsed, fault = _open(file, sha256)
     with file_errors(file), parsed:
         if fault:
             if values and parsed.tensors:
                 _print(parsed, {"values": values_outcome(parsed, exclude)}, as_json)
             raise fault
-        if exclude and against is None and derives_from is None and not values:
-            raise OptionError("--exclude requires --against, --derives-from or --values")
-        if imatrix and against is None and derives_from is None:
-            raise OptionError("--imatrix requires --against or --derives-from")
-        if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, REQUIRED}:
-            raise OptionError(f"expected a rule set of {parsed.format.name}, found {quote(unknown.pop())}")
+        _check_options(parsed, rules, exclude, imatrix, bool(against or derives_from), values)
         outcomes = {"rules": rules_outcome(parsed, rules)}
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
                 outcomes["fits"] = fits_outcome(parsed, base)
-        hashed = list[FileHash]()
         if manifest or sha256:
             with progress_bar("hashing") as bar:
                 hashed = hash_file(parsed, progress=bar)
-        if manifest:
-            with file_errors(manifest):
-                outcomes["manifest"] = manifest_outcome(hashed, hashes, str(manifest))
-        if sha256:
-            outcomes["sha256"] = manifest_outcome(hashed, [FileHash(sha256[-64:].lower(), parsed.name)], "--sha256")
+            if manifest:
+                with file_errors(manifest):
+                    outcomes["manifest"] = manifest_outcome(hashed, hashes, str(manifest))
+            if sha256:
+                outcomes["sha256"] = manifest_outcome(hashed, [FileHash(sha256[-64:].lower(), parsed.name)], "--sha256")
         if values:
             outcomes["values"] = values_outcome(parsed, exclude)
-        importance = None
-        if imatrix is not None:
-            with file_errors(imatrix):
-                importance = read_importance(imatrix)
-        if against is not None:
-            with file_errors(against):
-                outcomes["against"] = source_outcome(_derivations(parsed, against, importance, exclude), against, tolerance)
-        if derives_from is not None:
-            with file_errors(derives_from):
-                found = _derivations(parsed, derives_from, importance, exclude)
-            outcomes["derives_from"] = base_outcome(parsed, found, derives_from, imatrix)
+        outcomes |= _derivation_outcomes(parsed, against, derives_from, imatrix, exclude, tolerance)
         _print(parsed, outcomes, as_json)
     if not all(outcome.holds for outcome in outcomes.values()):
         raise Exit(FAILED)
+
+
+def _open(file: Path, sha256: str | None) -> tuple[File, FormatError | None]:
+    """Opens the file, and returns the error that ends its parse, if any."""
+    if sha256 is not None and not SHA256.fullmatch(sha256):
+        raise OptionError(f"expected 64 hexadecimal digits for --sha256, found {quote(sha256)}")
+    if is_old_matrix(file):
+        raise OptionError("an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
+    return open_damaged(file, mmap=False)
+
+
+def _check_options(
+    file: File, rules: Texts | None, exclude: Texts, imatrix: Path | None, is_derived: bool, values: bool
+) -> None:
+    """Raises OptionError for options that do not go together, or do not suit the format."""
+    if exclude and not is_derived and not values:
+        raise OptionError("--exclude requires --against, --derives-from or --values")
+    if imatrix and not is_derived:
+        raise OptionError("--imatrix requires --against or --derives-from")
+    if unknown := set(rules or ()).intersection(RULE_SETS) - {*file.format.rule_sets, REQUIRED}:
+        raise OptionError(f"expected a rule set of {file.format.name}, found {quote(unknown.pop())}")
+
+
+def _derivation_outcomes(
+    file: File, against: Path | None, derives_from: Path | None, imatrix: Path | None, exclude: Texts, tolerance: Any
+) -> dict[str, Outcome]:
+    """Returns the outcomes of the checks that quantize a source again."""
+    outcomes, importance = dict[str, Outcome](), None
+    if imatrix is not None:
+        with file_errors(imatrix):
+            importance = read_importance(imatrix)
+    if against is not None:
+        with file_errors(against):
+            outcomes["against"] = source_outcome(_derivations(file, against, importance, exclude), against, tolerance)
+    if derives_from is not None:
+        with file_errors(derives_from):
+            found = _derivations(file, derives_from, importance, exclude)
+        outcomes["derives_from"] = base_outcome(file, found, derives_from, imatrix)
+    return outcomes
 
 
 def _print(file: File, outcomes: dict[str, Outcome], as_json: bool) -> None:

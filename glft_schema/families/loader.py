@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from glft_schema.families.page import BLOCK_COUNT, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
 from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, locate
 from glft_schema.files.file import File
+from glft_schema.tensors.tensor import Tensor
 from glft_schema.words import suggestion
 
 LLAMA_CPP = "llama.cpp"
@@ -340,36 +341,47 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
             read.add(name)
             dims = dims_of(row.dims, numbers)
             expected = f"{dims} ({', '.join(_text(part) for part in row.dims.split())})"
-            if name not in tensors:
-                if row.required and applies:
-                    problem = f"expected a tensor {quote(name)}{f' with dims {expected}' if dims else ''}, found none"
-                    finding = _finding("tensors", first, first.format.table, problem, name)
-                    alike[_dims_and_number(name, dims or [0])].append(finding)
-                    yield finding
-                continue
-            shard, tensor = owners[name], tensors[name]
-            if dims and pad_dims(tensor.dims) != pad_dims(dims):
-                problem = f"expected dims {expected} of {quote(name)}, found {list(tensor.dims)}"
-                yield _finding("dims", shard, rows[shard.name].tensor(name, "dims"), problem, name)
-            if row.type and tensor.type.name != row.type:
-                problem = f"expected {row.type} for {quote(name)}, found {tensor.type.name}"
-                yield _finding("types", shard, rows[shard.name].tensor(name, "dtype"), problem, name)
+            if name in tensors:
+                yield from _misfits(row, tensors[name], dims, expected, owners[name], rows[owners[name].name])
+            elif row.required and applies:
+                problem = f"expected a tensor {quote(name)}{f' with dims {expected}' if dims else ''}, found none"
+                finding = _finding("tensors", first, first.format.table, problem, name)
+                alike[_dims_and_number(name, dims or [0])].append(finding)
+                yield finding
+    for finding in _unread_tensors(owners, read, rows, blocks, expected_blocks):
+        alike[_dims_and_number(finding.name, tensors[finding.name].dims)].append(finding)
+        yield finding
+    for found in alike.values():
+        if len(found) == 2 and found[0].rule != found[1].rule:  # a missing tensor, and the only one that may be it
+            found[0].repair = found[1].repair = "rename", found[1].name, found[0].name
+
+
+def _misfits(row: Loaded, tensor: Tensor, dims: Any, expected: str, shard: File, paths: RowPaths) -> Iterator[Finding]:
+    """Yields the findings of a tensor with other dims, or another type, than the loader expects."""
+    name = tensor.name
+    if dims and pad_dims(tensor.dims) != pad_dims(dims):
+        problem = f"expected dims {expected} of {quote(name)}, found {list(tensor.dims)}"
+        yield _finding("dims", shard, paths.tensor(name, "dims"), problem, name)
+    if row.type and tensor.type.name != row.type:
+        problem = f"expected {row.type} for {quote(name)}, found {tensor.type.name}"
+        yield _finding("types", shard, paths.tensor(name, "dtype"), problem, name)
+
+
+def _unread_tensors(
+    owners: Mapping[str, File], read: Collection[str], rows: Mapping[str, RowPaths], blocks: int, expected_blocks: str
+) -> Iterator[Finding]:
+    """Yields a finding for each tensor that the loader does not read, or for each unread block."""
     beyond = set[str]()
     for name, shard in owners.items():
         if name in read:
             continue
         problem = f"expected a tensor that llama.cpp loads, found {quote(name)}"
         if (match := BLOCK.match(name)) and int(match[1]) >= blocks:
-            if match[0] in beyond:  # one finding for each block
+            if match[0] in beyond:
                 continue
             beyond.add(match[0])
             problem = f"{expected_blocks}, found {quote(name)}"
-        finding = _finding("names", shard, rows[shard.name].tensor(name, "name"), problem, name)
-        alike[_dims_and_number(name, tensors[name].dims)].append(finding)
-        yield finding
-    for found in alike.values():
-        if len(found) == 2 and found[0].rule != found[1].rule:  # a missing tensor, and the only one that may be it
-            found[0].repair = found[1].repair = "rename", found[1].name, found[0].name
+        yield _finding("names", shard, rows[shard.name].tensor(name, "name"), problem, name)
 
 
 def _dims_and_number(name: str, dims: Iterable[int]) -> tuple[Any, ...]:

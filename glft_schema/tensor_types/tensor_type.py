@@ -273,15 +273,8 @@ class TensorType:
             TensorError: if the numbers would lose their meaning, or the importance is invalid or
                 missing; if they are no array.
         """
-        tensor = array_of(numbers)
-        if not isinstance(tensor, np.ndarray):
-            raise TensorError(f"expected a tensor or an array, found {quote(numbers)}", name)
-        if not self.takes(tensor.dtype):
-            raise TensorError(self.dtype_refusal(tensor.dtype), name)
+        tensor = self._array_to_encode(numbers, name)
         dims, rows = tensor.shape, tensor if tensor.ndim > 1 else tensor.reshape(1, -1)
-        self.nbytes(dims)
-        if not self.encoders:
-            raise TensorError(f"{self} can only be read: it has no encoder", name)
         if importance is None and self.needs_importance:
             raise TensorError(f"{self} requires an importance matrix", name)
         stacks = [None] if importance is None else importance_rows(importance, dims, name)
@@ -314,6 +307,18 @@ class TensorType:
                 lost=lost,
             )
         return fields
+
+    def _array_to_encode(self, numbers: Any, name: str) -> Array:
+        """Returns numbers as an array. Raises as `encode` for others than the type can encode."""
+        array = array_of(numbers)
+        if not isinstance(array, np.ndarray):
+            raise TensorError(f"expected a tensor or an array, found {quote(numbers)}", name)
+        if not self.takes(array.dtype):
+            raise TensorError(self.dtype_refusal(array.dtype), name)
+        self.nbytes(array.shape)
+        if not self.encoders:
+            raise TensorError(f"{self} can only be read: it has no encoder", name)
+        return array
 
     def _encoding(self, importance: Array | None, columns: int, name: str) -> tuple[Callable[[Array, Fields], None], bool]:
         """Returns a function that writes the fields of numbers [rows, in], and whether it may run
