@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from glft_schema.formats.registry import FORMATS
 from glft_schema.tensor_types.small_floats import IQ4_VALUES
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import F32, Q4, Row
+from tests.tools import sizes
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -27,6 +29,24 @@ PAGES = [ROOT / "README.md", ROOT / ".github" / "SECURITY.md", *sorted((ROOT / "
 
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_state_and_caches_are_listed_with_their_reasons() -> None:
+    text = (ROOT / "docs" / "design.md").read_text("utf-8")
+    figures: dict[str, Any] = sizes.count(sizes.PACKAGE)
+    counted = {
+        "globals that functions change": figures["globals that functions change"],
+        "context variable, `eval` and `exec`": figures["context variables"] + figures["`eval` and `exec`"],
+        "caches": figures["caches"],
+    }
+    for head, expected in counted.items():
+        rows = text.partition(f"| {head} | reason |")[2].partition("\n\n")[0]
+        listed = set[str]()
+        for entry in (entry for row in rows.splitlines()[2:] for entry in row.split("|")[1].split(";")):
+            module, _, names = entry.replace("`", "").strip().partition(": ")
+            listed |= {f"{module}: {name}" if name else module for name in names.split(", ")}
+        assert listed == set(expected)
+    assert figures["class names defined twice"] == []
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""Counts what the package consists of: ``python -m tests.tools.sizes``.
+"""Counts what the package consists of: ``python -m tests.tools.sizes [--list] [FOLDER]``.
 
 The figures are those of the table in docs/design.md. ``--list`` also prints what was counted: the
 class names that are defined twice, the long functions, the changing globals and the caches.
@@ -110,6 +110,9 @@ def count(package: Path) -> dict[str, int | list[str]]:
                         found["functions"].append(f"{where}: {name} {lines}")
                     if set(decorators(node)) & {*CACHES}:
                         found["caches"].append(f"{where}: {name}")
+                case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.Call() as value):
+                    if any(isinstance(each, ast.Name) and each.id in CACHES for each in ast.walk(value)):
+                        found["caches"].append(f"{where}: {ast.unparse(target)}")
                 case ast.Call(func=ast.Name(id="ContextVar")):
                     found["context variables"].append(where)
                 case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
@@ -142,7 +145,8 @@ def public(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    for what, figure in count(PACKAGE).items():
+    folders = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
+    for what, figure in count(folders[0] if folders else PACKAGE).items():
         print(f"| {what} | {len(figure) if isinstance(figure, list) else f'{figure:,}'} |")
         if "--list" in sys.argv and isinstance(figure, list):
             print(*(f"    {each}" for each in figure), sep="\n")
