@@ -322,7 +322,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """A sentence with the location, as of an error. It states no name twice."""
+        """A sentence with the location, as errors have it. It states each name once."""
         name = self.tensor or self.key or ""
         is_stated = bool(name) and (quote(name) in self.problem or f" {name}" in self.problem)
         tensor, key = (None, None) if is_stated else (self.tensor, self.key)

@@ -2,7 +2,7 @@
 
     from glft_schema.gguf_reader import GGUFReader  # instead of: from gguf import GGUFReader
 
-Fields, parts and tensors are those of gguf-py 0.19, but for three things. ``parts`` and ``data``
+Fields, parts and tensors are those of gguf-py 0.19, with three exceptions. ``parts`` and ``data``
 are sequences whose items are made when they are taken. The enumerations `GGUFValueType` and
 `GGMLQuantizationType` are made of the declaration; their members equal gguf-py's, as numbers. GGUF
 v1 is read, too, and the file is checked as `glft_schema.open` checks it.

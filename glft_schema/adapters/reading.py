@@ -175,7 +175,7 @@ def _finite(value: object, path: str, file: str) -> float:
 
 
 def _pairs(tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]) -> Iterator[tuple[str, tuple[Array, Array]]]:
-    """Yields A and B by the name of what they change; those of an embedding as of a linear layer.
+    """Yields A and B by the name of their weight; those of an embedding are transposed.
 
     Raises TensorError if one of them is missing, or they do not fit.
     """

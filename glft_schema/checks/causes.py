@@ -101,7 +101,7 @@ def explain(file: File, findings: list[Finding]) -> str:
 
 
 def _place(finding: Finding) -> tuple[str, str, str]:
-    """Returns what a finding has in common with the same one in a trial."""
+    """Returns a key that a finding shares with the same finding in a trial."""
     return finding.rule, finding.path, finding.name
 
 

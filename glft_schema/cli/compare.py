@@ -151,7 +151,7 @@ def _as_data(
 
 
 def _print(sides: tuple[_Side, _Side], comparison: Comparison, ran: list[str], most: int | None) -> None:
-    """Prints the comparison, with at most so many tensors."""
+    """Prints the comparison, with at most `most` tensors."""
     lines = (f"{letter} {safe(str(path))}: {_about_text(checkpoint)}" for letter, path, checkpoint in sides)
     echo(*lines, *comparison.summary, *ran)
     changes, tensors = metadata_rows(comparison.metadata), tensor_rows(comparison.differing)

@@ -511,7 +511,7 @@ class JsonRule(Check):
 
 
 class _RowTrace:
-    """The trace of one row, whose fields are where the text has them, and derived ones nowhere."""
+    """The trace of one row. Fields have their positions in the text; derived fields have none."""
 
     def __init__(self, trace: Trace, stream: Any, spans: Mapping[str, tuple[int, int]]) -> None:
         self._trace, self._stream, self._spans = trace, stream, spans

@@ -80,7 +80,7 @@ class Check(construct.Construct):
         raise NotImplementedError
 
     def needs(self) -> set[str] | None:
-        """Returns the fields that it reads; None if it is checked where it stands in the Struct."""
+        """Returns the fields that it reads, or None to check it at its position in the Struct."""
         return None
 
     def report(

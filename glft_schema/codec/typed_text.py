@@ -54,9 +54,9 @@ def from_value_text(text: str, type_text: str, types: Any, path: str) -> StoredV
 
 
 def how_to_write(text: str, type_text: str) -> str:
-    """Returns the end of an error about a text that is not JSON of a type: what to write instead.
+    """Returns the end of an error about a text that is not JSON of a type, with a correction.
 
-    Empty if it is not clear what the text means, or if it is long.
+    Empty if the meaning of the text is unclear, or if it is long.
     """
     meant: Any = None
     if type_text == STRING:

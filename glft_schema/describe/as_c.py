@@ -294,7 +294,7 @@ class _Header(NodeWords):
     # Nodes in words
 
     def words_after_count(self, member: _Member) -> str:
-        """Returns what a member is, in words that refer to the length or count before it."""
+        """Returns the description of a member, which refers to the length or count before it."""
         if isinstance(member.node, s.TextNode):
             return f"{member.name}_len bytes of UTF-8"
         if isinstance(member.node, s.CountedNode):

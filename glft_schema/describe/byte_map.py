@@ -377,7 +377,7 @@ class _ParsedFields:
         return ByteRange(start, end, "", UNCLAIMED, "bytes", "not covered by any declared field")
 
     def _json_parts(self, span: FieldSpan) -> Iterator[ByteRange]:
-        """Yields what a JSON text has besides its rows: entries, values of keys, and padding."""
+        """Yields the parts of a JSON text other than rows: entries, values of keys, and padding."""
         rows, number = span.value, 0
 
         def json(part: JsonPart, doc: str, name: str, *steps: str) -> ByteRange:

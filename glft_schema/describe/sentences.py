@@ -74,7 +74,7 @@ class NodeWords:
         return f"the {name}"
 
     def words(self, node: s.Node) -> str:
-        """Returns what a node is, in words."""
+        """Returns the description of a node."""
         match node:
             case s.NumberNode():
                 return self.number(node)

@@ -124,7 +124,7 @@ class Holdings:
 
 
 def _common(wanted: range, offset: int, size: int) -> tuple[slice, slice]:
-    """Returns which numbers of a chunk's dim are wanted, and where in the wanted range they are."""
+    """Returns the wanted indices of a chunk's dim, and their positions in the wanted range."""
     first = max(-(-(offset - wanted.start) // wanted.step), 0)
     last = min(-(-(offset + size - wanted.start) // wanted.step), len(wanted))
     held = wanted[first : max(last, first)]

@@ -197,7 +197,7 @@ def finished_units(run: Sequence[Unit], spans: Sequence[PlannedSpan], steps: Ste
 
 
 def _writing(fd: int, path: StrPath, order: ByteOrder, origins: Origins) -> Steps:
-    """Returns steps that encode and write bytes of a span, and hash what they are made from."""
+    """Returns steps that encode and write bytes of a span, and hash their source."""
 
     def steps(span: PlannedSpan, first: int, last: int) -> Iterator[int]:
         for at, piece in span.pieces(first, last, order, origins.add):

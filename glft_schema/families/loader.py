@@ -385,7 +385,7 @@ def _unread_tensors(
 
 
 def _dims_and_number(name: str, dims: Iterable[int]) -> tuple[Any, ...]:
-    """Returns what a tensor has in common with the same one under another name."""
+    """Returns a key that a tensor shares with the same tensor under another name."""
     return (*pad_dims(dims), *re.findall("[0-9]+", name)[:1])
 
 

@@ -139,7 +139,7 @@ class T(NamedTuple):
         return (self.gguf,) if isinstance(self.gguf, str) else self.gguf
 
     def loader_tensors(self) -> Iterator[Loaded]:
-        """Yields what the loader reads: the weight, its bias, and scales of a matrix in NVFP4."""
+        """Yields the tensors that the loader reads: weight, bias, and the scales of NVFP4."""
         name, (*columns, rows) = self.names[0], self.dims.split()
         weight, in_block = f"{name}.weight", name.removeprefix("blk.{i}.")
         yield Loaded(weight, self.dims, self.required, self.when, self.type)

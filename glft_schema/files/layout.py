@@ -63,7 +63,7 @@ class Layout(NamedTuple):
 
 
 class _Recorder:
-    """A stream that keeps bytes, and the spans of what is not written yet."""
+    """A stream that keeps bytes, and the spans of bytes that are written later."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

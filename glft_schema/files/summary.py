@@ -58,8 +58,8 @@ def largest_first(totals: Mapping[TensorType, Totals]) -> list[tuple[TensorType,
 
 
 def headline(file: HasFile) -> str:
-    """Returns what a file holds: "llama, 134.5 M parameters, 30 layers, 8,192 context, 49,152
-    tokens, Q4_1 (mostly), 5.74 bits per weight, 98.36 MB"."""
+    """Returns the contents of a file in one line: "llama, 134.5 M parameters, 30 layers, 8,192
+    context, 49,152 tokens, Q4_1 (mostly), 5.74 bits per weight, 98.36 MB"."""
     kind, *counts = file.format.summary(file.metadata) or [file.format.name]
     totals = totals_by_type(file.tensors.values())
     total, nbytes = sum(one.weights for one in totals.values()), sum(one.nbytes for one in totals.values())

@@ -59,7 +59,7 @@ BYTE_ORDER = '"byte_order" / ByteOrderOf(BIG)'
 
 
 def first_mistake(format: Format) -> str | None:
-    """Returns what is wrong with a declaration and what to write, or None."""
+    """Returns the first mistake in a declaration and its correction, or None."""
     return next((f"{format.name}: {mistake}" for mistake in _mistakes(format)), None)
 
 

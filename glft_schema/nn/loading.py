@@ -121,7 +121,7 @@ def fill(
     Args:
         module: any module.
         found: the tensors.
-        source: what they are from, for errors.
+        source: the file, for errors.
         packed: as in `load_into`.
         strict: as in `load_into`.
         device: as in `load_into`.

@@ -1,4 +1,4 @@
-"""Saves modules with packed weights: `stored_tensors`, and models with a `save_pretrained`."""
+"""Saving of modules with packed weights: `stored_tensors`, and models with `save_pretrained`."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class TranslationUnit:
         return self.add(id(numbers), numbers, array.name, text, self._tables)
 
     def function(self, function: Function, sentence: str = "", restrict: str = "") -> str:
-        """Returns the name in C of a function, after adding it and what it calls."""
+        """Returns the name in C of a function, after adding it and its callees."""
         if id(function) not in self.names:
             text = Printer(self, function, restrict).text(sentence or function.sentence)
             self.add(id(function), function, function.name, text)
@@ -426,7 +426,7 @@ def _wrap(function: str) -> str:
 
 
 def _lengths(function: Function) -> list[str]:
-    """Returns the arrays whose lengths are parameters in C: those that it or what it calls uses."""
+    """Returns the arrays whose lengths are parameters in C, used by the function or its callees."""
     used = {part.name for part in walk(function.body) if isinstance(part, tree.ArrayLength)}
     for part in walk(function.body):
         if isinstance(part, (tree.Call, tree.Invoke)):

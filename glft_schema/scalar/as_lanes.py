@@ -58,7 +58,7 @@ def blocks_in_lanes(unit: TranslationUnit, layout: ScalarLayout, function: Funct
 def in_lanes(
     unit: TranslationUnit, function: Function, scalars: Collection[str], owned: Collection[str], tables: Collection[str] = ()
 ) -> str:
-    """Returns the name in C of a function in lanes, after adding it and what it calls.
+    """Returns the name in C of a function in lanes, after adding it and its callees.
 
     Args:
         unit: to add it to.

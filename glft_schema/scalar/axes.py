@@ -21,8 +21,8 @@ def fit(index: Index, rank: int) -> Index:
 
 
 def steps_of(whole: Index, used: Index) -> tuple[int, tuple[int, ...], Index] | None:
-    """Returns the first number and the steps of an index that is linear where it is used, and
-    all numbers of the linear one."""
+    """Returns the first number and the steps of an index that is linear in its use, and all
+    numbers of the linear index."""
     products, steps = np.zeros(whole.shape, np.int64), []
     for axis, place in enumerate(np.indices(whole.shape)):
         both = np.delete(used, 0, axis) & np.delete(used, -1, axis)
@@ -59,7 +59,7 @@ def dense(sizes: Sequence[int]) -> list[int]:
 
 
 def parts_of(loop: tree.For, count: int) -> tuple[int, ...]:
-    """Returns the sizes of a loop's axes: it is cut where its variable is divided or compared."""
+    """Returns the sizes of a loop's axes. Divisions and comparisons of its variable split it."""
     cuts = set[int]()
     for part in walk(loop.body):
         if isinstance(part, tree.Binary) and part.sign in ("//", "%", "<", ">=") and isinstance(part.right, Literal):

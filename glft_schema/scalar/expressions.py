@@ -275,7 +275,7 @@ class ExpressionReader(ABC):
     # Calls
 
     def callee(self, node: ast.Call) -> Any:
-        """Returns what is called, by name."""
+        """Returns the called function."""
         return (
             self.names.get(node.func.id) if isinstance(node.func, ast.Name) and node.func.id not in self.environment else None
         )
@@ -355,7 +355,7 @@ def _span_of(array: ArrayReference) -> tree.Span:
 
 
 def _signature(argument: Value) -> Any:
-    """Returns what the tree of a called function depends on."""
+    """Returns the part of an argument that the tree of a called function depends on."""
     if isinstance(argument, Expression):
         return argument.kind, argument.span
     return argument.type, _span_of(argument), id(argument.table)

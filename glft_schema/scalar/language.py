@@ -120,8 +120,8 @@ class ScalarError(ValueError):
 
 
 def alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Marks a function whose loops differ much in length from block to block: where blocks are
-    computed side by side, it is called for one after the other."""
+    """Marks a function whose loops differ much in length from block to block. It is called block
+    by block, also by code that computes several blocks at once."""
     function.alone = True  # type: ignore[attr-defined]
     return function
 

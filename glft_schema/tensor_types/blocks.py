@@ -157,7 +157,7 @@ def fault_of(type_: TensorType, weights: int) -> str | None:
 
 
 def _mistake_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) -> str | None:
-    """Returns what is wrong with the declarations for checks of values, or None."""
+    """Returns the mistake in the declarations for checks of values, or None."""
     names = [field.name for field in block.subcons]
     if not isinstance(scales or {}, Mapping) or not all(callable(floats) for floats in (scales or {}).values()):
         return f"write scales as a mapping of fields to functions, found {quote(scales)}"
@@ -169,7 +169,7 @@ def _mistake_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) ->
 
 
 def _mistake(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: Any) -> str | None:
-    """Returns what is wrong with a declaration and what to write, or None."""
+    """Returns the mistake in a declaration and its correction, or None."""
     if not isinstance(name, str) or not name:
         return f"write the name as text, found {name!r}"
     if type(weights) is not int or weights < 1:

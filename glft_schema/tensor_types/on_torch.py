@@ -46,7 +46,7 @@ def decode(
         out: the destination, contiguous, of this shape, dtype and device; new memory by default.
 
     Raises:
-        FormatError: if rows of the type cannot have so many numbers.
+        FormatError: if rows of the type cannot have `columns` numbers.
         ValueError: if a field or `out` of a quantized type has another shape or dtype.
     """
     dtype = dtype or (dtype_in_torch(type_.dtype) if out is None else out.dtype)

@@ -363,7 +363,7 @@ class TensorType:
             out: the destination, contiguous, of this shape and such a dtype; new memory by default.
 
         Raises:
-            FormatError: if rows of the type cannot have so many numbers.
+            FormatError: if rows of the type cannot have `columns` numbers.
             ValueError: if a field or `out` of a quantized type has another shape or dtype.
         """
         if self.exact:
@@ -395,7 +395,7 @@ class TensorType:
 
     def check_shapes(self, fields: Mapping[str, Sequence[int]], out: Sequence[int], columns: int) -> None:
         """Raises ValueError unless the shapes of fields and weights are those of rows of `columns`
-        numbers; FormatError if rows cannot have so many."""
+        numbers; FormatError if rows cannot have that length."""
         self.nbytes([1, columns])
         rows = out[0]
         if tuple(out) != (rows, columns):

@@ -71,7 +71,7 @@ def _has_zero_gaps(data: Any) -> bool:
 
 
 def show_gaps(data: Any) -> str:
-    """Returns the size of a region and where its gaps are, for errors."""
+    """Returns the size of a region and the offsets of its gaps, for errors."""
     return f"{data.size} bytes with gaps at {quote([gap.offset for gap in data.gaps])}"
 
 

@@ -390,8 +390,8 @@ def _write_span(stream: Any, span: Zeros | GapBytes | Payload) -> int:
 
 
 def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, alignment: int) -> str:
-    """Returns what is left of a truncated file, or an empty string if wrong offsets or sizes are
-    more likely: gaps between payloads, or more bytes than files have."""
+    """Returns a description of the complete part of a truncated file. An empty string if wrong
+    offsets or sizes are more likely: gaps between payloads, or more bytes than files have."""
     spans = list(zip((row.offset for row in rows), extents, strict=True))
     end = max(map(sum, spans))
     gaps, found, expected = gaps_between(sorted(set(spans)), end), start + size, start + end

@@ -446,7 +446,7 @@ class Tensor:
         return bool(self._source.mapped and self.type.exact and self.order == LITTLE)
 
     def _part(self, index: Indices) -> MatrixBlock:
-        """Returns where a part is. Raises IndexError as `read`."""
+        """Returns the location of a part. Raises IndexError as `read`."""
         ranges, dropped = self._ranges(index)
         shape = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
         if 0 in shape:

@@ -80,7 +80,7 @@ def _entry(case: Case, file: str) -> dict[str, Any]:
 
 
 def _contents(stored: bytes) -> list[dict[str, Any]]:
-    """Returns what a reader must find: tensors, with the SHA-256 of numbers of known types."""
+    """Returns the expected contents: tensors, with the SHA-256 of numbers of known types."""
     found = []
     for tensor in Container.parse(stored).tensors.values():
         stored_name = tensor.name.encode("utf-8", "surrogateescape")

@@ -69,7 +69,7 @@ class ColumnSums(NamedTuple):
 @with_display
 @dataclass(frozen=True)
 class ImportanceMatrix:
-    """An importance matrix, with what is needed to merge it with others.
+    """An importance matrix, with the counts that merging it with others requires.
 
     Attributes:
         columns: by name of the matrix; the attribute has arrays, also of torch tensors.

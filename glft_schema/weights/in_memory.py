@@ -43,7 +43,7 @@ def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: An
 
 @cache
 def packed_tensors() -> Any:
-    """Returns what is known of tensors with packed weights, such as those of a module's state dict:
+    """Returns the types and shapes of packed weights, such as those of a module's state dict:
     tensor -> (type, shape)."""
     from torch.utils.weak import WeakTensorKeyDictionary
 

@@ -32,7 +32,7 @@ Fields = Mapping[str, "torch.Tensor"]
 Step = Callable[[Any, Fields, Fields], None]  # formula, arguments, destinations
 
 SIZES = (1 << 26, 1 << 22)  # numbers in a chunk: large ones amortize the call, small ones serve small tensors
-ALIGNED = 16  # a chunk is a multiple of so many rows, so that vector loads of all its fields are aligned
+ALIGNED = 16  # a chunk is a multiple of 16 rows, so that vector loads of all its fields are aligned
 BACKEND = "inductor"
 
 _COMPILED: dict[Hashable, Step] = {}

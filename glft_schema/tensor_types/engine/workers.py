@@ -38,7 +38,7 @@ os.register_at_fork(after_in_child=forget_threads)
 
 
 def in_one_thread(function: Callable[[], None]) -> None:
-    """Calls a function where torch uses one thread.
+    """Calls a function with torch limited to one thread.
 
     Operations on chunks gain little from more: on an idle machine a half, while on a busy one each
     waits for all threads, and takes up to twenty times as long. A forked child would wait for ever.

@@ -89,7 +89,7 @@ def holds(check: Check, context: Context) -> bool:
 
 
 def with_value(context: Context, name: str, value: Any) -> Any:
-    """Returns `context` with another value of a field, and what is derived from it."""
+    """Returns `context` with another value of a field, and the values derived from it."""
     changed = Context(context)
     changed[name] = value
     derive(changed, context.get("_declared"))

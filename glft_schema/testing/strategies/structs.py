@@ -39,7 +39,7 @@ ValuesOf = Callable[[Any, Any], "st.SearchStrategy[Any]"]
 
 @dataclass(frozen=True)
 class Knobs:
-    """Restrictions of what is drawn.
+    """Restrictions of drawn values.
 
     Attributes:
         rules: the rule sets to keep to.
