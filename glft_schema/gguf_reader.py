@@ -91,12 +91,12 @@ class Parts(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> list[Array]: ...
     def __getitem__(self, index: int | slice) -> Array | list[Array]:
-        found = range(len(self))[index]
-        if not isinstance(found, int):
-            return [self[number] for number in found]
-        which = bisect_right(self._ends, found)
+        taken = range(len(self))[index]
+        if not isinstance(taken, int):
+            return [self[number] for number in taken]
+        which = bisect_right(self._ends, taken)
         run = self._runs[which]
-        return run.part(self._data, found - self._ends[which] + run.n_parts)
+        return run.part(self._data, taken - self._ends[which] + run.n_parts)
 
 
 class ReaderField(NamedTuple):
@@ -121,10 +121,10 @@ class ReaderField(NamedTuple):
         if not self.types:
             return None
         is_text = self.types[-1] == GGUFValueType["STRING"]
-        found = self.data[index_or_slice if self.types[0] == GGUFValueType["ARRAY"] else 0]
-        if isinstance(found, int):
-            return self._plain(found, is_text)
-        return [self._plain(index, is_text) for index in found]
+        values = self.data[index_or_slice if self.types[0] == GGUFValueType["ARRAY"] else 0]
+        if isinstance(values, int):
+            return self._plain(values, is_text)
+        return [self._plain(index, is_text) for index in values]
 
     def _plain(self, index: int, is_text: bool) -> Any:
         part = self.parts[index]

@@ -51,8 +51,8 @@ def suggestion(name: object, names: Iterable[str]) -> str:
     """
     by_lower, text = {known.lower(): known for known in names}, str(name).lower()
     close = closest(text, [*by_lower])
-    found = [close] if close is not None else [known for known in by_lower if text and known.startswith(text)][:SHOWN]
-    return f"; did you mean {alternatives(quote(by_lower[known]) for known in found)}?" if found else ""
+    matches = [close] if close is not None else [known for known in by_lower if text and known.startswith(text)][:SHOWN]
+    return f"; did you mean {alternatives(quote(by_lower[known]) for known in matches)}?" if matches else ""
 
 
 def check_options(function: Callable[..., Any], options: Iterable[str], known: type) -> None:

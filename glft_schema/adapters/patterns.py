@@ -138,15 +138,15 @@ def matches(code: Code, text: str) -> bool:
 
 def _reach(code: Code, positions: list[int], at: int, text: str) -> set[int]:
     """Returns the positions that are reached without a letter, `at` letters into the text."""
-    found = set[int]()
+    reached = set[int]()
     while positions:
         i = positions.pop()
-        if i in found:
+        if i in reached:
             continue
-        found.add(i)
+        reached.add(i)
         instruction = code[i] if i < len(code) else ""
         if isinstance(instruction, tuple):
             positions += (i + jump for jump in instruction)
         elif (instruction == "^" and at == 0) or (instruction == "$" and at == len(text)):
             positions.append(i + 1)
-    return found
+    return reached

@@ -68,9 +68,9 @@ class Update(NamedTuple):
     def rows(self, rows: slice) -> Array:
         """Returns rows of the update, float32."""
         with np.errstate(all="ignore"):
-            found: Array = float32_of(self.up[rows]) @ float32_of(self.down)
-            found *= np.float32(self.scale)
-        return found
+            update: Array = float32_of(self.up[rows]) @ float32_of(self.down)
+            update *= np.float32(self.scale)
+        return update
 
 
 def read_updates(adapter: StrPath, base: File) -> dict[str, Update]:
@@ -179,7 +179,7 @@ def _pairs(tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]) -> Ite
 
     Raises TensorError if one of them is missing, or they do not fit.
     """
-    found: dict[str, dict[str, tuple[str, Array]]] = {}
+    halves: dict[str, dict[str, tuple[str, Array]]] = {}
     for name, tensor in tensors.items():
         if name.endswith(COPIED):
             continue
@@ -191,11 +191,11 @@ def _pairs(tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]) -> Ite
             side, values = ("B", values) if side == "A" else ("A", values.T)
         elif match.groupdict().get("embedding"):  # [rank, rows] and [columns, rank]
             side, values = {"A": "B", "B": "A"}[side], values.T
-        sides = found.setdefault(match["name"], {})
+        sides = halves.setdefault(match["name"], {})
         if side in sides:
             raise TensorError(f"expected one tensor {side} of this layer, found also {quote(sides[side][0])}", name)
         sides[side] = name, values
-    for name, sides in found.items():
+    for name, sides in halves.items():
         if len(sides) < 2:
             raise TensorError("expected both A and B of LoRA, found one", next(iter(sides.values()))[0])
         a, b = sides["A"][1], sides["B"][1]

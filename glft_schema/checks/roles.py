@@ -214,8 +214,8 @@ def check_fit(adapter: File | StrPath, base: File | StrPath) -> list[Finding]:
     if GGML not in base.format.rule_sets or ARCHITECTURE not in base.metadata:
         raise OptionError(f"expected a GGUF model with {ARCHITECTURE}, found {quote(base.name)} ({base.format.name})")
     misfits = FITTING[role.name](adapter, base)
-    found = [Finding(f"{role.name}-{FITS}", (FITS,), path, problem) for path, problem in misfits]
-    return locate(adapter, [*role_findings(adapter, role, to_load=True), *found])
+    findings = [Finding(f"{role.name}-{FITS}", (FITS,), path, problem) for path, problem in misfits]
+    return locate(adapter, [*role_findings(adapter, role, to_load=True), *findings])
 
 
 def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:

@@ -145,9 +145,9 @@ def _as_data(
 ) -> dict[str, Any]:
     """Returns the comparison for JSON."""
     ran = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
-    found = {"predictions": {key: as_json_value(value) for key, value in ran.items()}} if ran else {}
+    entry = {"predictions": {key: as_json_value(value) for key, value in ran.items()}} if ran else {}
     a, b = (_about(side.path, side.checkpoint) for side in sides)
-    return {"a": a, "b": b, **comparison_data(comparison), **found}
+    return {"a": a, "b": b, **comparison_data(comparison), **entry}
 
 
 def _print(sides: tuple[_Side, _Side], comparison: Comparison, ran: list[str], most: int | None) -> None:

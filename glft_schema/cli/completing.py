@@ -47,11 +47,11 @@ def complete(kind: str, ctx: click.Context, parameter: click.Parameter, incomple
     at = max(incomplete.rfind("="), incomplete.rfind(",")) + 1  # of PATTERN=TYPE or TYPE,...
     given = [*map(str, ctx.params.values()), *ctx.args]  # args, if the option's value is missing
     try:
-        found = [*words(kind, next(filter(os.path.isfile, given), ""))]
+        candidates = [*words(kind, next(filter(os.path.isfile, given), ""))]
     except Exception:  # a shell shows no errors
         return []
     ending = "=" if parameter.metavar in ("KEY=VALUE", "OLD=NEW", "NAME=NUMBER") else ""
-    fitting = [word for word in found if word.lower().startswith(incomplete[at:].lower())]
+    fitting = [word for word in candidates if word.lower().startswith(incomplete[at:].lower())]
     if kind == "formats" and not fitting:
         return [CompletionItem(incomplete, type="file")]
     return [CompletionItem(f"{incomplete[:at]}{word}{ending}") for word in fitting]

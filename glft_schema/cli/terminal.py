@@ -76,8 +76,8 @@ def echo_written(paths: Sequence[str | Path], *following: object) -> None:
     if sys.stdout.isatty():
         files = [file for path in map(Path, paths) for file in (path.iterdir() if path.is_dir() else [path])]
         nbytes = size_text(sum(file.stat().st_size for file in files))
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        echo(f"wrote {paths[0]}{more}: {nbytes} in {time.monotonic() - STARTED:.1f} s")
+        rest = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        echo(f"wrote {paths[0]}{rest}: {nbytes} in {time.monotonic() - STARTED:.1f} s")
         echo(f"next: glft {shlex.join(map(str, following))}")
 
 

@@ -167,8 +167,8 @@ def _derivation_outcomes(
             outcomes["against"] = source_outcome(_derivations(file, against, importance, exclude), against, tolerance)
     if derives_from is not None:
         with file_errors(derives_from):
-            found = _derivations(file, derives_from, importance, exclude)
-        outcomes["derives_from"] = base_outcome(file, found, derives_from, imatrix)
+            derivations = _derivations(file, derives_from, importance, exclude)
+        outcomes["derives_from"] = base_outcome(file, derivations, derives_from, imatrix)
     return outcomes
 
 
@@ -197,27 +197,27 @@ def _read(manifest: Path) -> bytes:
 def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     """Checks rule sets, by default those that apply to the file."""
     verdict = report(file, list(rules))
-    found = [(Path(file.shards[i].name).name, finding) for i, finding in verdict.findings]
-    state = format_count(found, "rule violation") if found else "all rules hold"
+    findings = [(Path(file.shards[i].name).name, finding) for i, finding in verdict.findings]
+    state = format_count(findings, "rule violation") if findings else "all rules hold"
     size = f"{format_count(file.tensors, 'tensor')}, {file.nbytes:,} bytes"
     lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(verdict.sets)})"]
     if verdict.not_checked:
         lines[0] += f"; {LLAMA_CPP}: not checked, {verdict.not_checked}"
     elif verdict.failures and not rules:
         lines[0] += f"; {LLAMA_CPP} refuses the file"
-    is_set, parts = len(file.shards) > 1, _repair(file, [finding.repair for _, finding in found])
-    lines += _findings([one for one in found if not one[1].explained], is_set, FINDINGS)
+    is_set, parts = len(file.shards) > 1, _repair(file, [finding.repair for _, finding in findings])
+    lines += _findings([one for one in findings if not one[1].explained], is_set, FINDINGS)
     if verdict.cause:
-        lines += [verdict.cause, *_findings([one for one in found if one[1].explained], is_set, FINDINGS)]
+        lines += [verdict.cause, *_findings([one for one in findings if one[1].explained], is_set, FINDINGS)]
     if parts:
-        repaired = sum(finding.repair is not None for _, finding in found)
-        lines += [f"to repair {repaired} of {format_count(found, 'violation')}:", *(f"  {part} \\" for part in parts)]
+        repaired = sum(finding.repair is not None for _, finding in findings)
+        lines += [f"to repair {repaired} of {format_count(findings, 'violation')}:", *(f"  {part} \\" for part in parts)]
         lines[-1] = lines[-1].removesuffix(" \\")
     if file.tensors.gaps:
         lines.append(gaps_text(file))
     data: dict[str, Any] = {"checked": verdict.sets, "enforced": verdict.enforced, "failures": len(verdict.failures)}
     data |= {"not_checked": {LLAMA_CPP: verdict.not_checked} if verdict.not_checked else {}, "cause": verdict.cause or None}
-    data |= {"repair": " ".join(map(str.strip, parts)) or None, "broken": _findings_data(found)}
+    data |= {"repair": " ".join(map(str.strip, parts)) or None, "broken": _findings_data(findings)}
     return Outcome(lines, data, not verdict.failures)
 
 
@@ -254,12 +254,12 @@ def _findings_data(found: list[tuple[str, Finding]]) -> list[dict[str, Any]]:
 
 def fits_outcome(adapter: File, base: File) -> Outcome:
     """Tells whether an adapter fits a model."""
-    found = [(Path(adapter.name).name, finding) for finding in check_fit(adapter, base)]
+    findings = [(Path(adapter.name).name, finding) for finding in check_fit(adapter, base)]
     lines = [f"{safe(adapter.name)} fits {safe(base.name)}"]
-    if found:
-        lines = [f"{safe(adapter.name)} does not fit {safe(base.name)}: {format_count(found, 'misfit')}"]
-        lines += _findings(found, False, len(found))
-    return Outcome(lines, {"base": base.name, "misfits": _findings_data(found)}, not found)
+    if findings:
+        lines = [f"{safe(adapter.name)} does not fit {safe(base.name)}: {format_count(findings, 'misfit')}"]
+        lines += _findings(findings, False, len(findings))
+    return Outcome(lines, {"base": base.name, "misfits": _findings_data(findings)}, not findings)
 
 
 def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], name: str) -> Outcome:
@@ -302,12 +302,12 @@ def values_outcome(file: File, exclude: Sequence[str]) -> Outcome:
 
 
 def _derivations(file: File, base: Path, importance: dict[str, Any] | None, exclude: Sequence[str]) -> list[Derivation]:
-    found, entries = list[Derivation](), open_beside(open_entries(base), base, file)
+    derivations, entries = list[Derivation](), open_beside(open_entries(base), base, file)
     with progress_bar("comparing") as bar:
         for derivation in check_derivation(file, entries, importance=importance, exclude=exclude):
-            found.append(derivation)
-            bar(derivation.name, len(found) / max(len(entries.tensors), len(found)))
-    return found
+            derivations.append(derivation)
+            bar(derivation.name, len(derivations) / max(len(entries.tensors), len(derivations)))
+    return derivations
 
 
 def source_outcome(found: list[Derivation], path: Path, tolerance: float) -> Outcome:

@@ -77,13 +77,13 @@ def requantizing_note(written: Sequence[WrittenTensor]) -> list[str]:
 
 def fallbacks(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns lines: tensors with another type than the requested or stored one, and why."""
-    found: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for tensor in written:
         if tensor.note:
             name = safe(re.sub(r"\b\d+\b", "N", tensor.name))
-            found.setdefault((tensor.type.scheme, FOUND.sub("", tensor.note)), []).append(name)
-    lines = ["fallback types:"] if found else []
-    for (scheme, reason), names in found.items():
+            groups.setdefault((tensor.type.scheme, FOUND.sub("", tensor.note)), []).append(name)
+    lines = ["fallback types:"] if groups else []
+    for (scheme, reason), names in groups.items():
         kinds = [*dict.fromkeys(names)]
         rest = f" and {len(kinds) - 4} more" if len(kinds) > 4 else ""
         lines.append(f"  {len(names)} as {scheme} ({', '.join(kinds[:4])}{rest}): {reason}")

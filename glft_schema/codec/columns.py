@@ -72,10 +72,10 @@ class Rows(Sequence[Record]):
             return [self[i] for i in range(*index.indices(len(self)))]
         shared = self.kinds[self.kind[index]]
         record: Record = object.__new__(self._record)
-        for put, values in self._put_others:
-            put(record, values[index])
-        for put, value in zip(self._put_repeated, shared, strict=True):
-            put(record, value[:] if type(value) is list else value)
+        for store, values in self._put_others:
+            store(record, values[index])
+        for store, value in zip(self._put_repeated, shared, strict=True):
+            store(record, value[:] if type(value) is list else value)
         return record
 
     def __len__(self) -> int:
@@ -150,18 +150,18 @@ class ColumnReader:
         done = start = at
         with suppress(Exception):  # the full parse raises it again, with its path
             while len(rows.kind) < until:
-                for read, put in first:
+                for read, store in first:
                     value, at = read(stored, at, context)
-                    put(value)
+                    store(value)
                 start = at
                 for end in ends:
                     at = end(stored, at)
                 kind = kinds.get(stored[start:at])
                 if kind is None:
                     kind = self._new_kind(stored, start, at)
-                for read, put in last:
+                for read, store in last:
                     value, at = read(stored, at, context)
-                    put(value)
+                    store(value)
                 if self._checks:
                     self._check(len(rows.kind))
                 rows.kind.append(kind)

@@ -186,17 +186,17 @@ def read(expression: Any) -> Expression | None:
 
 def field_of(expression: Any) -> str:
     """Returns the name of the first field in an expression. Raises ValueError if there is none."""
-    for found in references_in(expression):
-        if not (found.up or found.of_root):
-            return found.names[0]
+    for reference in references_in(expression):
+        if not (reference.up or reference.of_root):
+            return reference.names[0]
     raise ValueError(f"expected an expression on a field of the Struct, such as this.version, found {expression!r}")
 
 
 def fields_in(expression: Any) -> set[str] | None:
     """Returns the first names of an expression's fields; None if it has an unknown function."""
     if isinstance(expression, Path):
-        found = _reference(expression)
-        return {found.names[0]} if found else None
+        reference = _reference(expression)
+        return {reference.names[0]} if reference else None
     if isinstance(expression, Allowed) or not callable(expression):
         return set()
     given = vars(expression) if isinstance(expression, ExprMixin) else {}

@@ -441,20 +441,20 @@ class JsonRows(list[Any]):
     @cached_property
     def irregularities(self) -> list[Irregularity]:
         """What not every reader accepts, in order."""
-        text, found, names = self.text, list[Irregularity](), set[str]()
+        text, listed, names = self.text, list[Irregularity](), set[str]()
         if not text.startswith("{"):
-            found.append(Irregularity(BEGINS_WITH_BRACE, quote(self.stored[:1]), (), 0))
+            listed.append(Irregularity(BEGINS_WITH_BRACE, quote(self.stored[:1]), (), 0))
         for entry in self.members:
             name = self.key_of(entry)
             if name in names:
                 kind = RESERVED_ONCE if name == self.name else NAMES_ONCE
-                found.append(Irregularity(kind, again(name), (quote(name),), entry.key))
+                listed.append(Irregularity(kind, again(name), (quote(name),), entry.key))
             names.add(name)
-            found += self._in_reserved(entry) if name == self.name else self._in_entry(entry, (quote(name),))
+            listed += self._in_reserved(entry) if name == self.name else self._in_entry(entry, (quote(name),))
         end = value_at(text, after_spaces(text, 0))[1]
         if padding := self.stored[end:].lstrip(b" "):
-            found.append(Irregularity(PADDED_WITH_SPACES, quote(padding[:8]), ("padding",), len(text) - len(padding)))
-        return found
+            listed.append(Irregularity(PADDED_WITH_SPACES, quote(padding[:8]), ("padding",), len(text) - len(padding)))
+        return listed
 
     def _in_reserved(self, entry: JsonPart) -> Iterator[Irregularity]:
         if self.text[entry.start] != "{":

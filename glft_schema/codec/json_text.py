@@ -81,9 +81,9 @@ def parts(text: str, at: int) -> Iterator[JsonPart]:
 
 def after_spaces(text: str, at: int) -> int:
     """Returns the index of the first character from `at` on that is not white space."""
-    found = _SPACES(text, at)
-    assert found
-    return found.end()
+    match = _SPACES(text, at)
+    assert match
+    return match.end()
 
 
 def levels_of(value: Any) -> int:

@@ -110,8 +110,8 @@ def equals_result_of(number: Callable[[Any], int], text: str) -> Predicate:
     """Returns the predicate of the number that a function computes from the fields."""
 
     def on(of: Any) -> Callable[[Any], bool]:
-        found = compile_expression(of)
-        return lambda at: bool(found(at) == number(at))
+        function = compile_expression(of)
+        return lambda at: bool(function(at) == number(at))
 
     return Predicate(text, on, number=number)
 

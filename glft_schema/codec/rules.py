@@ -37,11 +37,11 @@ RULE_SETS = (SPEC, GGML, RUST, REQUIRED)
 
 def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
     """Returns one rule set or several, by name. Raises OptionError for an unknown name."""
-    found = (names,) if isinstance(names, str) else tuple(names)
-    for name in found:
+    sets = (names,) if isinstance(names, str) else tuple(names)
+    for name in sets:
         if name not in RULE_SETS:
             raise OptionError(f"expected one of {', '.join(RULE_SETS)}, found {quote(name)}{suggestion(name, RULE_SETS)}")
-    return found
+    return sets
 
 
 class Check(construct.Construct):

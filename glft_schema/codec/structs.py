@@ -113,11 +113,11 @@ class Struct(Interpreted, construct.Struct):
         def read(stored: bytes, at: int, context: Context) -> tuple[Record, int]:
             record, own = new(record_type), nested(entries)
             own["_"] = context
-            for name, read_field, put in steps:
+            for name, read_field, store in steps:
                 value, at = read_field(stored, at, own)
-                if put is not None:
+                if store is not None:
                     own[name] = value
-                    put(record, value)
+                    store(record, value)
             return record, at
 
         return read

@@ -87,9 +87,9 @@ class TypeTable(Generic[T]):
     def _with_more(self) -> Mapping[object, T]:
         """Returns the types by key, after `more` has been called once."""
         with self._lock:  # waits for another thread's call, but not for a lookup's own
-            more, self.more = self.more, None
-            if more:
-                more()
+            loader, self.more = self.more, None
+            if loader:
+                loader()
         return self._known
 
     def of_code(self, code: object) -> T:

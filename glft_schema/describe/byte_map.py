@@ -340,14 +340,16 @@ class _ParsedFields:
 
     def byte_ranges(self) -> list[ByteRange]:
         """Returns a range for each innermost field that takes bytes, in order."""
-        found = [byte_range for span in self._tables_in_json if span.value is not None for byte_range in self._json_parts(span)]
+        ranges = [
+            byte_range for span in self._tables_in_json if span.value is not None for byte_range in self._json_parts(span)
+        ]
         for span, row, declared in self._leaves:
             node = self.reader.select(declared.node, row.scope)
             if isinstance(node, s.PayloadsNode):
-                found += self._payloads(span, node, row.scope)
+                ranges += self._payloads(span, node, row.scope)
             else:
-                found.append(self._byte_range(span, row, declared, node))
-        return sorted(found, key=lambda byte_range: byte_range.start)
+                ranges.append(self._byte_range(span, row, declared, node))
+        return sorted(ranges, key=lambda byte_range: byte_range.start)
 
     def _byte_range(self, span: FieldSpan, row: _Row, declared: s.Field, node: s.Node) -> ByteRange:
         kind, value, count = FIELD, list(span.value) if isinstance(span.value, list) else span.value, None
@@ -381,8 +383,8 @@ class _ParsedFields:
         rows, number = span.value, 0
 
         def json(part: JsonPart, doc: str, name: str, *steps: str) -> ByteRange:
-            found = self._json(rows.start + part.key, rows.start + part.end, STEP.join((span.path, *steps)), doc)
-            return replace(found, tensors=(name,) if span.path == self._table else ())
+            byte_range = self._json(rows.start + part.key, rows.start + part.end, STEP.join((span.path, *steps)), doc)
+            return replace(byte_range, tensors=(name,) if span.path == self._table else ())
 
         names = [rows.key_of(entry) for entry in rows.members]
         last = {name: i for i, name in enumerate(names)}

@@ -157,8 +157,8 @@ class NodeReader:
             case s.BytesNode():
                 return bytes(self._source.view(start, end - start)) if end - start <= SHORT else None
             case s.NumbersNode() if end - start <= SHORT * node.number.size:
-                found = self.numbers(node.number, start, (end - start) // node.number.size)
-                return found[0] if len(found) == 1 else found
+                numbers = self.numbers(node.number, start, (end - start) // node.number.size)
+                return numbers[0] if len(numbers) == 1 else numbers
             case s.ListNode() | s.CountedNode():
                 parts = (part for part in self.parts(node, start, end, scope) if part.name != COUNT)
                 begin = list(islice(parts, SHORT + 1))

@@ -476,7 +476,7 @@ def choose(node: EitherNode | SwitchNode, evaluate: Callable[[Expression], Any])
         return node.then if evaluate(node.condition) else node.otherwise
     value = evaluate(node.on)
     code = getattr(value, "code", value)
-    found = next((case.node for case in node.cases if case.code == code), node.default)
-    if found is None:
+    node_of_case = next((case.node for case in node.cases if case.code == code), node.default)
+    if node_of_case is None:
         raise KeyError(code)
-    return found
+    return node_of_case

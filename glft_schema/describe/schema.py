@@ -268,6 +268,6 @@ def _(declared: construct.Switch, schema: Schema, name: str) -> Node:
 
 def tree_of(expression: Any) -> Expression:
     """Returns an expression, parsed. Raises UnsupportedError for a function."""
-    if (found := read(expression)) is None:
+    if (tree := read(expression)) is None:
         raise UnsupportedError(f"expected an expression such as this.count, found the function {expression!r}")
-    return found
+    return tree

@@ -110,17 +110,17 @@ class Holdings:
         cut, first = self._cuts[name], 0
         if ranges:
             first = bisect_left(cut.starts, (ranges[0].start - cut.tallest + 1,))
-        found, numbers = [], 0
+        listed, numbers = [], 0
         for chunk in islice(cut.chunks, first, None):
             if ranges and chunk.offsets[0] >= ranges[0].stop:
                 break
             parts = [_common(*part) for part in zip(ranges, chunk.offsets, chunk.sizes, strict=True)]
-            if all(wanted.start < wanted.stop for _, wanted in parts):
-                found.append(Piece(chunk, tuple(held for held, _ in parts), tuple(wanted for _, wanted in parts)))
-                numbers += found[-1].numbers
+            if all(targets.start < targets.stop for _, targets in parts):
+                listed.append(Piece(chunk, tuple(sources for sources, _ in parts), tuple(targets for _, targets in parts)))
+                numbers += listed[-1].numbers
         if numbers != math.prod(request.shape):
             raise TensorError(f"expected {math.prod(request.shape)} numbers in the shards of all ranks, found {numbers}", name)
-        return found
+        return listed
 
 
 def _common(wanted: range, offset: int, size: int) -> tuple[slice, slice]:

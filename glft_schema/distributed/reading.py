@@ -169,16 +169,15 @@ def tensors_by_name(file: File, names: Renaming | None = None) -> dict[str, Stor
         family = family_in_gguf(metadata)
     except FormatError:  # no model of a declared family
         return tensors
-    found, config = hf_model(tensors, metadata, fused=True)
+    mapped, config = hf_model(tensors, metadata, fused=True)
     places = Names(family, config, len(tensors)).places(tensors, fused=True)
     if OUTPUT in places and OUTPUT not in tensors:  # tied
         (embedding,), (output,) = places[EMBEDDING].in_hf(config), places[OUTPUT].in_hf(config)
-        found[output] = found[embedding]
-    return tensors | {prefix + name: tensor for name, tensor in found.items() for prefix in {"", family.prefix}}
+        mapped[output] = mapped[embedding]
+    return tensors | {prefix + name: tensor for name, tensor in mapped.items() for prefix in {"", family.prefix}}
 
 
 def _packed_names(module: nn.Module) -> frozenset[str]:
-    """Returns the names of a module's packed weights."""
     return frozenset(
         f"{name}.weight" if name else "weight"
         for name, layer in module.named_modules(remove_duplicate=False)

@@ -170,18 +170,18 @@ def entries_of(plans: Sequence[SavePlan]) -> Entries:
 
     Tensors that are cut in the same way, among the same ranks, share one list of chunks.
     """
-    found: dict[str, tuple[Any, list[Chunk]]] = {name: (None, []) for plan in plans for name in plan.storage_data}
+    entries: dict[str, tuple[Any, list[Chunk]]] = {name: (None, []) for plan in plans for name in plan.storage_data}
     known: dict[Chunk, Chunk] = {}  # most tensors are cut like others
     for rank, plan in enumerate(plans):
         for item in plan.items:
             data, name = item.tensor_data, item.index.fqn
             assert data is not None
             chunk = Chunk(data.chunk.offsets, data.chunk.sizes, rank)
-            found[name][1].append(known.setdefault(chunk, chunk))
-            if found[name][0] is None:
-                found[name] = (tuple(data.size), str(data.properties.dtype).removeprefix("torch.")), found[name][1]
+            entries[name][1].append(known.setdefault(chunk, chunk))
+            if entries[name][0] is None:
+                entries[name] = (tuple(data.size), str(data.properties.dtype).removeprefix("torch.")), entries[name][1]
     numbers: dict[tuple[Chunk, ...], int] = {}
-    tensors = [(name, *kind, numbers.setdefault(tuple(chunks), len(numbers))) for name, (kind, chunks) in found.items()]
+    tensors = [(name, *kind, numbers.setdefault(tuple(chunks), len(numbers))) for name, (kind, chunks) in entries.items()]
     return [[*numbers], tensors]
 
 
@@ -236,9 +236,9 @@ def _place(item: WriteItem) -> tuple[str, tuple[int, ...]]:
 
 def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     """Returns this rank's part of a tensor."""
-    found = planner.resolve_data(item)
-    assert isinstance(found, torch.Tensor)
-    return found.detach()
+    resolved = planner.resolve_data(item)
+    assert isinstance(resolved, torch.Tensor)
+    return resolved.detach()
 
 
 def _ties(state: Mapping[str, Any], tensors: Iterable[str]) -> list[Sequence[str]]:

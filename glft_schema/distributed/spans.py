@@ -56,12 +56,12 @@ class PlannedSpan(NamedTuple):
 
 def spans_of(layout: Layout) -> list[PlannedSpan]:
     """Returns the spans of a planned file, in order, without padding that a new file has anyway."""
-    found = []
+    spans = []
     for start, nbytes, content in layout.spans:
         content = content.content if isinstance(content, Payload) else content
         if nbytes and isinstance(content, (bytes, PlannedPayload)):
-            found.append(PlannedSpan(start, nbytes, content))
-    return found
+            spans.append(PlannedSpan(start, nbytes, content))
+    return spans
 
 
 def units_in(spans: Sequence[PlannedSpan], nbytes: int) -> list[Unit]:

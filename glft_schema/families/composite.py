@@ -76,12 +76,12 @@ def refuse_composite(
     weights = {name: tensor for name, tensor in tensors.items() if family is None or not family.packs(name)}
     dtypes = {name: dtype for name, tensor in weights.items() if (dtype := _dtype(tensor))}
     dotted = {f".{name}": dtype for name, dtype in dtypes.items()}  # a single Linear's names have no prefix
-    found = next((pair for scheme in SCHEMES if (pair := _pair(scheme, dotted))), None)
-    if not found:
+    composite = next((pair for scheme in SCHEMES if (pair := _pair(scheme, dotted))), None)
+    if not composite:
         codes = next((name for name, dtype in dtypes.items() if dtype in CODES and len(tensors[name].shape) > 1), None)
-        found = _by_config(codes, path) if codes is not None else None
-    if found:
-        problem = f"expected weights, found codes and scales of {found[0]}, such as {quote(found[1])}"
+        composite = _by_config(codes, path) if codes is not None else None
+    if composite:
+        problem = f"expected weights, found codes and scales of {composite[0]}, such as {quote(composite[1])}"
         advice = "save the model unquantized with the library that wrote it"
         copy = ", or copy the tensors as stored: as_stored (--as-stored)" if can_copy else ""
         raise FormatError(f"{problem}: {advice}{copy}", file=str(path))

@@ -137,7 +137,7 @@ def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[st
     Raises:
         FormatError: for a missing field without a default.
     """
-    found = {}
+    entries = {}
     for key, field, default, _ in keys:
         if field not in config:
             if default is REQUIRED:
@@ -149,8 +149,8 @@ def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[st
             value = config[field]
             _check_type(_full(key, arch), value, f"{CONFIG} -> {field}")
         if value is not None:
-            found[_full(key, arch)] = float(np.float32(value)) if isinstance(value, float) else value
-    return found
+            entries[_full(key, arch)] = float(np.float32(value)) if isinstance(value, float) else value
+    return entries
 
 
 def _check_type(key: str, value: object, path: str) -> None:

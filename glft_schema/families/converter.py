@@ -54,10 +54,10 @@ class Converter(NamedTuple):
             OptionError: if there is none at `path`.
         """
         if self.path is None or self.path == INSTALLED:
-            found = importlib.util.find_spec(SCRIPT.removesuffix(".py"))
-            if found is None and self.path:
+            spec = importlib.util.find_spec(SCRIPT.removesuffix(".py"))
+            if spec is None and self.path:
                 raise OptionError(f"expected the package {PACKAGE}, found none: {install('converter')}")
-            return Path(found.origin) if found and found.origin else None
+            return Path(spec.origin) if spec and spec.origin else None
         path = Path(self.path)
         script = path / SCRIPT if path.is_dir() else path
         if script.name != SCRIPT or not script.is_file():
@@ -129,11 +129,11 @@ class ConvertedSource(Source):
         super().__init__(str(folder), size)
 
     def _view(self, start: int, nbytes: int) -> memoryview:
-        found, left = memoryview(bytearray(nbytes)), self._head[start : start + nbytes]
-        found[: len(left)] = left
+        view, left = memoryview(bytearray(nbytes)), self._head[start : start + nbytes]
+        view[: len(left)] = left
         with self._turn:
-            self._receive(found[len(left) :], PAIR.pack(start + len(left), nbytes - len(left)))
-        return found
+            self._receive(view[len(left) :], PAIR.pack(start + len(left), nbytes - len(left)))
+        return view
 
     def _private(self, start: int, nbytes: int) -> memoryview:
         return self._view(start, nbytes)

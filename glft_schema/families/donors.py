@@ -128,9 +128,9 @@ class Donor:
     def _by_table(self, tensors: Mapping[str, StoredTensor], family: Family, config: Config) -> dict[str, StoredTensor]:
         """Returns tensors mapped by the table of a family."""
         values = metadata_of(config, family.keys, family.arch)
-        found = gguf_tensors(tensors, family, config)
+        mapped = gguf_tensors(tensors, family, config)
         self._warn_of_others(values)
-        return {name: self._of_shape(name, tensor) for name, tensor in found.items()}
+        return {name: self._of_shape(name, tensor) for name, tensor in mapped.items()}
 
     def _warn_of_others(self, values: Mapping[str, Any]) -> None:
         """Warns of values of a config that are not the donor's."""
@@ -235,7 +235,7 @@ class Donor:
 
     def complete(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Returns all tensors of the donor, in its order. Raises TensorError if one is missing."""
-        found = {}
+        completed = {}
         for name, own in self.file.tensors.items():
             tensor = tensors.get(name)
             if tensor is None and name in COMPUTED:
@@ -244,8 +244,8 @@ class Donor:
                 tensor = self._of_shape(name, tensors[EMBEDDING])
             if tensor is None:
                 raise TensorError(f"expected values for all tensors of {self._name}, found none for this one", name)
-            found[name] = tensor
-        return found
+            completed[name] = tensor
+        return completed
 
 
 def _sample(values: Array) -> Array:

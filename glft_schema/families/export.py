@@ -46,7 +46,7 @@ def hf_model(
     config = config_of(metadata, family.keys, family.arch)
     left = dict(tensors)
     config |= family.restored(left, config)
-    found: dict[str, StoredTensor] = {}
+    exported: dict[str, StoredTensor] = {}
     places = Names(family, config, len(left)).places(left, fused)
     sources: dict[NameParts, list[str]] = {}
     for name, place in places.items():
@@ -66,7 +66,7 @@ def hf_model(
             results = [_narrow(result, [left[part] for part in parts], operation, config, dtype) for result in results]
         if operation.type:
             config["quantization_config"] = {"quant_method": operation.type.scheme}
-        found.update(zip(place.in_hf(config), results, strict=True))
+        exported.update(zip(place.in_hf(config), results, strict=True))
     config |= {field: tensors[name].shape[0] for field, name in ROWS_OF.items() if name in tensors}
     config |= {field: metadata[f"tokenizer.ggml.{key}"] for field, key in IDS.items() if f"tokenizer.ggml.{key}" in metadata}
     fixed = {
@@ -74,7 +74,7 @@ def hf_model(
         "model_type": family.model_type,
         "tie_word_embeddings": OUTPUT not in left,
     }
-    return found, {**fixed, **config, **family.config_without_keys(config, tensors)}
+    return exported, {**fixed, **config, **family.config_without_keys(config, tensors)}
 
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
@@ -97,6 +97,6 @@ def _narrow(
     again = zip(operation.to_gguf([narrow], config), tensors, strict=True)
     return (
         of_values(narrow)
-        if all(np.array_equal(convert(made, tensor.dtype), tensor.values()) for made, tensor in again)
+        if all(np.array_equal(convert(restored, tensor.dtype), tensor.values()) for restored, tensor in again)
         else result
     )

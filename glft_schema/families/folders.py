@@ -220,7 +220,7 @@ def gguf_tensors(tensors: Mapping[str, StoredTensor], family: Family, config: Co
         FormatError: if heads are larger than any tensor.
     """
     check_sizes(config, tensors, [HEAD_SIZE])  # before tensors of this size are generated
-    found = {name: of_values(values) for name, values in family.generated(config).items()}
+    mapped = {name: of_values(values) for name, values in family.generated(config).items()}
     names, used = Names(family, config, len(tensors)), set[str]()
     sources = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items() if not family.drops(name)}
     for stored in sources:
@@ -235,8 +235,8 @@ def gguf_tensors(tensors: Mapping[str, StoredTensor], family: Family, config: Co
         if stored not in used:
             raise names.no_such_tensor(stored)
         for target, result in zip(place.in_gguf, place.row.operation.map_to_gguf(parts, config, stored), strict=True):
-            found[target] = as_float32(result) if is_float32(target, result.shape) else result
-    return found
+            mapped[target] = as_float32(result) if is_float32(target, result.shape) else result
+    return mapped
 
 
 def file_type(tensors: Mapping[str, StoredTensor]) -> int:

@@ -96,10 +96,10 @@ def _exchange(confined: Confined, request: bytes, limits: Limits, file: Path) ->
 
 def _end_error(confined: Confined, expired: threading.Event, limits: Limits, file: Path) -> FormatError:
     """Returns the error of a process that ended before its answer."""
-    code, said = confined.process.wait(), confined.messages()
+    code, messages = confined.process.wait(), confined.messages()
     if expired.is_set() or -code == signal.SIGXCPU:
         return _over("parser_seconds", f"{limits.parser_seconds} s for another library", "more", file)
-    if any(sign in said for sign in NO_MEMORY):
+    if any(sign in messages for sign in NO_MEMORY):
         return _over_memory(limits, file)
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
     return FormatError(f"expected a file that another library can parse, found that its process ended {how}", file=str(file))

@@ -23,11 +23,11 @@ DIGEST = "glft_schema.tokenizer_sha256"  # the key
 
 def tokenizer_digest(folder: Path) -> str:
     """Returns the SHA-256 of the tokenizer's files in a folder, with their names, as hex."""
-    found = sha256()
+    digest = sha256()
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
-            found.update(f"{name}\n{sha256(read_regular(folder / name)).hexdigest()}\n".encode())
-    return found.hexdigest()
+            digest.update(f"{name}\n{sha256(read_regular(folder / name)).hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def keep_metadata(metadata: TypedMetadata, folder: Path) -> None:

@@ -16,14 +16,14 @@ def library(name: str) -> Any:
     Raises OptionError if it is not installed.
     """
     try:
-        found = importlib.import_module(name)
+        module = importlib.import_module(name)
     except ImportError:
         if name in ("accelerate", "transformers"):
             raise OptionError(f"models and tokenizers need {name}: {install('transformers')}") from None
         raise OptionError(f"Hugging Face folders need {name}: {install('hf')}") from None
     if name == "gguf":
         logging.getLogger(name).setLevel(logging.ERROR)  # its warnings are about keys that GGUF does not have
-    return found
+    return module
 
 
 def keys_of(writer: Any) -> dict[str, Typed]:

@@ -130,13 +130,13 @@ def check_model(file: File) -> list[Finding]:
         A finding for each fault, with the path and offset in its file. An architecture or a
         vocabulary without a table has a finding, too: ``not checked``.
     """
-    found = list(broken_model(file))
+    findings = list(broken_model(file))
     for shard in file.shards:
-        locate(shard, [finding for finding in found if finding.file == shard.name])
+        locate(shard, [finding for finding in findings if finding.file == shard.name])
     if len(file.shards) == 1:
-        for finding in found:
+        for finding in findings:
             finding.file = None
-    return found
+    return findings
 
 
 def _finding(what: str, shard: File, path: str, problem: str, name: str = "") -> Finding:
@@ -351,9 +351,9 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
     for finding in _unread_tensors(owners, read, rows, blocks, expected_blocks):
         alike[_dims_and_number(finding.name, tensors[finding.name].dims)].append(finding)
         yield finding
-    for found in alike.values():
-        if len(found) == 2 and found[0].rule != found[1].rule:  # a missing tensor, and the only one that may be it
-            found[0].repair = found[1].repair = "rename", found[1].name, found[0].name
+    for pair in alike.values():
+        if len(pair) == 2 and pair[0].rule != pair[1].rule:  # a missing tensor, and the only one that may be it
+            pair[0].repair = pair[1].repair = "rename", pair[1].name, pair[0].name
 
 
 def _misfits(row: Loaded, tensor: Tensor, dims: Any, expected: str, shard: File, paths: RowPaths) -> Iterator[Finding]:
@@ -415,5 +415,5 @@ def _text(dim: str) -> str:
 
 def pad_dims(dims: Iterable[int]) -> list[int]:
     """Returns four dims."""
-    found = list(dims)
-    return found + [1] * (4 - len(found))
+    padded = list(dims)
+    return padded + [1] * (4 - len(padded))

@@ -82,10 +82,10 @@ class Names:
         """
         for pattern, row in self._patterns:
             if match := pattern.fullmatch(name):
-                found = match.groupdict()
-                if (block := int(found.get("i", 0))) >= self._block_count:
+                groups = match.groupdict()
+                if (block := int(groups.get("i", 0))) >= self._block_count:
                     raise TensorError("expected a block of the config's num_hidden_layers, found another", name)
-                return NameParts(row, block, SUFFIXES[row.endings.index(found["ending"])])
+                return NameParts(row, block, SUFFIXES[row.endings.index(groups["ending"])])
         raise self.no_such_tensor(name)
 
     def no_such_tensor(self, name: str) -> TensorError:

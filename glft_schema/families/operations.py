@@ -143,8 +143,8 @@ class _MovedRows:
     def values(self, index: Slices) -> Array:
         """Returns a part of the values."""
         origins = self._origins()[index[:-1]]
-        found = self._gather(origins.reshape(-1), lambda source, at: source.part((*at, index[-1])))
-        return found.reshape(*origins.shape, -1)
+        rows = self._gather(origins.reshape(-1), lambda source, at: source.part((*at, index[-1])))
+        return rows.reshape(*origins.shape, -1)
 
     def read_packed(self, index: Slices) -> Array:
         """Returns a part of the bytes, u8 [rows, bytes of a row], by rows of the first dim."""
@@ -167,11 +167,11 @@ class _MovedRows:
         ordered = origins[order]
         pieces = [read(source, at) for source, at in self._spans(ordered.tolist())]
         pieces = [piece.reshape(-1, piece.shape[-1]) for piece in pieces]
-        found = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        joined = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         if np.array_equal(origins, ordered):
-            return found
-        placed = np.empty_like(found)
-        placed[order] = found
+            return joined
+        placed = np.empty_like(joined)
+        placed[order] = joined
         return placed
 
     def _spans(self, numbers: Sequence[int]) -> Iterator[tuple[StoredTensor, Slices]]:

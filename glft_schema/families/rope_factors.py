@@ -79,14 +79,14 @@ def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
 
 def longrope_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns the config of phi3's rope and sliding window, and removes the tensors of factors."""
-    found: Config = {"sliding_window": config["sliding_window"] or None}
+    fields: Config = {"sliding_window": config["sliding_window"] or None}
     rotated = config.pop(DIMENSIONS) * config["num_attention_heads"] / config["hidden_size"]
     if rotated != 1:
-        found["partial_rotary_factor"] = rotated
+        fields["partial_rotary_factor"] = rotated
     if LONG in tensors:
         lists = {"long_factor": tensors.pop(LONG), "short_factor": tensors.pop(SHORT)}
         factors = {
             field: [shortest(factor) for factor in float32_of(list_.values()).tolist()] for field, list_ in lists.items()
         }
-        found["rope_scaling"] = {"type": "longrope", **factors}
-    return found
+        fields["rope_scaling"] = {"type": "longrope", **factors}
+    return fields

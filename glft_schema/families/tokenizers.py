@@ -95,10 +95,10 @@ def _convert(architecture: Any, found: dict[str, Any], settings: dict[str, Any])
 def _conversion() -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
     """Returns transformers' function from a vocabulary to a backend and more settings."""
     try:
-        found = importlib.import_module("transformers.integrations.gguf")
+        module = importlib.import_module("transformers.integrations.gguf")
     except ImportError:
-        found = importlib.import_module("transformers.integrations.ggml")  # of older versions
-    return found.convert_gguf_tokenizer  # type: ignore[no-any-return]
+        module = importlib.import_module("transformers.integrations.ggml")  # of older versions
+    return module.convert_gguf_tokenizer  # type: ignore[no-any-return]
 
 
 def _wordpiece(found: dict[str, Any], metadata: Mapping[str, Any], settings: dict[str, Any]) -> Any:

@@ -157,12 +157,12 @@ def with_offsets(
     while True:
         positions = _positions(rows, sizes, first, step, aliases or {})
         table = [{**row, "offset": position - start} for row, position in zip(rows, positions, strict=True)]
-        found = {"data": {}, **regions, format.table: table}
+        complete = {"data": {}, **regions, format.table: table}
         if known or step == 1 or _has_size(member(format.row, "offset")):
-            return found
+            return complete
         before_payloads, _ = measure_head(format, {**before, format.table: table})  # offsets in text change its length
         if before_payloads == start:
-            return found
+            return complete
         first = max(first, before_payloads) + (step if before_payloads < start else 0)  # not to alternate
         start = before_payloads
 

@@ -197,12 +197,12 @@ def find_set(folder: Path) -> Path:
         return indices[0]
     files = sorted(path for format, _ in suffixes for ending in format.endings for path in folder.glob(f"*{ending}"))
     if len(files) != 1:
-        wanted = " or ".join(f"an index (*{suffix}) or one {format.name} file" for format, suffix in suffixes)
+        expected = " or ".join(f"an index (*{suffix}) or one {format.name} file" for format, suffix in suffixes)
         others = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
         hint = (
             f"; give one of its GGUF files: {', '.join(map(safe, others[:5]))}{', ...' * (len(others) > 5)}" if others else ""
         )
-        raise FormatError(f"expected {wanted}, found {len(files)} files{hint}", file=str(folder))
+        raise FormatError(f"expected {expected}, found {len(files)} files{hint}", file=str(folder))
     return files[0]
 
 

@@ -70,8 +70,8 @@ def _destinations(
     if out is None:
         return {}
     if callable(out):
-        made = ((name, out(tensor)) for name, tensor in file.tensors.items())
-        given = {name: tensor for name, tensor in made if tensor is not None}
+        targets = ((name, out(tensor)) for name, tensor in file.tensors.items())
+        given = {name: tensor for name, tensor in targets if tensor is not None}
     else:
         given = dict(out)
         for name in file.tensors:

@@ -127,11 +127,11 @@ def group_rows(tensors: Iterable[Tensor], sizes: str) -> list[Row]:
     blocks: dict[str, dict[str, list[Tensor]]] = {}  # prefix -> rest of the name -> tensors
     numbers: dict[str, list[int]] = {}
     for tensor in tensors:
-        found = NUMBERED.fullmatch(tensor.name)
-        prefix, rest = (found["prefix"], NUMBER.sub(".N", found["rest"])) if found else (tensor.name, "")
+        match = NUMBERED.fullmatch(tensor.name)
+        prefix, rest = (match["prefix"], NUMBER.sub(".N", match["rest"])) if match else (tensor.name, "")
         blocks.setdefault(prefix, {}).setdefault(rest, []).append(tensor)
-        if found:
-            numbers.setdefault(prefix, []).append(int(found["number"]))
+        if match:
+            numbers.setdefault(prefix, []).append(int(match["number"]))
     rows: list[Row] = [("tensor", "type", sizes, "bytes", "missing")]
     for prefix, kinds in blocks.items():
         of_prefix = Counter(numbers.get(prefix, ()))  # blocks, with the tensors of each
@@ -145,7 +145,7 @@ def group_rows(tensors: Iterable[Tensor], sizes: str) -> list[Row]:
         title = f"{safe(prefix)}{low} ... {safe(prefix)}{high}: {each} tensors each"
         rows.append((title, "", "", nbytes, missing_bytes(inside)))
         if any(tensor.missing for tensor in inside):
-            cut = {int(found["number"]) for one in inside if one.missing and (found := NUMBERED.fullmatch(one.name))}
+            cut = {int(match["number"]) for one in inside if one.missing and (match := NUMBERED.fullmatch(one.name))}
             rows.append((f"  complete: {_ranges([number for number in of_prefix if number not in cut])}", "", "", "", ""))
         rows += [(f"  {safe(rest)}", *_common(tensors, sizes)) for rest, tensors in kinds.items()]
     return rows
@@ -155,9 +155,9 @@ def _common(tensors: Sequence[Tensor], sizes: str) -> Row:
     """Returns the types, sizes, bytes and missing bytes of tensors of one kind."""
     types = Counter(tensor.type.name for tensor in tensors)
     names = ", ".join(f"{name} ({count})" if len(types) > 1 else name for name, count in types.most_common())
-    found = list(dict.fromkeys(str(list(getattr(tensor, sizes))) for tensor in tensors))
+    texts = list(dict.fromkeys(str(list(getattr(tensor, sizes))) for tensor in tensors))
     nbytes = f"{sum(tensor.nbytes for tensor in tensors):,}"
-    return names, found[0] if len(found) == 1 else f"{found[0]} and others", nbytes, missing_bytes(tensors)
+    return names, texts[0] if len(texts) == 1 else f"{texts[0]} and others", nbytes, missing_bytes(tensors)
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -132,12 +132,12 @@ def summary(metadata: Mapping[str, Any]) -> list[str]:
     """Returns what metadata say of a model, such as ``["llama", "30 layers", "8,192 context",
     "49,152 tokens"]``."""
     architecture, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
-    found = [text for text in (architecture, kind) if isinstance(text, str) and text != "model"]
+    parts = [text for text in (architecture, kind) if isinstance(text, str) and text != "model"]
     for key, what in COUNTS:
         count = metadata.get(key.replace(ARCH, str(architecture)))
-        found += [f"{count:,} {what}"] if isinstance(count, int) else []
+        parts += [f"{count:,} {what}"] if isinstance(count, int) else []
     tokens = metadata.get("tokenizer.ggml.tokens")
-    return [*found, *([f"{len(tokens):,} tokens"] if isinstance(tokens, Sequence) and not isinstance(tokens, str) else [])]
+    return [*parts, *([f"{len(tokens):,} tokens"] if isinstance(tokens, Sequence) and not isinstance(tokens, str) else [])]
 
 
 def suits(key: str, type_: str) -> bool:

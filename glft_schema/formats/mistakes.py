@@ -285,18 +285,18 @@ def _number(declared: construct.Construct, name: str, path: str) -> Iterator[str
 
 def _count(declared: Table | KeyValueLines, number: Reference, outer: Fields, path: str) -> Iterator[str]:
     """Yields a number that is not a `Count` of the region it counts."""
-    found, region = _referent(number, outer), path.rpartition(" -> ")[2]
+    referent, region = _referent(number, outer), path.rpartition(" -> ")[2]
     up = "_." * (len(number.names) - 1)
     value = f"this.{up}{region}" if isinstance(declared, Table) else f"nbytes_of_lines(this.{up}{region})"
     example = f'"{number.names[-1]}" / Count(u32, {value})'
-    if isinstance(found, (Number, construct.FormatField, construct.Default)):
+    if isinstance(referent, (Number, construct.FormatField, construct.Default)):
         yield f"{_write(number)} counts {region}, so building must compute it: {example}"
-    if not isinstance(found, Count) or not isinstance(found.func, ExprMixin):
+    if not isinstance(referent, Count) or not isinstance(referent.func, ExprMixin):
         return
-    of = list(references_in(found.func))
+    of = list(references_in(referent.func))
     if of and of[0].names[-1] != region:
         yield f"{_write(number)} counts {of[0].names[-1]}, but {region} is read by it: {example}"
-    if not (_is_length(found.func) if isinstance(declared, Table) else _is_nbytes_of_lines(found.func)):
+    if not (_is_length(referent.func) if isinstance(declared, Table) else _is_nbytes_of_lines(referent.func)):
         unit = "rows" if isinstance(declared, Table) else "bytes"
         yield f"{_write(number)} is the number of {unit} of {region}: {example}"
 
@@ -320,12 +320,12 @@ def _referent(reference: Reference, outer: Fields) -> Any:
     """Returns the field that a reference names, or a value of a field."""
     if reference.up >= len(outer):
         return None
-    found: Any = outer[0] if reference.of_root else outer[-1 - reference.up]
+    referent: Any = outer[0] if reference.of_root else outer[-1 - reference.up]
     for name in reference.names:
-        if not isinstance(found, construct.Struct):
+        if not isinstance(referent, construct.Struct):
             break
-        found = member(found, name)
-    return found
+        referent = member(referent, name)
+    return referent
 
 
 def _write(reference: Reference) -> str:

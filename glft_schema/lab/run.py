@@ -144,7 +144,7 @@ def measure(model: MiniGPT, scheme: str, path: Path, manifest: dict[str, Any]) -
         counts = byte_counts(file)
     tokens = corpus()[1][: model.config.context].unsqueeze(0)
     before, after = _with_weights(model, predicted), _with_weights(model, reloaded)
-    expected, found = activations(before, tokens), activations(after, tokens)
+    expected, actual = activations(before, tokens), activations(after, tokens)
     manifest["files"][scheme] = {
         "scheme": scheme,
         "file": path.name,
@@ -159,7 +159,7 @@ def measure(model: MiniGPT, scheme: str, path: Path, manifest: dict[str, Any]) -
             name: max_error(reloaded[name], fake_quantize(state[name], scheme, scale_dtype=torch.float32)) for name in quantized
         },
         # max |activation - activation| of the reloaded and the fake-quantized model, by module
-        "layer_errors": {name: max_error(found[name], expected[name]) for name in expected},
+        "layer_errors": {name: max_error(actual[name], expected[name]) for name in expected},
         "bytes": counts,  # by part of the file
         "types": {tensor.name: tensor.type.name for tensor in written},
         "kept": {tensor.name: tensor.note for tensor in written if tensor.note},  # why a tensor is not quantized

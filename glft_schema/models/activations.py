@@ -108,15 +108,15 @@ def _gguf_names(module: Any, process_output: bool) -> dict[str, list[str]]:
         return _mapped_names(module, process_output)
     parameters = dict(module.named_parameters())
     in_family = Names(family, module.config.to_dict(), len(parameters))
-    found = {}
+    names = {}
     for stored, parameter in parameters.items():
         name = stored.removeprefix(family.prefix)
         if parameter.dim() < 2 or is_dropped(name, family):
             continue
         matrices = in_family.place_of(name).in_gguf
         if _is_measured(matrices[0], process_output):
-            found[stored] = matrices
-    return found
+            names[stored] = matrices
+    return names
 
 
 def _mapped_names(module: Any, process_output: bool) -> dict[str, list[str]]:

@@ -110,9 +110,9 @@ def compare_predictions(
             losses = [loss + _loss(logs, chunk) for loss, logs in zip(losses, (a, b), strict=True)]
             divergences.append((a.exp() * (a - b)).sum(-1))
             same += int((a.argmax(-1) == b.argmax(-1)).sum())
-    found = torch.cat(divergences)
+    joined = torch.cat(divergences)
     values = [_exp(loss / count) for loss in losses]
-    return Predictions(values[0], values[1], float(found.mean()), float(found.max()), same / count, count)
+    return Predictions(values[0], values[1], float(joined.mean()), float(joined.max()), same / count, count)
 
 
 def _tokens(text: str | Sequence[int] | None, model: StrPath | torch.nn.Module, options: TextOptions) -> torch.Tensor:

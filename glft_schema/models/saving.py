@@ -102,11 +102,11 @@ def by_example(tensors: Mapping[str, StoredTensor], file: File, family: Family |
         expected = f"the {family.arch} family" if family else "a declared family"
         raise OptionError(f"expected a GGUF model of {expected} as the example, found {donor.arch}")
     config = config_of(donor.metadata, family.keys, family.arch)
-    found = gguf_tensors(tensors, replace(family, generated=lambda config: {}), config)  # of the example, instead
-    if OUTPUT in found and OUTPUT not in file.tensors:
-        found[EMBEDDING] = _tied_embedding(found[EMBEDDING], found.pop(OUTPUT))
+    mapped = gguf_tensors(tensors, replace(family, generated=lambda config: {}), config)  # of the example, instead
+    if OUTPUT in mapped and OUTPUT not in file.tensors:
+        mapped[EMBEDDING] = _tied_embedding(mapped[EMBEDDING], mapped.pop(OUTPUT))
     stored = dict[str, StoredTensor]()
-    for name, tensor in donor.complete(found).items():
+    for name, tensor in donor.complete(mapped).items():
         own = file.tensors[name]
         if tensor.shape == (1, *own.shape):  # llama-quantize drops leading dims of one
             (tensor,) = apply(lambda values: [values[0][0]], [tensor], name)

@@ -26,8 +26,8 @@ class Vocabulary(NamedTuple):
 
     def tokens(self, text: str) -> list[int]:
         """Returns the tokens of a text. The text of a special token is plain text."""
-        found: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
-        return found if self.start is None else [self.start, *found]
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
+        return ids if self.start is None else [self.start, *ids]
 
 
 def load_vocabulary(path: StrPath) -> Vocabulary:

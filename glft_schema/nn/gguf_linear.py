@@ -22,16 +22,16 @@ def replace_gguf_linear(model: nn.Module) -> int:
     Returns:
         The number of layers replaced.
     """
-    found = [
+    layers = [
         (name, layer)
         for name, layer in model.named_modules()
         if type(layer).__name__ == "GGUFLinear" and hasattr(layer.weight, "quant_type")  # otherwise its weight is float
     ]
-    for name, layer in found:
+    for name, layer in layers:
         weight: Any = layer.weight
         in_features, out_features = int(layer.in_features), int(layer.out_features)
         packed = Linear(in_features, out_features, WITH_TYPES.types.of_code(int(weight.quant_type)), device="meta")
         packed.weight = nn.Parameter(weight.as_tensor(), requires_grad=False)
         packed.bias, packed.dtype = layer.bias, layer.compute_dtype
         model.set_submodule(name, packed.train(layer.training))
-    return len(found)
+    return len(layers)

@@ -81,8 +81,8 @@ def load_into(
             names, or torch cannot use the device; the module is unchanged.
     """
     with torch.inference_mode(False), open(path) as file:
-        found = rename_tensors(file, names or {}, path, strict=strict)
-        return fill(module, found, path, packed=packed, strict=strict, device=device)
+        tensors = rename_tensors(file, names or {}, path, strict=strict)
+        return fill(module, tensors, path, packed=packed, strict=strict, device=device)
 
 
 def rename_tensors(file: File, names: Renaming, source: StrPath, *, strict: bool = False) -> dict[str, StoredTensor]:

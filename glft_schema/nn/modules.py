@@ -181,8 +181,14 @@ class Embedding(Packed, nn.Embedding):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = self.weight.index_select(0, input.reshape(-1))
-        found = packed_weights(rows, self.type_name, self.embedding_dim, self.dtype).view(*input.shape, self.embedding_dim)
-        return found if self.scale == 1 else found * torch.full((), self.scale, dtype=found.dtype, device=found.device)
+        rows_of_weights = packed_weights(rows, self.type_name, self.embedding_dim, self.dtype).view(
+            *input.shape, self.embedding_dim
+        )
+        return (
+            rows_of_weights
+            if self.scale == 1
+            else rows_of_weights * torch.full((), self.scale, dtype=rows_of_weights.dtype, device=rows_of_weights.device)
+        )
 
 
 class Conv2d(Packed, nn.Conv2d):
@@ -276,10 +282,10 @@ class Experts(Packed):
         return packed_linear(input, self._bytes(expert), self.type_name, *self.weight_shape[1:])
 
     def _bytes(self, expert: int | torch.Tensor) -> torch.Tensor:
-        found = self.weight[expert]
-        if found.dim() != 1:
+        packed = self.weight[expert]
+        if packed.dim() != 1:
             raise IndexError(f"expected the index of one expert, found {quote(expert)}")
-        return found.unsqueeze(0)
+        return packed.unsqueeze(0)
 
 
 @cache

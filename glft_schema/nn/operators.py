@@ -100,7 +100,7 @@ def _for_each_part(
     is_parallel = in_threads and in_library and threads > 1
     most = CHUNK if packed.device.type == "cpu" else SIZES[0]
     size = max(min(most // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
-    found, stored = registered_type(type), packed.detach()
+    type_, stored = registered_type(type), packed.detach()
     array = array_in(stored) if has_plain_memory(stored) and dtype in FLOATS else None
 
     def run(part: slice) -> None:
@@ -108,7 +108,7 @@ def _for_each_part(
         if array is None:
             _decode(packed[part], type, weights)
         else:
-            found.decode(found.unpack(array[part], numbers), numbers, out=array_in(weights))
+            type_.decode(type_.unpack(array[part], numbers), numbers, out=array_in(weights))
         function(slice(part.start * together, part.stop * together), weights.view(-1, columns))
 
     parts = slices(len(packed), size)
@@ -133,8 +133,8 @@ def _dequantize(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtyp
 
 
 def _decode(packed: torch.Tensor, type: str, out: torch.Tensor) -> torch.Tensor:
-    found, columns = registered_type(type), out.shape[1]
-    return on_torch.decode(found, on_torch.unpack(found, packed, columns), columns, out=out)
+    type_, columns = registered_type(type), out.shape[1]
+    return on_torch.decode(type_, on_torch.unpack(type_, packed, columns), columns, out=out)
 
 
 def _memory(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -74,8 +74,8 @@ class RecipeTypes:
     def find_unused(self, names: Sequence[str]) -> list[str]:
         """Returns the patterns that no name has a match of, or that the recipe does not use."""
         texts = [pattern.pattern for pattern, _ in self.patterns]
-        found = [any(pattern.search(name) for name in names) for pattern, _ in self.patterns]
-        return [text for text, is_found in zip(texts, found, strict=True) if not is_found or self.recipe.default in FLOATS]
+        matched = [any(pattern.search(name) for name in names) for pattern, _ in self.patterns]
+        return [text for text, is_found in zip(texts, matched, strict=True) if not is_found or self.recipe.default in FLOATS]
 
     def _choose(
         self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[TensorRole], named: str | None
@@ -142,16 +142,16 @@ class RecipeTypes:
 
 def patterns_of(tensor_types: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:
     """Returns regular expressions with types. Raises OptionError for anything else."""
-    found = []
+    pairs = []
     for pattern, type_ in as_pairs(tensor_types):
         try:
-            found.append((re.compile(pattern), type_))
+            pairs.append((re.compile(pattern), type_))
         except (re.error, TypeError) as error:
             raise OptionError(f"expected a regular expression, found {quote(pattern)}: {error}") from None
-    return found
+    return pairs
 
 
 def _loading_order(name: str) -> tuple[int, bytes]:
     """Returns the sort key of llama.cpp's loader: the layer, then the name."""
-    found = BLOCK.match(name)
-    return int(found[1]) if found else -1, name.encode("utf-8", "surrogateescape")
+    match = BLOCK.match(name)
+    return int(match[1]) if match else -1, name.encode("utf-8", "surrogateescape")

@@ -160,11 +160,11 @@ class TensorFacts:
         """Number of the layer: `index`, or with experts the number in the name."""
         if self.role is TensorRole.ATTN_V or self.model.experts < 2:
             return self.index
-        found = BLOCK.match(self.name)
-        if not found or int(found[1]) >= self.count:
+        match = BLOCK.match(self.name)
+        if not match or int(match[1]) >= self.count:
             expected = f"blk.N. with N below {self.count}"
             raise SchemeError(f"expected a name that begins with {expected}, found {quote(self.name)}")
-        return int(found[1])
+        return int(match[1])
 
 
 @dataclass(frozen=True)

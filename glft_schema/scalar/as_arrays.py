@@ -370,12 +370,12 @@ class _Printer:
 
     def _place(self, array: ArrayReference) -> Place:
         """Returns the array that a reference finds, and the first number of a view."""
-        found, first = self._views.get(array.name, (array, np.zeros((), np.int64)))
+        view, first = self._views.get(array.name, (array, np.zeros((), np.int64)))
         offset = self._value(array.offset) if array.offset is not None else np.zeros((), np.int64)
         if isinstance(offset, BlockNumber):
             raise self._refusal("expected views that do not depend on data")
         rank = max(first.ndim, offset.ndim)
-        return found, fit(first, rank) + fit(offset, rank)
+        return view, fit(first, rank) + fit(offset, rank)
 
     def _load(self, node: tree.Load) -> Value:
         (array, first), at = self._place(node.array), self._value(node.at)

@@ -358,7 +358,6 @@ class _LanePrinter(Printer):
     def _call_in_lanes(
         self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str] = ()
     ) -> str:
-        """Returns a call of a function in lanes."""
         if function.alone:
             return self._one_by_one(function, arguments, targets)
         given, scalars, owned, tables = [self._masks[-1]], set(), set(), set()

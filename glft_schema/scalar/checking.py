@@ -71,7 +71,7 @@ class _Checker(ExpressionReader):
         return self.checked
 
     def _block(self, body: Sequence[ast.stmt]) -> list[Statement]:
-        return [made for statement in body for made in self._statement(statement)]
+        return [part for statement in body for part in self._statement(statement)]
 
     def _statement(self, node: ast.stmt) -> list[Statement]:
         match node:
@@ -123,12 +123,14 @@ class _Checker(ExpressionReader):
 
     def _assign(self, targets: Sequence[ast.expr], values: Sequence[Value], node: ast.AST) -> list[Statement]:
         """Assigns values. If an assignment may change a later value, all are kept in variables."""
-        made: list[Statement] = []
+        assignments: list[Statement] = []
         stored = {part.id for target in targets[:-1] for part in ast.walk(target) if isinstance(part, ast.Name)}
         if any(getattr(part, "name", None) in stored for part in tree.walk(list(values)[1:])):
             kept = [self._keep(value, node) if isinstance(value, Expression) else ([], value) for value in values]
-            made, values = [statement for first, _ in kept for statement in first], [value for _, value in kept]
-        return made + [part for target, value in zip(targets, values, strict=True) for part in self._store(target, value, node)]
+            assignments, values = [statement for first, _ in kept for statement in first], [value for _, value in kept]
+        return assignments + [
+            part for target, value in zip(targets, values, strict=True) for part in self._store(target, value, node)
+        ]
 
     def _keep(self, value: Expression, node: ast.AST) -> tuple[list[Statement], Value]:
         """Assigns a value to a new variable."""
@@ -213,9 +215,9 @@ class _Checker(ExpressionReader):
         """
         joined: dict[str, Value] = {name: value for name, value in before.items() if isinstance(value, ArrayReference)}
         for name, value in paths[0].items():
-            found = [path.get(name) for path in paths]
-            if isinstance(value, Variable) and all(isinstance(one, Variable) for one in found):
-                lows, highs = zip(*(one.span for one in found if isinstance(one, Variable)), strict=True)
+            values = [path.get(name) for path in paths]
+            if isinstance(value, Variable) and all(isinstance(one, Variable) for one in values):
+                lows, highs = zip(*(one.span for one in values if isinstance(one, Variable)), strict=True)
                 joined[name] = replace(value, span=(min(lows), max(highs)))
         return joined
 
@@ -229,21 +231,21 @@ class _Checker(ExpressionReader):
         before = self._enter(body)
         self.environment[name] = Variable("int32", (low.span[0], high.span[1] - 1), name)
         self._loops.append(name)
-        made = self._block(body)
+        statements = self._block(body)
         self._loops.pop()
         del self.environment[name]
         ran = high.span[0] > low.span[1] and not leaves  # to the end of its body
         self.environment = self._join(before, [self.environment if ran else before])
         self._ended = False
-        return [tree.For(name, low, high, made)]
+        return [tree.For(name, low, high, statements)]
 
     def _while(self, node: ast.While) -> list[Statement]:
         before = self._enter(node.body)
         test = self.of_kind(self.value(node.test), "bool", node.test)
         self.narrow(test, True)
-        made = self._block(node.body)
+        statements = self._block(node.body)
         self.environment, self._ended = before, False
-        return [tree.While(test, made)]
+        return [tree.While(test, statements)]
 
     def _enter(self, body: Sequence[ast.stmt]) -> dict[str, Value]:
         """Gives the variables that a loop assigns any value. Returns what is known before it."""

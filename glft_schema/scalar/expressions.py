@@ -171,8 +171,8 @@ class ExpressionReader(ABC):
         if sign == "not" or value.kind == "bool":
             value = self.of_kind(value, "bool" if sign == "not" else "int32", node)
         if isinstance(value, Literal):
-            made = self.literal(-value.value if sign == "-" else not value.value, node)
-            return replace(made, kind=value.kind if sign == "-" else "literal")
+            literal = self.literal(-value.value if sign == "-" else not value.value, node)
+            return replace(literal, kind=value.kind if sign == "-" else "literal")
         return tree.Unary(value.kind, spans.wrap_span(-value.span[1], -value.span[0]), sign, value)
 
     def binary(self, sign: str, left: Expression, right: Expression, node: ast.AST) -> Expression:
@@ -192,8 +192,8 @@ class ExpressionReader(ABC):
     def _fold(self, kind: str, sign: str, left: float, right: float, node: ast.AST) -> Literal:
         """Returns the result of an operation of constants."""
         if kind != "float32" or sign in spans.COMPARISONS:
-            made = self.literal(spans.OPERATORS[sign](left, right), node)
-            return made if sign in spans.COMPARISONS else replace(made, kind=kind)
+            literal = self.literal(spans.OPERATORS[sign](left, right), node)
+            return literal if sign in spans.COMPARISONS else replace(literal, kind=kind)
         with np.errstate(all="ignore"):
             return self._round(spans.OPERATORS[sign](np.float32(left), np.float32(right)))
 
@@ -348,7 +348,6 @@ class ExpressionReader(ABC):
 
 
 def _span_of(array: ArrayReference) -> tree.Span:
-    """Returns the span of an array's elements."""
     if array.table is not None and array.type.kind == "int32":
         return int(array.table.min()), int(array.table.max())
     return tree.STORED[array.type.number].span

@@ -111,8 +111,8 @@ class LookupTable(PlainArray):
 
     @cached_property
     def array(self) -> np.ndarray[Any, Any]:  # type: ignore[override]
-        made = np.asarray(self._make())
-        return made.astype(np.float32) if made.dtype.kind == "f" else made
+        table = np.asarray(self._make())
+        return table.astype(np.float32) if table.dtype.kind == "f" else table
 
 
 class ScalarError(ValueError):

@@ -75,8 +75,8 @@ class ScalarLayout:
             ArrayType("f32", self.weights),
             {one.name: ArrayType(one.number, one.count, "out") for one in self.fields},
         )
-        more = {"importance": weights, "mean_square": ArrayType("f32", 1)} if self.weights else {}
-        return {"w": weights, **more, **fields}
+        extra = {"importance": weights, "mean_square": ArrayType("f32", 1)} if self.weights else {}
+        return {"w": weights, **extra, **fields}
 
 
 class Functions(NamedTuple):

@@ -210,13 +210,13 @@ class _Call:
 
     def _array(self, array: ArrayReference) -> Array:
         """Returns the numbers of an array from its offset on."""
-        found: Array = self._values[array.name] if array.table is None else array.table
+        array_of_blocks: Array = self._values[array.name] if array.table is None else array.table
         if array.offset is None:
-            return found
+            return array_of_blocks
         offset = self._value(array.offset)
         if isinstance(offset, np.ndarray):
             raise ScalarError(f"{array.name}: expected a view that does not depend on data")
-        return found[offset : offset + array.type.length] if array.type.length else found[offset:]
+        return array_of_blocks[offset : offset + array.type.length] if array.type.length else array_of_blocks[offset:]
 
     def _load(self, node: tree.Load) -> Any:
         at = self._value(node.at)

@@ -59,10 +59,10 @@ def as_tensor(array: Array) -> torch.Tensor:
 @lru_cache(maxsize=1 << 8)
 def dtype_in_torch(dtype: Dtype) -> torch.dtype:
     """Returns the dtype of torch. Raises TypeError if this version of torch has none."""
-    found = getattr(torch, name_of(dtype), None)
-    if not isinstance(found, torch.dtype):
+    torch_dtype = getattr(torch, name_of(dtype), None)
+    if not isinstance(torch_dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no {name_of(dtype)}")
-    return found
+    return torch_dtype
 
 
 def array_of(values: Any) -> Any:

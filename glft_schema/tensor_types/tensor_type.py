@@ -433,8 +433,8 @@ class TensorType:
 
     def round_trip(self, numbers: Array, name: str) -> Array:
         """Returns numbers as a file gives them back, encoded and decoded. Raises like `encode`."""
-        found: Array = self.decode(self.encode(numbers, name), matrix(numbers.shape)[1]).reshape(numbers.shape)
-        return found
+        decoded: Array = self.decode(self.encode(numbers, name), matrix(numbers.shape)[1]).reshape(numbers.shape)
+        return decoded
 
     def field_spans(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Returns the offset of each field from the payload's first byte, and its size in bytes."""

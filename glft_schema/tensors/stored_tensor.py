@@ -54,8 +54,8 @@ class StoredTensor:
 
     def values(self) -> Array:
         """Returns all values."""
-        found: Array = array_of(self.load())
-        return found
+        array: Array = array_of(self.load())
+        return array
 
     def _display(self) -> Iterator[str]:
         type_ = self.file_tensor.type if self.file_tensor else name_of(self.dtype)
@@ -79,16 +79,16 @@ class StoredTensor:
 
     def part(self, index: Slices) -> Array:
         """Returns the values at one slice for each dim. Reads no others if it can."""
-        found: Array
+        array: Array
         if self.read is not None:
-            found = array_of(self.read(index))
+            array = array_of(self.read(index))
         elif self.file_tensor is not None:
-            found = self.file_tensor.array(index)
+            array = self.file_tensor.array(index)
         elif self.transposed is not None:
-            found = self.transposed.part((*index[:-2], index[-1], index[-2])).swapaxes(-1, -2)
+            array = self.transposed.part((*index[:-2], index[-1], index[-2])).swapaxes(-1, -2)
         else:
-            found = self.values()[index]
-        return found
+            array = self.values()[index]
+        return array
 
     def rows(self, rows: slice) -> Array:
         """Returns some rows of the first dim; all of a tensor without dims."""
@@ -145,7 +145,7 @@ class _PackedSource(Source):
         self._kept: tuple[tuple[int, int], memoryview] | None = None  # a row that was not read to its end
 
     def _view(self, start: int, nbytes: int) -> memoryview:
-        found, column = bytearray(nbytes), 0
+        view, column = bytearray(nbytes), 0
         for at, size in self._fields:
             pitch, first, last = size // self._rows, max(start, at), min(start + nbytes, at + size)
             if first < last:
@@ -156,11 +156,11 @@ class _PackedSource(Source):
                     parts.append(array_bytes(self._read((slice(row + len(parts), stop), slice(column, column + pitch)))))
                 stored = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
                 skipped = first - at - row * pitch
-                found[first - start : last - start] = stored[skipped : skipped + last - first]
+                view[first - start : last - start] = stored[skipped : skipped + last - first]
                 if (last - at) % pitch:
                     self._kept = (stop - 1, column), stored[(stop - 1 - row) * pitch :]
             column += pitch
-        return memoryview(found)
+        return memoryview(view)
 
     def _private(self, start: int, nbytes: int) -> memoryview:
         return self._view(start, nbytes)

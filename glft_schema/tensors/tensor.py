@@ -314,11 +314,11 @@ class Tensor:
         Raises ValueError if `copy` is False and the values are not those in a mapped file. Others
         as `dequantize`.
         """
-        found = self.numpy(dtype=dtype)
-        is_view = self._as_mapped() is not None and found.dtype == self.type.dtype
+        array = self.numpy(dtype=dtype)
+        is_view = self._as_mapped() is not None and array.dtype == self.type.dtype
         if copy is False and not is_view:
             raise ValueError(f"tensor {quote(self.name)}: expected copy=None or copy=True, since values are decoded")
-        return found.copy() if copy and is_view else found
+        return array.copy() if copy and is_view else array
 
     @outside_graphs
     def array(self, index: Indices = ...) -> Array:
@@ -334,8 +334,8 @@ class Tensor:
         if 0 in part.shape:
             return np.empty(part.shape, self.type.dtype)
         block = self._array(part.rows, part.columns)
-        found = as_strided(block[:, part.first :], part.shape, part.strides(*block.strides))
-        return found if self._is_view or found.size == block.size else found.copy()
+        view = as_strided(block[:, part.first :], part.shape, part.strides(*block.strides))
+        return view if self._is_view or view.size == block.size else view.copy()
 
     def _array(self, rows: range, columns: range) -> Array:
         """Returns part of the matrix [out, in]; `columns` is aligned to the type's unit."""
@@ -433,12 +433,12 @@ class Tensor:
             return out
         block = self._numbers(rows, columns, dtype, None if out is None else out.device)
         down, across = block.stride()
-        found = block.as_strided(shape, part.strides(down, across), block.storage_offset() + part.first * across)
+        view = block.as_strided(shape, part.strides(down, across), block.storage_offset() + part.first * across)
         if out is not None:
-            out.detach().copy_(found)
+            out.detach().copy_(view)
             return out
         is_view = self._is_view and block.device.type == "cpu"
-        return found if is_view or found.numel() == block.numel() else found.clone()
+        return view if is_view or view.numel() == block.numel() else view.clone()
 
     @property
     def _is_view(self) -> bool:

@@ -81,7 +81,7 @@ def _entry(case: Case, file: str) -> dict[str, Any]:
 
 def _contents(stored: bytes) -> list[dict[str, Any]]:
     """Returns the expected contents: tensors, with the SHA-256 of numbers of known types."""
-    found = []
+    tensors = []
     for tensor in Container.parse(stored).tensors.values():
         stored_name = tensor.name.encode("utf-8", "surrogateescape")
         entry = {"name": stored_name.decode("utf-8", "replace"), "type": tensor.type.name, "shape": list(tensor.shape)}
@@ -90,8 +90,8 @@ def _contents(stored: bytes) -> list[dict[str, Any]]:
         if not tensor.type.bytes_only:
             numbers = tensor.array()
             entry |= {"dtype": name_of(numbers.dtype), "values": hashlib.sha256(array_bytes(numbers)).hexdigest()}
-        found.append(entry)
-    return found
+        tensors.append(entry)
+    return tensors
 
 
 def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:

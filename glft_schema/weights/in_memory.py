@@ -95,8 +95,8 @@ def _reader(values: Callable[[], Array], shape: tuple[int, ...]) -> Callable[[Sl
     """Returns a function that reads a part of values, unless they have got another shape."""
 
     def read(index: Slices) -> Array:
-        found = values()
-        return found[index] if found.shape == shape else found  # which is refused
+        array = values()
+        return array[index] if array.shape == shape else array  # which is refused
 
     return read
 

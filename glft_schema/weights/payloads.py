@@ -166,16 +166,16 @@ class PlannedPayload:
         if copied is not None and (copied.order == order or not copied.type.is_known):
             return [None]
         rows, columns = matrix(self.stored.shape)
-        wanted = [
+        numbers = [
             _rows_between(first - start, last - start, nbytes // rows, rows)
             for start, nbytes in (self.type.field_spans(self.stored.shape).values() if rows else ())
         ]
-        wanted = [part for part in wanted if part]
-        if not wanted:
+        numbers = [part for part in numbers if part]
+        if not numbers:
             return []
         group = self.group
-        start = min(part.start for part in wanted) // group * group
-        stop = min(-(-max(part.stop for part in wanted) // group) * group, rows)
+        start = min(part.start for part in numbers) // group * group
+        stop = min(-(-max(part.stop for part in numbers) // group) * group, rows)
         at_once = max(PART // max(columns, 1) // group, 1) * group
         return [*slices(stop, at_once if self.has_parts else rows, start)]
 

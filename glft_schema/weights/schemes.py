@@ -210,18 +210,18 @@ def _refusal(tensor: StoredTensor, type_: TensorType, keep_vectors: bool) -> str
 
 
 def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], notes: list[str]) -> tuple[TensorType, str]:
-    found = name_of(tensor.dtype)
+    dtype_name = name_of(tensor.dtype)
     for type_ in types:
-        if type_.exact == found:
+        if type_.exact == dtype_name:
             return type_, "; ".join(notes)
-    if found == "float64":
+    if dtype_name == "float64":
         raise TensorError("no type stores float64 exactly; to round it, select a type such as f32 by a scheme", name)
     if is_float(tensor.dtype):
-        return types["F32"], "; ".join([*notes, f"{found} widened to F32 (lossless)"])
-    if found == "uint8" and len(tensor.shape) > 1 and name.rpartition(".")[2] == "weight":
+        return types["F32"], "; ".join([*notes, f"{dtype_name} widened to F32 (lossless)"])
+    if dtype_name == "uint8" and len(tensor.shape) > 1 and name.rpartition(".")[2] == "weight":
         raise TensorError(PACKED, name)
-    for type_ in types if found in ("bool", "uint8") else ():
+    for type_ in types if dtype_name in ("bool", "uint8") else ():
         if type_.is_integer and np.can_cast(tensor.dtype, type_.dtype):
-            return type_, "; ".join([*notes, f"{found} widened to {type_}, exactly"])
+            return type_, "; ".join([*notes, f"{dtype_name} widened to {type_}, exactly"])
     exact = ", ".join(type_.exact for type_ in types if type_.exact)
-    raise TensorError(f"{types.kind} has no type for {found}: exclude the tensor, or convert it to one of {exact}", name)
+    raise TensorError(f"{types.kind} has no type for {dtype_name}: exclude the tensor, or convert it to one of {exact}", name)

@@ -191,7 +191,6 @@ class _Tensors:
         return np.asarray(-found)
 
     def _storage(self, storage: Storage, dtype: Dtype, name: str) -> Array:
-        """Returns the bytes of a storage."""
         if storage.key not in self._storages:
             start, nbytes = self._records.get(storage.key, (0, -1))
             if nbytes != storage.numel * dtype.itemsize:

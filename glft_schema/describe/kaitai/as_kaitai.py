@@ -96,10 +96,12 @@ def _byte_order(types: Types) -> dict[str, Attr]:
     """Returns the instances of the root that determine the byte order, if it varies."""
     if types.is_big is None:
         return {}
-    found = [(offset, node) for offset, node in _nested_nodes(types.schema, types.root, 0) if isinstance(node, s.ByteOrderNode)]
-    if len(found) != 1 or found[0][0] is None:
+    switches = [
+        (offset, node) for offset, node in _nested_nodes(types.schema, types.root, 0) if isinstance(node, s.ByteOrderNode)
+    ]
+    if len(switches) != 1 or switches[0][0] is None:
         raise UnsupportedError("expected one number at a fixed offset to determine the byte order")
-    ((offset, node),) = found
+    ((offset, node),) = switches
     assert node.number is not None
     name = types.expressions.names[types.root].new("number that tells byte order")
     kind = types.kind(replace(node.number, order="little"))

@@ -228,10 +228,10 @@ def _describe_unclaimed(maps: Sequence[ByteMap]) -> list[dict[str, Any]]:
     }
     texts = []
     for kind, (none, some) in kinds.items():
-        found = [(i, byte_range) for i, map in enumerate(maps) for byte_range in map if byte_range.kind == kind]
-        nbytes = sum(byte_range.nbytes for _, byte_range in found)
-        text = f"{nbytes:,} byte{'s' * (nbytes != 1)} {some}" if found else none
-        first = [{"file": i, "offset": byte_range.start} for i, byte_range in found[:3]] if kind != "padding" else []
+        ranges = [(i, byte_range) for i, map in enumerate(maps) for byte_range in map if byte_range.kind == kind]
+        nbytes = sum(byte_range.nbytes for _, byte_range in ranges)
+        text = f"{nbytes:,} byte{'s' * (nbytes != 1)} {some}" if ranges else none
+        first = [{"file": i, "offset": byte_range.start} for i, byte_range in ranges[:3]] if kind != "padding" else []
         texts.append({"kind": kind, "nbytes": nbytes, "text": text, "first": first})
     return texts
 

@@ -62,10 +62,10 @@ def _type_row(planned: Plan, name: str, one: Mix) -> tuple[str, ...]:
 
 def _row(planned: Plan, tensor: TensorPlan, chosen: Candidate | None) -> dict[str, Any]:
     """Returns a tensor's cells: for each type text, class and tooltip."""
-    found = {candidate.type: candidate for candidate in tensor.candidates}
+    by_type = {candidate.type: candidate for candidate in tensor.candidates}
     cells = []
     for type_ in planned.by_type:
-        one = found.get(type_)
+        one = by_type.get(type_)
         if one is None:
             cells.append(("", "none", "not possible"))
             continue

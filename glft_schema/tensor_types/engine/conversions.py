@@ -25,10 +25,10 @@ SMALL = {  # of each float of eight bits: mantissa bits, exponent bias, and how 
 
 def float32_of(array: Array) -> Array:
     """Returns numbers as float32, unchanged if they are."""
-    found = widen(array)
-    if found.dtype == np.float16 and (converted := _by_library("f16", found, FLOAT32)) is not None:
+    wide = widen(array)
+    if wide.dtype == np.float16 and (converted := _by_library("f16", wide, FLOAT32)) is not None:
         return converted
-    return found if found.dtype == FLOAT32 else _quietly(found, FLOAT32)
+    return wide if wide.dtype == FLOAT32 else _quietly(wide, FLOAT32)
 
 
 def widen(array: Array) -> Array:
@@ -57,10 +57,10 @@ def convert(array: Array, dtype: Dtype) -> Array:
         return words(array).view(dtype)
     if dtype == BFLOAT16:
         return to_bf16(array)
-    found = widen(array)
-    if found.dtype == np.float64 and dtype == np.float16:  # as torch does
-        found = _quietly(found, FLOAT32)
-    return _quietly(found, dtype)
+    wide = widen(array)
+    if wide.dtype == np.float64 and dtype == np.float16:  # as torch does
+        wide = _quietly(wide, FLOAT32)
+    return _quietly(wide, dtype)
 
 
 @lru_cache

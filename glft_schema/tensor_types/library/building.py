@@ -136,7 +136,7 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             compiling = pool.map(compiled, levels)
-            functions = {name: test for made in tests for name, test in made().items()}
+            functions = {name: test for test_of in tests for name, test in test_of().items()}
             paths = dict(zip(levels, compiling, strict=True))
         names = {level: f"{architecture}-{level}-{digest(path)}{ending}" for level, path in paths.items()}
         manifest = {"machine": machine, "sources": digest_of_sources(), "levels": names, "functions": functions}
@@ -200,9 +200,9 @@ def _test_of_decoder(layout: ScalarLayout, source: Callable[..., Any]) -> dict[s
     bits = w.view("<u4")
     bfloat16 = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
     with np.errstate(over="ignore"):
-        made = {"float32": w, "float16": w.astype("<f2"), "bfloat16": bfloat16}
+        expected = {"float32": w, "float16": w.astype("<f2"), "bfloat16": bfloat16}
     inputs, counts = ([b"".join(inputs)], [1]) if layout.weights else (inputs, [1, columns])
-    return {layout.name + suffix: _test(inputs, counts, [made[dtype].tobytes()]) for dtype, (suffix, _) in DTYPES.items()}
+    return {layout.name + suffix: _test(inputs, counts, [expected[dtype].tobytes()]) for dtype, (suffix, _) in DTYPES.items()}
 
 
 def _test_of_encoder(layout: ScalarLayout, source: Callable[..., Any], name: str) -> dict[str, Test]:

@@ -154,10 +154,10 @@ class TextBreaker:
 
     def _pairs(self, key: str | None, value: bytes | None) -> list[bytes]:
         """Returns the pairs of the entry, with another value of `key`, or without it."""
-        found = {known: to_json(known).encode() + b":" + self.text[of.start : of.end] for known, of in self.values.items()}
+        texts = {known: to_json(known).encode() + b":" + self.text[of.start : of.end] for known, of in self.values.items()}
         if key is not None:
-            found[key] = b"" if value is None else to_json(key).encode() + b":" + value
-        return [pair for pair in found.values() if pair]
+            texts[key] = b"" if value is None else to_json(key).encode() + b":" + value
+        return [pair for pair in texts.values() if pair]
 
     def _with_entry(self, value: bytes) -> bytes:
         return self.text[: self.entry.start] + value + self.text[self.entry.end :]

@@ -78,9 +78,9 @@ def rules_on_length(field: Field, context: Context) -> Iterator[tuple[Check, Exp
     own = Length(Reference((field.name,)))
     for check in guards(field, context):
         if condition := read(getattr(check, "holds", None)):
-            found = list(subexpressions(condition))
-            lengths = found.count(own)
-            if lengths and lengths == sum(isinstance(part, Reference) for part in found):
+            parts = list(subexpressions(condition))
+            lengths = parts.count(own)
+            if lengths and lengths == sum(isinstance(part, Reference) for part in parts):
                 yield check, condition
 
 
