@@ -30,7 +30,7 @@ from glft_schema.families.requirements import Requirement
 from glft_schema.formats.gguf_keys import TYPES
 from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import LIMITS
-from glft_schema.quantizer.as_markdown import recipes_as_markdown
+from glft_schema.quantizer.recipes_as_markdown import recipes_as_markdown
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.catalogue import disagreements

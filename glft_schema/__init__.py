@@ -73,10 +73,10 @@ if TYPE_CHECKING:
         weights,
     )
     from glft_schema.checks.compare import compare
-    from glft_schema.checks.rules import check_rules
+    from glft_schema.checks.rule_sets import check_rules
     from glft_schema.checks.values import check_values
     from glft_schema.describe.byte_map import byte_map
-    from glft_schema.nn.loading import load_into
+    from glft_schema.nn.load_into import load_into
     from glft_schema.quantizer.plan import plan
     from glft_schema.quantizer.quantize import quantize
     from glft_schema.weights.convert import convert
@@ -122,10 +122,10 @@ PARTS = (  # the public packages; testing requires hypothesis; diffusers and tra
 )
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
     "checks.compare": "compare",
-    "checks.rules": "check_rules",
+    "checks.rule_sets": "check_rules",
     "checks.values": "check_values",
     "describe.byte_map": "byte_map",
-    "nn.loading": "load_into",
+    "nn.load_into": "load_into",
     "quantizer.plan": "plan",
     "quantizer.quantize": "quantize",
     "weights.convert": "convert",

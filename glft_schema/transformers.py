@@ -6,8 +6,8 @@ Its import registers the method ``glft``, so that `from_pretrained` packs models
 
 from importlib.util import find_spec
 
-from glft_schema.models.loading import load
-from glft_schema.models.saving import save
+from glft_schema.models.from_gguf import load
+from glft_schema.models.to_gguf import save
 from glft_schema.nn.skeleton import GlftConfig
 
 __all__ = ["GlftConfig", "load", "save"]

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from glft_schema.adapters.patterns import Patterns
+from glft_schema.adapters.regular_expressions import Patterns
 from glft_schema.checks.roles import check_fit
 from glft_schema.errors import FormatError, OptionError, TensorError, quote
 from glft_schema.families.config import LARGEST, Config, config_of, read_json, refusing
 from glft_schema.families.export import family_in_gguf
-from glft_schema.families.names import Names
 from glft_schema.families.operations import KEEP, PermuteRows, Transpose
 from glft_schema.families.page import BLOCK_COUNT
+from glft_schema.families.tensor_names import Names
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.storage.dtypes import Array

@@ -20,8 +20,8 @@ from glft_schema.describe.page.comparison import comparison_page
 from glft_schema.display import align, first_rows, format_count, percent
 from glft_schema.errors import FormatError, OptionError, TensorError, safe
 from glft_schema.files.summary import headline
-from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
+from glft_schema.models.token_chunks import CONTEXT
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import Checkpoint, open_beside, open_entries

@@ -25,7 +25,7 @@ class Bash(BashComplete):
 
 def words(kind: str, path: str = "") -> Iterable[str]:
     """Returns the words of a kind: those of a closed set, or names in a file."""
-    from glft_schema.checks.rules import ALL_SETS
+    from glft_schema.checks.rule_sets import ALL_SETS
     from glft_schema.files.container import Container
     from glft_schema.formats.registry import FORMATS
     from glft_schema.quantizer.recipes import RECIPES

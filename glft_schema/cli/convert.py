@@ -55,7 +55,7 @@ from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
 from glft_schema.weights.convert import has_types
-from glft_schema.weights.folders import WEIGHTS, is_folder
+from glft_schema.weights.folder_export import WEIGHTS, is_folder
 from glft_schema.weights.importance import read_importance, with_importance
 from glft_schema.weights.payloads import WrittenTensor
 

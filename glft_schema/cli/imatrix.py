@@ -10,7 +10,7 @@ from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_b
 from glft_schema.display import format_count
 from glft_schema.errors import OptionError, safe
 from glft_schema.models.activations import measure_importance
-from glft_schema.models.chunks import CONTEXT
+from glft_schema.models.token_chunks import CONTEXT
 from glft_schema.storage.file_source import read_text
 from glft_schema.weights.importance import TOKENS, ImportanceMatrix, check_ending
 

@@ -12,7 +12,7 @@ from glft_schema.describe.schema import schema_of
 from glft_schema.errors import OptionError, quote
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import FORMATS, format_named
-from glft_schema.quantizer.as_markdown import recipes_as_markdown
+from glft_schema.quantizer.recipes_as_markdown import recipes_as_markdown
 from glft_schema.tensor_types import TensorType
 from glft_schema.words import suggestion
 

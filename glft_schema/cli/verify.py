@@ -20,7 +20,7 @@ from click.exceptions import Exit
 from glft_schema.checks.derivation import VERDICTS, WITHOUT_IMPORTANCE, Derivation, check_derivation
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
 from glft_schema.checks.roles import check_fit
-from glft_schema.checks.rules import ALL_SETS, report
+from glft_schema.checks.rule_sets import ALL_SETS, report
 from glft_schema.checks.values import INCOMPLETE, UNKNOWN, ValueFinding, check_values
 from glft_schema.cli.inspect import gaps_text
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from glft_schema.checks.rules import report
+from glft_schema.checks.rule_sets import report
 from glft_schema.cli.terminal import echo
 from glft_schema.display import align, format_count
 from glft_schema.errors import safe

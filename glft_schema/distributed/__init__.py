@@ -9,15 +9,15 @@ from glft_schema.lazy import on_first_use
 
 if TYPE_CHECKING:
     from glft_schema.distributed.ranks import RanksError
-    from glft_schema.distributed.reading import StorageReader
-    from glft_schema.distributed.saving import StorageWriter
+    from glft_schema.distributed.storage_reader import StorageReader
+    from glft_schema.distributed.storage_writer import StorageWriter
     from glft_schema.distributed.writing import together
 
 # Imported on first use: `__main__` sets variables that torch reads when it is imported.
 LATER = {
     "distributed.ranks": "RanksError",
-    "distributed.reading": "StorageReader",
-    "distributed.saving": "StorageWriter",
+    "distributed.storage_reader": "StorageReader",
+    "distributed.storage_writer": "StorageWriter",
     "distributed.writing": "together",
 }
 

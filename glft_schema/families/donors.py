@@ -27,7 +27,6 @@ from glft_schema.errors import MetadataWarning, OptionError, TensorError, quote,
 from glft_schema.families.config import Config, metadata_of, read_config, refusing
 from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
 from glft_schema.families.libraries import library
-from glft_schema.families.names import SUFFIXES, is_float32, name_map
 from glft_schema.families.operations import (
     KEEP,
     Function,
@@ -43,6 +42,7 @@ from glft_schema.families.operations import (
 from glft_schema.families.page import BLOCK_COUNT, Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
+from glft_schema.families.tensor_names import SUFFIXES, is_float32, name_map
 from glft_schema.files.file import File
 from glft_schema.files.shards import check_whole
 from glft_schema.formats.registry import WITH_TYPES

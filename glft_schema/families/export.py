@@ -9,10 +9,10 @@ import numpy as np
 
 from glft_schema.errors import FormatError, TensorError, quote
 from glft_schema.families.config import Config, config_of
-from glft_schema.families.names import NameParts, Names, is_float32
 from glft_schema.families.operations import TensorOperation
 from glft_schema.families.page import Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
+from glft_schema.families.tensor_names import NameParts, Names, is_float32
 from glft_schema.storage.dtypes import FLOAT32, Dtype
 from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values

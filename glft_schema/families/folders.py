@@ -28,10 +28,10 @@ from glft_schema.families.config import (
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.guarded_calls import start_guarded
 from glft_schema.families.kept_metadata import KEPT, kept_metadata
-from glft_schema.families.names import Names, is_float32
 from glft_schema.families.operations import as_float32, quantized_type
 from glft_schema.families.page import OF_ANY, Family
 from glft_schema.families.pages import FAMILIES
+from glft_schema.families.tensor_names import Names, is_float32
 from glft_schema.families.untrusted_folders import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.container import open as open_container

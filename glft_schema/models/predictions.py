@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glft_schema.errors import OptionError
 from glft_schema.lazy import torch
-from glft_schema.models.chunks import TextOptions, check_fits, cut, each, run, running, vocabulary_size
+from glft_schema.models.token_chunks import TextOptions, check_fits, cut, each, run, running, vocabulary_size
 from glft_schema.storage.source import StrPath
 from glft_schema.words import check_options
 

@@ -1,6 +1,6 @@
 """Modules of torch whose weights stay packed, as a file stores them."""
 
-from glft_schema.nn.loading import Unmatched
+from glft_schema.nn.load_into import Unmatched
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.nn.saving import stored_tensors
 

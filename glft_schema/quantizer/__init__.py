@@ -7,7 +7,7 @@ from glft_schema.lazy import on_first_use
 if TYPE_CHECKING:
     from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan
     from glft_schema.quantizer.quantize import Quantized
-    from glft_schema.quantizer.rules import Recipe
+    from glft_schema.quantizer.recipe_rules import Recipe
 
 __all__ = [
     "Candidate",
@@ -21,6 +21,6 @@ __all__ = [
 LATER = {
     "quantizer.plan": "Candidate Mix Plan TensorPlan",
     "quantizer.quantize": "Quantized",
-    "quantizer.rules": "Recipe",
+    "quantizer.recipe_rules": "Recipe",
 }
 __getattr__, __dir__ = on_first_use(globals(), LATER)

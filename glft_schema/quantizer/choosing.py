@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.errors import OptionError, SchemeError, quote
+from glft_schema.quantizer.recipe_rules import BLOCK, ModelFacts, Recipe, TensorFacts, TensorRole
 from glft_schema.quantizer.recipes import is_kept
-from glft_schema.quantizer.rules import BLOCK, ModelFacts, Recipe, TensorFacts, TensorRole
 from glft_schema.storage.dtypes import is_float
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.weights.file_types import divides, fallback
+from glft_schema.weights.fallback_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.requantizing import refusal
 from glft_schema.weights.schemes import MEASURE, TypeChoice, as_pairs, choose_type, type_named

@@ -40,8 +40,8 @@ from glft_schema.lazy import outside_graphs
 from glft_schema.quantizer.choosing import RecipeTypes
 from glft_schema.quantizer.plan_picture import MIX, WIDTH, Point, picture
 from glft_schema.quantizer.prepared_model import PreparedModel, prepare
+from glft_schema.quantizer.recipe_rules import ModelFacts, Recipe
 from glft_schema.quantizer.recipes import RECIPES, is_kept
-from glft_schema.quantizer.rules import ModelFacts, Recipe
 from glft_schema.storage.dtypes import FLOAT32, Array, is_float
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
@@ -50,7 +50,7 @@ from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensor_types.engine.workers import in_one_thread
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint
-from glft_schema.weights.file_types import divides, fallback
+from glft_schema.weights.fallback_types import divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.requantizing import counted_types

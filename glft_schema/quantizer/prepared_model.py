@@ -12,7 +12,7 @@ from glft_schema.families.converter import Converter
 from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
 from glft_schema.files.summary import FILE_TYPE
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.quantizer.rules import Recipe
+from glft_schema.quantizer.recipe_rules import Recipe
 from glft_schema.quantizer.used_importance import UsedImportance
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor

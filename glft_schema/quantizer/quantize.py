@@ -16,8 +16,8 @@ from glft_schema.formats.registry import WITH_TYPES, refuse_ending
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
 from glft_schema.quantizer.prepared_model import IN_FLOAT32, prepare
 from glft_schema.quantizer.recipe_files import read_recipe
+from glft_schema.quantizer.recipe_rules import ModelFacts, Recipe
 from glft_schema.quantizer.recipes import RECIPES, recipe_named
-from glft_schema.quantizer.rules import ModelFacts, Recipe
 from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, checkpoint_with_metadata

@@ -10,7 +10,7 @@ import operator
 
 from glft_schema.errors import OptionError, quote
 from glft_schema.formats.file_types import FILE_TYPES
-from glft_schema.quantizer.rules import (
+from glft_schema.quantizer.recipe_rules import (
     FFN,
     IMPORTANCE,
     MIDDLE,

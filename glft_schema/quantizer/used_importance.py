@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from glft_schema.errors import OptionError, TensorError, quote
-from glft_schema.quantizer.rules import TensorRole
+from glft_schema.quantizer.recipe_rules import TensorRole
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.importance import ImportanceMatrix, with_importance

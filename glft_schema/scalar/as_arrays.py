@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from glft_schema.scalar import numpy_arrays, spans, tree
+from glft_schema.scalar import intervals, numpy_arrays, tree
 from glft_schema.scalar.axes import Index, as_tuples, dense, fit, parts_of, reduce_index, steps_of, with_axes
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import STORED, ArrayReference, Expression, Function, Literal
@@ -329,7 +329,7 @@ class _Printer:
         sign = {"and": "&", "or": "|"}.get(node.sign, node.sign)
         if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
             rank = max(left.ndim, right.ndim)
-            result = np.asarray(spans.OPERATORS[sign](fit(left, rank), fit(right, rank)))
+            result = np.asarray(intervals.OPERATORS[sign](fit(left, rank), fit(right, rank)))
             return (result + 2**31) % 2**32 - 2**31 if node.kind == "int32" and node.span == tree.ANY else result
         kind = {"float32": "f32", "bool": "bool"}.get(node.left.kind) or self._narrowest(
             node.left.span, node.right.span, *([node.span] if node.kind == "int32" else [])

@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from glft_schema.scalar import tree
+from glft_schema.scalar.block_layout import ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, float32
-from glft_schema.scalar.layout import ScalarLayout
 from glft_schema.scalar.tree import ArrayReference, ArrayType, Expression, Function, Literal, Statement, Variable, walk
 
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-strict-aliasing")

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 from glft_schema.scalar import tree
 from glft_schema.scalar.as_c import KINDS, TYPES, Printer, TranslationUnit, mentions, name_in_c
+from glft_schema.scalar.block_layout import ScalarLayout
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.layout import ScalarLayout
 from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal, Statement, Variable, walk
 
 VECTORS = {"float32": "vf", "int32": "vi", "bool": "vi"}

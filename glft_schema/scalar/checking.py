@@ -13,8 +13,8 @@ from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-from glft_schema.scalar import language, spans, tree
-from glft_schema.scalar.expressions import SIGNS, ExpressionReader, Value
+from glft_schema.scalar import intervals, language, tree
+from glft_schema.scalar.expression_reader import SIGNS, ExpressionReader, Value
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import ANY, ArrayReference, ArrayType, Expression, Literal, Statement, Variable
 
@@ -186,7 +186,7 @@ class _Checker(ExpressionReader):
         if self._returned and [one.kind for one in before] != [one.kind for one in values]:
             raise self.refusal(node, f"expected results ({', '.join(one.kind for one in before)}) as before")
         pairs = zip(values, before if self._returned else values, strict=True)
-        self.checked.results = [Variable(one.kind, spans.union(one.span, other.span), "") for one, other in pairs]
+        self.checked.results = [Variable(one.kind, intervals.union(one.span, other.span), "") for one, other in pairs]
         self._returned = self._ended = True
         return [tree.Return(tuple(values))]
 

@@ -12,9 +12,9 @@ from glft_schema.codec.numbers import Number
 from glft_schema.lazy import torch
 from glft_schema.scalar import compiled_arrays, torch_arrays
 from glft_schema.scalar.as_arrays import decoder
+from glft_schema.scalar.block_layout import ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.layout import ScalarLayout
 from glft_schema.storage.torch_tensors import array_in, dtype_in_torch, has_plain_memory
 from glft_schema.tensor_types.engine.bits import numbers_of_rows
 from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled

@@ -23,7 +23,7 @@ from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import FormatError, TensorError, alternatives, quote
 from glft_schema.lazy import outside_graphs
-from glft_schema.scalar.layout import NUMPY, Functions, ScalarField, ScalarLayout
+from glft_schema.scalar.block_layout import NUMPY, Functions, ScalarField, ScalarLayout
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import FLOAT32, INTEGERS, NAMES, Array, Dtype, dtype_of, is_float, is_integer, name_of, words
 from glft_schema.storage.source import Source

@@ -29,7 +29,7 @@ from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint, checkpoint_with_metadata
-from glft_schema.weights.folders import is_folder, write_folder
+from glft_schema.weights.folder_export import is_folder, write_folder
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import FilePlan, WriteOptions, plan_file

@@ -15,7 +15,7 @@ from glft_schema.formats.file_types import MOSTLY
 from glft_schema.storage.dtypes import is_float, name_of
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.weights.file_types import divides, fallback
+from glft_schema.weights.fallback_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.requantizing import refusal, type_before
 from glft_schema.words import suggestion

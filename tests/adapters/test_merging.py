@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
-from glft_schema.models.loading import load_model
+from glft_schema.models.from_gguf import load_model
 from tests.families.conftest import any_fingerprint, libraries  # noqa: F401
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.oracles.llama_model import LlamaModel

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import glft_schema as glft
-from glft_schema.checks.rules import report
+from glft_schema.checks.rule_sets import report
 from tests.oracles.llama_loader import Loader
 from tests.tools.command_line import in_this_process, on_a_terminal
 

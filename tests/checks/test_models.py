@@ -17,7 +17,7 @@ import torch
 from hypothesis import settings
 
 import glft_schema as glft
-from glft_schema.checks.rules import report
+from glft_schema.checks.rule_sets import report
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
 from tests.families.tiny_folders import CONFIGS, make_folder

@@ -17,7 +17,7 @@ import glft_schema
 from glft_schema import OptionError, Typed, check_rules, save_file
 from glft_schema.checks import check_fit
 from glft_schema.checks.roles import ROLES, role_of
-from glft_schema.checks.rules import report
+from glft_schema.checks.rule_sets import report
 from tests.oracles import llama_cpp
 from tests.tools.command_line import assert_refused
 from tests.tools.command_line import in_this_process as glft

@@ -23,7 +23,7 @@ from glft_schema.codec.context import BIG
 from glft_schema.distributed import StorageReader, StorageWriter, together
 from glft_schema.distributed.exchange import Chunk, Cut, Holdings, Request
 from glft_schema.distributed.ranks import Ranks, RanksError, check_equal
-from glft_schema.distributed.saving import entries_of
+from glft_schema.distributed.storage_writer import entries_of
 from glft_schema.storage.atomic import atomic_write
 from tests.quantizer import models
 from tests.tools.launch import left_in

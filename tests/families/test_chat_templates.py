@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import glft_schema as glft
-from glft_schema.checks.rules import check_rules
+from glft_schema.checks.rule_sets import check_rules
 from glft_schema.errors import FormatError
 from glft_schema.families import chat_templates
 from glft_schema.families.chat_templates import rendering_problem, template_problem

@@ -14,7 +14,7 @@ import torch
 
 import glft_schema as glft
 from glft_schema import nn
-from glft_schema.models.loading import load_model
+from glft_schema.models.from_gguf import load_model
 from tests.families.tiny_folders import CONFIGS, make_folder
 
 TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])

@@ -13,7 +13,7 @@ from torch import nn
 import glft_schema as glft
 from glft_schema import OptionError
 from glft_schema import nn as packed_nn
-from glft_schema.nn import loading
+from glft_schema.nn import load_into as loading
 
 
 class Net(nn.Module):

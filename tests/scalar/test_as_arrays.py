@@ -11,9 +11,9 @@ import torch
 
 from glft_schema.scalar import compiled_arrays, numpy_arrays, torch_arrays
 from glft_schema.scalar.as_arrays import decoder, print_function
+from glft_schema.scalar.block_layout import ScalarField, ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import LookupTable, ScalarError, run
-from glft_schema.scalar.layout import ScalarField, ScalarLayout
 from tests.scalar.sources import declared, same_bits
 
 LAYOUT = ScalarLayout(

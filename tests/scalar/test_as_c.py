@@ -11,9 +11,9 @@ import pytest
 
 from glft_schema.scalar import language
 from glft_schema.scalar.as_c import TranslationUnit
+from glft_schema.scalar.block_layout import ScalarField, ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import run
-from glft_schema.scalar.layout import ScalarField, ScalarLayout
 from tests.scalar.sources import compiled, declared, pointer, same_bits
 
 LAYOUT = ScalarLayout(

@@ -13,9 +13,9 @@ import numpy as np
 from glft_schema.scalar import numpy_arrays
 from glft_schema.scalar.as_arrays import decoder
 from glft_schema.scalar.as_c import TranslationUnit
+from glft_schema.scalar.block_layout import ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, run
-from glft_schema.scalar.layout import ScalarLayout
 from tests.scalar.sources import compiled, declared, pointer, same_bits
 from tests.scalar.test_as_arrays import LAYOUT, columns
 from tests.tools.depth import FULL

@@ -13,9 +13,9 @@ import pytest
 
 from glft_schema.scalar.as_c import TranslationUnit
 from glft_schema.scalar.as_lanes import blocks_in_lanes
+from glft_schema.scalar.block_layout import NUMPY, ScalarField, ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, run
-from glft_schema.scalar.layout import NUMPY, ScalarField, ScalarLayout
 from glft_schema.scalar.side_by_side import run_side_by_side
 from tests.scalar.sources import GNU, compiled, declared, pointer
 from tests.tools.depth import FULL

@@ -13,7 +13,7 @@ from glft_schema import SchemeError, convert, save_file
 from glft_schema.errors import SimilarKeyWarning
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.gguf import GGUF
-from glft_schema.weights.file_types import FALLBACKS, fallback
+from glft_schema.weights.fallback_types import FALLBACKS, fallback
 
 WIDTHS = {"a.weight": 256, "b.weight": 64, "c.weight": 33}
 STATE = {**{name: torch.randn(2, width) for name, width in WIDTHS.items()}, "norm.weight": torch.ones(256)}

@@ -17,7 +17,7 @@ from glft_schema.codec.rules import Check
 from glft_schema.describe.kaitai.as_yaml import as_yaml
 from glft_schema.describe.kaitai.expressions import Location, is_condition, references
 from glft_schema.describe.kaitai.names import KaitaiNames
-from glft_schema.describe.kaitai.rows import with_lookup, with_payload
+from glft_schema.describe.kaitai.table_rows import with_lookup, with_payload
 from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, times
 from glft_schema.describe.sentences import condition_of, origin, rule_text, rules_of_no_field
 from glft_schema.errors import UnsupportedError, without_controls

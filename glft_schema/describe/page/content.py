@@ -10,16 +10,16 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
-from glft_schema.checks.rules import Report, report
+from glft_schema.checks.rule_sets import Report, report
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map, byte_map_of
+from glft_schema.describe.page.escaping import LONGEST, visible
 from glft_schema.describe.page.fields import FieldTree, is_payload, path_steps, segments
 from glft_schema.describe.page.module_tree import modules
 from glft_schema.describe.page.quantization_errors import errors
 from glft_schema.describe.page.samples import describe, heat_map, sample, sample_size
-from glft_schema.describe.page.text import LONGEST, visible
 from glft_schema.describe.page.vocabulary import vocabulary
 from glft_schema.display import Progress, parameters_text, size_text
 from glft_schema.errors import Finding, FormatError, quote

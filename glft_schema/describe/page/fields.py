@@ -12,7 +12,7 @@ import numpy as np
 import glft_schema.describe.nodes as s
 from glft_schema.codec.trace import STEP
 from glft_schema.describe.byte_map import FIELD, ByteMap, ByteRange
-from glft_schema.describe.page.text import visible
+from glft_schema.describe.page.escaping import visible
 from glft_schema.describe.schema import container_schema
 from glft_schema.display import format_value
 from glft_schema.errors import quote

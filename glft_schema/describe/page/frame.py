@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from glft_schema.describe.page.text import as_json
+from glft_schema.describe.page.escaping import as_json
 
 if TYPE_CHECKING:
     import jinja2

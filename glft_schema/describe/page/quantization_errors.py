@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from glft_schema.describe.page.escaping import number
 from glft_schema.describe.page.samples import Floats, Part, describe, sample_parts, stored_parts
-from glft_schema.describe.page.text import number
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.storage.dtypes import FLOAT64, Array
 from glft_schema.tensor_types.engine.chunks import matrix

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from glft_schema.scalar.layout import ScalarLayout
+from glft_schema.scalar.block_layout import ScalarLayout
 from glft_schema.storage.dtypes import FLOAT32, Array, address, name_of, words
 from glft_schema.tensor_types.engine.chunks import row_chunks, take
 from glft_schema.tensor_types.engine.conversions import LONGEST, convert

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.errors import TensorError
-from glft_schema.scalar.layout import NUMPY, ScalarLayout
+from glft_schema.scalar.block_layout import NUMPY, ScalarLayout
 from glft_schema.storage.dtypes import Array, address
 from glft_schema.tensor_types.engine.functions import Encoder, Fields
 from glft_schema.tensor_types.library.loading import command, encoder_of

@@ -29,8 +29,8 @@ import numpy as np
 from glft_schema.errors import alternatives, one_line, quote
 from glft_schema.scalar.as_c import FLAGS, TranslationUnit, mean_square_of_row
 from glft_schema.scalar.as_lanes import blocks_in_lanes
+from glft_schema.scalar.block_layout import NUMPY, Functions, ScalarField, ScalarLayout
 from glft_schema.scalar.language import ScalarError, run
-from glft_schema.scalar.layout import NUMPY, Functions, ScalarField, ScalarLayout
 from glft_schema.tensor_types.library.loading import DTYPES, MANIFEST, digest, digest_of_sources, this_machine
 
 # fmt: off

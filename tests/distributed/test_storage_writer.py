@@ -14,7 +14,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import glft_schema as glft
 from glft_schema.distributed import StorageWriter
-from glft_schema.models.loading import load_model
+from glft_schema.models.from_gguf import load_model
 from tests.distributed import models, tensors
 from tests.distributed.test_loading import MESHES, TYPES
 from tests.docs.test_docs import ROOT, blocks

@@ -11,8 +11,8 @@ from glft_schema.display import Progress
 from glft_schema.errors import OptionError
 from glft_schema.families.config import refusing
 from glft_schema.lazy import torch
-from glft_schema.models.loading import load_model
-from glft_schema.models.vocabulary import load_vocabulary, vocabulary_of
+from glft_schema.models.from_gguf import load_model
+from glft_schema.models.tokenization import load_vocabulary, vocabulary_of
 from glft_schema.storage.source import StrPath
 
 CONTEXT = 512  # tokens in a chunk, by default as in these tools

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from glft_schema.scalar import language, spans, tree
+from glft_schema.scalar import intervals, language, tree
 from glft_schema.scalar.language import LookupTable, ScalarError
 from glft_schema.scalar.tree import ANY, ArrayReference, ArrayType, Expression, Literal, Variable
 
@@ -173,11 +173,11 @@ class ExpressionReader(ABC):
         if isinstance(value, Literal):
             literal = self.literal(-value.value if sign == "-" else not value.value, node)
             return replace(literal, kind=value.kind if sign == "-" else "literal")
-        return tree.Unary(value.kind, spans.wrap_span(-value.span[1], -value.span[0]), sign, value)
+        return tree.Unary(value.kind, intervals.wrap_span(-value.span[1], -value.span[0]), sign, value)
 
     def binary(self, sign: str, left: Expression, right: Expression, node: ast.AST) -> Expression:
         left, right = self.alike(node, (left, right))
-        kind, compares = left.kind, sign in spans.COMPARISONS
+        kind, compares = left.kind, sign in intervals.COMPARISONS
         if sign in OF_INTEGERS or (kind == "bool" and not compares):
             left, right = self.of_kind(left, "int32", node), self.of_kind(right, "int32", node)
             self._check_operands(sign, left, right, node)
@@ -187,15 +187,17 @@ class ExpressionReader(ABC):
             left, right = self.of_kind(left, "float32", node), self.of_kind(right, "float32", node)
         if compares:
             return tree.Binary("bool", (0, 1), sign, left, right)
-        return tree.Binary(kind, spans.of_operation(sign, left.span, right.span) if kind == "int32" else ANY, sign, left, right)
+        return tree.Binary(
+            kind, intervals.of_operation(sign, left.span, right.span) if kind == "int32" else ANY, sign, left, right
+        )
 
     def _fold(self, kind: str, sign: str, left: float, right: float, node: ast.AST) -> Literal:
         """Returns the result of an operation of constants."""
-        if kind != "float32" or sign in spans.COMPARISONS:
-            literal = self.literal(spans.OPERATORS[sign](left, right), node)
-            return literal if sign in spans.COMPARISONS else replace(literal, kind=kind)
+        if kind != "float32" or sign in intervals.COMPARISONS:
+            literal = self.literal(intervals.OPERATORS[sign](left, right), node)
+            return literal if sign in intervals.COMPARISONS else replace(literal, kind=kind)
         with np.errstate(all="ignore"):
-            return self._round(spans.OPERATORS[sign](np.float32(left), np.float32(right)))
+            return self._round(intervals.OPERATORS[sign](np.float32(left), np.float32(right)))
 
     @staticmethod
     def _round(number: float) -> Literal:
@@ -221,7 +223,7 @@ class ExpressionReader(ABC):
             values.append(self.value(part))
         self.environment = before
         one, two = self.alike(node, values, held=True)
-        return tree.Select(one.kind, spans.union(one.span, two.span), test, one, two)
+        return tree.Select(one.kind, intervals.union(one.span, two.span), test, one, two)
 
     def narrow(self, test: Expression, holds: bool) -> None:
         """Narrows the spans of variables to those for which a test holds, or does not."""
@@ -232,12 +234,12 @@ class ExpressionReader(ABC):
                 self.narrow(test.left, holds)
                 self.narrow(test.right, holds)
         elif isinstance(test, tree.Binary):
-            sign = test.sign if holds else spans.NEGATED[test.sign]
-            for one, relation, other in ((test.left, sign, test.right), (test.right, spans.MIRRORED[sign], test.left)):
+            sign = test.sign if holds else intervals.NEGATED[test.sign]
+            for one, relation, other in ((test.left, sign, test.right), (test.right, intervals.MIRRORED[sign], test.left)):
                 if isinstance(one, Variable) and one.kind == "int32":
                     now = self.environment[one.name]
                     assert isinstance(now, Variable)
-                    self.environment[one.name] = replace(now, span=spans.narrow(now.span, relation, other.span))
+                    self.environment[one.name] = replace(now, span=intervals.narrow(now.span, relation, other.span))
 
     # Arrays
 
@@ -315,7 +317,7 @@ class ExpressionReader(ABC):
             values = self.alike(node, values, held=True)
             result = "int32" if values[0].kind == "bool" else values[0].kind
             values = [self.of_kind(value, result, node) for value in values]
-        span = spans.of_function(name, [value.span for value in values]) if result == "int32" else ANY
+        span = intervals.of_function(name, [value.span for value in values]) if result == "int32" else ANY
         return tree.Builtin(result, span, name, tuple(values))
 
     def invoke(self, node: ast.Call) -> tuple[tree.Function, tuple[Value, ...]]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from glft_schema.families.tokenizers import begins_with_bos, tokenizer_of
 from glft_schema.families.untrusted_folders import check_loadable
 from glft_schema.files.container import open as open_container
-from glft_schema.models.libraries import LOCAL, transformers_for
+from glft_schema.models.transformers_library import LOCAL, transformers_for
 from glft_schema.storage.source import StrPath, path_text
 
 

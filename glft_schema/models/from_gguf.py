@@ -17,7 +17,7 @@ from glft_schema.families.untrusted_folders import check_loadable
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
-from glft_schema.models.libraries import LOCAL, transformers_for
+from glft_schema.models.transformers_library import LOCAL, transformers_for
 from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -126,7 +126,7 @@ def _of_gguf(
     device: str | torch.device = "cpu",
 ) -> Any:
     """Returns the model of a GGUF file."""
-    from glft_schema.nn.loading import fill
+    from glft_schema.nn.load_into import fill
 
     if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
         raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder to run, found another source")

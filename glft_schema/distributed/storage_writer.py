@@ -35,9 +35,9 @@ from glft_schema.distributed.writing import KEY, open_on_all, plan_digest, write
 from glft_schema.errors import OptionError, TensorError
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES, target_format
-from glft_schema.models.saving import by_example
+from glft_schema.models.to_gguf import by_example
 from glft_schema.quantizer.quantize import QuantizeOptions, as_recipe, plan_quantization
-from glft_schema.quantizer.rules import Recipe
+from glft_schema.quantizer.recipe_rules import Recipe
 from glft_schema.storage.dtypes import Array, Dtype, dtype_of, words
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.torch_tensors import as_array

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from glft_schema.display import markdown_table
+from glft_schema.quantizer.recipe_rules import MORE_BITS, MORE_BITS_TEXT, TensorRole, TypeRule
 from glft_schema.quantizer.recipes import ALIASES, KEPT_NAMES, KEPT_PARTS, KEPT_PARTS_OF, RECIPES, SEARCHED, SHARED
-from glft_schema.quantizer.rules import MORE_BITS, MORE_BITS_TEXT, TensorRole, TypeRule
-from glft_schema.weights.file_types import FALLBACKS
+from glft_schema.weights.fallback_types import FALLBACKS
 
 INTRODUCTION = f"""\
 # Recipes

@@ -19,8 +19,8 @@ from glft_schema.families.pages import FAMILIES
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.formats.registry import WITH_TYPES, format_with
-from glft_schema.models.loading import family_of
-from glft_schema.nn.loading import are_equal, have_equal
+from glft_schema.models.from_gguf import family_of
+from glft_schema.nn.load_into import are_equal, have_equal
 from glft_schema.nn.saving import stored_tensors
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath, path_text

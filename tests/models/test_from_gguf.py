@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
-from glft_schema.models.chunks import cut
-from glft_schema.models.loading import load_model
-from glft_schema.models.vocabulary import load_vocabulary
+from glft_schema.models.from_gguf import load_model
+from glft_schema.models.token_chunks import cut
+from glft_schema.models.tokenization import load_vocabulary
 from tests.families.tiny_folders import CONFIGS, make_folder, make_undeclared
 from tests.models.conftest import tiny_gguf
 
