@@ -34,7 +34,7 @@ class TransformersQuantizer(HfQuantizer):
         if not self.pre_quantized:
             patterns = self.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
             kept = [path for path, _ in model.named_modules() if not should_convert_module(path, patterns)]
-            types = choose(model, types, kept)
+            types = _with_tied(model, choose(model, types, kept))
         assert not isinstance(types, str)
         model.config._experts_implementation = "eager"  # it takes one expert at a time
         self._transposed = pack_layers(model, _adapt_names(model, types))
@@ -120,6 +120,14 @@ def _with_weight(conversion: Any, stacks: list[str]) -> Any:
         return conversion
     targets = [f"{target}.weight" for target in conversion.target_patterns]
     return conversion.copy(list(conversion.source_patterns), targets, operations=list(conversion.operations))
+
+
+def _with_tied(model: Any, types: dict[str, str]) -> dict[str, str]:
+    """Returns types in which tied weights, which become one tensor later, have the same type."""
+    for target, source in model.all_tied_weights_keys.items():
+        scheme = types.get(source, types.get(target))
+        types |= {source: scheme, target: scheme} if scheme else {}
+    return types
 
 
 def _adapt_names(model: Any, types: Mapping[str, str]) -> Mapping[str, str]:

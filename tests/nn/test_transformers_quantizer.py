@@ -84,6 +84,20 @@ def test_types_by_name_and_pattern(tmp_path: Path) -> None:
     assert torch.equal(compute(again), compute(model))
 
 
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [({"*": "q4_0", "*embed*": "q8_0"}, "q8_0"), ({"lm_head.weight": "q5_1"}, "q5_1"), ({"*embed*": "q5_0"}, "q5_0")],
+)
+def test_tied_weights_have_one_type(types: dict[str, str], expected: str, tmp_path: Path) -> None:
+    """That of the embedding, or else that of the output."""
+    folder = make_folder(tmp_path, "tiny-gemma3")
+    plain, model = load(folder), load(folder, types)
+    assert {layer.weight_type.scheme for layer in (model.lm_head, model.model.embed_tokens)} == {expected}
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    errors = model.lm_head.dequantize() - plain.lm_head.weight.detach()
+    assert float(errors.abs().max() / plain.lm_head.weight.detach().abs().max()) < 1 / 8
+
+
 def test_the_base_model_and_back(tmp_path: Path) -> None:
     """Their names differ by a prefix."""
     model = load(make_folder(tmp_path, "tiny-llama"), "q8_0")
