@@ -7,7 +7,7 @@ Its import registers the method ``glft``, so that `from_pretrained` packs models
 from importlib.util import find_spec
 
 from glft_schema.nn.gguf_linear import replace_gguf_linear
-from glft_schema.nn.skeleton import GlftConfig
+from glft_schema.weights.glft_config import GlftConfig
 
 __all__ = ["GlftConfig", "replace_gguf_linear"]
 

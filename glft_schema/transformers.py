@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from glft_schema.models.from_gguf import load
 from glft_schema.models.to_gguf import save
-from glft_schema.nn.skeleton import GlftConfig
+from glft_schema.weights.glft_config import GlftConfig
 
 __all__ = ["GlftConfig", "load", "save"]
 

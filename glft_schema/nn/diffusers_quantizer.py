@@ -9,7 +9,8 @@ from diffusers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUA
 from diffusers.quantizers.base import DiffusersQuantizer
 
 from glft_schema.nn.layers import packed_owner
-from glft_schema.nn.skeleton import GlftConfig, choose, encode, pack_layers, types_of
+from glft_schema.nn.skeleton import choose, encode, pack_layers, types_of
+from glft_schema.weights.glft_config import GlftConfig
 
 
 class DiffusersLayerQuantizer(DiffusersQuantizer):

@@ -6,9 +6,7 @@ a packed model are exact.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from enum import Enum
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,43 +22,6 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.schemes import choose_types
 
 TRANSPOSED = " transposed"  # follows the type of an `Experts` that is indexed as [in, out]
-
-
-class Method(str, Enum):
-    """The name under which transformers and diffusers know the types of this package."""
-
-    GLFT = "glft"
-
-
-@dataclass
-class GlftConfig:
-    """How `from_pretrained` of transformers and diffusers packs a model.
-
-    Import `glft_schema.transformers` or `glft_schema.diffusers`, with which the library knows it.
-
-    Attributes:
-        types: one type for all linear layers and experts, except the output and tied layers; or
-            types by name or fnmatch pattern of weights. Those of a saved model have exact names.
-        quant_method: the method's name, as in config.json.
-    """
-
-    types: str | Mapping[str, str] = "q4_k"
-    quant_method: str = Method.GLFT
-
-    def __post_init__(self) -> None:
-        self.quant_method = Method(self.quant_method)
-
-    @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> GlftConfig:
-        """Returns the config that `to_dict` gave."""
-        return cls(**config)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the attributes for config.json."""
-        return asdict(self) | {"quant_method": Method.GLFT.value}
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        yield from self.to_dict().items()
 
 
 def choose(module: nn.Module, types: str | Mapping[str, str], kept: Collection[str] = ()) -> dict[str, str]:

@@ -13,7 +13,8 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from glft_schema.nn.layers import packed_owner
 from glft_schema.nn.modules import Experts
-from glft_schema.nn.skeleton import GlftConfig, choose, encode, pack_layers, types_of
+from glft_schema.nn.skeleton import choose, encode, pack_layers, types_of
+from glft_schema.weights.glft_config import GlftConfig
 
 
 class TransformersQuantizer(HfQuantizer):
