@@ -22,7 +22,8 @@ class GlftConfig:
 
     Attributes:
         types: one type for all linear layers and experts, except the output and tied layers; or
-            types by name or fnmatch pattern of weights. Those of a saved model have exact names.
+            types by name or fnmatch pattern of weights. Those of a saved model have exact names;
+            ``q8_0 transposed`` is that of experts that are indexed as [in, out].
         quant_method: the method's name, as in config.json.
     """
 
