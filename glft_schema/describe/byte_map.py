@@ -173,7 +173,7 @@ class ByteMap(Sequence[ByteRange]):
         ``scales -> 3 -> 5`` is ``payload.scales[3, 5]``.
 
         Args:
-            stretch: from this map or from this method.
+            byte_range: from this map or from this method.
             start: the first offset, by default that of the range.
             end: the offset after the last, by default that of the range.
 

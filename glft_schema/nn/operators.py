@@ -17,7 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
-from glft_schema.storage.torch_tensors import array_in, has_plain_memory
+from glft_schema.storage.torch_tensors import array_in, array_to_read, has_plain_memory
 from glft_schema.tensor_types import on_torch
 from glft_schema.tensor_types.engine.chunks import slices
 from glft_schema.tensor_types.engine.compiled import SIZES
@@ -101,7 +101,7 @@ def _for_each_part(
     most = CHUNK if packed.device.type == "cpu" else SIZES[0]
     size = max(min(most // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
     type_, stored = registered_type(type), packed.detach()
-    array = array_in(stored) if has_plain_memory(stored) and dtype in FLOATS else None
+    array = array_to_read(stored) if has_plain_memory(stored) and dtype in FLOATS else None
 
     def run(part: slice) -> None:
         weights = _memory((part.stop - part.start) * numbers, dtype, packed.device).view(-1, numbers)

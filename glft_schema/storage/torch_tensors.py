@@ -45,6 +45,18 @@ def array_in(plain: torch.Tensor) -> Array:
     return plain.view(torch.int16 if record.itemsize == 2 else torch.uint8).numpy().view(record)
 
 
+def array_to_read(plain: torch.Tensor) -> Array:
+    """Returns the numbers of a tensor that `has_plain_memory`, in its memory, for reading.
+
+    Unlike after `Tensor.numpy`, the storage can still be resized, by which FSDP frees weights.
+    """
+    name = str(plain.dtype).removeprefix("torch.")
+    if name not in RECORDS:
+        return np.from_dlpack(plain)
+    record = RECORDS[name]
+    return np.from_dlpack(plain.view(torch.int16 if record.itemsize == 2 else torch.uint8)).view(record)
+
+
 def as_tensor(array: Array) -> torch.Tensor:
     """Returns an array as a tensor in the same memory. Raises as `dtype_in_torch`."""
     dtype, bits = dtype_in_torch(array.dtype), words(array)

@@ -15,7 +15,7 @@ from glft_schema.scalar.as_arrays import decoder
 from glft_schema.scalar.block_layout import ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
-from glft_schema.storage.torch_tensors import array_in, dtype_in_torch, has_plain_memory
+from glft_schema.storage.torch_tensors import array_in, array_to_read, dtype_in_torch, has_plain_memory
 from glft_schema.tensor_types.engine.bits import numbers_of_rows
 from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled
 from glft_schema.tensor_types.engine.decoding import WRITTEN
@@ -63,7 +63,7 @@ def decode(
     elif str(out.dtype).removeprefix("torch.") not in (*WRITTEN, "float64"):
         out.copy_(decode(type_, fields, columns, dtype=torch.float32))
     else:
-        type_.decode({name: array_in(field) for name, field in fields.items()}, columns, out=array_in(out))
+        type_.decode({name: array_to_read(field) for name, field in fields.items()}, columns, out=array_in(out))
         if not out.is_inference():
             torch.autograd.graph.increment_version(out)
     return out

@@ -18,6 +18,7 @@ from construct.expr import FuncPath
 from glft_schema.codec.columns import column, kinds
 from glft_schema.codec.context import ByteOrder, Context, byte_order
 from glft_schema.codec.rules import Check
+from glft_schema.codec.structs import unwrap
 from glft_schema.display import NAME, ROWS, Listing, Part, Row, format_count, with_display
 from glft_schema.errors import FormatError, TruncatedError, quote, safe
 from glft_schema.lazy import torch
@@ -246,7 +247,7 @@ class TensorData(construct.Construct):
             payload_end = place.offset + place.nbytes
             if payload_end > size:
                 alignment = evaluate(self.padded_to, context)
-                if place.offset % alignment and place.offset <= size:
+                if place.offset % alignment and place.offset <= size and self._has_offset_rule(context):
                     beyond = f"from there, {place.nbytes:,} bytes extend past the end of the file"
                     problem = f"expected a multiple of the alignment, {alignment}, found {place.offset}; {beyond}"
                     raise FormatError(problem, self._offset_path(path, i), tensor=rows[i].name)
@@ -257,6 +258,11 @@ class TensorData(construct.Construct):
                     gaps.append((end, place.offset - end))
                 end = max(end, payload_end)
         return PayloadPositions(extents, [*gaps, (end, size - end)] if size > end else gaps)
+
+    def _has_offset_rule(self, context: Context) -> bool:
+        """Returns whether the rows of the table have a rule on their offsets, as for alignment."""
+        row = unwrap(context["_subcons"][self.table]).subcon
+        return any(isinstance(part, Check) and part.field == "offset" for part in getattr(row, "subcons", ()))
 
     def _extents(self, rows: Sequence[Any], size: int) -> list[int]:
         """Returns the bytes of each payload. An unknown type extends to the next offset."""

@@ -37,7 +37,7 @@ OTHER_READS: dict[str, Read] = {
     "parse_file": lambda file, name, zero: glft.Container.parse_file(file.name).tensors[name][...] + zero,
     "header": lambda file, name, zero: zero + file.header.n_tensors + file.tensors[name].nbytes + file.nbytes,
     "metadata": lambda file, name, zero: zero + int(file.metadata["toy.number"]),
-    "text": lambda file, name, zero: zero + len(str(file.tensors[name].type) + str(file.header) + str(file.info(name))),
+    "text": lambda file, name, zero: zero + len(str(file.tensors[name].type) + str(file.header)),
     "type": lambda file, name, zero: zero + (file.tensors[name].type == GGML_TYPES["Q4_0"]),
     "quantize": lambda file, name, zero: glft.lab.fake_quantize(file.get_tensor(name), "f16") + zero,
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from glft_schema import FormatError, Limits, OptionError, TensorError
+from glft_schema.errors import MetadataWarning
 from glft_schema.families.folders import open_folder
 from glft_schema.families.guarded_calls import start_guarded
 from glft_schema.families.untrusted_folders import check_loadable, check_no_code
@@ -84,7 +86,8 @@ def check_promises(stored: bytes) -> None:
     valid = (folder / file).read_bytes()
     (folder / file).write_bytes(stored[1:])
     try:
-        with pytest.MonkeyPatch.context() as patch, Limits(**LIMITS):
+        with pytest.MonkeyPatch.context() as patch, Limits(**LIMITS), warnings.catch_warnings():
+            warnings.simplefilter("ignore", MetadataWarning)  # of fields that no library knows
             know_tokenizers(patch)
             if any(sign in stored for sign in GROWING.get(file, ())):
                 patch.setattr("glft_schema.families.folders.start_guarded", start_guarded)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +166,20 @@ def test_experts(name: str) -> None:
     half = layer.to(torch.bfloat16)  # which does not change results in float32
     torch.testing.assert_close(half(x, 1), expected, rtol=1e-4, atol=1e-4)
     assert half[0].dtype == torch.bfloat16
+
+
+def test_the_storage_of_weights_can_be_resized() -> None:
+    """FSDP frees weights that it has gathered in this way; `Tensor.numpy` would forbid it."""
+    layers: list[tuple[Any, torch.Tensor]] = [
+        (Linear(64, 4, "q8_0"), torch.ones(2, 64)),
+        (Embedding(4, 64, "q8_0"), torch.tensor([1, 2])),
+        (Conv2d(1, 4, (1, 32), "q8_0"), torch.ones(1, 1, 2, 32)),
+    ]
+    for layer, given in layers:
+        layer.set_weights(torch.randn(layer.weight_shape))
+        layer(given)
+        layer.dequantize()
+        assert layer.weight.untyped_storage().resizable()
 
 
 @pytest.mark.parametrize("kind", ["linear", "experts"])
