@@ -83,62 +83,77 @@ def changed_globals(tree: ast.Module) -> set[str]:
     return changed & named
 
 
+def parsed(package: Path) -> dict[str, ast.Module]:
+    """Returns the modules of a package, by their paths in it."""
+    return {path.relative_to(package).as_posix(): ast.parse(path.read_text("utf-8")) for path in sorted(package.rglob("*.py"))}
+
+
+def listed(modules: dict[str, ast.Module]) -> dict[str, list[str]]:
+    """Returns the classes defined twice, and the state, caches and generated code."""
+    classes: defaultdict[str, list[str]] = defaultdict(list)
+    state: list[str] = []
+    caches: list[str] = []
+    variables: list[str] = []
+    executed: list[str] = []
+    for where, tree in modules.items():
+        state += [f"{where}: {name}" for name in sorted(changed_globals(tree))]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].append(where)
+        for node in ast.walk(tree):
+            match node:
+                case ast.FunctionDef(name=name) if set(decorators(node)) & {*CACHES}:
+                    caches.append(f"{where}: {name}")
+                case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.Call() as value):
+                    if any(isinstance(each, ast.Name) and each.id in CACHES for each in ast.walk(value)):
+                        caches.append(f"{where}: {ast.unparse(target)}")
+                case ast.Call(func=ast.Name(id="ContextVar")):
+                    variables.append(where)
+                case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
+                    executed.append(f"{where}: {name}")
+    return {
+        "class names defined twice": [f"{name}: {', '.join(files)}" for name, files in sorted(classes.items()) if files[1:]],
+        "globals that functions change": state,
+        "caches": caches,
+        "context variables": variables,
+        "`eval` and `exec`": executed,
+    }
+
+
 def count(package: Path) -> dict[str, int | list[str]]:
     """Returns the figures of a package: numbers, or lists of what was counted."""
-    code = docstrings = imports = blank = modules = 0
-    classes: defaultdict[str, list[str]] = defaultdict(list)
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for path in sorted(package.rglob("*.py")):
-        text = path.read_text("utf-8")
-        tree = ast.parse(text)
-        where = path.relative_to(package).as_posix()
-        modules += 1
-        docs, imported, tokens = docstring_lines(tree), import_lines(tree), token_lines(text)
-        plain = tokens - docs - imported
+    code = docstrings = imports = blank = 0
+    functions: list[str] = []
+    modules = parsed(package)
+    for where, tree in modules.items():
+        text = (package / where).read_text("utf-8")
+        docs, imported = docstring_lines(tree), import_lines(tree)
+        plain = token_lines(text) - docs - imported
         code += len(plain)
         docstrings += len(docs)
         imports += len(imported)
         blank += sum(not line.strip() for line in text.splitlines())
-        found["globals"] += [f"{where}: {name}" for name in sorted(changed_globals(tree))]
-        for node in ast.walk(tree):
-            match node:
-                case ast.ClassDef(name=name) if node in tree.body:
-                    classes[name].append(where)
-                case ast.FunctionDef(name=name):
-                    lines = len(plain & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
-                    if lines > LONGEST:
-                        found["functions"].append(f"{where}: {name} {lines}")
-                    if set(decorators(node)) & {*CACHES}:
-                        found["caches"].append(f"{where}: {name}")
-                case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.Call() as value):
-                    if any(isinstance(each, ast.Name) and each.id in CACHES for each in ast.walk(value)):
-                        found["caches"].append(f"{where}: {ast.unparse(target)}")
-                case ast.Call(func=ast.Name(id="ContextVar")):
-                    found["context variables"].append(where)
-                case ast.Call(func=ast.Name(id="eval" | "exec" as name)):
-                    found["eval and exec"].append(f"{where}: {name}")
-    faces = {name: public(package / file) for name, file in (("top", "__init__.py"), ("codec", "codec/__init__.py"))}
+        for node in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            lines = len(plain & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)))
+            if lines > LONGEST:
+                functions.append(f"{where}: {node.name} {lines}")
     return {
         "lines of code": code,
         "lines of docstrings": docstrings,
         "lines of imports and `__all__`": imports,
         "blank lines": blank,
-        "modules": modules,
+        "modules": len(modules),
         "packages": len(list(package.rglob("__init__.py"))),
-        "names of `glft_schema`": faces["top"],
-        "names of `glft_schema.codec`": faces["codec"],
-        "class names defined twice": [f"{name}: {', '.join(files)}" for name, files in sorted(classes.items()) if files[1:]],
-        f"functions above {LONGEST} lines of code": found["functions"],
-        "globals that functions change": found["globals"],
-        "caches": found["caches"],
-        "context variables": found["context variables"],
-        "`eval` and `exec`": found["eval and exec"],
+        "names of `glft_schema`": public(modules["__init__.py"]),
+        "names of `glft_schema.codec`": public(modules["codec/__init__.py"]),
+        f"functions above {LONGEST} lines of code": functions,
+        **listed(modules),
     }
 
 
-def public(path: Path) -> int:
+def public(tree: ast.Module) -> int:
     """Returns the number of names in a module's ``__all__``."""
-    for node in ast.parse(path.read_text("utf-8")).body:
+    for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return len(ast.literal_eval(node.value))
     return 0
