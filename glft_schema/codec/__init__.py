@@ -10,7 +10,7 @@
 `KeyValues`, `KeyValueLines`                metadata, with types or as lines of text
 `ValueType`, `KeyTypes`                     types of metadata values, and of well-known keys
 `Rule`, `Limit`, `Check`                    validation rules as data
-`spec`, `ggml`, `both`                      rules of a rule set
+`spec`, `ggml`                              rules of a rule set
 ==========================================  ========================================================
 
 Beside them, in modules of their own:
@@ -50,7 +50,7 @@ from glft_schema.codec.numbers import (
     u64,
 )
 from glft_schema.codec.records import Record
-from glft_schema.codec.rules import Check, Limit, Rule, both, ggml, spec
+from glft_schema.codec.rules import Check, Limit, Rule, ggml, spec
 from glft_schema.codec.structs import Count, Derived, Padding, Struct
 from glft_schema.codec.tables import NamesOnce, Nested, Table
 from glft_schema.codec.text import Text
@@ -84,7 +84,6 @@ __all__ = [
     "TypeTable",
     "ValueType",
     "bf16",
-    "both",
     "f16",
     "f32",
     "f64",

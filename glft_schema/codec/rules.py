@@ -244,7 +244,6 @@ class Limit(Rule):
 spec = partial(Rule, sets=(SPEC,))
 ggml = partial(Rule, sets=(GGML,))
 rust = partial(Rule, sets=(RUST,))
-both = partial(Rule, sets=(SPEC, GGML))
 
 
 def _in_words(when: Any) -> str:

@@ -36,7 +36,7 @@ from glft_schema.codec.predicates import (
     utf8,
     zeros,
 )
-from glft_schema.codec.rules import GGML, SPEC, Limit, Rule, both, ggml, spec
+from glft_schema.codec.rules import GGML, SPEC, Limit, Rule, ggml, spec
 from glft_schema.codec.structs import Count, Derived, Padding, Struct
 from glft_schema.codec.tables import NamesOnce, Nested, Table
 from glft_schema.codec.text import Text
@@ -114,7 +114,7 @@ KeyValue = Struct(
     "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "stored as its type requires",
     spec("gguf-key",             this.key,   pattern(SNAKE_CASE, "lower_snake_case segments joined by dots")),
     spec("gguf-key-length",      nbytes_(this.key), at_most(65535, "bytes")),
-    both("gguf-key-empty",       len_(this.key),    at_least(1, "byte")),
+    Rule("gguf-key-empty",       len_(this.key),    at_least(1, "byte"), sets=(SPEC, GGML)),
     spec("gguf-bool",            this.value, each("bool", one_of(0, 1))),
     spec("gguf-utf8",            this.value, each("string", utf8)),
     ggml("gguf-nested-array",    this.value, not_nested),
@@ -123,7 +123,7 @@ KeyValue = Struct(
     ChatTemplate("gguf-chat-template", "value", (SPEC,)),
     Rule("gguf-alignment",       this.value, an_integer(above(0)), when=OF_ALIGNMENT),
     Limit("gguf-limit-alignment", this.value, "alignment",         when=OF_ALIGNMENT),
-    both("gguf-alignment-u32",   this.type,  equals(UINT32),       when=OF_ALIGNMENT),
+    Rule("gguf-alignment-u32",   this.type,  equals(UINT32),       when=OF_ALIGNMENT, sets=(SPEC, GGML)),
     spec("gguf-alignment-8",     this.value, multiple_of(8),       when=OF_ALIGNMENT),
     ggml("gguf-alignment-power", this.value, power_of_two,         when=OF_ALIGNMENT),
     title="key_value",
@@ -138,8 +138,8 @@ TensorInfo = Struct(
     spec("gguf-name-64",   nbytes_(this.name), at_most(64, "bytes")),
     ggml("gguf-name-63",   nbytes_(this.name), at_most(63, "bytes")),
     spec("gguf-name-utf8", this.name,          utf8),
-    both("gguf-dims-4",    len_(this.dims),    at_most(4, "dims")),
-    both("gguf-type",      this.dtype,         member_of(BUILT_IN_TYPES, "a type of ggml"), advice=OWN_TYPES),
+    Rule("gguf-dims-4",    len_(this.dims),    at_most(4, "dims"), sets=(SPEC, GGML)),
+    Rule("gguf-type",      this.dtype,         member_of(BUILT_IN_TYPES, "a type of ggml"), sets=(SPEC, GGML), advice=OWN_TYPES),
     TensorFits("gguf-dims-fit-type", "dims"),
     spec("gguf-offset",    this.offset,        multiple_of(this._root.alignment, "the alignment")),
     title="tensor_info",

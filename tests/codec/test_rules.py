@@ -11,7 +11,7 @@ from glft_schema import FormatError, LimitError, Limits
 from glft_schema.codec.expressions import Lookup
 from glft_schema.codec.numbers import u8
 from glft_schema.codec.predicates import above, at_most, differs_from, meets, multiple_of, one_of
-from glft_schema.codec.rules import GGML, SPEC, Check, Limit, Predicate, Rule, both, spec
+from glft_schema.codec.rules import GGML, SPEC, Check, Limit, Predicate, Rule, spec
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.trace import Trace
 from glft_schema.errors import Finding, OptionError
@@ -19,7 +19,7 @@ from tests.codec.assertions import assert_stored, build_error, cursor, parse_err
 
 EVEN = Rule("even", this.b, multiple_of(2))
 LARGE = spec("large", this.b, Predicate("more than a", lambda of: lambda at: of(at) > at.a, show=hex))
-RARE = both("rare", this.a, differs_from(9, "another number than 9"), building=False)
+RARE = Rule("rare", this.a, differs_from(9, "another number than 9"), sets=(SPEC, GGML), building=False)
 Pair = Struct("a" / u8, "b" / u8, EVEN, LARGE, RARE)
 
 
