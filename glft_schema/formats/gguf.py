@@ -139,7 +139,7 @@ TensorInfo = Struct(
     ggml("gguf-name-63",   nbytes_(this.name), at_most(63, "bytes")),
     spec("gguf-name-utf8", this.name,          utf8),
     Rule("gguf-dims-4",    len_(this.dims),    at_most(4, "dims"), sets=(SPEC, GGML)),
-    Rule("gguf-type",      this.dtype,         member_of(BUILT_IN_TYPES, "a type of ggml"), sets=(SPEC, GGML), advice=OWN_TYPES),
+    Rule("gguf-type",      this.dtype, member_of(BUILT_IN_TYPES, "a type of ggml"), sets=(SPEC, GGML), advice=OWN_TYPES),
     TensorFits("gguf-dims-fit-type", "dims"),
     spec("gguf-offset",    this.offset,        multiple_of(this._root.alignment, "the alignment")),
     title="tensor_info",

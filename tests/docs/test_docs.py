@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
+import pkgutil
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +50,49 @@ def test_state_and_caches_are_listed_with_their_reasons() -> None:
             listed |= {f"{module}: {name}" if name else module for name in names.split(", ")}
         assert listed == set(expected)
     assert figures["class names defined twice"] == []
+
+
+REFERENCE = re.compile(r"(?<!`)`([A-Za-z_][\w./]*\w)`(?!`)")
+FOREIGN = {"compute_cossim", "compute_statistics", "llama.cpp", "sha256sum"}  # of llama.cpp, and a command
+
+
+def names_of(tree: ast.Module) -> Iterator[str]:
+    """Yields the names that a module defines, and its strings, such as the names of rule sets."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name) | ast.Constant(value=str(name)):
+                yield name
+            case ast.alias(name=name):
+                yield name.rpartition(".")[2]
+
+
+def is_importable(name: str) -> bool:
+    try:
+        pkgutil.resolve_name(name)
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
+def test_references_in_docstrings_lead_somewhere() -> None:
+    """Names are known, files exist, and dotted names can be imported or have known parts."""
+    modules = sizes.parsed(sizes.PACKAGE)
+    known = {*dir(builtins), *FOREIGN, "glft_schema"}.union(*map(names_of, modules.values()))
+    known |= {part for where in modules for part in Path(where).with_suffix("").parts}
+    files = [f"/{path.relative_to(ROOT).as_posix()}" for path in sizes.PACKAGE.rglob("*.*")]
+    wrong = []
+    for where, tree in modules.items():
+        nodes = (node for node in ast.walk(tree) if isinstance(node, ast.Module | sizes.Definition))
+        for name in (each for node in nodes for each in REFERENCE.findall(ast.get_docstring(node) or "")):
+            if name.startswith(("glft_schema.", "torch.", "gguf.")):
+                found = is_importable(name)
+            else:
+                found = name in known or {*name.split(".")} <= known or any(file.endswith(f"/{name}") for file in files)
+            if not found:
+                wrong.append(f"{where}: {name}")
+    assert wrong == []
 
 
 @pytest.mark.full

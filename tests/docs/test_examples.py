@@ -445,7 +445,7 @@ def hook_of_comfyui(session: Session) -> None:
 
 @pytest.fixture
 def no_gc_callbacks() -> Iterator[None]:
-    """Callbacks of the collector swallow exceptions, such as that of an alarm. hypothesis adds one."""
+    """Removes hypothesis' callback of the collector: an exception of an alarm is lost in it."""
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     yield
