@@ -26,8 +26,9 @@ from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.numbers import u32, u64
 from glft_schema.codec.trace import STEP, FieldSpan
-from glft_schema.codec.typed_values import OFTEN, ValueType
+from glft_schema.codec.typed_values import ValueType
 from glft_schema.files.parsing import trace_source
+from glft_schema.formats.gguf import NUMBERS
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.source import BytesSource, path_text
 from glft_schema.tensors.tensor import Tensor
@@ -179,7 +180,7 @@ class GGUFReader:
     """
 
     gguf_scalar_to_np: Mapping[Any, Any] = {
-        GGUFValueType[name.upper()]: np.bool_ if name == "bool" else np.dtype(name).type for name in OFTEN if name != "string"
+        GGUFValueType[type_.name.upper()]: np.bool_ if type_.name == "bool" else np.dtype(type_.name).type for type_ in NUMBERS
     }
 
     def __init__(self, path: os.PathLike[str] | str, mode: Literal["r", "r+", "c"] = "r") -> None:

@@ -55,8 +55,9 @@ def inspect(
     """Shows the model in a file: sizes, metadata and tensors.
 
     Tensors of numbered blocks are listed once, with the types that they have. Dims are in stored
-    order, which for GGUF is the reverse of torch's. Of a truncated file, shows what is left and
-    which bytes of tensors are missing, and the exit code is 2.
+    order, which for GGUF is the reverse of torch's. For a file that ends within its payloads, shows
+    the number of missing bytes of each tensor, and the exit code is 2. If it ends before them,
+    `glft explain` shows the fields up to the fault.
 
     --key prints a text as it is, without a newline if the output is piped, and an array with one
     element a line. With a wildcard pattern, it lists keys with shortened values.

@@ -23,7 +23,8 @@ from glft_schema.errors import FormatError, LimitError, quote
 LONG = 1 << 10  # longer arrays are returned as a numpy view or a lazy sequence, not as a list
 ARRAY = "array"
 INTEGERS = ("uint32", "int32", "uint64", "int64")  # an int without a type gets the first that fits
-OFTEN = ("bool", "string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
+# A value of one of these types, in a format without it, is refused with a type to write instead.
+USUAL = ("bool", "string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
 
 Scalar = Callable[[Any, "ValueType", str], Any]
 
@@ -195,7 +196,7 @@ def _holds(type_: ValueType, *values: Any) -> bool:
 
 def _advice(value: Any, text: str, types: Any) -> str:
     """Returns what to write for a value of a type that other tables have and `types` lacks."""
-    if text not in OFTEN:
+    if text not in USUAL:
         return ""
     plain = value.item() if isinstance(value, np.generic) else value
     number = isinstance(plain, (int, float)) and not isinstance(plain, bool)

@@ -97,7 +97,7 @@ MEANINGS = {
     "[arch].pooling_type": {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"},
     "[arch].expert_gating_func": {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen experts"},
 }
-COUNTS = (("[arch].block_count", "layers"), ("[arch].context_length", "context"))
+COUNTS = (("[arch].block_count", "layer", "layers"), ("[arch].context_length", "context", "context"))
 
 KINDS = {  # by the name of a type without its width
     "uint": ("an integer", "integers"),
@@ -133,9 +133,9 @@ def summary(metadata: Mapping[str, Any]) -> list[str]:
     "49,152 tokens"]``."""
     architecture, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
     parts = [text for text in (architecture, kind) if isinstance(text, str) and text != "model"]
-    for key, what in COUNTS:
+    for key, one, many in COUNTS:
         count = metadata.get(key.replace(ARCH, str(architecture)))
-        parts += [f"{count:,} {what}"] if isinstance(count, int) else []
+        parts += [f"{count:,} {one if count == 1 else many}"] if isinstance(count, int) else []
     tokens = metadata.get("tokenizer.ggml.tokens")
     return [*parts, *([f"{len(tokens):,} tokens"] if isinstance(tokens, Sequence) and not isinstance(tokens, str) else [])]
 
