@@ -6,8 +6,8 @@
 `multiple_of`, `power_of_two`       alignments
 `pattern`, `utf8`                   text
 `zeros`                             bytes
-`member_of`, `meets`             members of a set; other conditions
-`equals_result_of`                          a number that follows from other fields
+`member_of`, `meets`                members of a set; other conditions
+`equals_result_of`                  a number that follows from other fields
 ==================================  ==================================
 
 A predicate applied to an expression, as in ``at_most(4).on(len_(this.dims))``, returns another
@@ -33,6 +33,7 @@ __all__ = [
     "at_most",
     "differs_from",
     "equals",
+    "equals_result_of",
     "meets",
     "member_of",
     "multiple_of",

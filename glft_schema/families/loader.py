@@ -176,7 +176,7 @@ def architecture_of_keys(metadata: Mapping[str, Any]) -> str | None:
 
 def _is_part(file: File) -> bool:
     """Returns whether a file is one of a set, without the others."""
-    metadata, type_ = file.metadata, every_model.TYPES[COUNT]
+    metadata, type_ = file.metadata, every_model.LOADER_TYPES[COUNT]
     return len(file.shards) == 1 and COUNT in metadata and metadata.type_of(COUNT) == type_ and metadata[COUNT] > 1
 
 
@@ -225,7 +225,9 @@ def read_keys(numbers: ModelSizes) -> Iterator[Finding]:
 def _keys(names: str, prefix: str, required: bool) -> list[Requirement]:
     """Returns keys that the loader reads; `names` without the prefix."""
     types = {
-        name: every_model.TYPES.get(name) or every_model.TYPES.get(prefix + name) or KEY_TYPES.type_of(prefix + name, False)
+        name: every_model.LOADER_TYPES.get(name)
+        or every_model.LOADER_TYPES.get(prefix + name)
+        or KEY_TYPES.type_of(prefix + name, False)
         for name in names.split()
     }
     return [Requirement(prefix + name, type_ or "", required=required) for name, type_ in types.items()]
@@ -276,7 +278,7 @@ def broken_limits(numbers: ModelSizes) -> Iterator[Finding]:
     blocks = numbers.number("block_count") if numbers.full(BLOCK_COUNT) not in numbers.unknown else None
     for key in dict.fromkeys([*family.read("required"), *every_model.OF_ALL.split(), *family.read("read")]):
         name = numbers.full(key)
-        has_blocks = every_model.TYPES.get(key) == every_model.PER_BLOCK and key != every_model.PATTERN
+        has_blocks = every_model.LOADER_TYPES.get(key) == every_model.PER_BLOCK and key != every_model.PATTERN
         per_block = has_blocks and is_array(first, name)
         if per_block and blocks is not None and len(first.metadata[name]) != blocks:
             problem = f"expected {blocks} elements of {name}, one for each block, found {len(first.metadata[name])}"

@@ -7,8 +7,8 @@ counted from the start of the file. The offsets of tensors count from the start 
 have the byte order of the field `version`. Counts (but not of dims), lengths and dims are u32 in
 v1, u64 in v2 and v3.
 
-`spec` rules come from the specification, `ggml` rules from llama.cpp's gguf.cpp; `both` rules are
-in both sets. A plain `Rule` is enforced by every reader.
+`spec` rules come from the specification, `ggml` rules from llama.cpp's gguf.cpp. A `Rule` without
+`sets` is enforced by every reader.
 """
 
 from __future__ import annotations

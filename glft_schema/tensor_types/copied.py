@@ -10,7 +10,7 @@ from glft_schema.codec.numbers import Number, u8
 from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Struct
-from glft_schema.tensor_types.plain import as_stored
+from glft_schema.tensor_types.number_types import as_stored
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
 

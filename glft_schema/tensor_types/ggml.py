@@ -1,4 +1,4 @@
-"""ggml's tensor types by their numbers in GGUF files: all types that the families declare."""
+"""ggml's tensor types by their numbers in GGUF files: all types that the modules declare."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from glft_schema.tensor_types.blocks import block_type, fault_of
 from glft_schema.tensor_types.engine.functions import Encoder, Formula
 from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType, release_name
 
-FAMILIES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
-DECLARED = [value for family in FAMILIES for value in vars(family).values() if isinstance(value, TensorType)]
+MODULES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
+DECLARED = [value for module in MODULES for value in vars(module).values() if isinstance(value, TensorType)]
 GGML_TYPES = TypeTable[TensorType](
     "ggml", *sorted(DECLARED, key=lambda type_: type_.code), unknown=OpaqueType.of, more=lambda: load(TYPES, _check_registered)
 )

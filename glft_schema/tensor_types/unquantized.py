@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glft_schema.codec.numbers import bf16, f16, f32, f64, i8, i16, i32, i64
 from glft_schema.tensor_types.engine.conversions import to_bf16, to_f16
-from glft_schema.tensor_types.plain import number_type
+from glft_schema.tensor_types.number_types import number_type
 
 # fmt: off
 F32  = number_type("F32",   0, f32,  "IEEE 754 single")

@@ -24,7 +24,7 @@ from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
 from glft_schema.tensor_types.engine.conversions import convert, widen
-from glft_schema.tensor_types.plain import as_stored
+from glft_schema.tensor_types.number_types import as_stored
 from glft_schema.tensors.upload import to_device, torch_dtype, usable_device
 
 Index = int | slice | EllipsisType

@@ -1,8 +1,8 @@
 """Requirements of llama.cpp's loader for models of any architecture: metadata keys and sizes.
 
 `OF_ALL` and the pages of the architectures name the keys that the loader reads. It ignores others.
-A key has the type of `gguf_keys`, or one of `TYPES`. The loader reads each tensor by name, with its
-dims in the order of the file. It refuses a model with a tensor that it does not read.
+A key has the type of `gguf_keys`, or one of `LOADER_TYPES`. The loader reads each tensor by name,
+with its dims in the order of the file. It refuses a model with a tensor that it does not read.
 
 Sources: llama.cpp's src/llama-model.cpp, llama-model-loader.cpp, llama-vocab.cpp and src/models/,
 as in llama_cpp_python 0.3.36; compared with the loader of xllamacpp 2026.10.11549.
@@ -18,7 +18,7 @@ from glft_schema.families.requirements import limit
 
 PER_BLOCK = "uint32 array[uint32] array[int32] array[bool]"  # one number, or one for each block
 SCALARS = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64 bool string"
-TYPES = {  # of keys that the loader reads with another type than `gguf_keys` states, or that it lacks
+LOADER_TYPES = {  # of keys that the loader reads with another type than `gguf_keys` states, or that it lacks
     "feed_forward_length":              PER_BLOCK,
     "expert_feed_forward_length":       PER_BLOCK,
     "expert_used_count":                PER_BLOCK,

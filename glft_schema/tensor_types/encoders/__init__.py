@@ -1,1 +1,1 @@
-"""Encoders of quantized types: a module per family, and the searches that they share."""
+"""Encoders of quantized types: a module per group, and the searches that they share."""

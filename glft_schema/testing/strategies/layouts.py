@@ -48,7 +48,7 @@ def tight(rows: list[Record], alignment: int) -> list[Record]:
     return placed
 
 
-def lay_out(draw: st.DrawFn, table: Field, rows: list[Record], data: PayloadsNode, context: Context) -> list[Record]:
+def place_payloads(draw: st.DrawFn, table: Field, rows: list[Record], data: PayloadsNode, context: Context) -> list[Record]:
     """Sets the offsets of rows, in any order, with gaps and shared payloads, if rules allow these.
 
     Rejects the example if the rules do not allow payloads one after another either.

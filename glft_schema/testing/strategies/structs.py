@@ -26,7 +26,7 @@ from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 from glft_schema.testing.strategies.fitting import candidates, derive, holds, inner_context, is_wanted, pattern, with_value
-from glft_schema.testing.strategies.layouts import lay_out, size_of
+from glft_schema.testing.strategies.layouts import place_payloads, size_of
 from glft_schema.testing.strategies.lengths import all_hold, as_count, fits, guards
 
 TRIES = 20  # values drawn if no candidate keeps the rules
@@ -170,7 +170,7 @@ def _(later: PayloadsNode, field: Field, value: Any, draw: st.DrawFn, context: C
         left -= size_of(row)
         if left >= 0:
             rows.append(row)
-    return lay_out(draw, field, rows, later, context)
+    return place_payloads(draw, field, rows, later, context)
 
 
 @claim.register
