@@ -23,7 +23,7 @@ from glft_schema.families.loader import (
     read_keys,
 )
 from glft_schema.families.pages import BY_ARCH
-from glft_schema.families.pages.every_model import PER_BLOCK, SIZES, TYPES
+from glft_schema.families.pages.every_model import LOADER_TYPES, PER_BLOCK, SIZES
 from glft_schema.families.requirements import ARCHITECTURE
 from glft_schema.files.file import File
 
@@ -83,7 +83,7 @@ def explain(file: File, findings: list[Finding]) -> str:
     candidates = list[tuple[int, bool, str, int]]()
     for key in list(numbers.stated):
         name = numbers.full(key)
-        if name in numbers.read and not (TYPES.get(key) == PER_BLOCK and is_array(file, name)):
+        if name in numbers.read and not (LOADER_TYPES.get(key) == PER_BLOCK and is_array(file, name)):
             candidates += [(fit, name in file.metadata, key, value) for fit, value in _fits(numbers, equations, key)]
     best = nlargest(TRIALS, candidates, key=lambda one: one[:2])
     trials = [(numbers.full(key), value, broken(key, value)) for *_, key, value in best]

@@ -224,10 +224,9 @@ def read_keys(numbers: ModelSizes) -> Iterator[Finding]:
 
 def _keys(names: str, prefix: str, required: bool) -> list[Requirement]:
     """Returns keys that the loader reads; `names` without the prefix."""
+    of_loader = every_model.LOADER_TYPES
     types = {
-        name: every_model.LOADER_TYPES.get(name)
-        or every_model.LOADER_TYPES.get(prefix + name)
-        or KEY_TYPES.type_of(prefix + name, False)
+        name: of_loader.get(name) or of_loader.get(prefix + name) or KEY_TYPES.type_of(prefix + name, False)
         for name in names.split()
     }
     return [Requirement(prefix + name, type_ or "", required=required) for name, type_ in types.items()]
