@@ -24,11 +24,10 @@ import numpy as np
 
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import LITTLE
-from glft_schema.codec.numbers import u32, u64
+from glft_schema.codec.numbers import Number, u32, u64
 from glft_schema.codec.trace import STEP, FieldSpan
 from glft_schema.codec.typed_values import ValueType
 from glft_schema.files.parsing import trace_source
-from glft_schema.formats.gguf import NUMBERS
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.source import BytesSource, path_text
 from glft_schema.tensors.tensor import Tensor
@@ -180,7 +179,9 @@ class GGUFReader:
     """
 
     gguf_scalar_to_np: Mapping[Any, Any] = {
-        GGUFValueType[type_.name.upper()]: np.bool_ if type_.name == "bool" else np.dtype(type_.name).type for type_ in NUMBERS
+        GGUFValueType(code): np.bool_ if type_.name == "bool" else np.dtype(type_.name).type
+        for code, type_ in WITH_TYPES.metadata.types.by_code()
+        if isinstance(type_.field, Number)
     }
 
     def __init__(self, path: os.PathLike[str] | str, mode: Literal["r", "r+", "c"] = "r") -> None:

@@ -27,7 +27,7 @@ JOBS = {  # the commands of each job, with the first line of their help
         "hash":       "Prints SHA-256 hashes of files and tensors.",
     },
     "Change files": {
-        "edit":       "Changes metadata and names of tensors.",
+        "edit":       "Changes metadata and tensor names.",
         "convert":    "Converts weights to another format or type.",
         "split":      "Splits a GGUF or safetensors file into several files.",
         "merge":      "Merges a split model into one file.",

@@ -36,7 +36,7 @@ def compare(
     other: Annotated[Path, argument("B", "The same, of any format: what is compared with A.")],
     exclude: Exclude = (),
     run: Annotated[bool, flag("Also run both models, and compare their predictions.")] = False,
-    text: Annotated[Path | None, option("FILE", "Run both models on this text. Default: a text of the package.")] = None,
+    text: Annotated[Path | None, option("FILE", "Run both models on FILE; --run alone uses a text of the package.")] = None,
     chunks: Chunks = None,
     context: Context = CONTEXT,
     tokenizer: Tokenizer = None,
@@ -47,13 +47,13 @@ def compare(
     """Compares metadata and weights of two files.
 
     Formats and types may differ. A Hugging Face folder is mapped to GGUF if the other side is GGUF.
-    The first lines summarize: missing tensors, the same weights or not, tensors by what differs,
-    metadata. Tables list each entry that differs, and the tensors with the largest errors. To
+    The first lines summarize missing tensors, whether the weights are the same, tensors by state,
+    and metadata. Tables list each entry that differs, and the tensors with the largest errors. To
     compare two quantizations of a model, compare each with the model.
 
-    The values of tensors of one name are compared, B's with A's: the root mean square of the error,
-    absolute (RMSE) and relative to A's, the signal-to-noise ratio, the cosine similarity, and the
-    row with the largest relative error. A tensor is renamed if type, shape and bytes are equal, or
+    Tensors of the same name are compared by value. The table shows the root mean square error of B,
+    absolute (RMSE) and relative to A, the signal-to-noise ratio, the cosine similarity, and the row
+    with the largest relative error. A tensor is renamed if type, shape and bytes are equal, or
     shape and values.
 
     --run or --text also runs both models on a text, in torch and in float32: GGUF files of the

@@ -111,10 +111,10 @@ def convert(
 
     TYPE is f32, f16, q8_per_channel or q4_per_group_64 for GLFT, and a ggml type such as f16, q8_0
     or q4_k for GGUF; glft schema gguf lists them all. PATTERN is a tensor name or a wildcard
-    pattern. A name overrides patterns; a later pattern overrides earlier ones that could hold the
-    tensor, too. If none can hold it, because its rows are not a multiple of the type's blocks, a
-    type with smaller blocks is used, such as q5_0 for q4_k. The report begins with what was not
-    done as asked; with --strict that is an error.
+    pattern. A name overrides patterns. Of several patterns, the last whose type can hold the tensor
+    applies. If none can hold it, because its rows are not a multiple of the type's blocks, a type
+    with smaller blocks is used, such as q5_0 for q4_k. The report begins with what was not done as
+    asked; with --strict that is an error.
 
     In GGUF, the value of a well-known metadata key such as general.quantization_version is stored
     with the type that other tools expect.

@@ -28,7 +28,7 @@ def edit(
     out: Annotated[Path | None, option("OUT", "Output file; replaced only on success. Default: FILE.", "-o")] = None,
     dry_run: Annotated[bool, flag("Show the changes, but write nothing.")] = False,
 ) -> None:
-    """Changes metadata and names of tensors.
+    """Changes metadata and tensor names.
 
     Everything else is copied unchanged: payloads, order, alignment, byte order and version.
 

@@ -17,7 +17,7 @@ from glft_schema.weights.importance import TOKENS, ImportanceMatrix, check_endin
 
 def imatrix(
     files: Annotated[tuple[Path, ...], argument("IN... OUT", "MODEL and TEXT, with -o; or importance matrices, and OUT.")],
-    out: Annotated[Path | None, option("OUT", "Measure the importance matrix of a model.", "-o")] = None,
+    out: Annotated[Path | None, option("OUT", "Measure MODEL on TEXT, and write OUT.", "-o")] = None,
     chunks: Chunks = None,
     context: Context = CONTEXT,
     tokenizer: Tokenizer = None,

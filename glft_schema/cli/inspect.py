@@ -54,18 +54,18 @@ def inspect(
 ) -> None:
     """Shows the model in a file: sizes, metadata and tensors.
 
-    Tensors of numbered blocks are listed once, with the types that they have. Dims are in stored
-    order, which for GGUF is the reverse of torch's. For a file that ends within its payloads, shows
-    the number of missing bytes of each tensor, and the exit code is 2. If it ends before them,
-    `glft explain` shows the fields up to the fault.
+    Tensors that differ only in the number of their block share a row, with all their types. Dims
+    are in stored order, which for GGUF is the reverse of torch's. For a file that ends within its
+    payloads, shows the number of missing bytes of each tensor, and the exit code is 2. If it ends
+    before them, `glft explain` shows the fields up to the fault.
 
     --key prints a text as it is, without a newline if the output is piped, and an array with one
     element a line. With a wildcard pattern, it lists keys with shortened values.
 
-    Of llama.cpp's importance matrices, GGUF or imatrix.dat, shows statistics of each matrix, over
-    the mean squared activations of its columns: the share of active columns, the entropy in bits
-    and relative to equal columns, the share of columns above the mean by a standard deviation, and
-    the cosine similarity with the layer before.
+    For llama.cpp's importance matrices, GGUF or imatrix.dat, shows statistics of the mean squared
+    activations of each matrix's columns: the share of active columns, the entropy in bits and
+    relative to equal columns, the share of columns more than one standard deviation above the mean,
+    and the cosine similarity with the previous layer.
 
     Examples:
         glft inspect model.gguf --key 'tokenizer.*'

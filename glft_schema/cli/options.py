@@ -159,7 +159,7 @@ def command(function: Function) -> Command:
 Out = Annotated[Path, argument("OUT", "Output file; replaced only on success.")]
 Exclude = Annotated[Texts, option("PATTERN", "Skip tensors that match this name or wildcard pattern. Repeatable.")]
 Like = Annotated[Path | None, option(
-    "DONOR", "GGUF model like OUT: its names and metadata are taken, by convert also its types."
+    "DONOR", "GGUF model whose names and metadata OUT gets; with convert, also its types."
 )]
 Imatrix = Annotated[Path | None, option("FILE", "llama.cpp importance matrix for IN; required by some types.")]
 Verbose = Annotated[bool, flag("Add a row for each tensor to the report.", "--verbose", "-v")]
@@ -170,8 +170,8 @@ Chunks = Annotated[int | None, option("N", "Use N chunks of the text. Default: a
 Context = Annotated[int, option("N", "Tokens in a chunk of the text.", min=1)]
 ConverterPath = Annotated[str | None, option(
     "PATH",
-    "llama.cpp's convert_hf_to_gguf.py or its folder, or installed: maps a Hugging Face folder in a process of its own. "
-    "Default: the installed one, for architectures that are not declared.",
+    "llama.cpp's convert_hf_to_gguf.py, its folder, or the word installed: maps a Hugging Face folder, in a process of its "
+    "own. Default: installed, for undeclared architectures only.",
 )]
 TrustRemoteCode = Annotated[bool, flag(
     "Let the converter read a folder with code (auto_map, Python files) or links that leave it."

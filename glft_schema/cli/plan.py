@@ -29,7 +29,13 @@ def plan(
     size: Annotated[str | None, option("SIZE", "Find the best mix for a file of SIZE, such as 90MB.")] = None,
     bpw: Annotated[float | None, option("BITS", "Find the best mix for BITS per weight, as 4.5.")] = None,
     out: Annotated[Path | None, option("RECIPE", "Write the mix as a recipe file for glft quantize.", "-o")] = None,
-    types: Annotated[str | None, option("TYPE,...", "Types to choose from. Default: all K-quants, Q4_0 to Q8_0, ...")] = None,
+    types: Annotated[
+        str | None,
+        option(
+            "TYPE,...",
+            "Types to choose from. Default: K-quants, Q4_0 to Q8_0, IQ4_NL, IQ4_XS, F16; with --imatrix, IQ1 to IQ3.",
+        ),
+    ] = None,
     rows: Annotated[int, option("N", "Rows to measure of each tensor.", min=1)] = ROWS,
     allow_requantize: Annotated[bool, flag("Also plan tensors that are quantized already.")] = False,
     page: Annotated[Path | None, option("FILE", "Write a page with a picture of the errors.", "--html")] = None,
@@ -41,13 +47,12 @@ def plan(
     """Plans a quantization: the best types for a size.
 
     Some rows of each tensor that glft quantize quantizes are encoded and decoded by each type. The
-    table shows the errors of all weights of the tensors that can have the type, as signal-to-noise
-    ratio and relative to the weights, by bits per weight.
+    table lists the bits per weight of each type, and its error over all tensors that can have it,
+    as signal-to-noise ratio and relative to the weights.
 
     With --size or --bpw, each tensor gets a type so that the mean noise-to-signal ratio of all
-    weights is least. --size is the size of the file, --bpw that of all tensors. SIZE is a number
-    of bytes, or one with kB, MB, GB, KiB, MiB or GiB. If the types took an importance matrix, give
-    it to glft quantize, too.
+    weights is least. --size applies to the file, --bpw to all tensors. SIZE is a number of bytes,
+    or one with kB, MB, GB, KiB, MiB or GiB. Give glft quantize the same --imatrix.
 
     Examples:
         glft plan f16.gguf

@@ -60,7 +60,7 @@ def quantize(
     ] = (),
     exclude_weights: Annotated[Texts, option("TEXT", "Use no importance of tensors whose name has TEXT. Repeatable.")] = (),
     tensor_type: Annotated[
-        Texts, option("REGEX=TYPE", "Type of tensors whose name has a match; the first match counts. Repeatable.")
+        Texts, option("REGEX=TYPE", "Type of tensors whose name matches REGEX; the first match wins. Repeatable.")
     ] = (),
     tensor_type_file: Annotated[Path | None, option("FILE", "More of --tensor-type, separated by spaces or newlines.")] = None,
     output_tensor_type: Annotated[str | None, option("TYPE", "Type of output.weight, or of a tied token embedding.")] = None,

@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
 def verify(
     file: Annotated[Path, argument("FILE", "Weights file; for a set, its first file.")],
-    against: Annotated[Path | None, option("SOURCE", "Checkpoint that FILE was made from.")] = None,
+    against: Annotated[Path | None, option("SOURCE", "Quantize the tensors of SOURCE, and compare values.")] = None,
     tolerance: Annotated[float, option("ERROR", "With --against: maximum absolute error allowed for a weight.", min=0)] = 0.0,
     rules: Annotated[Texts, option("SET", f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable.")] = (),
     sha256: Annotated[str | None, option("HEX", "SHA-256 that FILE must have, as its publisher states it.")] = None,
@@ -73,28 +73,28 @@ def verify(
 ) -> None:
     """Verifies a file's rules, hashes and values.
 
-    Rule sets are spec (the format's specification), ggml (llama.cpp's reader) and required (every
-    reader). lora, controlvector, mmproj and imatrix have what llama.cpp requires of such GGUF
-    files. llama.cpp has what its loader requires of a model, ggml included: metadata keys and their
-    types, tensors and their dims, the vocabulary; an architecture that cannot be checked is a
-    violation.
+    Rule sets are spec (the specification), ggml (llama.cpp's reader), rust (the safetensors
+    library) and required (every reader). lora, controlvector, mmproj and imatrix have what
+    llama.cpp requires of such GGUF files. llama.cpp is ggml and the requirements of its model
+    loader: metadata keys and types, tensors and dims, the vocabulary. An architecture that cannot
+    be checked is a violation.
 
     Without --rules, all sets that apply to the file are checked. What llama.cpp refuses is a
-    failure; other violations are listed. If llama.cpp's rules cannot be checked, such as those of
-    an unknown architecture, the first line says so, and nothing they cover is a failure.
+    failure; other violations are listed. If the llama.cpp set cannot be checked, as for an unknown
+    architecture, the first line says so, and only violations of ggml are failures.
 
     --sha256 compares the SHA-256 of the file with one that is given, --manifest also those of its
     tensors if the manifest lists them. Without a hash, a changed bit of a weight cannot be found.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
     tensors. Of a truncated file it checks the complete tensors, and the exit code is 2. --against
     quantizes each tensor of SOURCE to its type in FILE, and compares the dequantized values; glft
-    compare shows the error of quantization itself. --fits checks that llama.cpp would load FILE, a
-    LoRA adapter for the architecture and tensors of BASE, or a control vector for its size and
+    compare shows the error of quantization itself. --fits checks that llama.cpp would load FILE for
+    BASE: a LoRA adapter must fit its architecture and tensors, a control vector its size and
     layers.
 
     --derives-from quantizes each tensor of BASE to its type in FILE, and compares the bytes. It
-    fails unless all tensors are copied or exact, their bytes equal. Others differ, are missing or
-    extra, or unknown: without --imatrix, those whose type can use an importance matrix.
+    fails unless all tensors are copied or exact (equal bytes). Other tensors differ, are missing or
+    extra, or, without --imatrix, are unknown if their type can use an importance matrix.
 
     The exit code is 1 if a check fails, and 2 if a file cannot be read.
 

@@ -1,4 +1,4 @@
-"""Reports of written tensors: what was not done as asked, totals by type, and each tensor."""
+"""Reports of written tensors: requests that were not met, totals by type, and each tensor."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ class Numbers(construct.Construct):
 
     def _parse(self, stream: Any, context: Context, path: str) -> StoredNumbers:
         count = evaluate(self.count, context)
-        with fitting(stream, self.count, count, self.number.itemsize, path) as cursor:
+        with cursor_over(stream, self.count, count, self.number.itemsize, path) as cursor:
             start = cursor.tell()
             cursor.seek(start + count * self.number.itemsize)
             return StoredNumbers(cursor.source, start, count, self.number, byte_order(context))
@@ -265,7 +265,7 @@ class Strings(construct.Construct):
 
     def _parse(self, stream: Any, context: Context, path: str) -> StoredStrings:
         count, length, order = evaluate(self.count, context), self.length.pick(context), byte_order(context)
-        with fitting(stream, self.count, count, length.itemsize, path) as cursor:
+        with cursor_over(stream, self.count, count, length.itemsize, path) as cursor:
             limits_of(context).check("strings", count, path)
             start = cursor.tell()
             end = walk(cursor.source, start, count, length, order)
@@ -283,8 +283,8 @@ class Strings(construct.Construct):
 
 
 @contextmanager
-def fitting(stream: Any, counted: Any, count: int, least: int, path: str) -> Iterator[Cursor]:
-    """Calls `check_count`, and yields a cursor over `stream`, which then follows the cursor."""
+def cursor_over(stream: Any, counted: Any, count: int, least: int, path: str) -> Iterator[Cursor]:
+    """Checks a count, and yields a cursor, to whose position `stream` moves at the end."""
     check_count(counted, count, least, bytes_left(stream), path)
     if isinstance(stream, Cursor):
         yield stream

@@ -1,7 +1,7 @@
-"""The rows of a table by column, so that a file of many tensors opens without a record for each.
+"""Column-wise storage of table rows, so that opening a file creates no record per tensor.
 
-Values that repeat from row to row, such as dims and types, are parsed once: the bytes of such
-fields, one after another, are the key of their values. Fields of a class with `_fast_end` repeat.
+Distinct values of fields that repeat, such as dims and types, are parsed once, and cached by the
+bytes of these fields. Fields of a class with `_fast_end` repeat.
 """
 
 from __future__ import annotations

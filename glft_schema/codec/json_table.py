@@ -307,7 +307,7 @@ class JsonEntries(TextMetadata):
 
 
 class Irregularity(NamedTuple):
-    """What readers treat differently in a JSON table.
+    """A property of a JSON table that readers treat differently.
 
     Attributes:
         kind: the end of the sentence "expected ...".

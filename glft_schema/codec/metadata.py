@@ -251,7 +251,7 @@ class KeyValues(construct.Subconstruct):
         none = TypedMetadata({}, self.types, self.keys)
         return none.replace({key: none.entry(key, value, f"{path} -> {key}") for key, value in entries.items()})
 
-    def stating(self, entries: Mapping[str, Any], key: str, number: int) -> TypedMetadata:
-        """Returns entries with a number under a key, in the key's type."""
+    def with_number(self, entries: Mapping[str, Any], key: str, number: int) -> TypedMetadata:
+        """Returns entries with `number` at `key`, in the key's type."""
         type_ = self.keys and self.keys.type_of(key, False)
         return self.metadata(entries) | {key: Typed(number, type_) if type_ else number}

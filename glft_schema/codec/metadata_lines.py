@@ -39,8 +39,9 @@ class TextMetadata(Metadata):
 class KeyValueLines(construct.Construct):
     """UTF-8 lines ``key=value``, separated by newlines; `size` bytes in total.
 
-    Only newlines separate lines. Each is split at its first ``=``, so a value may contain it. Keys
-    are unique and not empty. Parses into `TextMetadata`, builds from any mapping of str to str.
+    Only newlines separate lines. Lines are split at their first ``=``, so a value may contain
+    ``=``. Keys are unique and not empty. Parses into `TextMetadata`, builds from any mapping of str
+    to str.
     """
 
     refuses = ("a line without `=` or with an empty key", "a duplicate key", "text that is not UTF-8")
@@ -104,7 +105,7 @@ class KeyValueLines(construct.Construct):
         return b"\n".join(lines) + (b"\n" if lines and getattr(entries, "trailing_newline", False) else b"")
 
     @staticmethod
-    def stating(entries: Mapping[str, str], key: str, number: int) -> Mapping[str, str]:
+    def with_number(entries: Mapping[str, str], key: str, number: int) -> Mapping[str, str]:
         """Returns entries with a number under a key, as text."""
         return {**entries, key: str(number)}
 

@@ -125,7 +125,7 @@ class Check(construct.Construct):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Predicate:
-    """What a value must be; see `glft_schema.codec.predicates`.
+    """A condition on a value; see `glft_schema.codec.predicates`.
 
     Attributes:
         text: the end of the sentence "expected ...".

@@ -48,7 +48,7 @@ def as_c(schema: s.Schema) -> str:
     """Returns the text of the header.
 
     Raises:
-        UnsupportedError: if a payload size or a condition has an expression that C does not get.
+        UnsupportedError: if a payload size or a condition has an expression without a form in C.
         ScalarError: if a scalar function is not of the language.
     """
     return _Header(schema).text()

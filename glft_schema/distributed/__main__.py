@@ -55,7 +55,7 @@ class _RefusedError(ValueError):
 
 
 class _Stderr:
-    """Standard error, which knows the last line written to it.
+    """Standard error that records the last line written to it.
 
     Args:
         stream: the real one.

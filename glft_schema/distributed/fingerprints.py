@@ -97,7 +97,7 @@ class Inputs:
         for path, before in self._versions.items():
             if _version(now := os.stat(path)) != _version(before):
                 name = safe(os.path.basename(path))
-                raise OptionError(f"expected inputs that do not change, {name} of {_format(before)}, found {_format(now)}")
+                raise OptionError(f"input {name} has changed from {_format(before)} to {_format(now)}")
 
     def _add(self, name: str, entries: dict[str, FileFingerprint]) -> None:
         """Adds a file, and those of the set that it belongs to."""

@@ -1,5 +1,4 @@
-"""Hashes of what the units of a file are encoded from, so that a later run can tell its source from
-another one.
+"""Hashes of the source of each unit of a file, so that a later run can detect another source.
 
 The values are hashed as the encoder gets them, whatever they come from: a mapped file, a torch
 file, the operations of a family, memory. Rows are hashed in groups at fixed places, because the

@@ -115,7 +115,7 @@ class Ranks:
         return self.gather(value if self.is_first else None)[0]
 
     def agree(self, **told: str) -> None:
-        """Raises OptionError unless all ranks tell what rank 0 tells; names are in the plural.
+        """Raises OptionError unless all ranks pass the values of rank 0; names are in the plural.
 
         Raises as `gather`, too.
         """
@@ -171,8 +171,7 @@ class Ranks:
                 seen, since = moved, now
                 look(moved)
             if now - since > self._timeout:
-                problem = f"no answer and no progress for {self._timeout:g} seconds"
-                self.fail(f"expected an answer of rank {rank}, found {problem}")
+                self.fail(f"rank {rank} does not answer: no progress for {self._timeout:g} seconds")
                 self._check_failed()
             time.sleep(nap)
             nap = min(2 * nap, LONGEST_NAP)

@@ -208,8 +208,8 @@ def _writing(fd: int, path: StrPath, order: ByteOrder, origins: Origins) -> Step
 
 
 def _comparing(fd: int, run: Sequence[Unit], order: ByteOrder, origins: Origins, other: set[Unit]) -> Steps:
-    """Returns steps that only hash what a span's bytes are made from. Units with bytes that are not
-    those that would be copied are added to `other`."""
+    """Returns steps that only hash the source of a span's bytes. Units whose bytes differ from a
+    copy of the source are added to `other`."""
 
     def steps(span: PlannedSpan, first: int, last: int) -> Iterator[int]:
         payload = span.content

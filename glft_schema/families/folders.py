@@ -190,7 +190,7 @@ def unknown_fields(family: Family, config: Config, folder: Path) -> list[str]:
         problem = f"expected a rope_type of {', '.join(family.ropes)} for {family.arch}, found {quote(type_)}"
         raise FormatError(problem, "rope_type", file=file)
     of_rope = {f"rope.{name}" for name in SCALINGS[type_][1]}
-    unknown = (name.removeprefix("rope.") for name in config if name not in of_rope and not family.understands(name))
+    unknown = (name.removeprefix("rope.") for name in config if name not in of_rope and not family.covers(name))
     return [f"{safe(file, 1000)}: unknown field {quote(name)}: llama.cpp computes without it" for name in unknown]
 
 

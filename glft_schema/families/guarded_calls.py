@@ -6,7 +6,7 @@ parse the files of a folder.
     stdout:    for each request u64 bytes of the answer, the answer: JSON with a result or an error
     stderr:    messages of libraries, which are not shown
 
-Run as a program, by `families/confined_process.py`, it is the end that calls the functions.
+Run as a program by `families/confined_process.py`, this module calls the functions.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _end_error(confined: Confined, expired: threading.Event, limits: Limits, fil
     if any(sign in messages for sign in NO_MEMORY):
         return _over_memory(limits, file)
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
-    return FormatError(f"expected a file that another library can parse, found that its process ended {how}", file=str(file))
+    return FormatError(f"another library failed to parse this file: its process ended {how}", file=str(file))
 
 
 def _over_memory(limits: Limits, file: StrPath) -> LimitError:

@@ -1,8 +1,8 @@
 """Metadata of the GGUF model that a folder was written of, in a file beside the weights.
 
 The tokenizer's files of Hugging Face do not state all of it, such as scores, types of tokens and
-the pre-tokenizer, and the model card is not written. The file is a GGUF file without tensors. It
-counts while the tokenizer's files are those that were written with it.
+the pre-tokenizer, and the model card is not written. The file is a GGUF file without tensors. It is
+ignored if the tokenizer's files have changed since.
 """
 
 from __future__ import annotations

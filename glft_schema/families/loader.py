@@ -241,8 +241,11 @@ def _broken_keys(shard: File, keys: list[Requirement]) -> Iterator[Finding]:
 def _model_keys(numbers: ModelSizes) -> list[Requirement]:
     """Returns the keys of an architecture that the loader reads in every model."""
     family = numbers.family
-    optional = f"{every_model.OF_ALL} {' '.join(family.read('read'))}"
-    return [*_keys(" ".join(family.read("required")), numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
+    optional = f"{every_model.OF_ALL} {' '.join(family.keys_by_loader('read'))}"
+    return [
+        *_keys(" ".join(family.keys_by_loader("required")), numbers.full(""), True),
+        *_keys(optional, numbers.full(""), False),
+    ]
 
 
 def _dependent_keys(numbers: ModelSizes) -> list[Requirement]:
@@ -250,7 +253,7 @@ def _dependent_keys(numbers: ModelSizes) -> list[Requirement]:
     family = numbers.family
     with suppress(KeyError):
         slides = family.pattern and numbers.number("attention.sliding_window", family.window)
-        keys = [every_model.PATTERN, *family.read("sliding")] if slides else []
+        keys = [every_model.PATTERN, *family.keys_by_loader("sliding")] if slides else []
         has_factor = numbers.value("rope.scaling.factor") is not None
         return _keys(" ".join([*keys, *([] if has_factor else [every_model.OLD_FACTOR])]), numbers.full(""), False)
     return []
@@ -275,7 +278,7 @@ def broken_limits(numbers: ModelSizes) -> Iterator[Finding]:
     """Yields the findings of values that the loader does not accept."""
     first, family = numbers.first, numbers.family
     blocks = numbers.number("block_count") if numbers.full(BLOCK_COUNT) not in numbers.unknown else None
-    for key in dict.fromkeys([*family.read("required"), *every_model.OF_ALL.split(), *family.read("read")]):
+    for key in dict.fromkeys([*family.keys_by_loader("required"), *every_model.OF_ALL.split(), *family.keys_by_loader("read")]):
         name = numbers.full(key)
         has_blocks = every_model.LOADER_TYPES.get(key) == every_model.PER_BLOCK and key != every_model.PATTERN
         per_block = has_blocks and is_array(first, name)

@@ -1,4 +1,4 @@
-"""The vocabulary of pages: what one architecture is in a Hugging Face folder, and in GGUF.
+"""Classes that declare how an architecture maps between Hugging Face folders and GGUF.
 
 A page in `pages/` says each fact once. Names, values and config are mapped by it both ways, and
 what llama.cpp's loader requires follows from it.
@@ -211,8 +211,8 @@ class Family:
         packed = (re.sub(r"\{\w+\}", "*", row.name) for row in self.tensors if row.operation.type)
         return any(fnmatchcase(name, pattern) for pattern in packed)
 
-    def read(self, loader: str) -> list[str]:
-        """Returns the keys with which the loader does this, without the architecture's name."""
+    def keys_by_loader(self, loader: str) -> list[str]:
+        """Returns the keys with this `loader`, without the architecture's name."""
         return [key.key for key in self.keys if key.loader == loader and not key.key.startswith("general.")]
 
     def field_of(self, name: str) -> str:
@@ -230,8 +230,8 @@ class Family:
         """Returns the fields without a key for a config that we write."""
         return {field.name: field.value_of(config, tensors) for field in self.fields if field.is_stated}
 
-    def understands(self, field: str) -> bool:
-        """Returns whether the page says what becomes of a field of config.json."""
+    def covers(self, field: str) -> bool:
+        """Returns whether the page covers a field of config.json."""
         names = {*(key.field for key in self.keys), *(one.name for one in (*self.fields, *OF_ANY))}
         return ALIASES.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
 

@@ -25,7 +25,7 @@ def yarn_attention(config: Config) -> float:
 
 
 def full_layers(config: Config) -> list[str]:
-    """Returns that no block has a sliding window."""
+    """Returns full attention for every block."""
     return ["full_attention"] * config["num_hidden_layers"]
 
 
@@ -36,9 +36,9 @@ def no_window(config: Config) -> int | None:
 
 
 def gemma_scale(config: Config, of_27b: int) -> int:
-    """Returns the square of the divisor of attention scores, by llama.cpp.
+    """Returns the query_pre_attn_scalar that llama.cpp assumes.
 
-    The model of 27B, which it knows by its number of blocks, has another one.
+    The 27B model, recognized by its number of blocks, has another value.
     """
     return head_size(config) if config["num_hidden_layers"] == of_27b else int(config["head_dim"])
 

@@ -29,7 +29,7 @@ class Span(NamedTuple):
     Attributes:
         start: first byte.
         nbytes: its size.
-        content: the bytes themselves, or what writes them.
+        content: the bytes, or an object that writes them.
     """
 
     start: int
@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A file to be written: everything is decided, and no payload is read yet.
+    """The planned layout of a file, computed before any payload is read.
 
     Attributes:
         spans: all of its bytes, in order.

@@ -159,10 +159,9 @@ def _locate(error: FormatError, trace: Trace, format: Format, source: Source) ->
 
 
 def _count_at_fault(path: str, format: Format, source: Source) -> str:
-    """Returns the number of tensors as the cause of an error in the row at `path`, if the file ends
-    with the payloads of the rows before it, or an empty string.
+    """Returns a hint that the tensor count may be too large, or an empty string.
 
-    The last of these rows may be padding.
+    The file must end with the payloads of the rows before `path`. The last row may be padding.
     """
     table, row = [*path.split(" -> "), ""][:2]
     counted = getattr(format.field(table), "count", None) if table == format.table else None

@@ -163,7 +163,7 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
 
 
 def whole_set(file: File) -> tuple[str, Path] | None:
-    """Returns what part of a set an open file is, in words, and the file that opens the set.
+    """Returns a description of a file's part of a set, and the file that opens the set.
 
     None if the file is a model of its own, or the whole set is open. Raises as `shard_info`.
     """

@@ -85,7 +85,7 @@ def _write_index(path: str, paths: list[str], groups: list[list[Tensor]]) -> Non
 
 
 def merge(file: File | StrPath, path: StrPath) -> None:
-    """Merges a set of files into one, with the first file's metadata and keys missing there.
+    """Merges a set of files into one. Metadata of earlier files takes precedence.
 
     Args:
         file: the first file of a set, the index or the folder, open or a path.

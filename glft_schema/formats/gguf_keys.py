@@ -20,7 +20,7 @@ PER_LAYER = {"uint32": "array[int32]", "float32": "array[float32]"}  # of an arc
 NUMBERED = re.compile(r"(general\.base_model|general\.dataset|tokenizer\.chat_template)\.[^.]+")  # N: a number or a name
 
 # fmt: off
-ROWS = (  # prefix, type, rest of each key
+ROWS = (  # prefix, type, keys without the prefix; another prefix is also listed in `_is_of_architecture`
     ("general",              "string",         "type architecture name author version organization finetune basename "
                                                "description quantized_by size_label license license.name license.link url "
                                                "doi uuid repo_url"),

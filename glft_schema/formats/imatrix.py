@@ -43,7 +43,7 @@ def is_given(field: str) -> Callable[[Context], bool]:
 
 
 def optional(field: str, declared: construct.Construct) -> construct.Construct:
-    """Returns the declaration of a field that the file may end before; None then."""
+    """Declares a field that is None if the file ends before it."""
     return field / If(is_given(field), declared)
 
 

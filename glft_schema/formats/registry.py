@@ -84,8 +84,9 @@ def find_format(source: Source) -> Format | None:
 def format_of(source: Source) -> Format:
     """Returns the format of a source by its first bytes.
 
-    If they are of none, or there are none, it is the format without a magic that has the source's
-    file extension: its parser says what is wrong. Raises FormatError if there is no such format.
+    If no format matches, or the source is empty, returns the format without a magic that has the
+    source's file extension: its parser reports the error. Raises FormatError if there is no such
+    format.
     """
     format, start = find_format(source), bytes(source.read(0, min(START, source.size)))
     about = OTHER_FILES.get(start[:4]) or OTHER_FILES.get(start[:4].upper())

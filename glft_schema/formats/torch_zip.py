@@ -148,7 +148,7 @@ def read_directory(source: Source) -> dict[str, Span]:
         raise FormatError(f"expected {last.count} entries, found {cursor.left} more bytes", "directory", end - cursor.left)
     names = {entry.name.lower() for entry in entries}
     if len(names) < len(entries) or len({name.partition(b"/")[0] for name in names}) > 1:
-        raise FormatError("expected all names in one folder, each once, found another folder or a name again", "directory")
+        raise FormatError("expected unique names in one folder, found a second folder or a duplicate name", "directory")
     return _records(source, entries, last.start)
 
 
@@ -163,7 +163,7 @@ def _end_of(source: Source) -> tuple[Record, int]:
         last = _parse(End64, Cursor(source, at))
         numbers = min(last.count, 0xFFFF), min(last.size, ABOVE), min(last.start, ABOVE), last.end64
         if numbers != (end.count, end.size, end.start, at):
-            raise FormatError("expected the same numbers in all end records, found others", "end", at)
+            raise FormatError("the end record and the zip64 end record disagree", "end", at)
     if last.start + last.size != at:
         found = f"found {last.size} bytes from byte {last.start} on"
         raise FormatError(f"expected it to end at byte {at}, before the end records, {found}", "directory", at)

@@ -176,7 +176,7 @@ def _change(
     packed: bool,
     experts: Collection[str],
 ) -> Callable[[], None]:
-    """Returns what gives a tensor of a module its values; allocates the memory for them now."""
+    """Allocates the memory of a module's tensor, and returns a function that sets its values."""
     own, transposed = entry.tensor, tensor.transposed is not None and name in experts
     stack = tensor.transposed if tensor.transposed and transposed else tensor
     payload = stack.packed

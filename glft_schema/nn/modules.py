@@ -2,7 +2,7 @@
 
 The parameter ``weight`` holds the bytes of a file's payload, u8 [rows, bytes of a row], and is
 decoded at each use. It is frozen: gradients reach the input and the bias, not the weights.
-``.to(dtype)`` changes the dtype of the bias and of results that no input gives a dtype.
+``.to(dtype)`` changes the dtype of the bias and of outputs without a float input.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Packed(nn.Module):
         weight: the bytes of the payload, u8 [rows, bytes of a row].
         type_name: the name of the weights' type.
         weight_shape: sizes of the weights.
-        dtype: of results that no input gives a dtype.
+        dtype: of outputs without a float input.
     """
 
     weight: torch.Tensor
@@ -155,7 +155,7 @@ class Embedding(Packed, nn.Embedding):
         num_embeddings: rows of the weights.
         embedding_dim: columns of the weights.
         type: of the weights, or its name.
-        padding_idx: kept for those who ask; packed weights have no gradient.
+        padding_idx: an attribute without effect; packed weights have no gradient.
         scale: a factor of results, in their dtype.
         device: of the weights.
         dtype: of the results.

@@ -132,7 +132,7 @@ def _with_tied(model: Any, types: dict[str, str]) -> dict[str, str]:
 
 
 def _adapt_names(model: Any, types: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns types by the names of a model, of one that has it as its base, or is its base."""
+    """Returns types by the names of this model, with its base prefix added or removed as needed."""
     names, prefix = model.state_dict().keys(), f"{model.base_model_prefix}."
     if all(name in names for name in types):
         return types

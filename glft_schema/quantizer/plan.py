@@ -200,8 +200,8 @@ class Plan:
         return dict(sorted(mixes.items(), key=lambda item: item[1].bits_per_weight))
 
     def compare(self, mix: Mix | None = None) -> list[tuple[str, Mix]]:
-        """Returns the types of `by_type` and a mix by size. Types that not all tensors can have are
-        the last: their numbers are those of other tensors."""
+        """Returns the types of `by_type` and a mix by size. Types that not all tensors can have
+        come last: their totals cover fewer tensors."""
         rows = [(type_.name, one) for type_, one in self.by_type.items()]
         rows += [(MIX, self.only(mix.chosen))] if mix else []
         return sorted(rows, key=lambda row: (len(row[1].chosen) < len(self.tensors), row[1].bits_per_weight))
@@ -235,11 +235,10 @@ class Plan:
     def mix(self, *, size: int | None = None, bpw: float | None = None) -> Mix:
         """Returns the mix of the least error under a size.
 
-        It is a knapsack of one type for each tensor, solved by dynamic programming in units of
-        bytes. The unit is the greatest common divisor of all differences in size, so the result is
-        the optimum; only if that makes more than `MOST_UNITS`, sizes are rounded up to larger ones,
-        and the result is the optimum for a size that is less by at most a unit for each tensor
-        and one more.
+        Solves a multiple-choice knapsack by dynamic programming. The unit is the greatest common
+        divisor of all differences in size, so the result is the optimum. If that makes more than
+        `MOST_UNITS`, sizes are rounded up to a larger unit, and the result is the optimum for a
+        size that is smaller by at most one unit for each tensor and one more.
 
         Args:
             size: bytes of the file.

@@ -87,7 +87,7 @@ class QuantizeOptions(TypedDict, total=False):
         importance: an importance matrix, its file, or float32 [columns] by tensor.
         imatrix_keys: add the keys ``quantize.imatrix.*``, which tell where the matrix is from; on
             by default.
-        include_weights: use the importance of tensors only whose name contains one of these texts.
+        include_weights: use importance only for tensors whose name contains one of these texts.
         exclude_weights: use no importance of tensors whose name contains one of these texts.
         tensor_types: regular expressions with types. The first that is found in a name wins over
             the recipe. Without effect for recipes with a main type of floats.

@@ -61,7 +61,7 @@ class _Numbers:
         return SIZES[size].value(self)
 
     def number(self, key: str, default: int | None = 0) -> int:
-        """Returns the integer of a key, of an array its first. Raises SchemeError without one."""
+        """Returns a key's integer, or the first of its array. Raises SchemeError if it has none."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         value = value[0] if isinstance(value, list) and value else value
         if type(value) is not int:

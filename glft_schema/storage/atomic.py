@@ -96,7 +96,7 @@ def _open_partial(target: str, key: str) -> tuple[str, int]:
     temporary = partial_path(target, key)
     fd = _open_locked(temporary)
     if fd is None:
-        raise OptionError(f"expected no other process that writes {name!r}, found one")
+        raise OptionError(f"another process is writing {name!r}")
     _remove_abandoned(folder, _start(name), key)
     return temporary, fd
 

@@ -1,7 +1,7 @@
 """The dtypes of stored numbers, by their names in torch.
 
-numpy lacks some of them. Arrays of those are records of one field, which has the bits of a number:
-`words` returns these, and numpy refuses to compute with the records themselves.
+Arrays of dtypes that numpy lacks consist of records with one field, the bits of a number. numpy
+refuses to compute with records; `words` returns the bits.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def copied_type(name: str, numpy_kind: str, dtype: str, sentence: str) -> Tensor
 
 
 def packed_type(name: str, dtype: str, bits: int, sentence: str) -> TensorType:
-    """Declares a type of numbers that are no whole bytes. numpy has no such dtype."""
+    """Declares a type of numbers smaller than a byte, for which numpy has no dtype."""
     payload = Struct(
         "bits" / u8[OUT * IN * bits // 8] * sentence,
         Rule(f"{name.lower()}-bytes", DIMS, meets(OUT * IN * bits % 8 == 0, f"numbers of {bits} bits that fill whole bytes")),

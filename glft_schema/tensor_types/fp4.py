@@ -40,7 +40,7 @@ MXFP4 = block_type("MXFP4", 39, 32, Struct(
 
 @formula_of(MXFP4)
 def decode_mxfp4(w, e, qs):
-    """2^(e - 127) * value. No e is NaN: 255 is 2^128, too."""
+    """2^(e - 127) * value. e = 255 is 2^128, not NaN."""
     half = half_power(e[0])
     for h in range(2):
         for i in range(16):

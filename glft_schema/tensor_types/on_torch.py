@@ -110,8 +110,8 @@ def _by_operations(type_: TensorType, fields: Tensors, columns: int, out: torch.
 
 
 def _numbers(rows: torch.Tensor, span: slice | None, number: Number, words: bool) -> torch.Tensor:
-    """Returns the numbers of a field: unsigned words, with which torch computes little, as signed
-    ones if `words`, or else those of a block as their bytes, the lowest first."""
+    """Returns the numbers of a field. Unsigned words, with which torch hardly computes, become
+    signed ones if `words`, otherwise bytes, the lowest first."""
     is_word = number.is_unsigned and number.itemsize > 1
     dtype = getattr(torch, f"int{8 * number.itemsize}") if is_word else dtype_in_torch(number.dtype)
     if span is None:

@@ -167,7 +167,7 @@ class TensorType:
 
     @property
     def bytes_only(self) -> str | None:
-        """Why tensors of the type have bytes, but no values; None if they have values."""
+        """The reason why tensors of the type have bytes but no values; None if they have values."""
         if self.exact in (None, *NAMES):
             return None
         return f"neither numpy nor torch has {self.exact}: {self} can be copied and hashed only"

@@ -34,9 +34,9 @@ class StoredTensor:
         identity: equal for tensors with the same storage; None if unknown.
         file_tensor: the tensor with its bytes, or None.
         importance: see `TensorType.encode`; None if unknown.
-        read: returns a part, at a slice for each dim; None if that takes all values.
+        read: returns a part, at a slice for each dim; None if `part` reads it in another way.
         quantized: the quantized type that its values have been rounded to, or None.
-        transposed: the tensor of which this one has the matrices transposed, or None.
+        transposed: the tensor whose matrices this tensor has transposed, or None.
     """
 
     shape: tuple[int, ...]

@@ -38,7 +38,8 @@ class MatrixBlock(NamedTuple):
         rows: of the matrix.
         columns: of the matrix, whole units of the type.
         shape: of the part.
-        steps: of its dims: numbers along a row of the block, or None from one row to the next.
+        steps: for each dim of the part, its stride within a row of the block, or None if it spans
+        rows.
         first: its first number in a row of the block.
     """
 

@@ -390,8 +390,8 @@ def fuzz(
 
 
 def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case]:
-    """Returns files for the tests of other readers: valid files, and corruptions of every rule; of
-    rules of tensor types with the same sentence, of one.
+    """Returns valid files, and corruptions of every rule, to test other readers. Of the rules of
+    tensor types with the same sentence, only one is broken.
 
     Args:
         source: a format, or a valid file as bytes, of which all corruptions are made.

@@ -47,7 +47,7 @@ OLD_ENDING, GGUF_ENDING = ".dat", ".gguf"
 
 @with_display
 class ColumnSums(NamedTuple):
-    """What was measured of a matrix, or of a stack of them.
+    """Measured sums and counts of a matrix, or of a stack of matrices.
 
     Attributes:
         sums: of the squared activations, float32 [matrices, columns].

@@ -45,7 +45,7 @@ class WrittenTensor:
         alias_of: the tensor it is tied to, or None.
         note: why the type differs from the requested or stored one, or empty.
         asked: the type that a scheme asked for, or None.
-        quantized_from: its quantized type before, if it got another one, whose error is added.
+        quantized_from: its previous quantized type if it was requantized, which adds error.
         copied: whether the payload equals the source's except for byte order.
         error: max |stored - source|, if it was measured, otherwise None for all tensors.
     """

@@ -191,7 +191,7 @@ def plan_file(
     aliases = {} if set(rules).intersection(target.unshared_by) else tied
     payloads = payloads_of(choices, stored, options.get("progress"), options.get("measure", False))
     if target.alignment_key and alignment is not None:
-        metadata = target.metadata.stating(metadata or {}, target.alignment_key, alignment)
+        metadata = target.metadata.with_number(metadata or {}, target.alignment_key, alignment)
     is_chosen = isinstance(options.get("schemes"), TypeChooser)
     if metadata and target.has_typed_metadata and not is_chosen and states_type is not False:
         metadata = _with_file_type(target.metadata.metadata(metadata), choices, stored, bool(states_type))

@@ -349,7 +349,7 @@ def test_the_bytes_on_a_page_are_those_of_the_file() -> None:
 
 
 def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "MAX_STRETCHES", 40)
+    monkeypatch.setattr(fields, "MAX_RANGES", 40)
     monkeypatch.setattr(content, "FINDINGS", 3)
     monkeypatch.setattr(content, "STATIC_ROWS", 5)
     with in_memory({f"t.{i}": torch.ones(4) for i in range(50)}) as file:

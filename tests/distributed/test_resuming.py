@@ -190,7 +190,7 @@ def test_an_input_that_changes(how: str, tmp_path: Path) -> None:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     with (
-        pytest.raises(glft.OptionError, match=r"^expected inputs that do not change, m\.safetensors of .* found .*inode \d+$"),
+        pytest.raises(glft.OptionError, match=r"^input m\.safetensors has changed from .* to .*inode \d+$"),
         together([path]) as ranks,
     ):
         glft.convert(path, out, schemes={"*": "q8_0"}, progress=change, ranks=ranks)

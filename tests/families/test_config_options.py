@@ -110,11 +110,11 @@ def family_of(name: str) -> Family:
 def test_every_field_of_the_config_class_is_on_the_page(name: str) -> None:
     family = family_of(name)
     fields = set(config_class(name)().to_dict())
-    assert {field for field in fields if not family.understands(field)} == set()
+    assert {field for field in fields if not family.covers(field)} == set()
     untested = {field for field in fields if field not in OTHER and field not in SIZES.split()}
     without_effect = Family("", (), "", (), (), (), ())
     others = {field.name for field in family.fields}
-    assert {field for field in untested if not without_effect.understands(field)} <= others
+    assert {field for field in untested if not without_effect.covers(field)} <= others
 
 
 def model_of(folder: Path) -> Any:

@@ -82,8 +82,8 @@ ENDS: dict[str, tuple[dict[str, int], tuple[Any, ...], str]] = {
                  "expected at most 1 s for another library (a limit of glft_schema), found more (limit parser_seconds)"),
     "SIGXCPU":  ({}, ("say", "", signal.SIGXCPU), "expected at most 120 s for another library"),
     "SIGSEGV":  ({}, ("say", "x" * 100_000, signal.SIGSEGV),
-                 "expected a file that another library can parse, found that its process ended by SIGSEGV"),
-    "code":     ({}, ("say", "", -3), "found that its process ended with 3"),
+                 "another library failed to parse this file: its process ended by SIGSEGV"),
+    "code":     ({}, ("say", "", -3), "failed to parse this file: its process ended with 3"),
     "long":     ({"metadata": 100}, ("echo", "x" * 100), "expected at most 100 bytes (a limit of glft_schema), found 114"),
 }
 # fmt: on

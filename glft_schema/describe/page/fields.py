@@ -19,7 +19,7 @@ from glft_schema.errors import quote
 from glft_schema.files.byte_counts import PAYLOADS
 
 MAX_OPENED = 1 << 12  # ranges of a file: with more, none is opened into its parts
-MAX_STRETCHES = 10_000  # of a region; the rest is one row
+MAX_RANGES = 10_000  # of a region; the rest is one row
 MAX_PARTS = 8  # of an opened range, from its start
 MAX_LEVELS = 2  # of parts
 HEAD = 1 << 19  # bytes before the payloads
@@ -116,8 +116,8 @@ def path_steps(byte_range: ByteRange) -> list[str]:
 def _with_steps(byte_ranges: list[ByteRange]) -> Iterator[tuple[ByteRange, list[str]]]:
     """Yields ranges with the steps of their paths in the tree.
 
-    Bytes of a field beside its parts, such as the punctuation of JSON, are a part `REST`. Between
-    two parts of an inner field, they are a part of that one.
+    Bytes of a field outside its parts, such as the punctuation of JSON, become a part `REST` of the
+    innermost field around them.
     """
     paths = [path_steps(byte_range) for byte_range in byte_ranges]
     following: list[list[str]] = []  # of each, the next path of a part
@@ -146,7 +146,7 @@ def _within_limits(map: ByteMap) -> Iterator[ByteRange]:
         if rest and path_steps(rest[0])[0] != region:
             yield _join(rest)
             rest = []
-        if counts[region] > MAX_STRETCHES:
+        if counts[region] > MAX_RANGES:
             rest = [rest[0] if rest else byte_range, byte_range]
         else:
             yield byte_range

@@ -7,8 +7,8 @@ import sys
 
 
 def threads() -> int:
-    """Returns what torch uses, if it is imported; see `torch.set_num_threads`. Otherwise what
-    OMP_NUM_THREADS says, or the processors that this process may use."""
+    """Returns torch's number of threads if torch is imported (see `torch.set_num_threads`),
+    otherwise OMP_NUM_THREADS or the number of processors that this process may use."""
     of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if of_torch is not None:
         return int(of_torch())

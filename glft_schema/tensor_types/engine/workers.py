@@ -40,8 +40,9 @@ os.register_at_fork(after_in_child=forget_threads)
 def in_one_thread(function: Callable[[], None]) -> None:
     """Calls a function with torch limited to one thread.
 
-    Operations on chunks gain little from more: on an idle machine a half, while on a busy one each
-    waits for all threads, and takes up to twenty times as long. A forked child would wait for ever.
+    More threads make operations on chunks faster by half on an idle machine. On a busy one, each
+    operation waits for all threads, and takes up to twenty times as long. A forked child would
+    hang.
     """
     future = _submit(_with_modes(function)) if threads() > 1 else None
     if future is None:

@@ -156,7 +156,7 @@ def repeat(value: list[Any], size: int) -> list[Any]:
 
 
 def pattern(check: Check) -> str | None:
-    """Returns the regular expression that a rule is, or None."""
+    """Returns the regular expression of a rule, or None."""
     expression = read(check.holds) if isinstance(check, Rule) else None
     return expression.pattern if isinstance(expression, Matches) else None
 
