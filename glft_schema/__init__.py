@@ -7,18 +7,19 @@ and documentation follow from the declaration.
     save_file, convert, edit, split, merge         write files
     plan, quantize, read_importance                quantize
     check_rules, check_values, compare, byte_map   check, compare, describe
-    Container, File, Tensor, Typed, Limits         what is opened, and its parts
+    Container, File, Tensor, Typed, Limits         open files, their parts, and limits
     FormatError, OptionError, ...                  errors
 
     glft.adapters      LoRA adapters, merged into quantized models
     glft.checks        checks of files: manifests, derivation, differences
     glft.codec         constructs for declaring formats
     glft.describe      declarations as data, pages and code in other languages
+    glft.diffusers     models of diffusers, packed
     glft.distributed   files read and written by all ranks of torch.distributed
     glft.errors        exceptions and warnings
     glft.formats       the formats, and how to declare one
     glft.gguf_reader   gguf-py's GGUFReader, faster
-    glft.lab           functions of the quantization lab
+    glft.lab           the quantizers, file writer and reader that GLFT comes from
     glft.models        models that run in torch, measured on texts
     glft.nn            modules whose weights stay packed
     glft.numpy         weights as arrays of numpy, without torch
@@ -26,7 +27,7 @@ and documentation follow from the declaration.
     glft.scalar        the language of tensor types' decoders and encoders
     glft.storage       sources of bytes
     glft.testing       declarations as test data; requires hypothesis
-    glft.transformers  models and tokenizers of transformers, from GGUF files
+    glft.transformers  models of transformers, from and to GGUF files
     glft.types         tensor types, and how to declare one
     glft.weights       checkpoints, importance matrices, edits
 
@@ -116,7 +117,7 @@ __all__ = [
     "split",
 ]
 
-PARTS = (  # the public packages; testing requires hypothesis; diffusers and transformers those libraries
+PARTS = (  # public modules; testing, diffusers and transformers require other libraries
     *("adapters", "checks", "codec", "describe", "diffusers", "distributed", "errors", "formats", "gguf_reader", "lab"),
     *("models", "nn", "numpy", "quantizer", "scalar", "storage", "testing", "transformers", "types", "weights"),
 )

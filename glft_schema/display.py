@@ -1,7 +1,7 @@
 """Tables and charts of files, tensors, metadata and reports, as text and as HTML for notebooks.
 
-A class with the decorator `with_display` states what it shows once, in its method `_display`: its
-``repr`` of one line, ``str`` of one screen, and HTML follow. The HTML sets no colours, so it suits
+A class decorated by `with_display` defines its content once, in the method `_display`. Its one-line
+``repr``, its ``str`` of one screen, and its HTML follow. The HTML sets no colours, so it suits
 light and dark themes. All text from a file is escaped.
 """
 
@@ -22,15 +22,15 @@ import numpy as np
 from glft_schema.errors import quote, safe, without_controls
 from glft_schema.lazy import outside_graphs
 
-ROWS = 20  # of a table in HTML before those that a click unfolds
+ROWS = 20  # rows of an HTML table that are not folded
 MOST = 300  # rows of a table
 SCREEN = 45  # lines of a text
-LINE = 300  # letters of a ``repr``
+LINE = 300  # characters of a ``repr``
 WIDTH, HEIGHT = 720, 24  # of a bar in pixels
 NUMBERS = (int, float, type(None))  # types of cells that are aligned to the right
-OPACITIES = 0.35, 0.2  # of its parts, by turns
+OPACITIES = 0.35, 0.2  # of a bar's parts, alternating
 NAME, VALUE = 60, 80  # characters shown of a name and of a value
-SHORTEST = 24  # letters of a text that is shortened to fit; before a shorter one, columns are left out
+SHORTEST = 24  # characters: columns are left out rather than shorten a text further
 SIZES = ("bytes", "kB", "MB", "GB", "TB")
 LEAST = 4  # columns that a table keeps
 ELEMENTS = 200  # of an array, whose text is longer than any that is shown
@@ -75,7 +75,7 @@ class Listing(NamedTuple):
     def _row(self, row: Row, tag: str) -> str:
         opening = f'{tag} scope="col"' if tag == "th" else tag
         sides = ["left"] * (len(row) - self.right) + ["right"] * self.right
-        texts = (escape_html(cell).replace("  ", "&emsp;") for cell in row)  # a browser leaves out the indentation
+        texts = (escape_html(cell).replace("  ", "&emsp;") for cell in row)  # browsers collapse leading spaces
         cells = (f'<{opening} style="text-align:{side}">{text}</{tag}>' for text, side in zip(texts, sides, strict=True))
         return f"<tr>{''.join(cells)}</tr>"
 
@@ -87,7 +87,7 @@ class Listing(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """A picture as SVG, which text may replace."""
+    """A picture as SVG, and the text that replaces it in ``str``."""
 
     svg: str
     labels: str = ""
@@ -96,7 +96,7 @@ class Chart(NamedTuple):
 def chart(title: str, parts: Sequence[tuple[str, float]], *, columns: bool = False) -> Chart:
     """Draws positive numbers with labels as parts of one bar, or as columns beside each other.
 
-    Labels are tooltips, and texts in parts that are wide enough.
+    Labels are shown as tooltips, and within the parts of a bar that are wide enough.
     """
     total, most = sum(number for _, number in parts) or 1, max((number for _, number in parts), default=0) or 1
     height, x = HEIGHT * (3 if columns else 1), 0.0
@@ -161,7 +161,7 @@ def _display_rows(rows: Sequence[Any]) -> Iterator[Part]:
 def text_of(parts: Iterable[Part]) -> str:
     """Returns parts of a display as text of one screen, without empty tables.
 
-    Short tables leave their lines to long ones.
+    Lines that short tables do not need go to long ones.
     """
     parts = [part for part in parts if not isinstance(part, Listing) or part.rows]
     tables = sorted((part for part in parts if isinstance(part, Listing)), key=lambda table: len(table.rows))
@@ -193,7 +193,7 @@ class Results(list[Item]):
 
     Args:
         records: the records.
-        noun: what a record is about, such as a tensor.
+        noun: the name of one record, such as ``tensor``.
     """
 
     def __init__(self, records: Iterable[Item] = (), noun: str = "result") -> None:
@@ -224,7 +224,7 @@ def format_count(items: Collection[Any] | int, noun: str, plural: str = "") -> s
 
 
 def bytes_by_type(tensors: Iterable[tuple[Any, int]]) -> Chart:
-    """Draws the bytes of types, most first, given the type and bytes of each tensor."""
+    """Draws the bytes of each type, largest first, given the type and bytes of each tensor."""
     sizes = Counter[str]()
     for type_, nbytes in tensors:
         sizes[str(type_)] += nbytes
@@ -232,8 +232,8 @@ def bytes_by_type(tensors: Iterable[tuple[Any, int]]) -> Chart:
 
 
 def records_table(title: str, records: Sequence[Any]) -> Listing:
-    """Returns a row per record, a mapping, dataclass or named tuple: texts first, then numbers.
-    Fields that are empty in all rows are left out."""
+    """Returns a table with a row per record (a mapping, dataclass or named tuple), texts first,
+    then numbers. Fields that are empty in all rows are left out."""
     rows = [_fields(record) for record in records[:MOST]]
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     used = {name: values for name, values in columns.items() if any(map(_cell, values))}
@@ -244,7 +244,7 @@ def records_table(title: str, records: Sequence[Any]) -> Listing:
 
 
 def fields_table(title: str, fields: Mapping[str, Any]) -> Listing:
-    """Returns a row per field of a record."""
+    """Returns a table with a row per field of a record."""
     return Listing.of(title, ("field", "value"), fields.items(), lambda item: (safe(item[0], NAME), _value(item[1])))
 
 
@@ -285,15 +285,15 @@ def _cell(value: Any) -> str:
 
 
 def columns(default: float) -> float:
-    """Returns the columns of the terminal, or a default if stdout is not a terminal."""
+    """Returns the width of the terminal, or a default if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout and sys.stdout.isatty() else default
 
 
 def align(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     """Returns rows as lines with aligned columns; the last `right` columns are numbers.
 
-    If lines are longer than `columns`, the middle of long texts in the widest column is left out,
-    and if that is not enough, columns at the right, which a last line then names by the first row.
+    If lines are longer than `columns`, the middle of long texts in the widest column is left out.
+    If that is not enough, columns at the right are left out, and a last line lists their headers.
     """
     if not rows:
         return []
@@ -323,8 +323,8 @@ def wrap(text: str) -> list[str]:
 
 
 def first_rows(rows: Sequence[tuple[str, ...]], right: int, most: int, all_by: str) -> list[str]:
-    """Returns a head and at most `most` rows as lines like `align`, and a line that counts the
-    others and names the option that lists them, `all_by`."""
+    """Returns a header and at most `most` rows as `align` does. If there are more, a last line has
+    their number and `all_by`, the option that lists them."""
     hidden = len(rows) - 1 - most
     return [*align(rows[: most + 1], right), *([f"  ... and {hidden:,} more: {all_by}"] if hidden > 0 else [])]
 
@@ -341,8 +341,8 @@ def shortest(value: float) -> float:
 
 
 def format_value(value: Any, type_: str) -> Any:
-    """Returns a value to be shown: numbers of float32 have the fewest digits, such as 1e-05. Only
-    the first `ELEMENTS` of an array of them are returned.
+    """Returns a value for display. Numbers of float32 get the fewest digits, such as 1e-05; of an
+    array of float32, only the first `ELEMENTS` are returned.
 
     Args:
         value: a number, or several.
@@ -387,7 +387,7 @@ def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align
 
 
 def escape_html(text: str) -> str:
-    """Returns a text as HTML."""
+    """Escapes text for HTML."""
     from html import escape  # slow to import
 
     return escape(text)

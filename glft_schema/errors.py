@@ -45,7 +45,7 @@ __all__ = [
     "UnsupportedError",
 ]
 
-MOST_BITS = 1024  # of an integer that is shown; Python refuses decimals of more than 4300 digits
+MOST_BITS = 1024  # of an integer that is shown; Python refuses to print more than 4300 digits
 BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("frozenset({", "})")}
 PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), range, type, type(...), *BRACKETS, dict)
 MODULES = (
@@ -63,8 +63,8 @@ MODULES = (
 def quote(value: object, limit: int = 80) -> str:
     """Returns the repr of `value`, escaped and shortened to about `limit` characters.
 
-    Of a list, tuple, set or dict, only the items that are shown are visited: it may be large,
-    nested deeply, or contain itself. Objects of other libraries are shown by their type alone.
+    Only the items that are shown are visited, since a list, tuple, set or dict may be large, deeply
+    nested, or contain itself. Objects of unknown libraries are shown by their type only.
     """
     if isinstance(value, (str, bytes)) and len(value) > limit:
         return f"{value[: limit - 12]!r}... ({len(value)} in all)"
@@ -107,7 +107,7 @@ def _pieces(value: object, limit: int) -> Iterator[str]:
 
 
 def _leaf(value: object) -> str:
-    """Returns the repr of a value that holds no others, otherwise the name of its type."""
+    """Returns the repr of a value of a known type, otherwise the name of its type."""
     module = type(value).__module__
     is_known = type(value) in PLAIN if module == "builtins" else module in MODULES or _is_own(value)
     if is_known and not getattr(getattr(value, "dtype", None), "hasobject", False):
@@ -222,7 +222,7 @@ class FormatError(ValueError):
 
 
 class TruncatedError(FormatError):
-    """The file ends before the bytes that it declares."""
+    """The file has fewer bytes than it declares."""
 
 
 class LimitError(FormatError):
@@ -273,7 +273,7 @@ class MetadataWarning(UserWarning):
 
 
 class PluginWarning(UserWarning):
-    """A format or tensor type that another package announces and that cannot be loaded."""
+    """A format or tensor type of another package that cannot be loaded."""
 
 
 class TiedWarning(UserWarning):
@@ -322,7 +322,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """A sentence with the location, as errors have it. It states each name once."""
+        """The problem and its location, as in an error message. It states each name once."""
         name = self.tensor or self.key or ""
         is_stated = bool(name) and (quote(name) in self.problem or f" {name}" in self.problem)
         tensor, key = (None, None) if is_stated else (self.tensor, self.key)

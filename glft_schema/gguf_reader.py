@@ -1,11 +1,11 @@
-"""`GGUFReader` with the attributes of gguf-py's class: one import opens files faster.
+"""A faster `GGUFReader`, with the attributes of gguf-py's class.
 
     from glft_schema.gguf_reader import GGUFReader  # instead of: from gguf import GGUFReader
 
 Fields, parts and tensors are those of gguf-py 0.19, with three exceptions. ``parts`` and ``data``
-are sequences whose items are made when they are taken. The enumerations `GGUFValueType` and
-`GGMLQuantizationType` are made of the declaration; their members equal gguf-py's, as numbers. GGUF
-v1 is read, too, and the file is checked as `glft_schema.open` checks it.
+are sequences whose items are created on access. The enumerations `GGUFValueType` and
+`GGMLQuantizationType` are generated from the declaration; their members equal gguf-py's as
+integers. GGUF v1 is read, too, and the file is checked as `glft_schema.open` checks it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class GGUFEndian(IntEnum):
 
 
 class _PartRun(NamedTuple):
-    """Consecutive parts of a field: numbers, or strings, each with its length before it."""
+    """Consecutive parts of a field: numbers, or strings, each after its length."""
 
     start: int
     dtype: np.dtype[Any]  # of the numbers, or of the strings' lengths
     n: int  # of numbers or strings
-    ends: Callable[[], Any] | None = None  # those of strings, relative to `start`
+    ends: Callable[[], Any] | None = None  # ends of strings, relative to `start`
 
     @property
     def n_parts(self) -> int:
@@ -103,11 +103,11 @@ class ReaderField(NamedTuple):
     """A field of the header, a key-value, or the description of a tensor.
 
     Attributes:
-        offset: of its first byte.
+        offset: its first byte in the file.
         name: the key or the name of the tensor.
         parts: its parts.
         data: the indices of the parts that are the value.
-        types: of a value: one, or that of an array and that of its elements.
+        types: the type of the value; for an array, followed by the type of its elements.
     """
 
     offset: int
@@ -139,10 +139,10 @@ class ReaderTensor(NamedTuple):
         tensor_type: a `GGMLQuantizationType`, or the number of an unknown type.
         shape: sizes as stored, the columns first.
         n_elements: their product.
-        n_bytes: of the payload.
-        data_offset: of the payload, in the file.
-        data: the payload in torch's order of sizes: numbers of some types, otherwise u8 whose last
-            size is in bytes.
+        n_bytes: size of the payload.
+        data_offset: first byte of the payload in the file.
+        data: the payload with dims in torch's order, as numbers if the type is in `AS_NUMPY`,
+            otherwise as u8 with the last dim in bytes.
         field: its description in the file.
     """
 
@@ -157,20 +157,20 @@ class ReaderTensor(NamedTuple):
 
 
 class GGUFReader:
-    """A GGUF file, read as gguf-py's class reads it.
+    """A GGUF file with the interface of gguf-py's class.
 
     Args:
-        path: the file, alone if it is one of a set.
-        mode: of the mapping: ``r`` to read, ``r+`` to change the file through parts and data, ``c``
-            to change the arrays alone.
+        path: the file. A file of a set is opened alone.
+        mode: the mode of the mapping: ``r`` to read, ``r+`` to change the file through parts and
+            data, ``c`` to change only the arrays.
 
     Attributes:
-        fields: of the header and the metadata, by name.
-        tensors: in the order of the file.
-        byte_order: ``I`` as on this machine, ``S`` the other one.
+        fields: the fields of the header and the metadata, by name.
+        tensors: the tensors in file order.
+        byte_order: ``I`` for this machine's byte order, ``S`` for the other one.
         endianess: a `GGUFEndian`.
-        alignment: of payloads.
-        data_offset: of the first payload; without tensors, of the end of the head, aligned.
+        alignment: the alignment of payloads.
+        data_offset: the offset of the first payload; without tensors, the aligned end of the head.
         data: the file's bytes.
 
     Raises:
@@ -198,7 +198,7 @@ class GGUFReader:
         self.byte_order = "I" if order == sys.byteorder else "S"
         self.endianess = GGUFEndian.LITTLE if order == LITTLE else GGUFEndian.BIG
         self.alignment = int(regions["alignment"])
-        self.data_offset = tensors.start + -tensors.start % self.alignment  # also in a file that ends before
+        self.data_offset = tensors.start + -tensors.start % self.alignment  # even if the file ends before
         self._u32, self._u64 = u32.numpy_dtype(order), u64.numpy_dtype(order)
         self._size = self._u32 if header.version == 1 else self._u64
         rows = {path: list(row) for path, row in groupby((span for span in spans if not span.has_parts), _row_of)}
@@ -246,7 +246,7 @@ class GGUFReader:
 
         Args:
             span: the field.
-            type_: the last type before it.
+            type_: the last value type before the field.
         """
         value, step = span.value, span.path.rpartition(STEP)[2]
         if isinstance(value, StoredStrings):
@@ -283,7 +283,7 @@ class GGUFReader:
 
 
 def _row_of(span: FieldSpan) -> str:
-    """Returns the path of the row of a table that a field is in, or of its region."""
+    """Returns the path of the table row that contains a field, or of its region."""
     table, _, rest = span.path.partition(STEP)
     row = rest.partition(STEP)[0]
     return table + STEP + row if row.isdecimal() else table

@@ -37,8 +37,8 @@ def on_first_use(module: dict[str, Any], names: Mapping[str, str], parts: Iterab
 
     Args:
         module: the package's ``globals()``.
-        names: the names of each module, separated by spaces. Modules are relative to glft_schema.
-        parts: modules that are names themselves.
+        names: module, relative to glft_schema -> the names it provides, separated by spaces.
+        parts: submodules that are imported on first use.
     """
     package = module["__name__"]
     modules = {name: source for source, listed in names.items() for name in listed.split()}

@@ -1,7 +1,7 @@
 """Resource limits for untrusted files, with the reason for each default.
 
-A limit is not a rule of a format. A file that exceeds one raises `LimitError`, which names the
-limit. The caller can increase the limit:
+A limit is not a rule of a format. A file that exceeds a limit raises `LimitError`, which names the
+limit. The caller can increase it:
 
     with Limits(objects=1_000_000):
         file = Container.parse_file(path)
@@ -57,9 +57,10 @@ A_LIMIT = "a limit of glft_schema"
 
 
 class Limits:
-    """Limits on files. Apply to all files that a ``with`` block reads or builds, in its thread.
+    """Limits on the files that a ``with`` block reads or builds, in its thread.
 
-    Other limits are inherited from the enclosing block. A file keeps the limits it was opened with.
+    Limits that are not given are inherited from the enclosing block. A file keeps the limits it was
+    opened with.
 
     Attributes:
         objects, nesting, dims, alignment, text, strings, metadata, stream, manifest, whole_file,

@@ -1,4 +1,4 @@
-"""Weights files as arrays of numpy, without torch.
+"""Weights files as numpy arrays, without torch.
 
     arrays = glft_schema.numpy.load_file("model.gguf")
     glft_schema.numpy.save_file(arrays, "model.safetensors")
@@ -29,7 +29,8 @@ def load_file(path: StrPath, *, mmap: bool = True, ml_dtypes: bool = False) -> d
     Args:
         path: the file.
         mmap: map the file. Numbers that keep their dtype are then copy-on-write views of it.
-        ml_dtypes: return bfloat16 and float8 in dtypes of that package; by default as float32.
+        ml_dtypes: return bfloat16 and float8 in the dtypes of the package ml_dtypes; by default as
+            float32.
 
     Returns:
         The arrays in file order, quantized tensors as float32. Names that share a payload share an
@@ -39,7 +40,7 @@ def load_file(path: StrPath, *, mmap: bool = True, ml_dtypes: bool = False) -> d
         OSError: if the file cannot be opened.
         FormatError: if it is not a valid file of a known format.
         OptionError: if the package ml_dtypes is not installed, or `path` is not a path.
-        TensorError: if a tensor has a type that is unknown.
+        TensorError: if a tensor has an unknown type.
     """
     with open(path, mmap=mmap) as file:
         by_payload: dict[Hashable, Array] = {}

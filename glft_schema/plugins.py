@@ -3,8 +3,7 @@
     [project.entry-points."glft_schema.formats"]
     toy = "toy_package:TOY"
 
-A group is loaded when the first name, code or file asks for something that this package does not
-have.
+A group is loaded at the first lookup of a name, code or file format that this package lacks.
 """
 
 from __future__ import annotations

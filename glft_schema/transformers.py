@@ -1,7 +1,7 @@
 """Models of transformers from and to GGUF files; needs ``glft_schema[transformers]``.
 
-Its import registers the method ``glft``, so that `from_pretrained` packs models with a
-`GlftConfig`, and loads those that `save_pretrained` has saved packed.
+Importing it registers the quantization method ``glft``. `from_pretrained` then packs models if
+given a `GlftConfig`, and loads packed models that `save_pretrained` has saved.
 """
 
 from importlib.util import find_spec

@@ -26,13 +26,14 @@ __all__ = [
 
 
 def compile(type_: TensorType) -> None:
-    """Compiles the formula and the encoders of your own type by this machine's compiler, for this
-    process, if they are scalar functions.
+    """Compiles the formula and encoders of your own type, if they are scalar functions, with this
+    machine's compiler, for this process.
 
     Raises:
-        OptionError: if the type has no scalar function or its name is none in C, or there is no
-            compiler, or it fails.
-        ScalarError: if C or the printed helpers use the name.
+        OptionError: if the type has no scalar function, its name is not a C identifier, or there is
+            no compiler or it fails.
+        ScalarError: if a function does not follow the language, or C or a helper function has the
+            name.
     """
     from glft_schema.tensor_types.library import building, loading  # slow to import
 

@@ -10,11 +10,11 @@ from glft_schema.errors import alternatives, quote
 
 COMPARED = 100  # names that difflib compares, at 0.3 ms each
 SHOWN = 3  # names that begin with an unknown one
-SIMILAR = 0.6  # the least ratio of a suggestion, difflib's default
+SIMILAR = 0.6  # the minimum similarity of a suggestion, difflib's default
 
 
 class MissingKeyError(KeyError):
-    """A KeyError that suggests the closest key when it is shown.
+    """A KeyError whose text suggests the closest key.
 
     Args:
         key: the unknown key.
@@ -37,7 +37,7 @@ class MissingKeyError(KeyError):
 
 def missing_attribute(problem: str, name: str, names: Iterable[str]) -> AttributeError:
     """Returns an AttributeError that suggests public names: those that begin with `name` and an
-    underscore, otherwise the closest one. No name is suggested for a private one."""
+    underscore, otherwise the closest one. Private names get no suggestion."""
     public = [known for known in names if not known.startswith("_")] if not name.startswith("_") else []
     longer = [known for known in public if known.startswith(f"{name}_")]
     hint = f"; did you mean {alternatives(map(quote, longer))}?" if longer else suggestion(name, public)
@@ -67,7 +67,8 @@ def check_options(function: Callable[..., Any], options: Iterable[str], known: t
 def closest(text: str, names: Sequence[str]) -> str | None:
     """Returns the name that `text` is probably a typo of, or None.
 
-    difflib compares those `COMPARED` names that have the most pairs of letters of the text.
+    Of many names, difflib compares only the `COMPARED` that share the most letter pairs with the
+    text.
     """
     from difflib import get_close_matches  # slow to import
 

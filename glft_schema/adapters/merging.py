@@ -39,8 +39,7 @@ class MergedTensor:
     Attributes:
         name: of the tensor.
         type: its type, before and after.
-        update: the size of what the adapter adds, relative to that of the weights before: a ratio
-            of root mean squares.
+        update: the root mean square of the update, divided by that of the original weights.
         errors: of the stored weights against the merged ones in float32.
     """
 
@@ -62,11 +61,11 @@ def merge_lora(
     """Writes a GGUF model with a LoRA adapter merged into its weights.
 
     Only tensors that the adapter changes are decoded. They are merged in float32, a few rows at a
-    time, and encoded in their own type. All others are copied bit for bit.
+    time, and encoded in their own type. All other tensors are copied bit for bit.
 
     Args:
         model: a GGUF file, or a file of a set.
-        adapter: a folder of peft, or an adapter of llama.cpp in a GGUF file.
+        adapter: a peft folder, or a llama.cpp adapter in a GGUF file.
         out: the file to write; replaced only on success.
         scale: a factor of the update.
         importance: an importance matrix for encoding, or its file; see `read_importance`.
@@ -76,10 +75,11 @@ def merge_lora(
         The changed tensors, in file order.
 
     Raises:
-        OptionError: if a file is not what it should be, or a library is missing.
+        OptionError: if the model is not GGUF, `adapter` is not an adapter, `out` has another
+            format's ending, or a library is missing.
         FormatError: if the adapter is not plain LoRA, or fits another model.
         TensorError: if the merged weights are not finite.
-        OSError: from the system.
+        OSError: if a file cannot be read or written.
 
     Warns:
         TiedWarning: if the token embedding changes, and is also the output matrix.

@@ -1,4 +1,4 @@
-"""LoRA adapters of peft, and of llama.cpp in GGUF files, by the names of a GGUF model's tensors.
+"""Reads LoRA adapters of peft and llama.cpp, by the tensor names of a GGUF model.
 
 Sources: peft 0.21's LoRA layers, and llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
 """
@@ -125,7 +125,7 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
             raise TensorError(problem, stored) from None
         operation = place.row.operation
         if not isinstance(operation, (PermuteRows, Transpose)) and operation is not KEEP:
-            raise TensorError("expected an adapter of a single matrix, found one of several", stored)
+            raise TensorError("expected a layer that GGUF neither stacks nor splits", stored)
         (name,) = place.in_gguf
         if isinstance(operation, PermuteRows):
             b = operation.map_to_gguf([of_values(b)], config, stored)[0].values()
@@ -139,14 +139,14 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
 
 
 def _check_plain(settings: Config, folder: Path) -> None:
-    """Raises FormatError unless an adapter is A and B alone."""
+    """Raises FormatError unless an adapter is plain LoRA, the matrices A and B alone."""
     file = str(folder / CONFIG)
     for field, expected in (("peft_type", "LORA"), ("bias", "none")):
         if (found := settings.get(field, expected if field == "bias" else None)) != expected:
             raise FormatError(f"expected {quote(expected)}, found {quote(found)}", field, file=file)
     for field, method in OTHER_METHODS.items():
         if settings.get(field):
-            raise FormatError(f"expected A and B of LoRA alone, found {method}", field, file=file)
+            raise FormatError(f"expected plain LoRA, found {method}", field, file=file)
 
 
 def read_settings(folder: Path) -> tuple[Config, Path]:
@@ -163,7 +163,7 @@ def read_settings(folder: Path) -> tuple[Config, Path]:
 
 
 def _scale(settings: Config, alpha: object, rank: int, folder: Path) -> float:
-    """Returns the factor of a layer's product."""
+    """Returns the scale of a layer's update: alpha / rank, or with rsLoRA alpha / sqrt(rank)."""
     return _finite(alpha, "lora_alpha", str(folder / CONFIG)) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
@@ -175,9 +175,9 @@ def _finite(value: object, path: str, file: str) -> float:
 
 
 def _pairs(tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]) -> Iterator[tuple[str, tuple[Array, Array]]]:
-    """Yields A and B by the name of their weight; those of an embedding are transposed.
+    """Yields A and B by the name of their weight, transposed for an embedding.
 
-    Raises TensorError if one of them is missing, or they do not fit.
+    Raises TensorError if A or B is missing, or their ranks differ.
     """
     halves: dict[str, dict[str, tuple[str, Array]]] = {}
     for name, tensor in tensors.items():
@@ -193,7 +193,7 @@ def _pairs(tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]) -> Ite
             side, values = {"A": "B", "B": "A"}[side], values.T
         sides = halves.setdefault(match["name"], {})
         if side in sides:
-            raise TensorError(f"expected one tensor {side} of this layer, found also {quote(sides[side][0])}", name)
+            raise TensorError(f"expected one tensor {side} of this layer, found another, {quote(sides[side][0])}", name)
         sides[side] = name, values
     for name, sides in halves.items():
         if len(sides) < 2:

@@ -1,9 +1,9 @@
 """Regular expressions of an adapter's settings, matched in time linear in the text.
 
 Python's ``re`` tries alternatives one after another, which takes exponential time for some
-patterns. Here all alternatives are followed at once (Thompson's construction): a pattern is a list
-of instructions, and each letter advances a set of positions in it. Patterns without groups and
-repetitions have one alternative at most for each part, and are left to ``re``.
+patterns. Here all alternatives are followed at once (Thompson's construction): a pattern is
+compiled to a list of instructions, and each character advances a set of positions in it. Patterns
+without groups and repetitions cannot backtrack exponentially, and are left to ``re``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Code = list[Instruction]
 
 
 class _UnsupportedError(Exception):
-    """Raised for a pattern that is not compiled."""
+    """Raised for a pattern outside the supported syntax."""
 
 
 class Patterns(NamedTuple):
@@ -40,9 +40,9 @@ class Patterns(NamedTuple):
         """Returns the patterns in a field of the settings in `file`.
 
         Raises:
-            FormatError: if the field has another value than an object, a pattern has other parts
-                than letters, classes, groups, alternatives, repetitions and ends, or all patterns
-                together are too long.
+            FormatError: if the field is not an object, a pattern has anything but letters, classes,
+                groups, alternatives, repetitions, ``^`` and ``$``, or all patterns together are too
+                long.
         """
         compiled, length = list[tuple[re.Pattern[str] | Code, Any]](), 0
         if not isinstance(given := settings.get(field) or {}, Mapping):
@@ -71,7 +71,7 @@ class Patterns(NamedTuple):
 
 
 def compile_pattern(pattern: str) -> Code:
-    """Returns the instructions of a pattern. Raises _UnsupportedError for other patterns."""
+    """Returns the instructions of a pattern. Raises _UnsupportedError for other syntax."""
     tokens, at = list[str](), 0
     while at < len(pattern):
         if not (token := TOKEN.match(pattern, at)):
@@ -137,7 +137,7 @@ def matches(code: Code, text: str) -> bool:
 
 
 def _reach(code: Code, positions: list[int], at: int, text: str) -> set[int]:
-    """Returns the positions that are reached without a letter, `at` letters into the text."""
+    """Returns the positions reached without reading a letter, at index `at` of the text."""
     reached = set[int]()
     while positions:
         i = positions.pop()

@@ -1,7 +1,8 @@
-"""Numbers of the metadata that the tensors contradict, or that are missing.
+"""Finds metadata numbers that are missing or that the tensors contradict.
 
-Each number that the expected dims depend on is solved for the stored dims. The model is checked
-again with the best values, and the value that removes the most findings is their common cause.
+For each number that expected dims depend on, the values that give the stored dims are found. The
+model is checked again with the best values, and the value that removes the most findings is their
+common cause.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from glft_schema.files.file import File
 SMALL = range(513)  # values tried besides the stored dims: counts of heads, blocks and experts, lengths of heads
 EQUATIONS = 12  # solved at most, those of the most tensors
 TRIALS = 8  # values with which the whole model is checked, at most
-LEAST = 2  # findings that a cause explains, and more than half of all
+LEAST = 2  # findings that a cause must explain; also more than half of all
 
 Equations = Counter[tuple[str, tuple[int, ...]]]  # (dims in terms of `SIZES`, dims as stored) -> number of tensors
 
@@ -57,10 +58,10 @@ class Trial(ModelSizes):
 
 
 def explain(file: File, findings: list[Finding]) -> str:
-    """Sets the repair of the findings that a number of a model explains, and of missing numbers.
+    """Sets the repair of findings about missing numbers, and of those that one number explains.
 
     Returns:
-        The number that explains most of all findings, or an empty string.
+        A sentence about the number that explains most findings, or an empty string.
     """
     arch = file.metadata.get(ARCHITECTURE)
     if not findings or not isinstance(arch, str) or arch not in BY_ARCH or any(one.name == ARCHITECTURE for one in findings):
@@ -101,7 +102,7 @@ def explain(file: File, findings: list[Finding]) -> str:
 
 
 def _place(finding: Finding) -> tuple[str, str, str]:
-    """Returns a key that a finding shares with the same finding in a trial."""
+    """Returns a key that identifies a finding across trials."""
     return finding.rule, finding.path, finding.name
 
 
@@ -114,7 +115,7 @@ def _fits(numbers: Trial, equations: Equations, key: str) -> Iterator[tuple[int,
 
 
 def _equations(numbers: Trial) -> Equations:
-    """Returns equations that do not hold."""
+    """Returns at most `EQUATIONS` equations that do not hold."""
     equations, blocks, rows = Equations(), 0, {row.name: row for row in numbers.family.loader_tensors}
     for name, tensor in numbers.file.tensors.items():
         match = BLOCK.match(name)

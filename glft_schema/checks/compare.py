@@ -128,7 +128,7 @@ class Comparison:
 
     @cached_property
     def errors(self) -> NumberErrors:
-        """The errors of all tensors with other values, together."""
+        """The combined errors of all tensors whose values differ."""
         total = NumberErrors()
         for tensor in self.tensors:
             if tensor.errors and not tensor.has_same_values:
@@ -142,7 +142,7 @@ class Comparison:
 
     @property
     def differing(self) -> Results[TensorComparison]:
-        """The tensors that differ: those missing or renamed, then the largest errors first."""
+        """The differing tensors: those without errors or renamed, then by error, largest first."""
 
         def order(one: TensorComparison) -> float:
             return one.errors.snr if one.errors and one.state != RENAMED else -math.inf
@@ -204,7 +204,7 @@ def _type(version: TensorVersion | None) -> str:
 
 
 def _may_be_same(tensor: TensorComparison) -> bool:
-    """Tells whether a tensor's values can be the same weights in another type."""
+    """Returns whether a tensor's values can be the same weights in another type."""
     errors = tensor.errors
     return tensor.state == RETYPED and errors is not None and not errors.unlike and errors.snr >= SAME_WEIGHTS
 
@@ -213,8 +213,8 @@ def _may_be_same(tensor: TensorComparison) -> bool:
 def compare(one: Weights, other: Weights, *, exclude: Iterable[str] = (), progress: Progress | None = None) -> Comparison:
     """Compares the metadata and tensors of two checkpoints, one tensor at a time.
 
-    Tensors are compared by name. Those that only one side has are renamed if type, shape and bytes
-    are equal, or shape and values. The values of tensors that differ are compared in float64.
+    Tensors are compared by name. Tensors that only one side has count as renamed if type, shape and
+    bytes are equal, or shape and values. The values of tensors that differ are compared in float64.
     Peak memory is a few copies of the largest tensor in float32.
 
     Args:
@@ -261,7 +261,7 @@ def _entries(checkpoint: Checkpoint) -> dict[str, StoredValue | str]:
 
 
 def _text(value: StoredValue | str | None) -> str | None:
-    """Returns a text that is equal for values of equal type and bits; text has the type string."""
+    """Returns a text that is equal for values of equal type and bits. Text counts as a string."""
     return f"{STRING} {json.dumps(value)}" if isinstance(value, str) else value and to_text(value)
 
 
@@ -330,7 +330,7 @@ def _digest(tensor: StoredTensor) -> bytes:
 
 
 def _values(tensor: StoredTensor) -> bytes | None:
-    """Returns the SHA-256 of the values as float64, or None if it has none."""
+    """Returns the SHA-256 of the values as float64; None for complex values and unknown types."""
     if tensor.dtype.kind == "c" or (tensor.file_tensor and tensor.file_tensor.type.bytes_only):
         return None
     sha256, numbers = hashlib.sha256(), tensor.values().reshape(-1)
@@ -340,7 +340,7 @@ def _values(tensor: StoredTensor) -> bytes | None:
 
 
 def _find_renames(first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor]) -> dict[str, str]:
-    """Returns new names -> old names: of tensors with equal bytes, then of those with equal values.
+    """Returns new names -> old names of tensors with equal bytes, then with equal values.
 
     If several tensors are equal, they are paired in their order.
     """

@@ -35,8 +35,8 @@ class Derivation(NamedTuple):
         name: of the tensor.
         type: its type in the file; None if missing.
         verdict: ``copied`` if the base has its bytes; ``exact`` if encoding the base's tensor gives
-            its bytes; ``differs`` if not; ``unknown`` if that cannot be told; ``extra`` if only the
-            file, ``missing`` if only the base has it.
+            its bytes; ``differs`` if not; ``unknown`` if it cannot be decided; ``extra`` if only
+            the file, ``missing`` if only the base has it.
         problem: why the bytes differ or could not be compared, or an empty string.
         differing: the share of bytes that differ from the encoding, from 0 to 1, or None.
         from_encoding: errors of the tensor against the encoding, if bytes differ.
@@ -72,7 +72,8 @@ def check_derivation(
         file: an open file or a path.
         base: a path as for `open_checkpoint`, an open `File`, or tensors by name. A Hugging Face
             folder is mapped to GGUF if the file is GGUF.
-        importance: the one that `file` was made with; see `glft_schema.read_importance`.
+        importance: the importance matrix that `file` was made with; see
+            `glft_schema.read_importance`.
         exclude: names or fnmatch patterns of tensors to ignore in both.
 
     Returns:

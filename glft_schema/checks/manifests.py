@@ -54,7 +54,7 @@ ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}  # used in lines that begin w
 
 
 class TensorHash(NamedTuple):
-    """A line about a tensor.
+    """A tensor line of a manifest.
 
     Attributes:
         sha256: hash of the stored payload, in hex.
@@ -80,7 +80,7 @@ class TensorHash(NamedTuple):
 
 @with_display
 class FileHash(NamedTuple):
-    """A line about a file.
+    """A file line of a manifest, with its tensor lines.
 
     Attributes:
         sha256: hash of the whole file, in hex.
@@ -174,7 +174,7 @@ def read_manifest(stored: bytes) -> list[FileHash]:
     Blank lines, other comments, carriage returns before newlines, and uppercase hex are accepted.
 
     Raises:
-        FormatError: for an invalid line; the path has its number.
+        FormatError: for an invalid line, whose number is the error's path.
         LimitError: if the manifest is longer than the limit.
     """
     current().check("manifest", len(stored), "", " bytes")
@@ -306,7 +306,7 @@ def compare_hashes(found: Sequence[FileHash], expected: Sequence[FileHash]) -> V
     Lines are matched by path, or else by file name. A manifest of a single file matches any name.
 
     Raises:
-        FormatError: if the manifest has no line about a file, or different ones.
+        FormatError: if the manifest has no line for a file, or lines with different hashes.
     """
     lines = [_line_about(file, expected, len(found)) for file in found]
     pairs = [(file, line) for file, line in zip(found, lines, strict=True) if file.sha256 != line.sha256]

@@ -49,12 +49,12 @@ class Role:
     Attributes:
         name: of the role and its rule set.
         title: what the files are, for documentation.
-        mark: the metadata key and value that tell files of the role.
-        keys: the metadata keys.
-        any_of: keys of bools, of which one must be true.
-        tensors: a pattern that each name of a tensor matches.
+        mark: the metadata key and value that identify files of the role.
+        keys: requirements of metadata keys.
+        any_of: keys of bools, of which at least one must be true.
+        tensors: a regular expression that each tensor's name must match, or empty.
         tensors_text: the pattern in words.
-        problem: (tensor, first tensor) -> how a tensor is not as required, or an empty string.
+        problem: (tensor, first tensor) -> which requirement a tensor breaks, or an empty string.
         pairs: tensors in pairs.
         source: files of llama.cpp that the requirements are from.
     """
@@ -178,7 +178,7 @@ def role_findings(file: File, role: Role, to_load: bool = False) -> Iterator[Fin
 
 
 def _pairs(file: File, pairs: Pairs) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
-    """Yields names without suffix, and the two tensors."""
+    """Yields each name without suffix, and its two tensors or None."""
     tensors, suffixes = file.tensors, pairs.suffixes
     names = dict.fromkeys(name.removesuffix(suffix) for name in tensors for suffix in suffixes if name.endswith(suffix))
     for name in names:
@@ -186,13 +186,13 @@ def _pairs(file: File, pairs: Pairs) -> Iterator[tuple[str, Tensor | None, Tenso
 
 
 def check_fit(adapter: File | StrPath, base: File | StrPath) -> list[Finding]:
-    """Tells how an adapter does not fit a model, as far as llama.cpp checks.
+    """Checks whether an adapter fits a model, as far as llama.cpp does.
 
-    The adapter has to satisfy the rules of its role, except for keys that llama.cpp loads it
-    without. A LoRA adapter fits a model of its architecture that has a tensor for each pair, with
-    the inputs of ``lora_a`` and the outputs of ``lora_b``. A control vector fits if its directions
-    have the model's embedding length, and their layers are below its number of layers. llama.cpp
-    ignores further layers; here they are reported.
+    The adapter has to satisfy the rules of its role, except for keys that llama.cpp does not need.
+    A LoRA adapter fits a model of its architecture that has a tensor for each pair, with the inputs
+    of ``lora_a`` and the outputs of ``lora_b``. A control vector fits if its directions have the
+    model's embedding length, and their layers are below its number of layers. llama.cpp ignores
+    directions of other layers, which are reported here.
 
     Args:
         adapter: a LoRA adapter or a control vector, open or a path.

@@ -27,21 +27,21 @@ def with_implied(names: Iterable[str]) -> list[str]:
 
 
 def check_rules(file: File | StrPath, rules: str | Iterable[str], *, render: bool = True) -> list[Finding]:
-    """Returns the rules of some sets that a file breaks. Parses the file again.
+    """Checks a file against rule sets, and returns the findings. Parses the file again.
 
-    Rules of the format come before those of a role and of llama.cpp; each in file order.
+    Findings of the format's rules come before those of a role and of llama.cpp, each in file order.
 
     Args:
         file: an open file or a path. It satisfies ``required``, or it could not be opened. In a set
             of files only the first one is checked, except by `llama.cpp`. Its findings name the
             file.
-        rules: rule sets, such as `spec` and `ggml`, and for GGUF roles: `lora`, `controlvector`,
-            `mmproj` or `imatrix`, what llama.cpp requires of such a file, or `llama.cpp`, what its
-            loader requires of a model, `ggml` included. One or several.
-        render: for `spec` also render a chat template, in a process of its own.
+        rules: one or several rule sets, such as `spec` and `ggml`. For GGUF also `llama.cpp`, the
+            requirements of its loader for a model, which include `ggml`, and the roles `lora`,
+            `controlvector`, `mmproj` and `imatrix`, its requirements for such files.
+        render: for `spec`, also render a chat template, in a separate process.
 
     Raises:
-        OptionError: if a rule set is unknown, or the file's format has no such role.
+        OptionError: if a rule set is unknown, or does not apply to the file's format.
         FormatError, OSError: if the file cannot be opened.
     """
     file = as_file(file)
@@ -70,10 +70,10 @@ class Report:
     Attributes:
         sets: the rule sets that were checked.
         enforced: those whose violations are failures.
-        findings: pairs of a file's number in its set and a finding.
-        failures: those that are failures.
+        findings: pairs of a file's index in its set and a finding.
+        failures: the findings that are failures.
         not_checked: why the rules of llama.cpp's loader were not checked, or an empty string.
-        cause: a number of the metadata that explains most findings, or an empty string.
+        cause: a sentence about the metadata number that explains most findings, or an empty string.
     """
 
     sets: list[str]

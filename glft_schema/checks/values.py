@@ -158,7 +158,7 @@ def _as_stored(floats: Array) -> Array:
 
 
 class _Scan:
-    """The scan of a tensor.
+    """Collects the findings of one tensor.
 
     Attributes:
         findings: results by field, kind and meaning.

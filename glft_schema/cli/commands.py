@@ -49,7 +49,7 @@ MODULES = {"merge": "split"}  # of commands whose module has another name
 
 
 class Commands(click.Group):
-    """A group of commands, which names the closest for an unknown one."""
+    """A group of commands that suggests the closest name for an unknown one."""
 
     def __init__(self, name: str | None = None, **attributes: Any) -> None:
         super().__init__(name, **{"context_settings": HELP, "no_args_is_help": True, **attributes})
@@ -73,7 +73,7 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # of which click would make 1
+        except BrokenPipeError:  # for which click would exit with 1
             raise click.exceptions.Exit(128 + signal.SIGPIPE) from None
 
 

@@ -33,10 +33,10 @@ STATE = re.compile(rf"(?<=  )({'|'.join(STATES)})(?=  )")  # in a row of a table
 
 def compare(
     one: Annotated[Path, argument("A", "Weights file, torch .pt file, or folder.")],
-    other: Annotated[Path, argument("B", "The same, of any format: what is compared with A.")],
+    other: Annotated[Path, argument("B", "File or folder to compare with A, in any format.")],
     exclude: Exclude = (),
     run: Annotated[bool, flag("Also run both models, and compare their predictions.")] = False,
-    text: Annotated[Path | None, option("FILE", "Run both models on FILE; --run alone uses a text of the package.")] = None,
+    text: Annotated[Path | None, option("FILE", "Run both models on FILE; --run alone uses a built-in text.")] = None,
     chunks: Chunks = None,
     context: Context = CONTEXT,
     tokenizer: Tokenizer = None,
@@ -53,18 +53,18 @@ def compare(
 
     Tensors of the same name are compared by value. The table shows the root mean square error of B,
     absolute (RMSE) and relative to A, the signal-to-noise ratio, the cosine similarity, and the row
-    with the largest relative error. A tensor is renamed if type, shape and bytes are equal, or
-    shape and values.
+    with the largest relative error. A tensor under another name counts as renamed if it has equal
+    type, shape and bytes, or equal shape and values.
 
     --run or --text also runs both models on a text, in torch and in float32: GGUF files of the
     architectures that glft convert knows, or Hugging Face folders. As in llama-perplexity, the
     second half of each chunk is predicted. The line shows the perplexity of A and of B, the
     Kullback-Leibler divergence of B from A in nats per token, and the share of tokens for which
-    both have the same most likely token. A's tokenizer is used for both.
+    both models predict the same token. A's tokenizer is used for both.
 
     Order, alignment and padding are ignored. The exit code is 0 if nothing differs, 1 if metadata
-    or tensors differ, and 2 if a file cannot be read or a model cannot be run; the comparison is
-    printed in the latter case, too.
+    or tensors differ, and 2 if a file cannot be read or a model cannot be run. If a model cannot be
+    run, the comparison is still printed.
 
     Examples:
         glft compare f16.gguf q4_k_m.gguf

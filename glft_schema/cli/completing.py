@@ -1,4 +1,4 @@
-"""Completion by shells: closed sets of words, and the names in a file on the command line."""
+"""Shell completion: fixed sets of words, and the names in a file on the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Bash(BashComplete):
 
 
 def words(kind: str, path: str = "") -> Iterable[str]:
-    """Returns the words of a kind: those of a closed set, or names in a file."""
+    """Returns the words of a kind: a fixed set, or names in a file."""
     from glft_schema.checks.rule_sets import ALL_SETS
     from glft_schema.files.container import Container
     from glft_schema.formats.registry import FORMATS
@@ -43,7 +43,7 @@ def words(kind: str, path: str = "") -> Iterable[str]:
 
 
 def complete(kind: str, ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Completes a word; the file is the first on the command line."""
+    """Completes a word, with names from the first file on the command line."""
     at = max(incomplete.rfind("="), incomplete.rfind(",")) + 1  # of PATTERN=TYPE or TYPE,...
     given = [*map(str, ctx.params.values()), *ctx.args]  # args, if the option's value is missing
     try:

@@ -72,7 +72,7 @@ def convert(
     scheme: Annotated[
         Texts, option("PATTERN=TYPE", "Type for matching tensors; TYPE without a pattern applies to all. Repeatable.")
     ] = (),
-    strict: Annotated[bool, flag("Refuse to use another type if a tensor cannot have one that was asked for.")] = False,
+    strict: Annotated[bool, flag("Fail if a tensor cannot have the requested type.")] = False,
     metadata: Annotated[
         Texts,
         option(
@@ -113,8 +113,8 @@ def convert(
     or q4_k for GGUF; glft schema gguf lists them all. PATTERN is a tensor name or a wildcard
     pattern. A name overrides patterns. Of several patterns, the last whose type can hold the tensor
     applies. If none can hold it, because its rows are not a multiple of the type's blocks, a type
-    with smaller blocks is used, such as q5_0 for q4_k. The report begins with what was not done as
-    asked; with --strict that is an error.
+    with smaller blocks is used, such as q5_0 for q4_k. The report begins with the requests that
+    were not met; with --strict, these are errors.
 
     In GGUF, the value of a well-known metadata key such as general.quantization_version is stored
     with the type that other tools expect.
@@ -162,7 +162,7 @@ def convert(
 
 
 def parse_schemes(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """Parses ``PATTERN=TYPE``, or ``TYPE`` for all."""
+    """Parses ``PATTERN=TYPE``, or ``TYPE`` for all tensors."""
     parts = [text.rpartition("=") for text in texts]
     return [(pattern if equals else "*", type_) for pattern, equals, type_ in parts]
 
@@ -176,7 +176,7 @@ def parse_metadata(
         texts: the uses of an option.
         typed: whether a key may have a type.
         option: the option's name, for errors.
-        value_of: returns the value that a text stands for.
+        value_of: function from the text after ``=`` to the value.
 
     Raises:
         OptionError: for any other form, and for a repeated key.
@@ -203,7 +203,7 @@ def parse_metadata(
 
 
 def text_of(value: str) -> str:
-    """Returns the text of the file for ``@PATH``, and the text itself for others; ``@@`` is ``@``.
+    """Returns the text of the file for ``@PATH``, else `value`; a leading ``@@`` becomes ``@``.
 
     Raises:
         OptionError: if the path is missing or the file is not UTF-8.
@@ -222,7 +222,7 @@ def text_of(value: str) -> str:
 
 
 def report(written: list[WrittenTensor], out: Path, verbose: bool) -> list[str]:
-    """Returns the lines of the report, which begins with what was not done as asked."""
+    """Returns the lines of the report, which begins with requests that were not met."""
     parts = [totals(written), payloads(written) if verbose else [], fallbacks(written), ties(written)]
     size = (out / WEIGHTS if out.is_dir() else out).stat().st_size
     lines = [*requantizing_note(written), *unlike_asked(written), f"{out}: {format_count(written, 'tensor')}, {size:,} bytes"]

@@ -32,8 +32,9 @@ def edit(
 
     Everything else is copied unchanged: payloads, order, alignment, byte order and version.
 
-    A value is parsed as the type of the value it replaces, or of a well-known key. Values of other
-    new keys are text. Arrays are JSON. @PATH stands for the text of a file, @@ for a literal @.
+    A value is parsed as the type of the value that it replaces, or of a well-known new key. Values
+    of other new keys are text. Arrays are JSON. @PATH stands for the text of a file, @@ for a
+    literal @.
 
     The output has one line for each change. After an error, nothing is written. general.alignment
     and the keys of split files cannot be changed. A new key that resembles a well-known key is

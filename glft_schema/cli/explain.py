@@ -28,7 +28,7 @@ def explain(
     tensor: Annotated[str | None, option("NAME", "Only this tensor: its table entry and the start of its payload.")] = None,
     range: Annotated[
         str | None,
-        option("A:B", "Only bytes A up to, but not including, B, unabridged; decimal or hex (0x...). A or B may be omitted."),
+        option("A:B", "Only bytes A to B (B excluded), unabridged; decimal or hex (0x...). A or B may be omitted."),
     ] = None,
     color: Annotated[str, option(None, "When to use color; auto means if stdout is a terminal.", type=Choice(COLORS))] = COLORS[
         0
@@ -39,8 +39,8 @@ def explain(
     For each field, shows its path, type and value, its meaning, and its bytes in hex. Long arrays
     and payloads are abridged; a line in their place gives the --range that shows them in full.
 
-    In a broken file, the fault is marked, and the bytes after it belong to no field; the payloads
-    of a truncated file still do. The error is printed last, too, and the exit code is 2.
+    In a broken file, the fault is marked, and the bytes after it are not assigned to fields, except
+    payloads of a truncated file. The error is printed last, too, and the exit code is 2.
 
     Examples:
         glft explain model.gguf

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FuzzTarget(NamedTuple):
-    """What to fuzz."""
+    """The source of the files to try."""
 
     source: Format | bytes  # a format to generate files of, or a file to damage
     given: list[Case]  # tried first
@@ -52,8 +52,8 @@ def fuzz(
     byte for byte. Time and memory must stay bounded. For a file with one broken rule, exactly that
     rule must be reported.
 
-    If a file fails, the smallest such file is written to the --out directory, and the exit code is
-    1.
+    On a failure, the smallest failing file found is written to the --out directory, and the exit
+    code is 1.
 
     Examples:
         glft fuzz gguf --examples 100

@@ -29,7 +29,7 @@ def get_tensor(
 ) -> None:
     """Writes one tensor to a .npy file.
 
-    Quantized tensors are dequantized. Of a truncated file, complete tensors can be written.
+    Quantized tensors are dequantized. From a truncated file, only complete tensors can be written.
 
     Examples:
         glft get-tensor model.gguf output_norm.weight norm.npy

@@ -16,7 +16,7 @@ from glft_schema.weights.importance import TOKENS, ImportanceMatrix, check_endin
 
 
 def imatrix(
-    files: Annotated[tuple[Path, ...], argument("IN... OUT", "MODEL and TEXT, with -o; or importance matrices, and OUT.")],
+    files: Annotated[tuple[Path, ...], argument("IN... OUT", "MODEL and TEXT with -o; otherwise importance matrices and OUT.")],
     out: Annotated[Path | None, option("OUT", "Measure MODEL on TEXT, and write OUT.", "-o")] = None,
     chunks: Chunks = None,
     context: Context = CONTEXT,
@@ -70,7 +70,7 @@ def imatrix(
 def _inputs_and_target(files: tuple[Path, ...], out: Path | None, of_model: bool) -> tuple[list[Path], Path]:
     """Returns the files to read, and the file to write.
 
-    Raises OptionError if they do not fit, or if options are those of a model, and there is none.
+    Raises OptionError for a wrong number of files, or for options of a model without a model.
     """
     if len(files) < 2:
         raise OptionError("expected IN and OUT, or MODEL, TEXT and -o OUT, found one argument")

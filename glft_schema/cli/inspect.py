@@ -48,24 +48,24 @@ def inspect(
     key: Annotated[
         str | None, option("KEY", "Print only the value of a metadata key, or list the keys that match a pattern.")
     ] = None,
-    everything: Annotated[bool, flag("List every tensor, and do not shorten texts.", "--all")] = False,
+    everything: Annotated[bool, flag("List every tensor; shorten texts less.", "--all")] = False,
     as_json: Json = False,
     full: Annotated[bool, flag("With --json: print metadata arrays in full.")] = False,
 ) -> None:
     """Shows the model in a file: sizes, metadata and tensors.
 
-    Tensors that differ only in the number of their block share a row, with all their types. Dims
+    Tensors whose names differ only in the block number share a row, with all their types. Dims
     are in stored order, which for GGUF is the reverse of torch's. For a file that ends within its
     payloads, shows the number of missing bytes of each tensor, and the exit code is 2. If it ends
     before them, `glft explain` shows the fields up to the fault.
 
     --key prints a text as it is, without a newline if the output is piped, and an array with one
-    element a line. With a wildcard pattern, it lists keys with shortened values.
+    element per line. With a wildcard pattern, it lists keys with shortened values.
 
     For llama.cpp's importance matrices, GGUF or imatrix.dat, shows statistics of the mean squared
     activations of each matrix's columns: the share of active columns, the entropy in bits and
-    relative to equal columns, the share of columns more than one standard deviation above the mean,
-    and the cosine similarity with the previous layer.
+    relative to that of equal columns, the share of columns more than one standard deviation above
+    the mean, and the cosine similarity with the previous layer.
 
     Examples:
         glft inspect model.gguf --key 'tokenizer.*'
@@ -103,8 +103,9 @@ def _print(found: dict[str, Any] | list[str]) -> None:
 
 
 def _print_entries(file: File, pattern: str, as_json: bool, everything: bool, full: bool) -> None:
-    """Prints the metadata that match a pattern as JSON or as a table. Of a key alone it prints the
-    value: a text as it is, or to a terminal without control characters and with a newline."""
+    """Prints the metadata entries that match a pattern, as JSON or as a table. For a key, without
+    `as_json`, prints only the value: texts as they are, but to a terminal with a newline and
+    without control characters."""
     keys = [pattern] if pattern in file.metadata else [key for key in file.metadata if fnmatchcase(key, pattern)]
     if not keys:
         from glft_schema.words import suggestion
@@ -173,9 +174,9 @@ def in_lines(file: File, everything: bool = False, fault: FormatError | None = N
     """Returns the output without ``--json``.
 
     Args:
-        file: what is shown.
-        everything: list every tensor, and do not shorten texts.
-        fault: of a truncated file.
+        file: the file to show.
+        everything: list every tensor, and shorten texts less.
+        fault: the error of a truncated file.
     """
     about = [file.format.name, f"{file.nbytes:,} bytes"]
     about += [f"{name} {value}" for name, value in _header(file).items() if name != "magic"]
@@ -210,8 +211,8 @@ def _entry_rows(file: File, everything: bool, keys: Iterable[str]) -> list[str]:
 
 
 def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:
-    """Returns a row per tensor type, with `everything` also per field of its payloads, and a row
-    per region with other bytes."""
+    """Returns a row per tensor type and per region with other bytes; with `everything`, also per
+    field of a type's payloads."""
     counts, rows = byte_counts(file), list[tuple[str, str, str, int]]()
     for type_, (count, weights, nbytes) in largest_first(totals_by_type(file.tensors.values())):
         rows.append((type_.name, f"{count:,}", f"{8 * nbytes / weights:.4g}" if weights else "", nbytes))
@@ -250,7 +251,7 @@ def _importance_matrix() -> type[ImportanceMatrix]:
 
 
 def _importance_in(file: File) -> ImportanceMatrix | str | None:
-    """Returns the importance matrix in a GGUF file, or how it is invalid; None for other files."""
+    """Returns the importance matrix in a GGUF file, or its error as text; None for other files."""
     if file.metadata.get("general.type") != KIND:
         return None
     try:

@@ -17,7 +17,7 @@ LOST = 0.99  # error relative to the update; about 1 if the update changes no co
 
 def merge_lora(
     model: Annotated[Path, argument("MODEL", "GGUF model, or a file of a set.")],
-    adapter: Annotated[Path, argument("ADAPTER", "LoRA adapter: a folder of peft, or a GGUF file.")],
+    adapter: Annotated[Path, argument("ADAPTER", "LoRA adapter: a PEFT folder or a GGUF file.")],
     out: Annotated[Path, argument("OUT", "GGUF file; replaced only on success.")],
     scale: Annotated[float, option("X", "Factor of the adapter's update.")] = 1.0,
     imatrix: Annotated[Path | None, option("FILE", "llama.cpp importance matrix for encoding.")] = None,
@@ -26,8 +26,8 @@ def merge_lora(
     """Merges a LoRA adapter into a GGUF model.
 
     Only tensors that the adapter changes are decoded. They are merged in float32 and encoded again
-    in their own types, all others are copied. With --verbose, the report has for each changed
-    tensor the size of the update relative to the weights, and the error of the stored weights
+    in their own types; all others are copied. With --verbose, the report lists, for each changed
+    tensor, the size of the update relative to the weights, and the error of the stored weights
     relative to the merged ones.
 
     Examples:

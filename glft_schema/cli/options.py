@@ -22,14 +22,14 @@ RANGES: dict[type, Any] = {int: click.IntRange, float: click.FloatRange}
 DECIMAL = {f"{letter}{unit}": 1000**i for i, letter in enumerate("KMG", 1) for unit in ("", "B")}  # K, KB, ...
 UNITS = {"": 1, "B": 1, **DECIMAL, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 TYPES: dict[type, Any] = {Path: click.Path(path_type=Path)}
-TYPE_OPTIONS = ("--type", "--dtype", "--outtype")  # that convert does not have
+TYPE_OPTIONS = ("--type", "--dtype", "--outtype")  # of similar tools, not of glft convert
 TYPE_HINT = "types are chosen by --scheme TYPE, or by glft quantize IN OUT TYPE"
 
 Declared = Callable[[inspect.Parameter], click.Parameter]
 
 
 class Argument(click.Argument):
-    """An argument with a help text, which click has from 8.5 on."""
+    """An argument with a help text, which click supports from 8.5 on."""
 
     about = ""
 
@@ -59,8 +59,8 @@ def option(metavar: str | None, about: str, *names: str, **attributes: Any) -> D
     Args:
         metavar: the name of its value.
         about: its help.
-        names: names besides ``--PARAMETER``, or all of them if one is long.
-        attributes: click's; ``min`` and ``max`` limit a number.
+        names: names to add to ``--PARAMETER``, or to use instead of it if one begins with ``--``.
+        attributes: attributes of click's option; ``min`` and ``max`` limit a number.
     """
 
     def made(parameter: inspect.Parameter) -> click.Parameter:
@@ -92,7 +92,7 @@ def _attributes(
 
 
 def option_name(name: str) -> str:
-    """Returns the name of a command or option for a name in Python."""
+    """Returns the name of a command or option for a Python identifier."""
     return name.strip("_").replace("_", "-")
 
 
@@ -116,7 +116,7 @@ class Command(click.Command):
     """A command that lists its arguments with their help."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses arguments. For a missing or extra one, the error also considers OUT."""
+        """Parses arguments. Errors about missing or extra arguments may name OUT or give a hint."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -147,7 +147,7 @@ class Command(click.Command):
 
 
 def command(function: Function) -> Command:
-    """Returns a function as a command. Its docstring is the help, and may end in ``Examples:``."""
+    """Makes a function a command. Its docstring is the help, and may end in ``Examples:``."""
     text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     params = [get_args(parameter.annotation)[1](parameter) for parameter in parameters]
@@ -159,19 +159,19 @@ def command(function: Function) -> Command:
 Out = Annotated[Path, argument("OUT", "Output file; replaced only on success.")]
 Exclude = Annotated[Texts, option("PATTERN", "Skip tensors that match this name or wildcard pattern. Repeatable.")]
 Like = Annotated[Path | None, option(
-    "DONOR", "GGUF model whose names and metadata OUT gets; with convert, also its types."
+    "DONOR", "GGUF model to copy names and metadata from; with convert, also types."
 )]
 Imatrix = Annotated[Path | None, option("FILE", "llama.cpp importance matrix for IN; required by some types.")]
 Verbose = Annotated[bool, flag("Add a row for each tensor to the report.", "--verbose", "-v")]
 Json = Annotated[bool, flag("Print JSON.", "--json")]
 AllowRequantize = Annotated[bool, flag("Also quantize tensors that are quantized already; their error grows.")]
 Tokenizer = Annotated[Path | None, option("DIR", "Hugging Face folder with the tokenizer to use. Default: the model's.")]
-Chunks = Annotated[int | None, option("N", "Use N chunks of the text. Default: all.", min=1)]
-Context = Annotated[int, option("N", "Tokens in a chunk of the text.", min=1)]
+Chunks = Annotated[int | None, option("N", "Use only the first N chunks of the text. Default: all.", min=1)]
+Context = Annotated[int, option("N", "Tokens per chunk of the text.", min=1)]
 ConverterPath = Annotated[str | None, option(
     "PATH",
-    "llama.cpp's convert_hf_to_gguf.py, its folder, or the word installed: maps a Hugging Face folder, in a process of its "
-    "own. Default: installed, for undeclared architectures only.",
+    "llama.cpp's convert_hf_to_gguf.py, its folder, or the word installed: maps a Hugging Face folder in a separate "
+    "process. Default: installed, for undeclared architectures only.",
 )]
 TrustRemoteCode = Annotated[bool, flag(
     "Let the converter read a folder with code (auto_map, Python files) or links that leave it."

@@ -22,23 +22,19 @@ from glft_schema.quantizer.recipe_files import recipe_text
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.checkpoints import open_with_metadata
 
+TYPES_TO_CHOOSE = "Types to choose from. Default: K-quants, Q4_0 to Q8_0, IQ4_NL, IQ4_XS, F16; with --imatrix, also IQ1 to IQ3."
+
 
 def plan(
     source: Annotated[Path, argument("MODEL", "Model, as for glft quantize.")],
     imatrix: Annotated[Path | None, option("FILE", "llama.cpp importance matrix for MODEL; weights the errors.")] = None,
     size: Annotated[str | None, option("SIZE", "Find the best mix for a file of SIZE, such as 90MB.")] = None,
-    bpw: Annotated[float | None, option("BITS", "Find the best mix for BITS per weight, as 4.5.")] = None,
+    bpw: Annotated[float | None, option("BITS", "Find the best mix for BITS per weight, such as 4.5.")] = None,
     out: Annotated[Path | None, option("RECIPE", "Write the mix as a recipe file for glft quantize.", "-o")] = None,
-    types: Annotated[
-        str | None,
-        option(
-            "TYPE,...",
-            "Types to choose from. Default: K-quants, Q4_0 to Q8_0, IQ4_NL, IQ4_XS, F16; with --imatrix, IQ1 to IQ3.",
-        ),
-    ] = None,
-    rows: Annotated[int, option("N", "Rows to measure of each tensor.", min=1)] = ROWS,
+    types: Annotated[str | None, option("TYPE,...", TYPES_TO_CHOOSE)] = None,
+    rows: Annotated[int, option("N", "Rows of each tensor to measure.", min=1)] = ROWS,
     allow_requantize: Annotated[bool, flag("Also plan tensors that are quantized already.")] = False,
-    page: Annotated[Path | None, option("FILE", "Write a page with a picture of the errors.", "--html")] = None,
+    page: Annotated[Path | None, option("FILE", "Write an HTML page with a chart of the errors.", "--html")] = None,
     like: Like = None,
     converter: ConverterPath = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -46,13 +42,13 @@ def plan(
 ) -> None:
     """Plans a quantization: the best types for a size.
 
-    Some rows of each tensor that glft quantize quantizes are encoded and decoded by each type. The
-    table lists the bits per weight of each type, and its error over all tensors that can have it,
-    as signal-to-noise ratio and relative to the weights.
+    Some rows of each tensor that glft quantize quantizes are encoded and decoded with each type.
+    The table lists the bits per weight of each type, and its error over all tensors that can have
+    it, as signal-to-noise ratio and relative to the weights.
 
     With --size or --bpw, each tensor gets a type so that the mean noise-to-signal ratio of all
-    weights is least. --size applies to the file, --bpw to all tensors. SIZE is a number of bytes,
-    or one with kB, MB, GB, KiB, MiB or GiB. Give glft quantize the same --imatrix.
+    weights is minimal. --size applies to the file, --bpw to all tensors. SIZE is a number of bytes,
+    or of kB, MB, GB, KiB, MiB or GiB. Give glft quantize the same --imatrix.
 
     Examples:
         glft plan f16.gguf
@@ -134,7 +130,7 @@ def _parts(planned: Plan, mix: Mix) -> list[tuple[str, Mix]]:
 
 
 def _table(mixes: Sequence[tuple[str, Mix]], most: int = 0) -> list[str]:
-    """Returns a table of mixes. Numbers of tensors that are less than `most` are marked."""
+    """Returns a table of mixes. Tensor counts below `most` are shown as ``N of MOST``."""
     rows = [
         (
             name,

@@ -50,25 +50,25 @@ VALUES: dict[str, Callable[[str], Any]] = {
 def quantize(
     source: Annotated[Path, argument("IN", "Model: a GGUF file, a file of a set, or a Hugging Face folder.")],
     out: Annotated[Path, argument("OUT", "GGUF file; replaced only on success.")],
-    recipe: Annotated[str, argument("TYPE", "File type such as Q4_K_M, its code, or a recipe file: glft schema recipes.")],
+    recipe: Annotated[str, argument("TYPE", "File type such as Q4_K_M, its code, or a recipe file. See glft schema recipes.")],
     imatrix: Imatrix = None,
     imatrix_keys: Annotated[
         bool, flag("Add the keys quantize.imatrix.*, which name the matrix.", "--imatrix-keys/--no-imatrix-keys")
     ] = True,
     include_weights: Annotated[
-        Texts, option("TEXT", "Use the importance only of tensors whose name has TEXT. Repeatable.")
+        Texts, option("TEXT", "Use importance only for tensors with TEXT in the name. Repeatable.")
     ] = (),
-    exclude_weights: Annotated[Texts, option("TEXT", "Use no importance of tensors whose name has TEXT. Repeatable.")] = (),
+    exclude_weights: Annotated[Texts, option("TEXT", "Use no importance for tensors with TEXT in the name. Repeatable.")] = (),
     tensor_type: Annotated[
         Texts, option("REGEX=TYPE", "Type of tensors whose name matches REGEX; the first match wins. Repeatable.")
     ] = (),
-    tensor_type_file: Annotated[Path | None, option("FILE", "More of --tensor-type, separated by spaces or newlines.")] = None,
+    tensor_type_file: Annotated[Path | None, option("FILE", "File of --tensor-type values, separated by whitespace.")] = None,
     output_tensor_type: Annotated[str | None, option("TYPE", "Type of output.weight, or of a tied token embedding.")] = None,
     token_embedding_type: Annotated[str | None, option("TYPE", "Type of the token embedding.")] = None,
     leave_output_tensor: Annotated[bool, flag("Keep the type of output.weight.")] = False,
     pure: Annotated[bool, flag("Give all tensors the file type's main type.")] = False,
     allow_requantize: AllowRequantize = False,
-    keep_split: Annotated[bool, flag("Write a set with the tensors of IN's files: OUT-00001-of-00003.gguf.")] = False,
+    keep_split: Annotated[bool, flag("Split OUT as IN is split: OUT-00001-of-00003.gguf.")] = False,
     like: Like = None,
     override_kv: Annotated[
         Texts, option("KEY=TYPE:VALUE", "Metadata entry to set; TYPE is int, float, bool or str. Repeatable.")
@@ -79,12 +79,12 @@ def quantize(
 ) -> None:
     """Quantizes a model to a GGUF file, as llama-quantize does.
 
-    OUT has the bytes of llama-quantize's file. A file type gives each tensor a type by its role:
-    Q4_K_M gives q6_k to some of attn_v, and q4_k to most others. Norms, biases and small tensors
-    keep their types. If the rows of a tensor are not a multiple of the type's blocks, a type with
-    smaller blocks is used. The report begins with these tensors.
+    OUT equals the output of llama-quantize byte for byte. A file type selects the type of each
+    tensor by its role: Q4_K_M selects q6_k for some of attn_v, and q4_k for most others. Norms,
+    biases and small tensors keep their types. If the rows of a tensor are not a multiple of the
+    type's blocks, a type with smaller blocks is used. The report begins with these tensors.
 
-    Options are those of llama-quantize; --prune-layers and COPY are left out.
+    Options of llama-quantize are supported, except --prune-layers and the type COPY.
 
     Examples:
         glft quantize f16.gguf q4_k_m.gguf Q4_K_M
@@ -148,7 +148,7 @@ def override_of(text: str) -> tuple[str, str, Any]:
 
 
 def report(quantized: Quantized, out: Path, *, dry_run: bool) -> list[str]:
-    """Returns the lines of the report, which begins with what was not done as asked."""
+    """Returns the lines of the report, which begins with requests that were not met."""
     recipe, tensors = quantized.recipe, quantized.tensors
     size = f"{quantized.nbytes:,} bytes of tensors, {quantized.bits_per_weight:.2f} bits per weight"
     lines = [*quantized.notes, *requantizing_note(tensors), *unlike_asked(tensors), *fallbacks(tensors)]

@@ -28,7 +28,7 @@ def schema(
 ) -> None:
     """Prints the schema of a format or tensor type.
 
-    For recipes, it prints which type glft quantize gives to which tensor.
+    For recipes, prints the types that glft quantize gives to tensors.
 
     The schema is derived from the declaration that reads and writes the files. The Markdown output
     shows which bits make up each weight.

@@ -28,9 +28,9 @@ def split(
     """Splits a GGUF or safetensors file into several files.
 
     --max-tensors or --max-bytes is required. A tensor larger than --max-bytes gets its own file.
-    --max-bytes counts payloads with their padding, as llama-gguf-split does: a file is larger by
-    its header, metadata and table of tensors.
-    For safetensors, the index PREFIX.safetensors.index.json is written, too.
+    As in llama-gguf-split, --max-bytes counts payloads with their padding; the header, metadata and
+    table of tensors come on top. For safetensors, the index PREFIX.safetensors.index.json is also
+    written.
 
     Examples:
         glft split model.gguf parts/model --max-tensors 100

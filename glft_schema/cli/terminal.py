@@ -69,7 +69,7 @@ def has_colours(stream: Any) -> bool:
 
 
 def echo_written(paths: Sequence[str | Path], *following: object) -> None:
-    """Prints the size of written files, the time taken, and a command that may follow.
+    """Prints the size of written files, the time taken, and a command to run next.
 
     Prints nothing if stdout is not a terminal.
     """
@@ -189,7 +189,7 @@ def loading(stream: TextIO, patience: float = 0.5) -> Iterator[None]:
 
 
 def rate_text(speed: float | None) -> str:
-    """Returns the share done per second; empty if all is done in a second, or nothing is known."""
+    """Returns the share done per second as text; empty if it is unknown or at least 100%."""
     return f"{speed:.1%}/s" if speed and speed < 1 else ""
 
 

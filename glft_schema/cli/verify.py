@@ -60,12 +60,10 @@ def verify(
     against: Annotated[Path | None, option("SOURCE", "Quantize the tensors of SOURCE, and compare values.")] = None,
     tolerance: Annotated[float, option("ERROR", "With --against: maximum absolute error allowed for a weight.", min=0)] = 0.0,
     rules: Annotated[Texts, option("SET", f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable.")] = (),
-    sha256: Annotated[str | None, option("HEX", "SHA-256 that FILE must have, as its publisher states it.")] = None,
+    sha256: Annotated[str | None, option("HEX", "Published SHA-256 that FILE must match.")] = None,
     manifest: Annotated[Path | None, option("MANIFEST", "Output of glft hash or sha256sum; - for standard input.")] = None,
     fits: Annotated[Path | None, option("BASE", "Model that FILE, an adapter, must fit.")] = None,
-    derives_from: Annotated[
-        Path | None, option("BASE", "Checkpoint that FILE must be a quantization of, byte for byte.")
-    ] = None,
+    derives_from: Annotated[Path | None, option("BASE", "Checkpoint; FILE must be its quantization, byte for byte.")] = None,
     imatrix: Annotated[Path | None, option("FILE", "With --derives-from or --against: the importance matrix used.")] = None,
     values: Annotated[bool, flag("Check for NaN, infinities and reserved codes.")] = False,
     exclude: Exclude = (),
@@ -74,21 +72,22 @@ def verify(
     """Verifies a file's rules, hashes and values.
 
     Rule sets are spec (the specification), ggml (llama.cpp's reader), rust (the safetensors
-    library) and required (every reader). lora, controlvector, mmproj and imatrix have what
-    llama.cpp requires of such GGUF files. llama.cpp is ggml and the requirements of its model
-    loader: metadata keys and types, tensors and dims, the vocabulary. An architecture that cannot
-    be checked is a violation.
+    library) and required (every reader). lora, controlvector, mmproj and imatrix are llama.cpp's
+    requirements for such GGUF files. llama.cpp is ggml plus the requirements of its model loader:
+    metadata keys and types, tensors and dims, the vocabulary. An architecture that cannot be
+    checked is a violation.
 
-    Without --rules, all sets that apply to the file are checked. What llama.cpp refuses is a
-    failure; other violations are listed. If the llama.cpp set cannot be checked, as for an unknown
-    architecture, the first line says so, and only violations of ggml are failures.
+    Without --rules, all sets that apply to the file are checked. Violations for which llama.cpp
+    refuses the file are failures; others are only listed. If the llama.cpp set cannot be checked,
+    as for an unknown architecture, the first line says so, and only violations of ggml are
+    failures.
 
-    --sha256 compares the SHA-256 of the file with one that is given, --manifest also those of its
-    tensors if the manifest lists them. Without a hash, a changed bit of a weight cannot be found.
+    --sha256 compares the SHA-256 of the file with HEX. --manifest compares the hashes of the file
+    and, if listed, of its tensors. Without a hash, a changed bit of a weight cannot be detected.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
-    tensors. Of a truncated file it checks the complete tensors, and the exit code is 2. --against
+    tensors. In a truncated file, it checks the complete tensors, and the exit code is 2. --against
     quantizes each tensor of SOURCE to its type in FILE, and compares the dequantized values; glft
-    compare shows the error of quantization itself. --fits checks that llama.cpp would load FILE for
+    compare shows the quantization error itself. --fits checks that llama.cpp would load FILE for
     BASE: a LoRA adapter must fit its architecture and tensors, a control vector its size and
     layers.
 
@@ -138,7 +137,7 @@ def _open(file: Path, sha256: str | None) -> tuple[File, FormatError | None]:
     if sha256 is not None and not SHA256.fullmatch(sha256):
         raise OptionError(f"expected 64 hexadecimal digits for --sha256, found {quote(sha256)}")
     if is_old_matrix(file):
-        raise OptionError("an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
+        raise OptionError("imatrix.dat has no rules to verify: use glft inspect, or convert it with glft imatrix IN OUT.gguf")
     return open_damaged(file, mmap=False)
 
 
@@ -222,7 +221,7 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
 
 
 def _findings(found: list[tuple[str, Finding]], is_set: bool, most: int) -> list[str]:
-    """Returns a paragraph per violation. Tensors that differ in their block alone share one."""
+    """Returns a paragraph per violation, shared by tensors that differ only in block number."""
     alike = dict[tuple[str, ...], list[Finding]]()
     for name, finding in found:
         problem = BLOCK.sub("blk.*.", finding.problem)
@@ -237,7 +236,7 @@ def _findings(found: list[tuple[str, Finding]], is_set: bool, most: int) -> list
 
 
 def _repair(file: File, repairs: Iterable[Repair | None]) -> list[str]:
-    """Returns a command, an option per line; none if no repair is known or can be printed."""
+    """Returns the lines of a repair command; none if no repair is known or can be printed."""
     changes = islice(dict.fromkeys(filter(None, repairs)), CHANGES)
     options = [f"    --{action} {shlex.quote(f'{name}={new}')}" for action, name, new in changes if "=" not in name]
     parts = [f"glft edit {shlex.quote(file.name)} -o NEW{Path(file.name).suffix}", *options]

@@ -23,8 +23,9 @@ def view(
     """Writes an HTML report about a file.
 
     The page is self-contained. It shows sizes, metadata, histograms of sampled tensor values, and
-    the fields with their bytes. If FILE is broken, it shows the fault and the fields before it; if
-    it is truncated, all tensors, and values of the complete ones. The exit code is 2.
+    the fields with their bytes. For a broken FILE, it shows the fault and the fields before it; for
+    a truncated FILE, all tensors, with values of the complete ones. In both cases, the exit code is
+    2.
 
     Examples:
         glft view model.gguf -o page.html

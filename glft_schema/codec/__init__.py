@@ -1,11 +1,11 @@
-"""The constructs that formats and tensor types are declared in: construct's own, extended.
+"""Constructs for declaring formats and tensor types. They extend those of construct.
 
 ==========================================  ========================================================
 `Struct`, `Count`, `Derived`, `Padding`     consecutive fields, and fields computed from others
 `u8` ... `f64`, `Number`, `TensorField`     numbers, and arrays of them: ``f16[OUT, IN // 64]``
-`Picked`, `Sizes`, `ByteOrderOf`            a number of variable width, counted sizes, byte order
+`Picked`, `Sizes`, `ByteOrderOf`            one of two numbers, counted sizes, byte order
 `Text`, `Numbers`, `Strings`                strings, and long arrays that are decoded on access
-`Table`, `Nested`, `NamesOnce`, `Record`    rows, arrays in arrays, unique names, a parsed Struct
+`Table`, `Nested`, `NamesOnce`, `Record`    rows, nested arrays, unique names, a parsed Struct
 `TypeTable`, `TypeCode`                     types by code and name
 `KeyValues`, `KeyValueLines`                metadata, with types or as lines of text
 `ValueType`, `KeyTypes`                     types of metadata values, and of well-known keys
@@ -16,14 +16,14 @@
 Beside them, in modules of their own:
 
 ==========================================  ========================================================
-`glft_schema.codec.predicates`              what a rule requires: ``equals``, ``at_most`` ...
+`glft_schema.codec.predicates`              predicates of rules: ``equals``, ``at_most`` ...
 `glft_schema.codec.rules`                   the names of the rule sets
 `glft_schema.codec.metadata_rules`          rules about metadata: ``has_key``, ``lengths`` ...
-`glft_schema.codec.metadata`                what `KeyValues` parses into
-`glft_schema.codec.metadata_lines`          what `KeyValueLines` parses into, and its size in bytes
+`glft_schema.codec.metadata`                the result of parsing `KeyValues`
+`glft_schema.codec.metadata_lines`          the result of parsing `KeyValueLines`, and its size
 `glft_schema.codec.expressions`             ``Lookup``, ``matches``, ``nbytes_`` and ``reverse_``,
                                             beside construct's ``this`` and ``len_``
-`glft_schema.codec.context`                 byte orders, and what constructs of your own receive
+`glft_schema.codec.context`                 byte orders, and the context of your own constructs
 ==========================================  ========================================================
 """
 

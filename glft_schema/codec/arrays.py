@@ -1,7 +1,7 @@
-"""Long arrays of numbers and of strings: located in one pass, decoded on access.
+"""Long arrays of numbers or strings, located in one pass and decoded on access.
 
-A vocabulary has hundreds of thousands of strings. Parsing walks over their lengths once, to find
-the end of the last. Positions and texts of the strings are computed on first access.
+A vocabulary has hundreds of thousands of strings. Parsing scans their lengths once, to find the end
+of the array. Positions are computed on first access, texts on each access.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from glft_schema.storage.tensor_bytes import write_all
 
 WINDOW = 1 << 12  # bytes that a walk reads first; it doubles them up to MAX_WINDOW
 MAX_WINDOW = 1 << 18
-MIN_STRINGS = 64  # from which on a walk searches for runs of short strings
-SPARE_JUMPS = 16  # a walk gives up on runs after this many, plus one for each MIN_STRINGS
+MIN_STRINGS = 64  # a walk of fewer strings does not search for runs of short ones
+SPARE_JUMPS = 16  # a walk with more jumps than this, plus one per MIN_STRINGS strings, ignores runs
 PIECE = 1 << 16  # numbers that iteration reads at a time
 SHOWN = 8  # elements in a repr; half as many of longer arrays
 
@@ -38,8 +38,8 @@ class StoredNumbers(Sequence[Any]):
     """Consecutive numbers in a source, read on each access.
 
     Attributes:
-        number: their type.
-        order: their byte order.
+        number: the type of the numbers.
+        order: the byte order of the numbers.
     """
 
     def __init__(self, source: Source, start: int, count: int, number: Number, order: ByteOrder) -> None:
@@ -185,7 +185,7 @@ def _abridge(texts: Iterator[str], count: int) -> str:
 def walk(source: Source, start: int, count: int, length: Number, order: ByteOrder) -> int:
     """Returns the end of `count` strings. Raises TruncatedError if one is cut off.
 
-    Takes runs of short strings in one jump each, until too many of the runs are short.
+    Skips each run of short strings in one jump, until too many of the runs are short.
     """
     position, done, nbytes, jumps = start, 0, WINDOW, 0
     unpack, size, in_runs = length.unpacker(order), length.itemsize, count >= MIN_STRINGS
@@ -214,7 +214,7 @@ def walk(source: Source, start: int, count: int, length: Number, order: ByteOrde
 
 
 def _short_strings(window: memoryview, size: int, order: ByteOrder) -> tuple[Positions, Positions, Positions]:
-    """Finds all candidates: bytes that read as a length of `size` bytes, below 256, and its string.
+    """Finds all candidates for a string: any `size` bytes that encode a length below 256.
 
     Returns:
         Start and end of each candidate, and the indices of candidates after which the next one does
@@ -284,7 +284,7 @@ class Strings(construct.Construct):
 
 @contextmanager
 def cursor_over(stream: Any, counted: Any, count: int, least: int, path: str) -> Iterator[Cursor]:
-    """Checks a count, and yields a cursor, to whose position `stream` moves at the end."""
+    """Checks a count and yields a cursor. At the end, `stream` moves to the cursor's position."""
     check_count(counted, count, least, bytes_left(stream), path)
     if isinstance(stream, Cursor):
         yield stream

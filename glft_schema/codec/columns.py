@@ -1,7 +1,7 @@
 """Column-wise storage of table rows, so that opening a file creates no record per tensor.
 
 Distinct values of fields that repeat, such as dims and types, are parsed once, and cached by the
-bytes of these fields. Fields of a class with `_fast_end` repeat.
+bytes of these fields. Fields whose class defines `_fast_end` are treated as repeating.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ End = Callable[[bytes, int], int]  # finds the end of a field: (buffer, the fiel
 
 @with_display
 class Rows(Sequence[Record]):
-    """The rows of a table. A record is made on access; a pickle has a list of them.
+    """The rows of a table. A record is created on access. A pickle contains a list of records.
 
     Attributes:
-        kinds: the different values of the fields in `repeated`, in any order.
-        kind: of each row, an index in `kinds`.
+        kinds: the distinct values of the fields in `repeated`, in any order.
+        kind: the index of each row's values in `kinds`.
         repeated: the names of the fields whose values repeat.
         others: the values of all other fields, by name.
     """
@@ -49,7 +49,7 @@ class Rows(Sequence[Record]):
         self._put_repeated = [slots[name] for name in self.repeated]
 
     def column(self, name: str) -> Sequence[Any]:
-        """Returns the values of a field. Not to be changed."""
+        """Returns the values of a field, which callers must not change."""
         if name in self.others:
             return self.others[name]
         at = self.repeated.index(name)
@@ -94,7 +94,7 @@ class ColumnReader:
     """Reads rows in memory into the columns of `Rows`.
 
     Raises:
-        NotFast, or any other exception: if the declaration has no such fast path.
+        NotFast, or any other exception: if the declaration cannot be read by column.
     """
 
     def __init__(self, row: construct.Construct, context: Context) -> None:
@@ -103,7 +103,7 @@ class ColumnReader:
         self._entries = row.row_contexts(context)
         self._known = Context(self._entries)
         self._fields: list[tuple[str, Reader]] = []  # of fields that do not repeat, before and after those that do
-        self._repeated: list[tuple[str | None, Reader]] = []  # and what is computed of them or checked
+        self._repeated: list[tuple[str | None, Reader]] = []  # repeated fields, and what depends on them
         self._checks: list[Reader] = []  # of other fields
         self._ends: list[End] = []
         self._before = 0  # number of `_fields` before those that repeat
@@ -138,9 +138,9 @@ class ColumnReader:
             self._fields.append((name, fast_reader(named, self._known)))
 
     def read_ahead(self, cursor: Cursor, until: int) -> None:
-        """Extends `rows` up to `until` by those in memory.
+        """Parses rows that are in memory, up to row `until`.
 
-        Leaves `cursor` at the first row that is left for the full parse.
+        Leaves `cursor` at the first row that needs the full parse.
         """
         stored, at = cursor.ahead()
         before = cursor.tell() - at
@@ -197,7 +197,7 @@ def _is_independent(field: construct.Construct) -> bool:
 
 
 def column_reader(row: construct.Construct, context: Context) -> ColumnReader | None:
-    """Returns the reader of a table's rows by column, or None if they have no such fast path."""
+    """Returns the column reader of a table's rows, or None if they cannot be read by column."""
     try:
         return ColumnReader(row, context)
     except Exception:  # such as a KeyError, if the storage of a field depends on the row itself
@@ -205,12 +205,12 @@ def column_reader(row: construct.Construct, context: Context) -> ColumnReader | 
 
 
 def column(rows: Iterable[Any], name: str) -> Sequence[Any]:
-    """Returns the values of a field in all rows of a table. Not to be changed."""
+    """Returns the values of a field in all rows of a table, which callers must not change."""
     return rows.column(name) if isinstance(rows, Rows) else [row[name] for row in rows]
 
 
 def kinds(rows: Sequence[Any], *names: str) -> tuple[Sequence[int], list[tuple[Any, ...]]]:
-    """Returns the values of some fields, and for each row, the index of its values in them."""
+    """Returns the index of each row's values of some fields, and these values by index."""
     if isinstance(rows, Rows) and set(names) <= set(rows.repeated):
         places = [rows.repeated.index(name) for name in names]
         return rows.kind, [tuple(kind[place] for place in places) for kind in rows.kinds]

@@ -12,13 +12,13 @@ from glft_schema.codec.trace import without_root
 from glft_schema.errors import ClosedError, FormatError, LimitError, quote
 
 TOO_DEEP = "nested too deeply for Python's stack"
-# Errors that construct replaces by its own.
+# Errors that construct replaces with its own.
 HIDDEN = (FormatError, ClosedError, OSError, MemoryError, RecursionError)
 
 
 @contextmanager
 def our_errors() -> Iterator[None]:
-    """Turns construct's errors into a FormatError with the field's path. Others pass unchanged."""
+    """Turns errors of construct, and RecursionError, into a FormatError with the field's path."""
     outside = sys.exc_info()[1]
     try:
         yield

@@ -57,7 +57,7 @@ class Context(construct.Container):
 
 
 class Parameters(Context):
-    """A container's parameters: the outermost context, and ``_params`` of all others.
+    """A container's parameters: the outermost context, which all others have as ``_params``.
 
     Attributes:
         byte_order: of its numbers; little-endian by default.
@@ -67,8 +67,10 @@ class Parameters(Context):
         findings: collects broken rules that not every reader enforces; only set if requested.
         positions: the first byte of each field by path, filled by building; only set if requested.
         rules: the rule sets that building enforces in addition to required rules.
-        forging: building makes bad files: it takes any count, and only checks rules for `findings`.
-        dims: in a tensor's payload, its sizes in torch's order. ``out`` and ``in``: the matrix's.
+        forging: whether building may produce invalid files. It then accepts any count, and checks
+            rules only for `findings`.
+        dims: in a tensor's payload, its dims in torch's order. ``out`` and ``in`` are the matrix's
+            dims.
     """
 
     if not TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Expressions on fields, ``this.version == 1``, and their parse trees.
 
-A function can only be called. One of construct's expressions (``this``, ``len_`` and operators) can
+A function can only be called. An expression of construct (``this``, ``len_`` and operators) can
 also be parsed (`read`), translated to other languages, and searched for constants. `Lookup`,
 `Allowed` and `matches` add to construct's expressions.
 """
@@ -28,11 +28,11 @@ __all__ = [
 
 SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
 OPERANDS = ("lhs", "rhs", "operand", "_FuncPath__operand", "mapping")  # attributes of construct's classes
-PARENT, ROOT = "_parent", "_root"  # in the text of an expression; Kaitai Struct has the first
+PARENT, ROOT = "_parent", "_root"  # in the text of an expression, as in Kaitai Struct
 
 
 class Lookup(ExprMixin):
-    """The integer of a key in a parsed mapping, or a default if there is none."""
+    """The integer at a key of a parsed mapping, or a default if there is none."""
 
     def __init__(self, mapping: Any, key: str, default: int) -> None:
         self.mapping = mapping
@@ -72,7 +72,7 @@ reverse_ = FuncPath(reverse)  # as `len_`
 
 
 def matches(pattern: str) -> FuncPath:
-    """Returns the full match of a pattern, for expressions: ``matches("[a-z]+")(this.key)``."""
+    """Returns a full match of `pattern` for expressions: ``matches("[a-z]+")(this.key)``."""
     return FuncPath(re.compile(pattern).fullmatch)
 
 
@@ -100,7 +100,7 @@ class Constant(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """``left sign right``; the sign is Python's, ``//`` rounds down."""
+    """``left sign right`` with an operator of Python; ``//`` rounds down."""
 
     sign: str
     left: Expression
@@ -130,7 +130,7 @@ class Reversed(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """Whether one of Python's regular expressions matches a text as a whole."""
+    """Whether a Python regular expression matches a whole text."""
 
     of: Expression
     pattern: str
@@ -193,7 +193,7 @@ def field_of(expression: Any) -> str:
 
 
 def fields_in(expression: Any) -> set[str] | None:
-    """Returns the first names of an expression's fields; None if it has an unknown function."""
+    """Returns the top-level names of an expression's fields; None if a function is unknown."""
     if isinstance(expression, Path):
         reference = _reference(expression)
         return {reference.names[0]} if reference else None
@@ -205,7 +205,7 @@ def fields_in(expression: Any) -> set[str] | None:
 
 
 def references_in(expression: Any) -> Iterator[Reference]:
-    """Yields the paths of the fields in an expression, also of one with functions."""
+    """Yields the paths of the fields in an expression, even if it contains functions."""
     if isinstance(expression, Path):
         yield from filter(None, [_reference(expression)])
     elif isinstance(expression, ExprMixin):

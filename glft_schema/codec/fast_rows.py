@@ -41,7 +41,7 @@ def row_reader(row: construct.Construct, context: Context) -> Reader | None:
 
 
 def read_ahead(read: Reader, cursor: Cursor, context: Context, rows: Any, until: int) -> None:
-    """Extends `rows` up to `until` by those in memory. Leaves `cursor` at the first other row."""
+    """Parses rows that are in memory, up to row `until`. Leaves `cursor` at the first other row."""
     stored, at = cursor.ahead()
     before = cursor.tell() - at
     with suppress(Exception):  # the full parse raises it again, with its path

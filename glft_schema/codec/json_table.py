@@ -10,11 +10,11 @@
 `JsonRule`        the rule that the text has no irregularity of one kind
 ================  =================================================================
 
-A parse with a trace gives each field of a row its bytes in the text: ``table -> 3 -> name`` has
-those of the key with its quotes, the other fields those of their values. In the reserved entry,
-``metadata -> 0 -> key`` and ``metadata -> 0 -> value`` have the bytes of a pair. Python's `json`
-reports no positions, so a trace scans the text again with `json_text.parts`. A plain parse does
-not. Brackets, commas, spaces, unknown keys and replaced entries are bytes of the table itself.
+A traced parse gives each field of a row its span in the text: ``table -> 3 -> name`` spans the key
+with its quotes, and the other fields span their values. In the reserved entry, ``metadata -> 0 ->
+key`` and ``metadata -> 0 -> value`` span the parts of a pair. Python's `json` reports no positions,
+so a trace scans the text again with `json_text.parts`. A plain parse does not. Brackets, commas,
+spaces, unknown keys and replaced entries are bytes of the table itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from glft_schema.storage.cursor import bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import write_all
 
 MOST_LEVELS = 127  # of nested objects and arrays that serde_json reads
-PADDED_TO = 8  # bytes: the size of a new text is a multiple
+PADDED_TO = 8  # the size of a new text in bytes is a multiple
 
 # Kinds of irregularity, each the end of the sentence "expected ...".
 BEGINS_WITH_BRACE = "`{` as the first byte"
@@ -61,7 +61,7 @@ NOT_DEEP = f"at most {MOST_LEVELS} nested objects and arrays"
 
 
 class Entry(dict[Any, Any]):
-    """A row's JSON object; None is the key of the row's name. The stream of a row's fields."""
+    """A row's JSON object, which its fields use as a stream. The key None has the row's name."""
 
     def tell(self) -> int:
         return 0
@@ -72,9 +72,9 @@ class JsonTable(construct.Construct):
 
     Parses into `JsonRows`, in order. Of several entries with one name, the last one is the row.
     Builds from a sequence of rows, and the value of the field `metadata` for the reserved entry.
-    Rows and metadata that were parsed together and are unchanged build the text that they had. If
-    rows have only other names, or `JsonEntries` other texts, only these parts of the text change.
-    Otherwise the text has no spaces, except those that pad it to a multiple of `PADDED_TO` bytes.
+    Rows and metadata that were parsed together and are unchanged build their original text. If only
+    names of rows or texts of `JsonEntries` differ, only these parts of the text change. Otherwise
+    the text has no spaces, except those that pad it to a multiple of `PADDED_TO` bytes.
 
     Args:
         size: the context -> bytes of the text.
@@ -159,7 +159,7 @@ class JsonTable(construct.Construct):
             raise
 
     def _entry(self, rows: JsonRows, entries: Any, i: int, path: str) -> Entry:
-        """Returns the object of an entry, or of an array of its values in order."""
+        """Returns the object of an entry, whose value may be an array in the order of `keys`."""
         name, value = entries[i]
         if isinstance(value, list) and len(value) == len(self.keys):
             value = zip(self.keys, value, strict=True)
@@ -215,9 +215,9 @@ class JsonTable(construct.Construct):
 
 
 class JsonTexts(construct.Construct):
-    """The reserved entry of a `JsonTable`. Takes no bytes: those are the table's.
+    """The reserved entry of a `JsonTable`. Takes no bytes, since they belong to the table.
 
-    Parses into `JsonEntries`, builds from any mapping of texts to texts. An empty mapping is no
+    Parses into `JsonEntries`, builds from any mapping of texts to texts. An empty mapping builds no
     entry. Of several values with one key, the last one counts. Size: 0.
 
     Args:
@@ -270,7 +270,7 @@ def checked_texts(entries: Any, path: str) -> dict[str, str]:
 def nbytes_of_json(table: str) -> Callable[[Context], int]:
     """Returns the function that measures the text of `table`, a field of the outer Struct.
 
-    Building the text is the only way to measure it, so the table's own build takes it from here.
+    Building the text is the only way to measure it, so the table's own build reuses the result.
     """
 
     def nbytes(context: Context) -> int:
@@ -295,8 +295,8 @@ class JsonEntries(TextMetadata):
     def replace(self, entries: Mapping[str, str]) -> JsonEntries:
         """Returns other entries of the same table.
 
-        Raises FormatError if all but one of several entries, or of several texts that `entries`
-        keeps, would be lost.
+        Raises FormatError if duplicates of the reserved entry, or of a text that `entries` keeps,
+        would be lost.
         """
         kept = {quote(key) for key in self if entries.get(key) == self[key]}
         for found in self.rows.irregularities:
@@ -312,7 +312,7 @@ class Irregularity(NamedTuple):
     Attributes:
         kind: the end of the sentence "expected ...".
         found: the end of the sentence "found ...".
-        path: below the table's.
+        path: the path below the table.
         start: index of its first byte in the text.
     """
 
@@ -349,7 +349,7 @@ class JsonRows(list[Any]):
         """Returns the entries: objects as tuples of pairs, arrays as lists.
 
         Raises:
-            FormatError: if the text is not UTF-8, or not JSON of an object.
+            FormatError: if the text is not UTF-8, or not a JSON object.
         """
         entries = decode(self.stored, path, self.start)
         if not isinstance(entries, tuple):
@@ -363,7 +363,7 @@ class JsonRows(list[Any]):
 
     @cached_property
     def members(self) -> list[JsonPart]:
-        """The entries, the reserved one too."""
+        """All entries, including the reserved one."""
         return list(parts(self.text, 0))
 
     def key_of(self, part: JsonPart) -> str:
@@ -374,7 +374,7 @@ class JsonRows(list[Any]):
         return key
 
     def fields_of(self, entry: JsonPart) -> list[tuple[str, JsonPart]]:
-        """Returns the values of an entry by key; of an array, by the keys in their order."""
+        """Returns the values of an entry with their keys; those of an array get `keys` in order."""
         if self.text[entry.start] == "{":
             return [(self.key_of(part), part) for part in parts(self.text, entry.start)]
         return list(zip(self.keys, parts(self.text, entry.start), strict=False)) if self.text[entry.start] == "[" else []
@@ -387,7 +387,7 @@ class JsonRows(list[Any]):
         return {name: (self.start + first, self.start + last) for name, (first, last) in indices.items()}
 
     def edit(self, rows: Sequence[Any], texts: Mapping[str, str]) -> bytes | None:
-        """Returns the text with other names of the rows, and other texts in the reserved entry.
+        """Returns the text with the names of `rows`, and with `texts` in the reserved entry.
 
         Everything else is kept, except for the number of spaces that pad the text. Returns None if
         anything else differs, or if the reserved entry or one of its keys has duplicates.
@@ -416,7 +416,7 @@ class JsonRows(list[Any]):
     def _edits_of_reserved(
         self, entries: list[tuple[str, JsonPart]], old: Mapping[str, str], texts: Mapping[str, str]
     ) -> list[tuple[int, int, str]]:
-        """Returns spans of the text and what replaces them."""
+        """Returns spans of the text and their replacements."""
         names = [name for name, _ in entries]
         if self.name not in names:
             start = self.text.index("{") + 1
@@ -440,7 +440,7 @@ class JsonRows(list[Any]):
 
     @cached_property
     def irregularities(self) -> list[Irregularity]:
-        """What not every reader accepts, in order."""
+        """The irregularities of the text, in order."""
         text, listed, names = self.text, list[Irregularity](), set[str]()
         if not text.startswith("{"):
             listed.append(Irregularity(BEGINS_WITH_BRACE, quote(self.stored[:1]), (), 0))
@@ -539,7 +539,7 @@ class JsonField(construct.Construct):
         self.key = key
 
     def span(self, entry: JsonPart, values: Mapping[str, JsonPart], text: str) -> tuple[int, int]:
-        """Returns start and end in the text; no bytes if the entry lacks the value."""
+        """Returns start and end in the text; an empty span if the entry lacks the value."""
         part = values.get(self.key or "")
         return (part.start, part.end) if part else (entry.start, entry.start)
 
@@ -634,10 +634,10 @@ class IntegersAt(JsonField):
     """An array of integers. Parses into a list of ints, builds from a sequence of ints.
 
     Args:
-        key: of the row's object.
+        key: its key in the row's object.
         limit: the name of the limit on the count.
-        paired: the context -> whether the text counts the last size in halves of an element, as for
-            numbers of which two share a byte. None if it never does.
+        paired: the context -> whether two numbers share a byte. If so, the last integer counts
+            numbers in the text, and bytes when parsed. None if they never do.
     """
 
     def __init__(self, key: str, limit: str, paired: Any = None) -> None:

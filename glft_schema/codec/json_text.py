@@ -1,7 +1,7 @@
 """JSON as Rust's serde_json reads it, and positions in it.
 
-Numbers must be finite, and surrogates in pairs. Integers beyond 64 bits and ``-0`` are floats, as
-``1.0`` is. Python's `json` decodes; these functions refuse what it takes in addition.
+Numbers must be finite, and surrogates in pairs. Integers beyond 64 bits and ``-0`` become floats,
+like ``1.0``. Python's `json` decodes; these functions refuse texts that only `json` accepts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from glft_schema.errors import FormatError, quote
 
 
 class NotJson(Exception):  # noqa: N818 - becomes a FormatError with a position
-    """JSON for Python, but not for serde_json: the end of the sentence "expected ..."."""
+    """JSON that Python accepts and serde_json refuses. Its text is the end of "expected ..."."""
 
 
 class JsonPart(NamedTuple):
-    """An element of an array, or a member of an object with its key: indices in the text.
+    """The span of an array's element, or of an object's member and its key: indices in the text.
 
-    Elements have a key of no characters.
+    The key of an element is an empty span.
     """
 
     key: int
@@ -36,8 +36,8 @@ def decode(stored: bytes, path: str = "", start: int = 0) -> Any:
 
     Args:
         stored: the text.
-        path: of the text, for errors.
-        start: its first byte, from the start of the container.
+        path: the path of the text, for errors.
+        start: the text's first byte, from the start of the container.
 
     Raises:
         FormatError: if the text is not UTF-8 or not JSON.
@@ -47,7 +47,7 @@ def decode(stored: bytes, path: str = "", start: int = 0) -> Any:
             return _strict(stored)
         except NotJson as error:
             refused = error
-            _LAX.decode(stored.decode())  # raises if the text is no JSON for Python either
+            _LAX.decode(stored.decode())  # raises if the text is not JSON for Python either
     except UnicodeDecodeError as error:
         found = quote(stored[error.start : error.start + 8])
         raise FormatError(f"expected UTF-8, found {found}", path, start + error.start) from None

@@ -80,7 +80,7 @@ class KeyTypes(NamedTuple):
     example: str
 
     def refusal(self, key: str, type_: str) -> str | None:
-        """Returns why a key cannot have a type, or None."""
+        """Returns the error text if a key cannot have a type, otherwise None."""
         if self.type_of(key, False) is None or self.suits(key, type_):
             return None
         return f"expected {self.kinds(key)} for {key}, found {type_}"
@@ -120,10 +120,11 @@ class TypedMetadata(Metadata):
     __hash__ = None  # type: ignore[assignment]
 
     def __or__(self, others: Mapping[str, Any]) -> TypedMetadata:
-        """Returns a copy with other entries, which replace these or follow them.
+        """Returns a copy with other entries, which replace existing ones or are appended.
 
-        A replaced value keeps its type if that suits the key and is not an array of arrays, whose
-        type depends on each of them. Raises FormatError for a value that cannot be stored.
+        A plain value gets the type of the value that it replaces, if this type suits the key and is
+        not a nested array, whose type depends on the inner arrays. Raises FormatError for a value
+        that cannot be stored.
         """
         if not isinstance(others, Mapping):
             return NotImplemented
@@ -150,7 +151,7 @@ class TypedMetadata(Metadata):
         return key in self and (not self.key_types or self.key_types.suits(key, self.type_of(key)))
 
     def entry(self, key: str, value: Any, path: str) -> StoredValue:
-        """Returns a value with its type: for plain values, that of a well-known key if it suits.
+        """Returns a value with its type. A plain value gets a well-known key's type if it fits.
 
         Raises FormatError for a value that cannot be stored, or text that is not of the key's type.
         """
@@ -209,7 +210,7 @@ class KeyValues(construct.Subconstruct):
     """A table of key, type and value. Parses into `TypedMetadata`, builds from any mapping.
 
     Args:
-        table: the table.
+        table: the declaration of the table.
         types: the value types.
         once: the id of the rule that keys are unique.
         keys: the types of well-known keys.

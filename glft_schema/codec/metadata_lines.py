@@ -32,7 +32,7 @@ class TextMetadata(Metadata):
         self.trailing_newline = trailing_newline
 
     def replace(self, entries: Mapping[str, str]) -> TextMetadata:
-        """Returns other entries, with the same end of the last line."""
+        """Returns other entries with the same `trailing_newline`."""
         return TextMetadata(entries, self.trailing_newline)
 
 

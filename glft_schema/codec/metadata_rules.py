@@ -123,7 +123,7 @@ class KeyType(Check):
     """The rule that the type of a value suits its well-known key.
 
     Attributes:
-        keys: the well-known keys.
+        keys: the types of the well-known keys.
     """
 
     expected = "a type that suits the well-known key"

@@ -35,7 +35,7 @@ from glft_schema.storage.dtypes import Array, Dtype, dtype_of, name_of, words
 from glft_schema.storage.tensor_bytes import array_bytes, array_over, write_all
 from glft_schema.storage.torch_tensors import array_of
 
-MANY_DIMS = 8  # a row with as many dims is parsed in full
+MANY_DIMS = 8  # a row with this many dims or more is parsed in full
 cached_struct = lru_cache(maxsize=256)(struct.Struct)  # slower to make than to use
 
 
@@ -47,11 +47,11 @@ class Number(construct.Construct):
 
     Attributes:
         kind: its name in schemas.
-        itemsize: bytes.
+        itemsize: its size in bytes.
         is_float: whether it is a floating-point number.
         is_signed: whether it is a signed integer.
         is_unsigned: whether it is an unsigned integer.
-        dtype: of its arrays; see `storage.dtypes` for those that numpy lacks.
+        dtype: the dtype of its arrays; see `storage.dtypes` for those that numpy lacks.
     """
 
     def __init__(self, kind: str, numpy_kind: str, dtype: str | None = None) -> None:
@@ -131,9 +131,9 @@ class Number(construct.Construct):
 class TensorField(construct.Construct):
     """An array of numbers, ``f16[OUT, IN // 64]``: dims are integers or expressions.
 
-    Parses into an array of numpy: a view if possible, but writing to it never changes the file or
-    the caller's bytes. Builds from an array of exactly this dtype and shape, or from a torch
-    tensor. Size: that of its elements.
+    Parses into a numpy array, which is a view if possible; writing to it never changes the file or
+    the caller's bytes. Builds from a numpy array or torch tensor of exactly this dtype and shape.
+    Size: that of its elements.
     """
 
     def __init__(self, number: Number, dims: tuple[Any, ...]) -> None:
@@ -158,12 +158,12 @@ class TensorField(construct.Construct):
         return swapped
 
     def parts(self, name: str) -> list[tuple[str, slice | None, Number]]:
-        """Returns the arrays that formulas take of this field: name, span of bytes in a row, and
-        kind of number; None for all of the field."""
+        """Returns the arrays of this field that formulas use: name, span of bytes in a row (None
+        for the whole field), and type of number."""
         return [(name, None, self.number)]
 
     def columns(self, name: str, numbers: Array) -> dict[str, Array]:
-        """Returns the arrays that formulas take of this field, by name: one unless it is split."""
+        """Returns the arrays of this field that formulas use, by name; one unless it is split."""
         return {name: numbers}
 
     def _parse(self, stream: Any, context: Context, path: str) -> Array:
@@ -178,7 +178,7 @@ class TensorField(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         dtype, shape, array = self.number.dtype, self.shape(context), array_of(obj)
         if not isinstance(array, np.ndarray):
-            raise FormatError(f"expected an array of numpy or torch, found {quote(obj)}", path)
+            raise FormatError(f"expected a numpy array or torch tensor, found {quote(obj)}", path)
         if array.dtype != dtype or list(array.shape) != shape:
             found = f"{name_of(array.dtype)} {list(array.shape)}"
             raise FormatError(f"expected {name_of(dtype)} {shape}, found {found}", path)
@@ -202,7 +202,8 @@ bf16 = Number("bf16", "u2", "bfloat16")  # not in numpy: arrays only
 class ByteOrderOf(construct.Construct):
     """The container's byte order: always `order`, or detected from the next number.
 
-    A number of 4 or 8 bytes tells the order if the low 16 bits of its values are not all 0.
+    A number of 4 or 8 bytes reveals the order if its high 16 bits are 0 and its low 16 bits are
+    not.
 
     Parses into ``"little"`` or ``"big"``, builds from either, and sets the order of all numbers,
     arrays and payloads that follow. Size: 0.
@@ -246,10 +247,10 @@ class Picked(construct.Construct):
     """One of two numbers, such as ``u32`` in one version and ``u64`` in another.
 
     Attributes:
-        condition: an expression.
+        condition: an expression, or a function of the context.
         then: the number if the condition holds; the shorter one.
         otherwise: the number if it does not.
-        can_be_read: whether `condition` is an expression, whose fields are known, not a function.
+        can_be_read: whether `condition` is an expression, so that its fields are known.
     """
 
     def __init__(self, condition: Any, then: Number, otherwise: Number) -> None:
@@ -265,7 +266,7 @@ class Picked(construct.Construct):
         return holds
 
     def pick(self, context: Context) -> Number:
-        """Returns one of the two numbers."""
+        """Returns the number that applies in `context`."""
         return self.then if self._holds(context) else self.otherwise
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:

@@ -7,7 +7,7 @@
 `pattern`, `utf8`                   text
 `zeros`                             bytes
 `member_of`, `meets`                members of a set; other conditions
-`equals_result_of`                  a number that follows from other fields
+`equals_result_of`                  a number computed from other fields
 ==================================  ==================================
 
 A predicate applied to an expression, as in ``at_most(4).on(len_(this.dims))``, returns another
@@ -52,7 +52,7 @@ def equals(value: Any, *, show: Callable[[Any], str] = quote) -> Predicate:
 
 
 def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = quote) -> Predicate:
-    """Returns the predicate of values other than `value`; `text` says what these are."""
+    """Returns the predicate of values other than `value`; `text` describes them."""
     return Predicate(text, lambda of: of != value, (value,), show)
 
 

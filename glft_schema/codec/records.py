@@ -80,7 +80,7 @@ def record_class(names: tuple[str, ...], counts: tuple[str, ...]) -> type[Record
     kind: Any = type("Record", (Record,), {"__slots__": slots, "__doc__": Record.__doc__, "__module__": __name__})
     by_name = {name: vars(kind)[slot] for name, slot in zip((*names, *counts), slots, strict=True)}
     for name, slot in by_name.items():
-        if not hasattr(Record, name):  # a method wins; the field is still there by its key
+        if not hasattr(Record, name):  # methods take precedence; the field is available by key
             setattr(kind, name, slot)
     kind._names = {name: by_name[name] for name in names}
     kind._count_names = {name: by_name[name] for name in counts}

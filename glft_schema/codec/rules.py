@@ -76,7 +76,7 @@ class Check(construct.Construct):
         self.flagbuildnone = True
 
     def check(self, context: Context, path: str) -> None:
-        """Calls `broken` if the condition does not hold in `context`."""
+        """Calls `report` if the condition does not hold in `context`."""
         raise NotImplementedError
 
     def needs(self) -> set[str] | None:
@@ -92,7 +92,7 @@ class Check(construct.Construct):
         tensor: str | None = None,
         error: type[FormatError] = FormatError,
     ) -> None:
-        """Raises `error` if the rule is enforced here; otherwise notes a `Finding`."""
+        """Raises `error` if the rule is enforced here; otherwise adds a `Finding`."""
         if self.is_needed(context):
             found = error(problem + self.advice, path, offset, tensor)
             found.rule = self.id
@@ -129,10 +129,10 @@ class Predicate:
 
     Attributes:
         text: the end of the sentence "expected ...".
-        on: the expression of a value -> the condition, an expression again.
+        on: the expression of a value -> the condition, an expression or a function.
         broken_by: values that break it.
         show: a value that breaks it -> its text in errors.
-        number: the context -> the only number that it may be, for errors; None if others may be.
+        number: the context -> the required number, for errors; None if several values are valid.
     """
 
     text: str
@@ -148,18 +148,18 @@ class Rule(Check):
     Args:
         id: its stable name.
         of: the expression that is checked. The rule guards the first field in it.
-        must: what it must be.
+        must: the predicate of valid values.
         when: when the rule applies: an expression, or a function of the context.
         sets: the rule sets that have it.
         building: whether building for one of its sets enforces it, too.
-        field: the guarded field, if it is not the first one of `of`.
+        field: the guarded field, if it is not the first one in `of`.
         advice: see `Check`.
 
     Raises:
         TypeError: if `must` is not a predicate.
 
     Attributes:
-        condition: what must hold if the rule applies: an expression.
+        condition: the condition that must hold if the rule applies.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Rule(Check):
 
     @property
     def holds(self) -> Any:
-        """The rule as one condition on the context: an expression, if it applies always."""
+        """The rule as one condition on the context; `condition` itself if there is no `when`."""
         return self.condition if self.when is None else lambda at: not self._applies(at) or self._holds(at)
 
     def check(self, context: Context, path: str) -> None:
@@ -219,7 +219,7 @@ class Limit(Rule):
         id: its stable name.
         of: the expression that is checked.
         limit: the name of the limit.
-        unit: what the limit counts, a plural.
+        unit: a plural noun for what the limit counts.
         when: the condition under which the rule applies.
     """
 

@@ -43,11 +43,11 @@ class Interpreted(construct.Construct):
 
 @dataclass
 class Forged:
-    """A value built by another construct than its field, into bytes the field would never build.
+    """A value built by another construct, into bytes that its field would never build.
 
     Attributes:
-        construct: builds it.
-        value: the argument of `construct`.
+        construct: the construct that builds it.
+        value: the value to build.
         seen: the value that other fields see.
     """
 
@@ -70,7 +70,7 @@ class Struct(Interpreted, construct.Struct):
 
     Attributes:
         title: its name in descriptions; by default the name of its field.
-        needed: the parts that a plain parse needs, each with its name and its slot in a record.
+        needed: the fields and rules of a plain parse, each with its name and its slot in a record.
         record: the class of its records.
     """
 
@@ -123,7 +123,7 @@ class Struct(Interpreted, construct.Struct):
         return read
 
     def row_contexts(self, context: Context) -> dict[str, Any]:
-        """Returns the context of each row of a table before it is read. Raises NotFast."""
+        """Returns the initial entries of a table row's context. Raises NotFast."""
         if "_root" not in context:  # each row would be a root of its own
             raise NotFast
         entries = dict(self._nest(context, None))
@@ -184,7 +184,7 @@ def _in_order_of_checks(fields: list[construct.Construct]) -> list[construct.Con
 
 
 def _parse_of(field: construct.Construct) -> Any:
-    """Returns the parse of a field, for paths that have its name already."""
+    """Returns the parse function of a field, for paths that already include its name."""
     if not isinstance(field, construct.Renamed):
         return field._parsereport
     if field.parsed is None:
@@ -193,7 +193,7 @@ def _parse_of(field: construct.Construct) -> Any:
 
 
 def check_reader(rule: Check, context: Context) -> Reader:
-    """Returns a function like a reader that only checks a rule. Raises NotFast."""
+    """Returns a `Reader` that reads no bytes and checks a rule. Raises NotFast."""
     if type(rule)._parse is not Check._parse:
         raise NotFast
     check: Callable[[Context, str], object] = rule.check
@@ -210,8 +210,8 @@ def _one_name(field: construct.Construct) -> construct.Construct:
 class Count(Interpreted, construct.Rebuild):
     """An integer that counts a later field.
 
-    Parses into the number. Builds it from the counted field, and refuses another number. Size: that
-    of `integer`.
+    Parses into the number. Builds the count of the counted field, and refuses any other number.
+    Size: that of `integer`.
 
     Args:
         integer: the declaration of the number.
@@ -310,11 +310,11 @@ def check_count(counted: Any, count: int, least: int, left: int, path: str) -> N
 class Padding(construct.Construct):
     """Bytes up to a multiple of `to`, counted from the start of the container.
 
-    Parses into the bytes. Builds from bytes of the right number, otherwise zeros.
+    Parses into the bytes. Builds bytes of the right length unchanged, otherwise zeros.
 
     Args:
         to: the context -> the multiple; or a constant.
-        may_lack: the context -> whether the file may end before.
+        may_lack: the context -> whether the file may end within the padding.
     """
 
     def __init__(self, to: Any, may_lack: Callable[[Any], bool] = lambda context: False) -> None:

@@ -98,8 +98,8 @@ class Nested(construct.Construct):
     """A declaration that may contain itself, such as arrays of arrays, up to the limit on nesting.
 
     Args:
-        declare: the same, one level below -> the declaration.
-        level: its level, from 1 on.
+        declare: the `Nested` of the next level -> the declaration.
+        level: its level, counted from 1.
     """
 
     def __init__(self, declare: Callable[[Nested], construct.Construct], level: int = 1) -> None:

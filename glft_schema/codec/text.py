@@ -15,12 +15,12 @@ from glft_schema.storage.tensor_bytes import write_all
 
 
 def decode_text(stored: bytes | memoryview) -> str:
-    """Decodes UTF-8; any other bytes become lone surrogates."""
+    """Decodes UTF-8; invalid bytes become lone surrogates."""
     return str(stored, "utf-8", "surrogateescape")
 
 
 def encode_text(text: Any, path: str, errors: str = "surrogateescape") -> bytes:
-    """Encodes text as UTF-8. Raises FormatError for text it cannot hold, and other objects."""
+    """Encodes text as UTF-8. Raises FormatError if that is impossible or `text` is not a str."""
     if not isinstance(text, str):
         raise FormatError(f"expected text, found {quote(text)}", path)
     try:
@@ -48,7 +48,7 @@ class Text(construct.Construct):
 
     Args:
         length: the number before the string.
-        strict: refuse bytes that are not UTF-8. By default they become lone surrogates and back.
+        strict: refuse bytes that are not UTF-8. By default, lone surrogates represent them.
     """
 
     def __init__(self, length: Number | Picked, strict: bool = False) -> None:

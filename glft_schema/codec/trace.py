@@ -11,7 +11,7 @@ from typing import Any
 
 STEP = " -> "  # between the names in a path
 LABELS = ("name", "key")  # fields that identify a row
-ROOTS = ("(parsing)", "(building)", "(sizeof)", "(???)")  # of compiled constructs: the last
+ROOTS = ("(parsing)", "(building)", "(sizeof)", "(???)")  # the last is that of compiled constructs
 
 
 def without_root(path: str | None) -> str:
@@ -40,7 +40,8 @@ class Trace:
     """The spans of the fields of a parse.
 
     Args:
-        wanted: paths; of tables, only the rows with one of them have to be traced. By default all.
+        wanted: the paths to trace, by default all. Of a table, only rows with one of them are
+            traced.
 
     Attributes:
         spans: the finished fields, each after its parts.
@@ -54,12 +55,12 @@ class Trace:
         self._by_path: dict[str, FieldSpan] = {}
 
     def begin(self, path: str, stream: Any) -> None:
-        """Notes that the parse of the field at `path` begins."""
+        """Records the start of the field at `path`."""
         self.open.append(span := FieldSpan(without_root(path), stream.tell()))
         self._by_path[span.path] = span
 
     def end(self, value: Any, stream: Any) -> None:
-        """Notes that the parse of the field that began last has ended."""
+        """Records the end and the value of the innermost open field."""
         span = self.open.pop()
         span.end, span.value = stream.tell(), value
         self.spans.append(span)
@@ -75,11 +76,11 @@ class Trace:
         return sorted(row for row in rows if row < count)
 
     def find(self, path: str) -> FieldSpan | None:
-        """Returns the field at `path`, or None if it was not traced."""
+        """Returns the span of the field at `path`, or None if it was not traced."""
         return self._by_path.get(path)
 
     def label(self, name: str, path: str) -> Any:
-        """Returns the value of `name`, of `LABELS`, in the innermost row around `path`, or None."""
+        """Returns the value of `name` (in `LABELS`) in the innermost row around `path`, or None."""
         while path := parent_of(path):
             if span := self.find(path + STEP + name):
                 return span.value

@@ -32,10 +32,10 @@ _TABLES: dict[str, TypeTable[Any]] = {}  # the first of each kind, for pickle
 
 
 class TypeTable(Generic[T]):
-    """Types in order, by code, by name (also in lower case) and by themselves.
+    """Types in order, found by code, by name (also in lower case) or by the type itself.
 
-    ``TypeTable("toy", F32, {7: F16})`` gives F32 its own code and F16 the code 7. The first table
-    of each kind can be pickled, by its kind.
+    ``TypeTable("toy", F32, {7: F16})`` gives F32 its own code and F16 the code 7. Only the first
+    table of each kind can be pickled, as the name of its kind.
 
     Attributes:
         kind: a noun for errors, such as ``GGUF value``.
@@ -86,7 +86,7 @@ class TypeTable(Generic[T]):
 
     def _with_more(self) -> Mapping[object, T]:
         """Returns the types by key, after `more` has been called once."""
-        with self._lock:  # waits for another thread's call, but not for a lookup's own
+        with self._lock:  # waits for other threads, but not for lookups by `loader` itself
             loader, self.more = self.more, None
             if loader:
                 loader()
@@ -152,7 +152,7 @@ class TypeCode(construct.Adapter):
         table: the `TypeTable`.
 
     Raises:
-        TypeError: for another table.
+        TypeError: if `table` is not a `TypeTable`.
     """
 
     def __init__(self, code: construct.Construct, table: Any) -> None:

@@ -1,4 +1,4 @@
-"""Typed values as lines of text, bit for bit, for formats whose metadata is text."""
+"""Lossless text form of typed values, for formats whose metadata is text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def to_text(value: StoredValue) -> str:
 
 
 def from_text(text: str, types: Any, path: str) -> StoredValue:
-    """Parses the text of `to_text`. Raises FormatError for any other."""
+    """Parses the text of `to_text`. Raises FormatError for any other text."""
     type_text, _, value = text.partition(" ")
     try:
         return as_typed(json.loads(value), type_text, types, path, _from_json)
@@ -54,9 +54,9 @@ def from_value_text(text: str, type_text: str, types: Any, path: str) -> StoredV
 
 
 def how_to_write(text: str, type_text: str) -> str:
-    """Returns the end of an error about a text that is not JSON of a type, with a correction.
+    """Returns the correction of a text that is not JSON of a type, for the end of an error.
 
-    Empty if the meaning of the text is unclear, or if it is long.
+    Empty if the intended value is unclear, or the correction is long.
     """
     meant: Any = None
     if type_text == STRING:
@@ -72,9 +72,9 @@ def how_to_write(text: str, type_text: str) -> str:
 
 
 def texts_of_change(before: Any, after: Any, limit: int) -> tuple[str, str]:
-    """Returns two values, `Typed` or plain, as text with their types, such as ``uint32 3``; nothing
-    for None. Arrays begin at the first element that differs, and long texts a few characters
-    before.
+    """Returns two values, `Typed` or plain, as text with their types, such as ``uint32 3``; an
+    empty string for None. Arrays are shown from the first element that differs, and long texts from
+    a few characters before the difference.
     """
     one, other = (value.value if isinstance(value, Typed) else value for value in (before, after))
     one, other = (value.tolist() if isinstance(value, np.ndarray) else value for value in (one, other))

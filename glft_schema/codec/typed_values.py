@@ -23,7 +23,7 @@ from glft_schema.errors import FormatError, LimitError, quote
 LONG = 1 << 10  # longer arrays are returned as a numpy view or a lazy sequence, not as a list
 ARRAY = "array"
 INTEGERS = ("uint32", "int32", "uint64", "int64")  # an int without a type gets the first that fits
-# A value of one of these types, in a format without it, is refused with a type to write instead.
+# If a format lacks one of these types, the error suggests another one for the value.
 USUAL = ("bool", "string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
 
 Scalar = Callable[[Any, "ValueType", str], Any]
@@ -31,7 +31,7 @@ Scalar = Callable[[Any, "ValueType", str], Any]
 
 @dataclass(frozen=True, eq=False)
 class ValueType:
-    """A type of values.
+    """A type of metadata values.
 
     Attributes:
         name: such as ``uint8``.
@@ -115,7 +115,7 @@ def _plain_array(array: Array) -> Any:
 
 
 def stored_value(value: Any, types: Any, path: str) -> StoredValue:
-    """Returns a value with its type: given by `Typed`, numpy's, or inferred.
+    """Returns a value with its type, which `Typed` or numpy gives, or which is inferred.
 
     An int becomes the first of uint32, int32, uint64 and int64 that holds it; in lists, int32 is
     tried first. Floats become float32, which readers of GGUF expect. If `types` lacks that type,
@@ -187,7 +187,7 @@ def _is_number(type_: ValueType) -> bool:
 
 
 def _holds(type_: ValueType, *values: Any) -> bool:
-    """Returns whether values are in the range of a type of numbers."""
+    """Returns whether values are in the range of a numeric type."""
     try:
         return bool([type_.field.encode(value) for value in values])
     except FormatError:
@@ -195,7 +195,7 @@ def _holds(type_: ValueType, *values: Any) -> bool:
 
 
 def _advice(value: Any, text: str, types: Any) -> str:
-    """Returns what to write for a value of a type that other tables have and `types` lacks."""
+    """Returns the end of an error about a type that `types` lacks: a value to write instead."""
     if text not in USUAL:
         return ""
     plain = value.item() if isinstance(value, np.generic) else value
@@ -243,7 +243,7 @@ def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None
 
 
 def _elements(value: Any, element: ValueType, path: str, scalar: Scalar) -> Any:
-    """Returns the elements of an array as stored. Arrays of numpy and of a file are not copied."""
+    """Returns elements as stored, without copying `StoredStrings` or numpy arrays except bools."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or (value.dtype == bool) != (element.name == "bool"):
             raise FormatError(f"expected a one-dimensional array of {element}, found {value.dtype} {list(value.shape)}", path)
@@ -280,7 +280,7 @@ def as_stored(value: Any, type_: ValueType, path: str) -> Any:
 
 
 def values_within(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
-    """Yields a value and its type, and those of the arrays within an array of arrays."""
+    """Yields the type and the value, also of each array within an array of arrays."""
     yield type_, value
     if isinstance(value, Array) and value.type.name == ARRAY:
         for element in value.values:

@@ -1,4 +1,4 @@
-"""Declarations as data, and what is generated from them: byte maps, HTML pages, references,
+"""Declarations as data, and the outputs generated from them: byte maps, HTML pages, references,
 code in other languages."""
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def as_c(schema: s.Schema) -> str:
 
     Raises:
         UnsupportedError: if a payload size or a condition has an expression without a form in C.
-        ScalarError: if a scalar function is not of the language.
+        ScalarError: if a scalar function does not follow the scalar language.
     """
     return _Header(schema).text()
 
@@ -65,7 +65,7 @@ class _Member:
 
     @property
     def is_comment(self) -> bool:
-        """Whether it takes no bytes."""
+        """Whether the member takes no bytes."""
         return isinstance(self.node, (s.DerivedNode, s.ByteOrderNode))
 
 
@@ -103,7 +103,7 @@ class _Header(NodeWords):
         self.lines.extend(lines)
 
     def comment(self, *paragraphs: str, indent: str = "") -> None:
-        """Puts a comment with wrapped paragraphs. Leading spaces indent all of a paragraph."""
+        """Writes a comment with wrapped paragraphs. Leading spaces indent a whole paragraph."""
         wrapped = []
         for paragraph in paragraphs:
             safe = one_line_of(paragraph).replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
@@ -175,7 +175,7 @@ class _Header(NodeWords):
                     self.write(f"#define {self.name(f'{struct.name}_{part.name}').upper()} {c_constant(part.value)}", "")
 
     def write_struct(self, struct: s.StructOf) -> None:
-        """Puts the packed structs of a struct's runs, and a comment if it has other parts."""
+        """Writes the packed structs of a struct's runs, after a comment if it has other parts."""
         members = list(self.members(struct))
         runs = self.runs(struct, members)
         whole = len(runs) == 1 and runs[0][1] == members
@@ -187,7 +187,7 @@ class _Header(NodeWords):
                 self.write_packed(name + suffix, [*([sentence] if sentence else []), *general], run, outcome)
 
     def json(self, struct: s.StructOf) -> None:
-        """Puts a comment about the objects of a JSON text, which the header does not describe."""
+        """Writes a comment about the objects of a JSON text, for which the header has no struct."""
         lines = [f"{struct.name}, an object in the JSON text. Only this comment describes its values:"]
         for part in struct.fields:
             lines.append(f"    {part.name}: {self.words(part.node)}. {part.doc}")
@@ -196,7 +196,7 @@ class _Header(NodeWords):
         self.write("")
 
     def members(self, struct: s.StructOf) -> Iterator[_Member]:
-        """Yields a struct's fields, and before those of varying size their lengths or counts."""
+        """Yields a struct's fields, each preceded by its length or count, if any."""
         names = Identifiers(RESERVED)
         for part in struct.fields:
             if isinstance(part.node, s.TextNode):
@@ -220,7 +220,7 @@ class _Header(NodeWords):
         return runs
 
     def outcomes(self, run: list[_Member]) -> Iterator[tuple[str, str, dict[Expression, bool]]]:
-        """Yields a name suffix, a sentence and the truth values for each outcome of a run."""
+        """Yields suffix, sentence and truth values for each combination of a run's conditions."""
         conditions = list(dict.fromkeys(node.condition for member in run if isinstance(node := member.node, s.EitherNode)))
         names = Identifiers()
         named = {condition: names.new(name_of(condition)) for condition in conditions}
@@ -232,7 +232,7 @@ class _Header(NodeWords):
             yield suffix, f"The layout {sentence}." if sentence else "", truth
 
     def write_packed(self, name: str, sentences: list[str], run: list[_Member], outcome: Mapping[Expression, bool]) -> None:
-        """Puts a packed struct, and assertions of its size and offsets."""
+        """Writes a packed struct, and assertions of its size and offsets."""
         self.comment(*sentences)
         self.write("#pragma pack(push, 1)", f"struct {name} {{")
         offsets, at = [], 0
@@ -276,7 +276,7 @@ class _Header(NodeWords):
         return (f"struct {self.name(node.name)}", "", size) if isinstance(node, s.RefNode) else None
 
     def layout(self, struct: s.StructOf, members: list[_Member], runs: list[tuple[str, list[_Member]]]) -> None:
-        """Puts a comment that lists the parts of a struct of varying size, in order."""
+        """Writes a comment that lists the parts of a struct of varying size, in order."""
         lines = [f"{struct.name}, in order:"]
         in_run = {id(member): (name, run) for name, run in runs for member in run}
         for member in members:
@@ -334,7 +334,7 @@ class _Header(NodeWords):
             self.write("")
 
     def number_of(self, type_: s.TypeOf) -> int:
-        """Returns the code of a type; its number in this header if files store its name."""
+        """Returns the code of a type, or its number in this header if files store its name."""
         return type_.code if isinstance(type_.code, int) else self.schema.types.index(type_)
 
     def list_of_types(self) -> None:
@@ -350,7 +350,7 @@ class _Header(NodeWords):
         self.write(f"#define {self.macro}_TENSOR_TYPES(X) \\", " \\\n".join(rows), "")
 
     def payload_sizes(self) -> None:
-        """Puts the functions that compute the size of a payload and the offsets of its fields."""
+        """Writes the functions that compute the size of a payload and the offsets of its fields."""
         self.write(f"#define {self.macro}_NO_SIZE ((uint64_t)-1)", "")
         for name, overflow, result in (
             ("plus", f"a > {self.macro}_NO_SIZE - b", "a + b"),
@@ -387,7 +387,7 @@ class _Header(NodeWords):
         return self.name(f"{type_.type.scheme}_{field.name}_at")
 
     def weights(self) -> None:
-        """Puts the functions that compute weights: of each type, and of a payload by its type."""
+        """Writes the functions that compute weights: one per type, and one that selects by type."""
         function, size, no_size = self.name("dequantize"), self.name("payload_size"), f"{self.macro}_NO_SIZE"
         unit = TranslationUnit(f"{self.prefix}_", {function, *re.findall(r"\w+", "\n".join(self.lines))})
         names, cases = Identifiers(), list[str]()
@@ -418,8 +418,9 @@ class _Header(NodeWords):
         self.write("#if defined(__GNUC__)", section, "#endif", "")
 
     def decoding(self, type_: s.TypeOf, unit: TranslationUnit, names: Identifiers) -> list[str]:
-        """Returns statements that write n weights `w` of the payload `bytes`, after adding what
-        they call. Returns no statements for a type without a function that is not a number of C."""
+        """Returns statements that write n weights `w` of the payload `bytes`, and adds the
+        functions that they call to `unit`. Returns none for a type that has no function and is not
+        a C number."""
         fields = self.schema.structs[type_.payload].fields
         if layout := type_.type.layout:
             name = names.new(f"dequantize_{type_.type.scheme}")
@@ -463,7 +464,7 @@ class _Header(NodeWords):
         return size
 
     def in_c(self, expression: Expression) -> str:
-        """Returns an expression on out, in and dims, which is their product, in C."""
+        """Returns an expression on out, in and dims (the product of out and in) as C code."""
         if isinstance(expression, Constant) and isinstance(expression.value, int):
             return str(expression.value)
         if isinstance(expression, Reference) and expression.names in (("out",), ("in",)):

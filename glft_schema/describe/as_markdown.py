@@ -64,7 +64,7 @@ def structs_reference(schema: s.Schema) -> str:
 
 
 def codes_reference(schema: s.Schema) -> str:
-    """Returns a table of codes, names and storage for each kind of type but tensor types."""
+    """Returns a table of codes, names and storage for each kind of type except tensor types."""
     assert schema.format
     sections = []
     for table in schema.tables.values():
@@ -105,7 +105,7 @@ def types_reference(schema: s.Schema) -> str:
 def type_section(type_: s.TypeOf, schema: s.Schema, level: int, shown: set[str]) -> str:
     """Returns the section of a tensor type: sizes, fields, bit picture, formula, rules.
 
-    The names in `shown` are defined in sections before, and those of this section are added.
+    Names in `shown` are defined in earlier sections; the names of this section are added.
     """
     head = f"{'#' * level} {type_.heading}"
     encoder = "Has an encoder" if type_.type.has_encoder else "No encoder"
@@ -125,8 +125,8 @@ def type_section(type_: s.TypeOf, schema: s.Schema, level: int, shown: set[str])
 
 
 def definitions(function: Callable[..., Any], shown: set[str]) -> Iterator[str]:
-    """Yields the source of a scalar function, and the definitions of what it refers to, except
-    those in `shown`, to which they are added."""
+    """Yields the source of a scalar function, and the definitions of the names that it refers to,
+    unless they are in `shown`. Adds these names to `shown`."""
     lines = textwrap.dedent(inspect.getsource(function)).splitlines()
     (definition,) = ast.parse("\n".join(lines)).body
     yield "\n".join(lines[definition.lineno - 1 :])  # after the decorators
@@ -172,12 +172,12 @@ def _rules(rules: Iterable[Check], more: list[str]) -> list[str]:
 
 
 def _escape(text: str) -> str:
-    """Returns a sentence with names such as ``__init__`` as code: they would be bold."""
+    """Returns a sentence with names such as ``__init__`` as code, so that they are not bold."""
     return re.sub(r"\b__\w+__\b", r"`\g<0>`", text)
 
 
 def _storage_of(name: str, schema: s.Schema) -> str:
-    """Returns how values of a type are stored, from the first switch over it."""
+    """Returns the storage of values of a type, from the first switch with a case for it."""
     switches = (
         part.node for struct in schema.structs.values() for part in struct.fields if isinstance(part.node, s.SwitchNode)
     )

@@ -16,11 +16,11 @@ from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.conversions import widen
 
-QUIET = 8  # consecutive payloads without a new weight: in some, a bit does not change its weight
+QUIET = 8  # payloads in a row without a new weight end the search: one payload may hide a change
 CONTEXTS = 64  # payloads in which all values of a byte are tried, if its bits interact
 SEED = 7
 PERIODS = (1, 2, 4, 8, 16, 32)  # bytes after which a pattern may repeat
-CELLS = range(3, 10)  # characters of a bit: the fewest that the labels fit in
+CELLS = range(3, 10)  # bit widths to try, in characters: the first that fits the labels is used
 AT_ONCE = 1 << 17  # weights dequantized at once
 
 
@@ -61,7 +61,7 @@ def _flip_bits(type_: TensorType, payload: Array, count: int) -> Array:
 
 
 def _interact(bits: Array) -> Array:
-    """Tells of each byte of bool [bytes, 8, weights] whether its bits seem to share some weights
+    """Returns for each byte of bool [bytes, 8, weights] whether its bits seem to share some weights
     but not all.
 
     This is so if the byte is an index into a table: the effect of one bit depends on the others.
@@ -88,7 +88,7 @@ def _independent(indices: Iterable[int], touched: Array) -> list[list[int]]:
 
 
 def _all_values(type_: TensorType, payload: Array, group: list[int], touched: Array) -> None:
-    """Adds the weights that flips of bits change, over all values of the bytes of `group`."""
+    """Adds to `touched` the weights that a bit changes, over all values of the bytes in `group`."""
     payloads = np.tile(payload, (256, 1))
     payloads[:, group] = np.arange(256, dtype=np.uint8)[:, None]
     numbers = _dequantize(type_, payloads, count := touched.shape[1])
@@ -101,8 +101,8 @@ def _all_values(type_: TensorType, payload: Array, group: list[int], touched: Ar
 
 
 def _dequantize(type_: TensorType, payloads: Array, count: int) -> Array:
-    """Returns the bits of the numbers [payloads, weights] of payloads u8[payloads, nbytes], each of
-    one row."""
+    """Dequantizes payloads u8[payloads, nbytes] of one row each, and returns the bits of the
+    numbers as unsigned integers [payloads, weights]."""
     numbers = widen(type_.decode(type_.unpack(payloads, count), count))
     return numbers.view(f"u{numbers.itemsize}")
 
@@ -114,7 +114,7 @@ def picture(bits: Sequence[tuple[int, ...]], fields: Mapping[int, str]) -> list[
 
     Args:
         bits: the weights of each bit, from `weights_of_bits`.
-        fields: names by offset.
+        fields: the names of fields, by offset.
     """
     rows = [tuple(bits[8 * i : 8 * i + 8]) for i in range(len(bits) // 8)]
     runs = {i: _runs(row) for i, row in enumerate(rows)}

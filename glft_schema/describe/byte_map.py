@@ -46,19 +46,19 @@ PAYLOAD = "payload"  # the struct of a tensor type's payload
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """The bytes of a file from `start` to before `end`. Equal if offsets, path and kind are equal.
+    """The bytes of a file in ``[start, end)``. Ranges with equal offsets, path and kind are equal.
 
     Attributes:
         start: the offset of the first byte in the file.
         end: the offset after the last byte.
-        path: of the field, as in errors: ``header -> version``, ``data -> 'w' -> scales``.
+        path: the path of the field, as in errors: ``header -> version``, ``data -> 'w' -> scales``.
         kind: ``field``, ``padding``, ``gap``, or ``unclaimed``: not covered by the declaration.
-        type: ``u32``, ``text after u64``, ``f16[out, in // 64]``.
+        type: the type as text: ``u32``, ``text after u64``, ``f16[out, in // 64]``.
         doc: the field's sentence.
-        value: decoded; None for payloads, long values, and bytes of no field.
-        tensors: names of the tensors whose row or payload it is in; several if shared.
-        key: of the metadata entry that contains it, or None.
-        node: of the schema, resolved; None for bytes of no field.
+        value: the decoded value; None for payloads, long values, and bytes outside of fields.
+        tensors: the names of the tensors whose row or payload it is part of; several if shared.
+        key: the key of the metadata entry that it is part of, or None.
+        node: the schema node, with alternatives resolved; None for bytes outside of fields.
         scope: the fields that the node refers to.
     """
 
@@ -95,8 +95,8 @@ class ByteMap(Sequence[ByteRange]):
 
     Attributes:
         nbytes: the size of the file.
-        format: of the file.
-        source: of the file's bytes, which `inside` reads while the source is open.
+        format: the format of the file.
+        source: the file's bytes. `inside` reads them, so the source must be open.
     """
 
     def __init__(self, format: Format, source: Source, byte_ranges: Sequence[ByteRange], reader: NodeReader) -> None:
@@ -168,12 +168,12 @@ class ByteMap(Sequence[ByteRange]):
     def inside(self, byte_range: ByteRange, start: int | None = None, end: int | None = None) -> Iterator[ByteRange]:
         """Yields the parts of a range that have a byte in ``[start, end)``, one level deep.
 
-        A text has length and bytes, an array elements, a payload numbers or blocks, a block fields.
-        Parts can be opened in turn. Indices are those of the payload's tensors:
-        ``scales -> 3 -> 5`` is ``payload.scales[3, 5]``.
+        The parts of a text are its length and bytes; those of an array, its elements; of a payload
+        field, numbers or blocks; of a block, its fields. Parts may have parts. Indices are those of
+        the payload's tensors: ``scales -> 3 -> 5`` is ``payload.scales[3, 5]``.
 
         Args:
-            byte_range: from this map or from this method.
+            byte_range: a range of this map, or a part from this method.
             start: the first offset, by default that of the range.
             end: the offset after the last, by default that of the range.
 
@@ -242,7 +242,7 @@ def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
         The map, and the error that ends the parse, or None.
 
     Raises:
-        FormatError: if the file starts with no format's magic.
+        FormatError: if no format is found for the file's first bytes or extension.
     """
     format = format_of(source)
     spans, error = trace_source(format, source)
@@ -268,11 +268,11 @@ def _map_spans(format: Format, source: Source, spans: Sequence[FieldSpan]) -> By
 
 @dataclass
 class _Row:
-    """A parsed struct, and the row of a table that contains it."""
+    """A parsed struct, with the field that identifies its table row, if any."""
 
     scope: Scope
     fields: dict[str, s.Field]
-    label: str  # the field that identifies the row; empty outside of tables
+    label: str  # the name of that field; empty outside of tables
     of_tensor: bool  # whether the table is one of tensors
 
 
@@ -367,7 +367,7 @@ class _ParsedFields:
         return ByteRange(span.start, span.end or 0, span.path, kind, type_, declared.doc, value, tensors, key, node, row.scope)
 
     def between(self, start: int, end: int) -> ByteRange:
-        """Returns bytes that no leaf covers: of the innermost field around them, or unclaimed."""
+        """Returns a range for bytes that no leaf covers: of the field around them, or unclaimed."""
         for span in self._tables_in_json:
             if span.start <= start and end <= (span.end or 0):
                 return self._json(start, end, span.path, JSON_SYNTAX)

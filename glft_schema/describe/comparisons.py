@@ -17,20 +17,20 @@ VALUE = 50  # characters shown of a value
 
 
 def metadata_rows(changes: Sequence[MetadataChange]) -> list[tuple[str, ...]]:
-    """Returns a head and a row for each change; nothing if there is none."""
+    """Returns a header and a row for each change, or an empty list without changes."""
     rows = [(safe(c.key), c.state, *texts_of_change(c.before, c.after, VALUE)) for c in changes]
     return [("key", "metadata", "in A", "in B"), *rows] if rows else []
 
 
 def tensor_rows(differing: list[TensorComparison]) -> list[tuple[str, ...]]:
-    """Returns a head and a row for each tensor; nothing if there is none."""
+    """Returns a header and a row for each tensor, or an empty list without tensors."""
     head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "its error")
     rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing]
     return [head, *rows] if rows else []
 
 
 def _change_text(tensor: TensorComparison) -> str:
-    """Returns what differs of name, type and shape."""
+    """Describes the change of a tensor: name, type, shape, non-finite numbers, and problem."""
     if not (tensor.before and tensor.after):
         version = tensor.before or tensor.after
         return f"{version.type} {list(version.shape)}" if version else ""

@@ -25,7 +25,7 @@ FOLDED = 4 * PER_LINE  # bytes: longer ranges are folded
 FIRST = 2  # lines of a folded range, and blocks of a payload
 INDENT = "  "
 
-# Codes of ANSI terminals. Only hues, which suit dark and light terminals.
+# ANSI codes, without backgrounds, black or white: they suit dark and light terminals.
 PLAIN_STYLES: dict[str, str] = {}
 # fmt: off
 STYLES = {
@@ -75,7 +75,7 @@ class HexView:
             yield self._paint(f"{nbytes:,} bytes are not covered by any declared field", UNCLAIMED)
 
     def part(self, start: int, end: int) -> Iterator[str]:
-        """Yields lines about the bytes from `start` to `end`, opened down to elements."""
+        """Yields lines about the bytes from `start` to `end`, expanded down to elements."""
         owner = None
         for byte_range in self._map.between(start, end):
             if self._owner(byte_range) not in (owner, ""):
@@ -85,7 +85,7 @@ class HexView:
             yield from self._open(byte_range, start, end)
 
     def _owner(self, byte_range: ByteRange) -> str:
-        """Returns the key or the tensors of a range's row, of which the path has the index."""
+        """Returns a line with the key or tensors of a range, whose path may have only an index."""
         if byte_range.key is not None:
             return f"of key {quote(byte_range.key)}"
         if len(byte_range.tensors) > 1:
@@ -139,13 +139,13 @@ class HexView:
                 yield from self._open(part, start, end)
 
     def _block(self, weights: int, block: ByteRange) -> str:
-        """Returns a block in a line: type, row and block, fields of one number, decoded weights."""
+        """Describes a block in a line: type, row, weights, single numbers, decoded weights."""
         parts = (part for part in self._map.inside(block) if isinstance(part.value, (int, float)))
         numbers = [f"{part.name} = {value_text(part)}" for part in parts]
         type_ = next(part.value for part in self._map.tensors[block.tensor or ""] if isinstance(part.value, TensorType))
         row, index = block.path.split(STEP)[-2:]
         stored = BytesSource(bytes(self._map.source.view(block.start, block.nbytes)))
-        with suppress(OptionError):  # of a type whose formula is one of torch, which is not installed
+        with suppress(OptionError):  # if the type's formula needs torch, which is not installed
             fields = type_.cut(stored, 0, (weights,), range(1), range(weights), self._map.byte_order)
             decoded = type_.decode(fields, weights).reshape(-1).tolist()
             numbers.append(f"decoded {' '.join(f'{number:.4g}' for number in decoded)}")
@@ -154,7 +154,7 @@ class HexView:
         return text if len(text) <= self._width else f"{text[: self._width - 4].rpartition(' ')[0]} ..."
 
     def _is_run(self, byte_range: ByteRange) -> bool:
-        """Tells whether a range is an array of numbers, many of which share a line."""
+        """Tells whether a range is an array of numbers, shown several to a line."""
         if not isinstance(byte_range.node, (s.NumbersNode, s.ListNode)) or not self._map.parts(byte_range):
             return False
         return isinstance(next(self._map.inside(byte_range)).node, s.NumberNode)

@@ -30,7 +30,7 @@ class Identifiers:
         self._taken = set(map(self._key, taken))
 
     def new(self, name: str) -> str:
-        """Returns `name` as an identifier, with a number if that one is taken."""
+        """Returns `name` as an identifier, with a number appended if it is taken."""
         legal = free = identifier(name, self._reserved)
         number = 1
         while self._key(free) in self._taken:
@@ -41,7 +41,7 @@ class Identifiers:
 
     @staticmethod
     def _key(name: str) -> str:
-        """Returns the part of an identifier in which two must differ."""
+        """Returns the form of an identifier that must be distinct."""
         return name
 
 
@@ -56,7 +56,7 @@ def name_of(expression: Expression) -> str:
     """Returns an expression as part of a name: ``header.version == 1`` becomes ``version_is_1``.
 
     Raises:
-        UnsupportedError: if it has more than fields, numbers, lengths and operations.
+        UnsupportedError: if it contains anything except fields, constants, lengths and operations.
     """
     match expression:
         case Reference():

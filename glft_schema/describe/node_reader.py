@@ -1,4 +1,4 @@
-"""Reads the values and parts of a file, by the nodes that `glft_schema.describe.schema` returns.
+"""Reads the values and parts of a file according to the nodes of its schema.
 
 A node may depend on earlier fields; a `Scope` has their values. Only the requested bytes are read.
 Elements of different sizes, such as texts, are all located at the first request.
@@ -62,7 +62,7 @@ class Scope:
 
     Attributes:
         schema: the schema of the structs.
-        fields: the known fields of a struct.
+        fields: the values of a struct's known fields, by name.
         outer: the scope of the struct around it.
     """
 
@@ -88,7 +88,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class NodePart:
-    """A part of a span: bytes `start` to before `end`. Its path ends with `name`."""
+    """A part of a span: the bytes in ``[start, end)``. Its path ends with `name`."""
 
     name: str
     start: int
@@ -173,7 +173,7 @@ class NodeReader:
         return self.value(part.node, part.start, part.end, part.scope)
 
     def text(self, start: int, end: int) -> str:
-        """Returns bytes as text."""
+        """Returns the bytes from `start` to `end` as UTF-8 text."""
         return str(self._source.view(start, end - start), "utf-8", "surrogateescape")
 
     def numbers(self, number: s.NumberNode, start: int, count: int) -> list[Any]:
@@ -210,11 +210,11 @@ class NodeReader:
         """Yields the parts of a span that have a byte in ``[low, high)``, one level deep.
 
         Args:
-            node: the node of the span, settled.
+            node: the node of the span, with alternatives resolved.
             start: its first byte.
             end: its end, if known.
             scope: the fields that the node depends on.
-            low: the first byte of the parts.
+            low: the start of the requested bytes.
             high: their end; by default the end of the span.
             doc: the sentence of parts without their own.
         """

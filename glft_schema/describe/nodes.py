@@ -32,7 +32,8 @@ class Wrapper:
     Attributes:
         decode: (value, context, path) -> the wrapper's value; None if the value is unchanged.
         options: special values, or functions of the context: a default, the names of an `Enum`.
-        is_closed: whether other values are impossible. Building computes a value without `options`.
+        is_closed: whether no other values are possible; without `options`, building computes the
+            value.
     """
 
     decode: Callable[[Any, Any, str], Any] | None = None
@@ -55,7 +56,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class NumberNode(Declared):
-    """A number, ``u8`` to ``f64``, in byte order ``little``, ``big``, or that of the ``file``.
+    """A number, ``u8`` to ``f64``, in ``little``, ``big`` or the ``file``'s byte order.
 
     The numbers of a tensor type may be of another kind, such as ``f8_e4m3``.
     """
@@ -185,7 +186,7 @@ class LinesNode(Declared):
 
 @dataclass(frozen=True)
 class JsonTableNode(Declared):
-    """`size` bytes of JSON: an object with an entry `item` for each row, and one other entry."""
+    """`size` bytes of JSON: an object with an entry `item` per row, and the entry `reserved`."""
 
     size: Expression
     item: Node
@@ -194,7 +195,7 @@ class JsonTableNode(Declared):
 
 @dataclass(frozen=True)
 class JsonTextsNode(Declared):
-    """No bytes of its own: the entry of a `JsonTableNode` that is not a row, with texts by key."""
+    """No bytes of its own: the reserved entry of the JSON table `table`, with texts by key."""
 
     table: str
     item: Node
@@ -202,9 +203,9 @@ class JsonTextsNode(Declared):
 
 @dataclass(frozen=True)
 class JsonNode(Declared):
-    """A value in a JSON object: its ``name`` there, a ``text``, ``integers``, or one ``integer``.
+    """A value in JSON: the ``name`` of an entry, a ``text``, ``integers``, or one ``integer``.
 
-    The value is at `key` of a row's object; `index` is that of one integer of several.
+    `key` is its key in the entry's object, if any; `index` selects one of several integers.
     """
 
     kind: str
@@ -270,7 +271,7 @@ class Field:
         is_count: whether the field is the length of another one.
         value: the default or only value, a number or bytes, or None.
         rules: the rules that guard the field.
-        refuses: other values that are never accepted, in words.
+        refuses: values that the field's constructs reject, in words.
         declared: the field's construct.
     """
 
@@ -300,7 +301,7 @@ class StructOf:
     """A struct.
 
     Attributes:
-        name: by which other structs refer to the struct.
+        name: the name by which other structs refer to it.
         fields: in order.
         rules: in order, including those that guard a field.
         offsets: of each field from the start of the struct; None after a field of varying size.
@@ -344,7 +345,7 @@ class TypeOf:
         nbytes: the bytes of `weights` weights.
         row_nbytes: the bytes of a row in addition to those of its weights.
         rules: on the dims, as in the struct `payload`.
-        packed: the weights in a byte that torch counts as one element; 1 if it counts weights.
+        packed: the weights per byte if torch counts bytes as elements, else 1.
     """
 
     type: TensorType
@@ -359,7 +360,7 @@ class TypeOf:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the type stores a dtype that is only copied: nothing is converted to it."""
+        """Whether the type stores a dtype but has no encoder, so that tensors are only copied."""
         return self.type.exact is not None and not self.type.has_encoder
 
     @property
@@ -428,7 +429,7 @@ class Schema:
         return next((node.orders for node in self._nodes if isinstance(node, ByteOrderNode)), ("little",))
 
     def size(self, node: Node) -> int | None:
-        """Returns the bytes of a node, or None if they vary."""
+        """Returns the size of a node in bytes, or None if it varies."""
         if isinstance(node, NumberNode):
             return node.size
         if isinstance(node, CodeNode):
@@ -471,7 +472,7 @@ def refs(node: Node) -> Iterator[str]:
 
 
 def choose(node: EitherNode | SwitchNode, evaluate: Callable[[Expression], Any]) -> Node:
-    """Returns the node that the values of expressions select. Raises KeyError if there is none."""
+    """Returns the alternative that `evaluate` selects. Raises KeyError if there is none."""
     if isinstance(node, EitherNode):
         return node.then if evaluate(node.condition) else node.otherwise
     value = evaluate(node.on)

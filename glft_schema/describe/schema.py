@@ -39,7 +39,7 @@ PAIR = structs.Struct(  # of a `JsonTexts`
 
 
 def schema_of(described: Format | TensorType) -> Schema:
-    """Reads a format, with each of its tensor types, or one tensor type."""
+    """Returns the schema of a format with its tensor types, or of one tensor type."""
     if isinstance(described, TensorType):
         schema, types = Schema(described.name), [(described.code, described)]
     else:
@@ -49,7 +49,7 @@ def schema_of(described: Format | TensorType) -> Schema:
 
 
 def container_schema(format: Format) -> Schema:
-    """Reads a format without its tensor types."""
+    """Returns the schema of a format without its tensor types."""
     schema = Schema(format.name, format)
     node_of(format.struct, schema, FILE)
     return schema
@@ -85,7 +85,7 @@ class UndescribedError(UnsupportedError):
 
 @singledispatch
 def node_of(declared: Any, schema: Schema, name: str) -> Node:
-    """Reads a construct. Adds its structs to `schema.structs`, under `name` if they have no title.
+    """Returns the node of a construct. Adds its structs, named `name` if untitled, to `schema`.
 
     Raises:
         UnsupportedError: if the class of the construct is not registered.
@@ -96,7 +96,7 @@ def node_of(declared: Any, schema: Schema, name: str) -> Node:
 
 @cache
 def struct_of(declared: construct.Struct) -> StructOf:
-    """Reads a single Struct. Raises as `node_of`."""
+    """Returns the description of a Struct. Raises the errors of `node_of`."""
     schema = Schema("")
     ref = node_of(declared, schema, "struct")
     assert isinstance(ref, RefNode)
@@ -267,7 +267,7 @@ def _(declared: construct.Switch, schema: Schema, name: str) -> Node:
 
 
 def tree_of(expression: Any) -> Expression:
-    """Returns an expression, parsed. Raises UnsupportedError for a function."""
+    """Parses an expression. Raises UnsupportedError for a function."""
     if (tree := read(expression)) is None:
         raise UnsupportedError(f"expected an expression such as this.count, found the function {expression!r}")
     return tree

@@ -28,7 +28,7 @@ def origin(schema: s.Schema, language: str, extension: str) -> tuple[str, str]:
 
 
 def enforcers(rule: Check) -> str:
-    """Returns the rule sets that hold a rule."""
+    """Returns the names of the rule sets that enforce a rule."""
     return REQUIRED if rule.is_required else ", ".join(rule.sets)
 
 
@@ -52,7 +52,7 @@ class NodeWords:
     """Describes nodes in words. Writers override how numbers, names and code are spelled."""
 
     def code(self, text: str) -> str:
-        """Returns a piece of code as it stands in a sentence."""
+        """Returns code as it is spelled within a sentence."""
         return text
 
     def expression(self, expression: Expression) -> str:

@@ -1,4 +1,4 @@
-"""torch.distributed: weights files read and written by all ranks together.
+"""Reading and writing of weights files by all ranks of torch.distributed.
 
 ``python -m glft_schema.distributed`` quantizes and converts files in several processes.
 """

@@ -45,8 +45,9 @@ def app(timeout: float) -> None:
 
     torchrun --nproc-per-node N [--nnodes M] -m glft_schema.distributed quantize IN OUT Q4_K_M
 
-    All processes need one file system with IN and OUT. OUT has the bytes that glft writes. After a
-    failure, the same command goes on with what is finished; torchrun --max-restarts repeats it.
+    All processes need IN and OUT on a shared file system. OUT has the same bytes as with glft.
+    After a failure, the same command resumes the unfinished file; torchrun --max-restarts repeats
+    it.
     """
 
 
@@ -58,8 +59,8 @@ class _Stderr:
     """Standard error that records the last line written to it.
 
     Args:
-        stream: the real one.
-        is_first: whether it is of rank 0; others show no bars.
+        stream: the real standard error.
+        is_first: whether this is rank 0; other ranks show no progress bars.
     """
 
     def __init__(self, stream: Any, is_first: bool) -> None:
@@ -115,7 +116,7 @@ def _inputs(arguments: Mapping[str, Any]) -> list[StrPath]:
 
 @contextmanager
 def _speaking(ranks: Ranks) -> Iterator[_Stderr]:
-    """Lets rank 0 print the report and show the bar; others print errors and lost weights only."""
+    """Lets rank 0 print the report and a progress bar, the others only errors and lost weights."""
     stderr = _Stderr(sys.stderr, ranks.is_first)
     with ExitStack() as opened:
         opened.enter_context(redirect_stderr(cast(TextIO, stderr)))

@@ -47,7 +47,7 @@ A_SOURCE_BYTE = 1.0  # nanoseconds to hash a byte that a weight is encoded from
 
 
 def cost(payload: PlannedPayload) -> float:
-    """Returns the nanoseconds that one core takes to write a payload, about."""
+    """Returns the estimated nanoseconds that one core takes to write a payload."""
     if payload.copy_of:
         return payload.nbytes * A_BYTE
     a_weight = 0.0 if payload.is_unchanged else NANOSECONDS.get(payload.type.scheme, OTHERS)

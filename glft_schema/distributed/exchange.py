@@ -1,7 +1,7 @@
 """Exchange of the parts of tensors that one rank encodes and another one holds.
 
-All ranks know which rank holds each part, and what each rank encodes next. Each computes what it
-has to send and to receive, so there are no requests on the wire.
+All ranks know which rank holds each part, and what each rank encodes next. Each rank computes what
+to send and to receive, so no requests are sent.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from glft_schema.errors import TensorError
 from glft_schema.storage.dtypes import Array, Dtype
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor
 
-TAG = 0x676C  # of messages, so that those of other code in the group are not mistaken for them
+TAG = 0x676C  # of messages, to tell them from those of other code in the group
 
 
 class Chunk(NamedTuple):
     """A part of a tensor that a rank holds.
 
     Attributes:
-        offsets: of its first number in the tensor.
+        offsets: index of its first element in the tensor.
         sizes: its shape.
-        rank: that holds it.
+        rank: the rank that holds it.
     """
 
     offsets: tuple[int, ...]
@@ -55,7 +55,7 @@ class Piece(NamedTuple):
     """A part of a request that one rank holds.
 
     Attributes:
-        chunk: that it is in.
+        chunk: the chunk that contains it.
         held: its slices of the chunk.
         wanted: its slices of the request.
     """
@@ -66,7 +66,7 @@ class Piece(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Numbers in it."""
+        """The number of its elements."""
         return math.prod(part.stop - part.start for part in self.wanted)
 
 
@@ -79,7 +79,7 @@ class Cut:
         self.tallest = max((chunk.sizes[:1] or (1,))[0] for chunk in self.chunks)
 
 
-# Lists of chunks, which do not overlap; and of each tensor: name, shape, dtype, number of its list.
+# Lists of chunks that do not overlap; and for each tensor: name, shape, dtype, index of its list.
 Entries = list[Any]
 
 
@@ -95,7 +95,7 @@ class Holdings:
 
     @classmethod
     def of(cls, entries: Entries) -> Holdings:
-        """Returns the holdings of tensors, also of `Entries` that were JSON."""
+        """Returns the holdings of `Entries`, also after a round trip through JSON."""
         lists, tensors = entries
         cuts = [Cut([Chunk(tuple(offsets), tuple(sizes), rank) for offsets, sizes, rank in chunks]) for chunks in lists]
         return cls({name: cuts[number] for name, _, _, number in tensors})
@@ -134,7 +134,7 @@ def _common(wanted: range, offset: int, size: int) -> tuple[slice, slice]:
 class Remote:
     """The tensors that ranks hold, as tensors to be written.
 
-    After `noting`, reads are noted and return zeros. After `answer`, they return the values.
+    After `noting`, reads are recorded and return zeros. After `answer`, reads return the values.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Remote:
         return StoredTensor(shape, dtype, lambda: read(tuple(slice(0, size) for size in shape)), read=read)
 
     def noting(self) -> list[Request]:
-        """Begins to note reads. Returns the list that they are added to."""
+        """Begins to record reads. Returns the list that they are added to."""
         self._noted = []
         return self._noted
 
@@ -180,14 +180,14 @@ class Exchange:
                 self._group = _gloo(tuple(self._ranks), len(self._ranks) < distributed.get_world_size())
 
     def messages(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, int]) -> dict[int, torch.Tensor]:
-        """Sends u8 [bytes] to ranks, and returns those of others.
+        """Sends u8 [bytes] to other ranks, and returns their messages.
 
         Args:
             outgoing: by rank.
             incoming: the number of bytes, by rank.
 
         Raises:
-            RuntimeError: if a rank is gone, or the timeout is over.
+            RuntimeError: if a rank is gone, or after the timeout.
         """
         received = {rank: torch.empty(nbytes, dtype=torch.uint8) for rank, nbytes in incoming.items()}
         works = [distributed.irecv(buffer, self._ranks[rank], self._group, TAG) for rank, buffer in received.items()]
@@ -198,8 +198,8 @@ class Exchange:
         return received
 
 
-@cache  # torch cannot make a group again under the name of one that has ended
+@cache  # torch cannot reuse the name of a group that has ended
 def _gloo(ranks: tuple[int, ...], is_part: bool) -> distributed.ProcessGroup:
-    """Returns a group of gloo for ranks that have none. All of them must call it."""
+    """Returns a new gloo group of ranks whose group has no gloo. All of them must call it."""
     group: distributed.ProcessGroup = distributed.new_group(list(ranks), backend="gloo", use_local_synchronization=is_part)
     return group

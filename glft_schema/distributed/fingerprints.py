@@ -18,18 +18,18 @@ from glft_schema.storage.source import StrPath
 SHOWN = 3  # files in a text
 DIGITS = 16  # hexadecimal digits of a digest
 SAMPLE = 256  # bytes of each payload
-WHOLE = 1 << 26  # bytes of a file without known payloads that are all hashed
-SAMPLES = 4096  # of a larger one
+WHOLE = 1 << 26  # bytes: a file without known payloads up to this size is hashed whole
+SAMPLES = 4096  # samples of a larger file
 READ = 1 << 22  # bytes to hash at once
 
 
 class FileFingerprint(NamedTuple):
-    """A file, as other machines see it, too.
+    """Properties of a file that are equal on all machines.
 
     Attributes:
         name: without its folder.
         size: in bytes.
-        time: when its content was changed, in ns; 0 if copies are equal.
+        time: modification time in ns, or 0 to make copies equal.
         content: digest of the bytes before the first payload and of a sample of each payload; of a
             file without known payloads, of all bytes, or of samples if it is large.
     """
@@ -46,7 +46,7 @@ class FileFingerprint(NamedTuple):
 
 
 class Fingerprint(NamedTuple):
-    """Files, told from others without reading all of their bytes."""
+    """Identifies files without reading all of their bytes."""
 
     entries: tuple[FileFingerprint, ...]
 
@@ -65,13 +65,13 @@ class Fingerprint(NamedTuple):
 
 
 class Inputs:
-    """The files that a run reads: their fingerprint, and the versions that this rank began with.
+    """The input files of a run: their fingerprint, and their versions on this rank at the start.
 
     Device, inode and times differ between machines. So ranks compare fingerprints, and each rank
-    its own versions.
+    checks its own versions for changes.
 
     Args:
-        paths: files, sets of files by one of them, and folders.
+        paths: files and folders. A file that opens a set stands for the whole set.
     """
 
     def __init__(self, paths: Iterable[StrPath]) -> None:
@@ -100,7 +100,7 @@ class Inputs:
                 raise OptionError(f"input {name} has changed from {_format(before)} to {_format(now)}")
 
     def _add(self, name: str, entries: dict[str, FileFingerprint]) -> None:
-        """Adds a file, and those of the set that it belongs to."""
+        """Adds a file, and all files of the set that it opens."""
         if name in entries:
             return
         with suppress(FormatError), open(name) as file:  # raised for another kind of file, such as a torch file
@@ -155,7 +155,7 @@ def sha256_of(read: Callable[[int, int], bytes | memoryview], spans: Iterable[tu
 
 
 def digest(parts: Iterable[object]) -> str:
-    """Returns the SHA-256 of parts: of bytes, or of the texts of others."""
+    """Returns the SHA-256 of parts: of bytes as they are, and of other objects as text."""
     total = hashlib.sha256()
     for part in parts:
         stored = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogateescape")

@@ -1,7 +1,7 @@
 """Journals of finished units: a text file for each rank, beside the unfinished file.
 
-A line has the first and the last byte of a unit, the SHA-256 of its bytes, and the hash of what
-they are made from, see `origins`.
+A line has the start and the end of a unit in bytes, the SHA-256 of its bytes, and the hash of their
+source; see `origins`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from glft_schema.storage.atomic import lock, open_or_create, open_own, partial_p
 from glft_schema.storage.source import StrPath
 
 LINE = re.compile(r"([0-9]{1,20}) ([0-9]{1,20}) ([0-9a-f]{64}) ([0-9a-f]{64})")
-Line = tuple[int, int, str, str]  # first and last byte, SHA-256 of the bytes, hash of what they are made from
+Line = tuple[int, int, str, str]  # start, end, SHA-256 of the bytes, hash of their source
 
 
 class Journals:

@@ -1,8 +1,8 @@
-"""Hashes of the source of each unit of a file, so that a later run can detect another source.
+"""Hashes of the source of each unit of a file, so that a later run can detect changes.
 
 The values are hashed as the encoder gets them, whatever they come from: a mapped file, a torch
-file, the operations of a family, memory. Rows are hashed in groups at fixed places, because the
-rows that are read at once depend on the number of ranks.
+file, the operations of a family, memory. Rows are hashed in groups at fixed positions, because the
+number of ranks determines which rows are read at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Origins:
         self._groups: defaultdict[str, dict[int, bytes]] = defaultdict(dict)  # by tensor and first row
 
     def add(self, payload: PlannedPayload, rows: slice, source: Source) -> None:
-        """Hashes what some rows are encoded from. They begin and end at groups."""
+        """Hashes the source of some rows, which begin and end at groups."""
         count = rows.stop - rows.start
         matrices = [array.reshape(count, array.size // count) for array in source.values()]
         for group in slices(count, payload.group):
@@ -42,9 +42,9 @@ class Origins:
             self._groups[payload.name][rows.start + group.start] = total.digest()
 
     def of_unit(self, unit: Unit) -> str:
-        """Returns the SHA-256 for a unit whose rows have been added. Units are asked in order.
+        """Returns the SHA-256 for a unit whose rows have been added. Call it for units in order.
 
-        Bytes that are copied from a file are not included: the source's must equal the unit's.
+        Bytes that are copied from a file are not included: they must equal the source's.
         """
         total = hashlib.sha256()
         for span in spans_between(self._spans, unit.start, unit.stop):

@@ -1,8 +1,8 @@
-"""The processes that work together, and what they tell each other through torch's store.
+"""The processes that work together, and their messages through torch's store.
 
 Messages are few and small, so the store that every launcher provides is enough. It works with any
-backend, and a wait can end as soon as a rank reports a failure. Whoever reaches the store can write
-into it, so messages are JSON: they can be wrong, but run no code.
+backend, and a wait can end as soon as a rank reports a failure. Anyone who can reach the store can
+write to it, so messages are JSON, which can be wrong but cannot run code.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 from glft_schema.errors import OptionError, alternatives, one_line
 
 TIMEOUT = 600.0  # seconds without progress
-LONGEST_NAP = 1.0  # seconds between two looks at the store
+LONGEST_NAP = 1.0  # seconds between two checks of the store
 LONGEST = 1000  # characters of an error
-GRACE = 5.0  # seconds to wait for others that end
+GRACE = 5.0  # seconds to wait for the other ranks to end
 FAILED, MOVED, LEFT = "failed", "moved", "left"
 
 _USES: dict[str, Iterator[int]] = defaultdict(itertools.count)  # by the ranks of a group
@@ -44,7 +44,7 @@ class Ranks:
         count: the number of processes.
 
     Args:
-        store: a store that all of them reach.
+        store: a store that all processes can reach.
         rank: as above.
         count: as above.
         timeout: seconds that a rank waits for the others while none of them makes progress.
@@ -60,7 +60,7 @@ class Ranks:
         """Returns the ranks of a process group, the default one by default; one rank if there is
         none.
 
-        All ranks of the group must call it as often.
+        All ranks of the group must call it the same number of times.
         """
         if not distributed.is_initialized():
             return cls(HashStore(), 0, 1, timeout)
@@ -90,14 +90,14 @@ class Ranks:
         return self.rank == 0
 
     def gather(self, value: Any, look: Callable[[int], object] = lambda moved: None) -> list[Any]:
-        """Returns the value of each rank, on all ranks. Each rank must call it as often.
+        """Returns the values of all ranks, on each rank. All ranks must call it equally often.
 
         Args:
-            value: of this rank, which JSON can hold; tuples become lists.
-            look: called while waiting, with what `move` has added up.
+            value: this rank's value, which JSON can hold; tuples become lists.
+            look: called while waiting, with the progress of all ranks; see `move`.
 
         Raises:
-            RanksError: if a rank has failed, or nothing moves for the timeout.
+            RanksError: if a rank has failed, or no rank makes progress within the timeout.
         """
         self._step += 1
         key = f"step {self._step}"
@@ -117,7 +117,7 @@ class Ranks:
     def agree(self, **told: str) -> None:
         """Raises OptionError unless all ranks pass the values of rank 0; names are in the plural.
 
-        Raises as `gather`, too.
+        Also raises as `gather`.
         """
         found = self.gather(told)
         for what in told:
@@ -141,7 +141,7 @@ class Ranks:
             raise
 
     def fail(self, problem: str) -> None:
-        """Lets all other ranks raise RanksError. The first problem counts."""
+        """Makes all other ranks raise RanksError. Only the first problem is kept."""
         with suppress(RuntimeError):  # the store is gone, which they notice themselves
             if not self._store.check([FAILED]):
                 self._store.set(FAILED, f"rank {self.rank}: {problem}")
@@ -203,11 +203,11 @@ def describe_error(error: BaseException) -> str:
 
 
 def check_equal(found: list[Any], what: str) -> None:
-    """Raises OptionError, which names ranks, unless all ranks have what rank 0 has.
+    """Raises OptionError with the ranks whose value differs from rank 0's, if any.
 
     Args:
-        found: by rank.
-        what: what they have, in the plural.
+        found: values by rank.
+        what: a plural noun for the values.
     """
     others = [rank for rank, value in enumerate(found) if value != found[0]]
     if others:

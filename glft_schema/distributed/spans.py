@@ -26,12 +26,12 @@ class PlannedSpan(NamedTuple):
     content: PlannedPayload | bytes
 
     def part(self, first: int, last: int) -> tuple[int, int]:
-        """Returns bytes `first` to `last` of the file, clipped to the span, from its start."""
+        """Returns positions `first` and `last` of the file relative to the span, clipped to it."""
         return max(first - self.start, 0), min(last - self.start, self.nbytes)
 
     def pieces(self, first: int, last: int, order: ByteOrder, seen: Seen | None = None) -> Iterator[tuple[int, memoryview]]:
-        """Yields those of the file's bytes `first` to `last` that are in the span, with positions.
-        `seen` is called with what they are encoded from."""
+        """Yields the file's bytes `first` to `last` that lie in the span, in pieces with positions.
+        `seen` is called with the payload, rows and their source."""
         first, last = self.part(first, last)
         if isinstance(self.content, bytes):
             yield self.start + first, memoryview(self.content)[first:last]
@@ -70,6 +70,6 @@ def units_in(spans: Sequence[PlannedSpan], nbytes: int) -> list[Unit]:
 
 
 def spans_between(spans: Sequence[PlannedSpan], first: int, last: int) -> Iterator[PlannedSpan]:
-    """Yields the spans that have some of the bytes `first` to `last`, in order."""
+    """Yields the spans that overlap bytes `first` to `last`, in order."""
     start = bisect_right(spans, first, key=lambda span: span.start + span.nbytes)
     return takewhile(lambda span: span.start < last, islice(spans, start, None))

@@ -1,4 +1,4 @@
-"""`StorageReader`: weights files for `torch.distributed.checkpoint.load`, each rank its shards."""
+"""`StorageReader`: reads shards of weights files for `torch.distributed.checkpoint.load`."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ class StorageReader(Reader):
 
     Args:
         path: the file, an index of files, or a folder of them; opened by each rank.
-        names: the state dict's name for a name in the file, or None to leave the tensor out. Names
-            that a mapping does not have stay the same. By default, transformers' names, too.
-        packed: names of tensors to be read as bytes, u8 [rows, bytes of a row], or a module, whose
-            packed weights those are; see `glft_schema.nn`.
-        mmap: map the files; otherwise, read them. On a network file system, reading is faster.
+        names: a mapping or function from names in the file to names in the state dict, or to None
+            to omit the tensor. Names that a mapping lacks stay the same. By default, tensors are
+            known by the file's and by transformers' names.
+        packed: names of tensors to read as bytes, u8 [rows, bytes of a row], or a module that has
+            packed weights of these names; see `glft_schema.nn`.
+        mmap: whether to map the files. On a network file system, False is faster.
 
     `load` raises CheckpointException on all ranks, with the error of each rank that failed:
         OSError, FormatError: if the file cannot be opened.
         OptionError: if ranks open files that differ.
-        TensorError: if a target has an integer dtype and the tensor is of floats, or bytes are cut
-            inside a block.
+        TensorError: if a target has neither a float dtype nor the tensor's; if a tensor in `packed`
+            is not quantized, is cut inside a block, or its target is not uint8.
     """
 
     def __init__(
@@ -126,12 +127,12 @@ class StorageReader(Reader):
         if name not in self._packed:
             return tensor.shape
         if tensor.packed is None:
-            raise TensorError("expected a quantized tensor to be read as bytes, found another", name)
+            raise TensorError("expected a quantized tensor for packed, found another type", name)
         rows = tensor.shape[0] if len(tensor.shape) > 1 else 1
         return rows, tensor.packed.type.nbytes(tensor.shape) // max(rows, 1)
 
     def _check(self, item: ReadItem, target: torch.Tensor) -> None:
-        """Raises TensorError if a target would be filled with truncated values."""
+        """Raises TensorError if the target's dtype cannot take the tensor's values or bytes."""
         name = item.storage_index.fqn
         found = torch.uint8 if name in self._packed else dtype_in_torch(self._tensors[name].dtype)
         if found != target.dtype and not target.dtype.is_floating_point:
@@ -156,7 +157,7 @@ def tensors_by_name(file: File, names: Renaming | None = None) -> dict[str, Stor
     """Returns the tensors of a file by the names that a state dict may have; see `StorageReader`.
 
     Raises:
-        OptionError: if two tensors get one name.
+        OptionError: if two tensors get the same name.
         TensorError, OptionError: if a declared family cannot map the tensors; see `hf_model`.
     """
     if names is not None:
@@ -195,8 +196,8 @@ def _chunks(offsets: Iterable[int], target: torch.Tensor) -> Iterator[tuple[Slic
     """Yields parts of a tensor, of about `CHUNK` numbers, and their targets; none if it is empty.
 
     Args:
-        offsets: of the target in the tensor.
-        target: of the values.
+        offsets: index of the target's first element in the tensor.
+        target: the tensor to fill.
     """
     inner = math.prod(target.shape[1:])
     if not target.numel():

@@ -1,9 +1,9 @@
 """`StorageWriter`: weights files from `torch.distributed.checkpoint.save`.
 
-The bytes of the file are dealt out as for files that are read, see `writing`, so a rank does not
-encode what it holds, but its share of the file. The rows that it needs come from the ranks that
-hold them, a few at a time. So it does not matter how tensors are cut, and ranks that hold more than
-others do not take longer.
+The file's bytes are divided among the ranks as in `writing`: each rank encodes its share of the
+file, not the tensors that it holds. The rows that it needs come from the ranks that hold them, a
+few at a time. So tensors may be cut in any way, and ranks that hold more than others do not take
+longer.
 """
 
 from __future__ import annotations
@@ -54,17 +54,18 @@ if TYPE_CHECKING:
 class StorageWriter(Writer):
     """Writes a weights file from `torch.distributed.checkpoint.save`.
 
-    The file has the bytes that `save_file` writes of the whole tensors, whatever the mesh. All
-    ranks encode an equal share of it, and need one file system. Rank 0 replaces the old file at the
-    end; after an error it stays.
+    The file has the bytes that `save_file` writes for the whole tensors, whatever the mesh. Each
+    rank encodes an equal share of it; all need a shared file system. Rank 0 replaces the old file
+    at the end; after an error the old file stays.
 
     Args:
         path: the file to write.
-        metadata: as `save_file`.
+        metadata: as in `save_file`.
         like: a GGUF model of a declared family: the state dict has the names of transformers, and
-            the file gets the names, metadata and, unless `schemes` or `recipe` say otherwise, the
-            types of this one.
-        recipe: a file type of llama-quantize such as ``Q4_K_M``, as `quantize`; needs `like`.
+            the file gets the names, metadata and, unless `schemes` or `recipe` choose others, the
+            types of this model.
+        recipe: a file type of llama-quantize such as ``Q4_K_M``, as in `quantize`. Requires `like`,
+            and excludes all `options` but ``importance``.
         process_group: the ranks; must be the group that `save` gets.
         timeout: seconds that a rank waits for the others while none of them makes progress.
         options: see `WriteOptions`, without ``exclude``, ``measure``, ``progress`` and ``ranks``.
@@ -114,19 +115,19 @@ class StorageWriter(Writer):
         """Does nothing: `write_data` begins the file."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Notes the order of the tensors. Raises TensorError for an entry that is not a tensor."""
+        """Records the tensors' order. Raises TensorError for an entry that is not a tensor."""
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO or item.tensor_data is None:
                 raise TensorError("expected a tensor, found another object", item.index.fqn)
         return replace(plan, storage_data=[item.index.fqn for item in plan.items])
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Notes the parts that ranks hold, on rank 0."""
+        """Records the parts that ranks hold, on rank 0."""
         self._entries = entries_of(plans)
         return [replace(plan, storage_data=None) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes this rank's share of the file; rank 0 also begins it and puts it in its place."""
+        """Writes this rank's share of the file, which rank 0 begins and commits."""
         ranks = Ranks.of_process_group(self._timeout, self._group)
         with ranks.failing_together(), ExitStack() as opened:
             held = {_place(item): _resolve(planner, item) for item in plan.items}
@@ -142,7 +143,7 @@ class StorageWriter(Writer):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Does nothing: the file is in its place."""
+        """Does nothing: `write_data` has committed the file."""
 
     def _plan(self, tensors: Tensors, remote: Remote, ties: Mapping[str, str], opened: ExitStack) -> FilePlan:
         """Returns the plan of the file, with tensors that `remote` reads."""
@@ -195,7 +196,7 @@ class _Shared(NamedTuple):
 
     Attributes:
         held: this rank's parts of tensors, by name and offsets.
-        tensors: all of them.
+        tensors: shape and dtype of all tensors, by name.
         holdings: the ranks that hold each part.
         remote: the tensors that the plan reads.
         exchange: sends and receives messages.
@@ -210,7 +211,7 @@ class _Shared(NamedTuple):
     ranks: Ranks
 
     def part(self, request: Request, piece: Piece) -> torch.Tensor:
-        """Returns a part of what this rank holds, on the CPU."""
+        """Returns a piece that this rank holds, on the CPU."""
         return self.held[request.name, piece.chunk.offsets][piece.held].cpu()
 
 
@@ -220,7 +221,7 @@ class _Task(NamedTuple):
     Attributes:
         span: of the file.
         first, last: bytes of the file.
-        rows: of the matrix that are encoded; None for bytes that are there.
+        rows: rows of the matrix to encode; None for bytes that are not encoded.
     """
 
     span: PlannedSpan
@@ -258,7 +259,7 @@ def _ties(state: Mapping[str, Any], tensors: Iterable[str]) -> list[Sequence[str
 
 
 def _common_ties(found: Sequence[list[Sequence[str]]]) -> dict[str, str]:
-    """Returns the first name of tensors that are tied on all ranks that have numbers of them."""
+    """Returns the first name of each group of tensors that are tied on all ranks, by name."""
     everywhere = set.intersection(*(set(map(tuple, ties)) for ties in found))
     return {name: tied[0] for tied in everywhere for name in tied}
 
@@ -308,11 +309,11 @@ def _needs(task: _Task | None, remote: Remote) -> list[Request]:
 
 
 def _exchange(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, Array]:
-    """Returns what this rank's task reads, and sends the others what theirs read.
+    """Returns the values that this rank's task reads, and sends the other ranks theirs.
 
     Args:
-        tasks: of each rank.
-        shared: of this rank.
+        tasks: the current task of each rank, or None.
+        shared: the state of this rank.
     """
     own: list[tuple[Request, list[Piece]]] = []
     outgoing: dict[int, list[torch.Tensor]] = {}

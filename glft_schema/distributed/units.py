@@ -1,9 +1,9 @@
 """A file as units of work: spans of bytes, each written by one rank.
 
-Units depend on the file alone, not on the number of ranks, so that a run with other ranks goes on
-with the units that an earlier one has finished. They meet at multiples of `PAGE`, because clients
-of a network file system lose bytes if two of them write one page. A row of weights that is cut
-there is encoded on both sides.
+Units depend on the file alone, so that a run with another number of ranks can reuse the units that
+an earlier run has finished. They meet at multiples of `PAGE`, because clients of a network file
+system lose bytes if two of them write to the same page. A row of weights across a boundary is
+encoded on both sides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Unit(NamedTuple):
     """A span of a file that one rank writes.
 
     Attributes:
-        start, stop: its bytes.
+        start, stop: the first byte, and the byte after the last.
         cost: nanoseconds to write it, about.
     """
 
@@ -48,7 +48,7 @@ def units_of(parts: Sequence[CostedSpan], nbytes: int) -> list[Unit]:
     """Returns the units of a file, of about equal costs: at most `MOST_UNITS`, of at least a page.
 
     Args:
-        parts: those with costs, which do not overlap, in order.
+        parts: spans with costs, in order, without overlap.
         nbytes: of the file.
     """
     costs = Costs(parts)
@@ -64,7 +64,7 @@ def units_of(parts: Sequence[CostedSpan], nbytes: int) -> list[Unit]:
 
 
 def shares(units: Sequence[Unit], ranks: int) -> list[list[Unit]]:
-    """Returns each rank's units: neighbours, of about equal costs in all."""
+    """Returns each rank's units: consecutive ones, with about equal total costs."""
     ends = list(accumulate(unit.cost for unit in units))
     total = ends[-1] if ends else 0.0
     dealt: list[list[Unit]] = [[] for _ in range(ranks)]
@@ -75,7 +75,7 @@ def shares(units: Sequence[Unit], ranks: int) -> list[list[Unit]]:
 
 
 def runs(units: Iterable[Unit]) -> Iterator[list[Unit]]:
-    """Yields units that follow each other without a gap, together."""
+    """Yields runs of units without a gap between them."""
     run: list[Unit] = []
     for unit in units:
         if run and run[-1].stop != unit.start:
@@ -108,7 +108,7 @@ class Costs:
         return self._before[at] + part.cost * min(position - part.start, part.nbytes) / part.nbytes
 
     def position(self, cost: float) -> int:
-        """Returns the first byte before which there is at least this cost, about."""
+        """Returns the approximate position at which the bytes before it have this cost."""
         at = min(bisect_right(self._before, cost), len(self._parts)) - 1
         if at < 0:
             return 0

@@ -1,4 +1,4 @@
-"""One file, written by all ranks: each its share of the file's units, then rank 0 commits it."""
+"""Writes one file by all ranks: each writes its share of units, then rank 0 commits it."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ def together(inputs: Iterable[StrPath] = (), *, ranks: Ranks | None = None, time
     `convert` or `quantize`.
 
     All ranks run the block, with equal arguments, on one file system. Each encodes and writes its
-    share of the bytes. The file has the bytes that one process writes. If a rank fails, all raise,
-    the old file stays, and the next run goes on with what is finished; see `atomic_write`.
+    share of the bytes. The file has the same bytes as one that a single process writes. If a rank
+    fails, all raise, the old file stays, and the next run resumes with the units that are finished;
+    see `atomic_write`.
 
     Args:
         inputs: files that are read, which must be the same on all ranks and not change.
-        ranks: those that work together; by default of torch's process group.
+        ranks: the processes that work together; by default those of torch's process group.
         timeout: seconds that a rank waits for the others while none of them makes progress.
 
     Raises:
         RanksError: if another rank fails, or does not answer.
-        OptionError: if ranks have other versions, inputs or plans than rank 0.
+        OptionError: if ranks have other versions, inputs or plans than rank 0, or an input changes.
     """
     ranks = Ranks.of_process_group(timeout) if ranks is None else ranks
     with ranks.failing_together():
@@ -92,13 +93,13 @@ class Together(NamedTuple):
             os.fsync(fd)
             inputs.check_unchanged()
             _gather_errors(plan.payloads, ranks, look, known=not done)
-            inputs.check_unchanged()  # others may have taken longer
+            inputs.check_unchanged()  # other ranks may have taken longer
         for payload in plan.payloads.values():
             payload.warn()
 
 
 def _gather_errors(payloads: Mapping[str, PlannedPayload], ranks: Ranks, look: Callable[[int], object], *, known: bool) -> None:
-    """Gives all payloads the greatest error of any rank, unless an earlier run wrote some units."""
+    """Sets errors to the maximum of all ranks; unknown if an earlier run wrote some units."""
     own = {name: payload.error for name, payload in payloads.items() if payload.error is not None}
     errors = ranks.gather(own, look)
     for name, payload in payloads.items():
@@ -108,12 +109,12 @@ def _gather_errors(payloads: Mapping[str, PlannedPayload], ranks: Ranks, look: C
 
 @contextmanager
 def open_on_all(ranks: Ranks, path: StrPath, key: str, nbytes: int, *, resume: bool = True) -> Iterator[int]:
-    """Opens the temporary file of a key on all ranks. When the block ends, `path` is the new file
-    for all.
+    """Opens the temporary file of a key on all ranks. After the block, all ranks see the new file
+    at `path`.
 
     Args:
         ranks: all ranks.
-        path: the file, which rank 0 begins and puts in its place.
+        path: the file, which rank 0 begins and commits.
         key, resume: as for `atomic_write`.
         nbytes: of the file.
 
@@ -157,8 +158,8 @@ def _verify(
     order: ByteOrder,
     ranks: Ranks,
 ) -> set[tuple[int, int]]:
-    """Returns the finished units that have the bytes of the journals, which were made from the
-    values that the source has now. Ranks share the work."""
+    """Returns the finished units whose bytes match the journals, and whose source is unchanged.
+    Ranks share the work."""
     own = []
     written = [unit for unit in shares(units, ranks.count)[ranks.rank] if _sha256(fd, unit) == known[unit[:2]][0]]
     for run in runs(written):
@@ -174,12 +175,11 @@ def _sha256(fd: int, unit: Unit) -> str:
     return sha256_of(lambda start, nbytes: os.pread(fd, nbytes, start), [(unit.start, unit.stop - unit.start)])
 
 
-Steps = Callable[[PlannedSpan, int, int], Iterator[int]]  # does bytes of a span, and yields how far it has come
+Steps = Callable[[PlannedSpan, int, int], Iterator[int]]  # processes a span, and yields positions
 
 
 def finished_units(run: Sequence[Unit], spans: Sequence[PlannedSpan], steps: Steps) -> Iterator[tuple[Unit, str]]:
-    """Yields units that follow each other as soon as all of their bytes are done, each with a
-    tensor's name."""
+    """Yields the units of a run once all of their bytes are processed, with a tensor's name."""
     first, last, left, name = run[0].start, run[-1].stop, deque(run), ""
 
     def until(position: int) -> Iterator[tuple[Unit, str]]:
@@ -214,7 +214,7 @@ def _comparing(fd: int, run: Sequence[Unit], order: ByteOrder, origins: Origins,
     def steps(span: PlannedSpan, first: int, last: int) -> Iterator[int]:
         payload = span.content
         if isinstance(payload, bytes):
-            return  # the key has a hash of them
+            return  # the key includes their hash
         part = span.part(first, last)
         for rows in payload.chunks_between(*part, order):
             if rows is not None:

@@ -1,4 +1,4 @@
-"""Trial rendering of chat templates, in a process of its own: a template is a program."""
+"""Trial rendering of chat templates, in a separate process because templates are programs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from glft_schema.files.file import File
 from glft_schema.formats.chat_templates import GENERATION, LONGEST, TEMPLATE, environment, syntax_problem
 from glft_schema.limits import Limits
 
-SECONDS, MEMORY = 10, 1 << 28  # for one template; bytes
+SECONDS, MEMORY = 10, 1 << 28  # limits for one template; MEMORY is in bytes
 TEXTS = {"user": "Hello", "assistant": "Hi"}  # a conversation
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
 def template_problem(key: str, text: Any) -> str:
-    """Returns why the value of a key is not a chat template that renders a conversation, or an
-    empty string. Templates with other names, such as for tools, are not rendered."""
+    """Returns the problem of a key's chat template, found by parsing and rendering it, or an empty
+    string. Named templates, such as those for tools, are only parsed."""
     problem = syntax_problem(key, text)
     return problem or (_render_apart(text) if key == TEMPLATE and isinstance(text, str) and len(text) <= LONGEST else "")
 
 
 def broken_template(file: File) -> Iterator[Finding]:
-    """Yields the finding of a chat template that follows its rule and does not render."""
+    """Yields a finding if the chat template parses but does not render."""
     text = file.metadata.get(TEMPLATE)
     if not syntax_problem(TEMPLATE, text) and (problem := template_problem(TEMPLATE, text)):
         yield Finding("gguf-chat-rendering", (SPEC,), RowPaths(file).key(TEMPLATE, "value"), problem)
@@ -46,8 +46,8 @@ def _render_apart(text: str) -> str:
 
 
 def rendering_problem(_: Path, text: str) -> str:
-    """Returns why a template renders no conversation, or an empty string. The content of a message
-    is a text, or, for templates that cannot render that, a list of parts."""
+    """Returns why a template renders no conversation, or an empty string. Message content is a text
+    or, if that does not render, a list of parts."""
     sandbox, problems, refusals = environment(), list[str](), list[str]()
     sandbox.filters["tojson"] = lambda value, ensure_ascii=False, **more: json.dumps(value, ensure_ascii=ensure_ascii, **more)
     sandbox.globals |= {"raise_exception": refusals.append, "strftime_now": lambda form: "2026-01-01"}

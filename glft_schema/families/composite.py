@@ -24,7 +24,7 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
 class Scheme(NamedTuple):
-    """Tensors named ``X + codes``, of one of some dtypes, beside ``X + scales``. X may be empty."""
+    """Tensors ``X + codes``, with a dtype of `dtypes`, beside ``X + scales``. X may be empty."""
 
     name: str
     codes: str
@@ -68,10 +68,10 @@ def refuse_composite(
     """Raises FormatError if tensors are the codes and scales of a scheme that is not mapped.
 
     Args:
-        tensors: of a file, or with a dtype of numpy.
-        path: their file or folder, beside or in which there may be a config.json.
+        tensors: of a file, or stored tensors.
+        path: their file or folder. A config.json beside the file or in the folder is read.
         can_copy: whether the option ``as_stored`` would copy them.
-        family: by whose page they will be mapped; see `Family.packs`.
+        family: the family that will map the tensors; see `Family.packs`.
     """
     weights = {name: tensor for name, tensor in tensors.items() if family is None or not family.packs(name)}
     dtypes = {name: dtype for name, tensor in weights.items() if (dtype := _dtype(tensor))}
@@ -101,7 +101,7 @@ def _pair(scheme: Scheme, dtypes: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _by_config(codes: str, path: StrPath) -> tuple[str, str] | None:
-    """Returns the method that a config.json names, and the tensor of codes; None without one."""
+    """Returns the quantization method in config.json and the tensor of codes, or None."""
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     try:
         config = read_json(folder / CONFIG).get("quantization_config")

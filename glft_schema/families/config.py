@@ -20,7 +20,7 @@ CONFIG = "config.json"
 BLOCKS = "num_hidden_layers"
 KEY_TYPES = WITH_TYPES.metadata.keys
 ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
-SCALED = f"{ROPE}.scaling"  # prefix of those that GGUF stores for some types of scaling
+SCALED = f"{ROPE}.scaling"  # prefix of the rope fields that GGUF stores
 YARN = ("factor", "original_max_position_embeddings", "extrapolation_factor", "attention_factor", "beta_fast", "beta_slow")
 LONGROPE = ("short_factor", "long_factor", "factor", "original_max_position_embeddings")  # of which two are tensors in GGUF
 SCALINGS = {  # rope_type -> GGUF's name, and its fields
@@ -33,11 +33,11 @@ SCALINGS = {  # rope_type -> GGUF's name, and its fields
 }
 
 
-ALIASES = {"num_local_experts": "num_experts"}  # names of fields in some versions of transformers
+ALIASES = {"num_local_experts": "num_experts"}  # name in some transformers versions -> name here
 
 
 LARGEST = float(np.finfo(np.float32).max)
-REQUIRED: Any = object()  # the default of a field without a default
+REQUIRED: Any = object()  # as a default: the field is required
 Config = dict[str, Any]
 
 
@@ -47,9 +47,10 @@ class ConfigKey(NamedTuple):
     Attributes:
         key: without the architecture's name.
         field: of config.json, or of its rope parameters; empty if the key has no field.
-        default: the value of a missing field, or a function of the config; None for no key.
-        loader: what llama.cpp's loader does with the key; ``sliding`` if it reads it in models with
-            a sliding window.
+        default: the value of a missing field, or a function of the config that returns it; None
+            omits the key.
+        loader: how llama.cpp's loader treats the key; ``sliding`` if it reads the key only in
+            models with a sliding window.
     """
 
     key: str
@@ -60,7 +61,7 @@ class ConfigKey(NamedTuple):
 
 @contextmanager
 def refusing(file: object, expected: str) -> Iterator[None]:
-    """Raises FormatError instead of errors of libraries, and of values of unexpected kinds."""
+    """Turns errors of libraries, and errors from unexpected values, into FormatError."""
     try:
         yield
     except (FormatError, TensorError, OptionError, MemoryError):
@@ -98,12 +99,12 @@ def read_json(path: Path, kind: type = dict) -> Any:
 def read_config(folder: Path) -> Config:
     """Returns the fields of a folder's config.json, with those of the rotary embedding as `rope.*`.
 
-    transformers 5 writes them as ``rope_parameters``, which may be by type of layer, earlier
-    versions as ``rope_theta``, ``rope_local_base_freq`` and ``rope_scaling``. A field that is null
-    is missing.
+    transformers 5 stores the rotary fields in ``rope_parameters``, possibly by layer type. Earlier
+    versions store ``rope_theta``, ``rope_local_base_freq`` and ``rope_scaling``. Null fields count
+    as missing.
 
     Raises:
-        FormatError: if the file is not a JSON object, its rope type has no keys in GGUF, or a
+        FormatError: if the file is not a JSON object, the rope type is not one of `SCALINGS`, or a
             number of the rotary embedding is not finite.
         OSError: if it cannot be read.
     """
@@ -135,7 +136,7 @@ def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[st
     """Returns the values of a config by metadata key, rounded to float32. Adds defaults to config.
 
     Raises:
-        FormatError: for a missing field without a default.
+        FormatError: if a required field is missing, or a value has the wrong type or is not finite.
     """
     entries = {}
     for key, field, default, _ in keys:
@@ -200,7 +201,7 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
     """Returns the config with the values of metadata keys.
 
     Raises:
-        FormatError: for a missing key without a default.
+        FormatError: if a required key is missing, or a value has the wrong type or is not finite.
     """
     config: Config = {}
     for key, field, default, _ in keys:

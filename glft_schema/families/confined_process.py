@@ -1,9 +1,8 @@
 """Runs a program with limits of memory and time, and without network.
 
-    arguments:  JSON with the program's path, the folders of modules and the limits; then the
-                program's own arguments
+    arguments:  JSON with the program's path, sys.path and the limits; then the program's arguments
 
-Started by `families/guarded_calls.py` in Python's isolated mode, by this file's path. It imports
+Started by `families/processes.py` in Python's isolated mode, by this file's path. It imports
 nothing outside the standard library, so that the limits apply to all other imports.
 """
 
@@ -23,10 +22,10 @@ from typing import Any
 
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2  # of Linux's prctl
 ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}  # processor: its number, the number of socket()
-IO_URING, X32 = 425, 0x40000000  # io_uring_setup(), which can make sockets, too; calls of another interface
+IO_URING, X32 = 425, 0x40000000  # io_uring_setup(), which also creates sockets; x32 calls
 LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of BPF
 ALLOWED, REFUSED = 0x7FFF0000, 0x00050000 | errno.EACCES
-LARGEST = (1 << 63) - 2  # that all systems can store
+LARGEST = (1 << 63) - 2  # the largest limit that all systems can store
 LIMITS = {"memory": "RLIMIT_DATA", "seconds": "RLIMIT_CPU", "file": "RLIMIT_FSIZE"}
 
 
@@ -35,12 +34,12 @@ class _Program(ctypes.Structure):
 
 
 def refuse_network() -> None:
-    """Makes the system refuse new sockets to this process; does nothing on other systems."""
+    """Blocks new sockets with seccomp on x86_64 and aarch64 Linux; does nothing elsewhere."""
     known = ARCHITECTURES.get(os.uname().machine) if sys.platform == "linux" and sys.maxsize > 1 << 32 else None
     if known is None:
         return
     architecture, socket = known
-    instructions = (  # operation, instructions skipped if true, and if false; number
+    instructions = (  # operation, instructions to skip if true, if false, operand
         (LOAD, 0, 0, 4),
         (JUMP_IF_EQUAL, 0, 5, architecture),
         (LOAD, 0, 0, 0),
@@ -67,7 +66,7 @@ def limit(name: str, most: int) -> None:
 
 def main(settings: dict[str, Any], arguments: list[str]) -> None:
     """Runs the program."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends this one
     refuse_network()
     for name, kind in LIMITS.items():
         if settings[name] is not None:

@@ -1,4 +1,4 @@
-"""Hugging Face folders as GGUF files by llama.cpp's own converter, in a process of its own.
+"""Converts Hugging Face folders to GGUF with llama.cpp's converter, in a separate process.
 
 The result is a file whose bytes are computed when they are read: see `families/facade.py`.
 """
@@ -104,7 +104,7 @@ def type_of(folder: Path) -> str:
 
 
 class ConvertedSource(Source):
-    """The GGUF file that a converter makes of a folder.
+    """The GGUF file that a converter makes from a folder.
 
     Args:
         script: the converter.
@@ -139,7 +139,7 @@ class ConvertedSource(Source):
         return self._view(start, nbytes)
 
     def _receive(self, part: memoryview, request: bytes = b"") -> None:
-        """Fills a buffer with what the process sends. Raises FormatError if it ends before."""
+        """Fills a buffer from the process. Raises FormatError if the process ends first."""
         if not part:
             return
         if self._confined.exchange(request, part):

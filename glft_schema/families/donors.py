@@ -2,9 +2,9 @@
 
 Tensors get the donor's names, shapes and types, and the file gets its metadata with the vocabulary.
 A Hugging Face folder of the donor's family is mapped by the family's table. For other checkpoints,
-names come from `gguf.TensorNameMap`, and values tell the operation: of those that give the donor's
-shape, it is the one whose result is closest to the donor's values. So the donor must have similar
-weights: the model that was fine-tuned.
+names come from `gguf.TensorNameMap`. Of the operations that give the donor's shape, the one whose
+result is closest to the donor's values is used. So the donor must be the model that was fine-tuned,
+or have similar weights.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ HEAD_COUNT = "attention.head_count"
 HEADS = {"attn_q": HEAD_COUNT, "attn_k": "attention.head_count_kv"}
 OF_ITS_MATRIX = "quantize.imatrix."  # prefix of keys
 SIMILAR = 0.7  # largest relative error of a matrix; IQ1_S has about 0.5, unrelated weights 1.4
-SAMPLE = 1 << 18  # numbers that are compared, about
-CLEARER = 0.5  # largest error of the closest operation, in parts of the next one's
+SAMPLE = 1 << 18  # approximate count of compared numbers
+CLEARER = 0.5  # largest error of the closest operation, relative to the next one's
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Donor:
 
     @property
     def metadata(self) -> TypedMetadata:
-        """Its metadata, except keys of a set and those about its importance matrix."""
+        """The file's metadata, without keys about shards or the importance matrix."""
         metadata: TypedMetadata = self.file.metadata
         keys = WITH_TYPES.shard_keys or ()
         return metadata.without(*(key for key in metadata if key in keys or key.startswith(OF_ITS_MATRIX)))
@@ -111,13 +111,14 @@ class Donor:
             The tensors, and the family whose table they were mapped by.
 
         Raises:
-            TensorError: if one side lacks a tensor of the other, or a shape is another. On loading:
-                if the values are not similar to the donor's.
-            FormatError: if a config.json is invalid, or the donor's block count.
+            TensorError: if one side lacks a tensor of the other, or a shape differs. When values
+                are loaded: if they are not similar to the donor's, or two operations fit about as
+                well.
+            FormatError: if a config.json or the donor's block count is invalid.
             OSError: if a file cannot be read.
 
         Warns:
-            MetadataWarning: if a config.json says otherwise than the donor's metadata.
+            MetadataWarning: if a config.json contradicts the donor's metadata.
         """
         family = declared_family(folder) if folder else None
         if folder and family and family.arch == self.arch:
@@ -133,7 +134,7 @@ class Donor:
         return {name: self._of_shape(name, tensor) for name, tensor in mapped.items()}
 
     def _warn_of_others(self, values: Mapping[str, Any]) -> None:
-        """Warns of values of a config that are not the donor's."""
+        """Warns about values of a config that differ from the donor's."""
         for key, value in values.items():
             found, own = (shortest(v) if isinstance(v, float) else v for v in (value, self.metadata.get(key, value)))
             if found != own and not key.startswith("general."):
@@ -251,7 +252,7 @@ class Donor:
 def _sample(values: Array) -> Array:
     """Returns some rows of a tensor, all if it is small.
 
-    Their distance is odd: rows 64 apart would have the same place in each head.
+    The step is odd, since rows 64 apart would have the same position in each head.
     """
     rows = values.reshape(-1, values.shape[-1])
     return rows[:: values.size // SAMPLE | 1]

@@ -30,13 +30,12 @@ def hf_model(
 ) -> tuple[dict[str, StoredTensor], Config]:
     """Returns the tensors of a GGUF model by their names in Hugging Face, and the config.
 
-    Tensors that GGUF holds in float32 get the dtype of the model's matrices if that is exact.
+    Tensors that GGUF holds in float32 get the dtype of the model's matrices if that loses nothing.
 
     Args:
         tensors: of the model.
         metadata: its metadata.
-        fused: name the parameters of transformers' modules instead of a folder's tensors; see
-            `Row`.
+        fused: name the parameters of transformers' modules instead of a folder's tensors; see `T`.
 
     Raises:
         FormatError: if no family has the architecture, or a key is missing.
@@ -58,7 +57,7 @@ def hf_model(
         place = places[name]
         operation, parts = place.row.operation, sources.pop(place, [])
         if not parts:
-            continue  # it was another tensor's
+            continue  # exported with an earlier tensor
         if missing := next((part for part in parts if part not in left), None):
             raise TensorError(f"expected {missing} with this tensor, found none", name)
         results = operation.map_to_hf([left[part] for part in parts], config, name)
@@ -90,7 +89,7 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
 def _narrow(
     result: StoredTensor, tensors: list[StoredTensor], operation: TensorOperation, config: Config, dtype: Dtype
 ) -> StoredTensor:
-    """Returns values in a narrower dtype if `tensors` can be made of them again, bit for bit."""
+    """Returns the result in a narrower dtype if `tensors` can be restored bit for bit."""
     if result.dtype == dtype:
         return result
     narrow = convert(result.values(), dtype)

@@ -6,10 +6,11 @@ it and is the other end.
     arguments:  the path of convert_hf_to_gguf.py, then its own arguments
     stdout:     u64 bytes of the head, u64 bytes of the file, the head; then the bytes requested
     stdin:      requests: u64 position in the file, u64 number of bytes
-    stderr:     the converter's messages; the last line is the reason of a failure
+    stderr:     the converter's messages; the last line is the reason for a failure
 
 The head is everything before the first payload. The converter adds tensors whose values are
-computed on use. A request computes those of its tensor; the last tensor's are kept.
+computed on use. A request computes the values of its tensors. Only those of the last tensor are
+kept.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SHOWN = 1000  # characters of an error
 
 
 def compute(value: Any) -> Any:
-    """Returns a value with its lazy tensors computed. Unlike `gguf`, keeps no intermediate one."""
+    """Computes the lazy tensors in a value. Unlike `gguf`, keeps no intermediate results."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(compute, value))
     if not hasattr(value, "_func"):
@@ -70,7 +71,7 @@ class WriterPayloads:
 
 
 def facade(gguf: Any, requests: BinaryIO, results: BinaryIO) -> type:
-    """Returns a `GGUFWriter` whose file is read by another process."""
+    """Returns a subclass of `GGUFWriter` that serves its file to another process."""
 
     class Facade(gguf.GGUFWriter):
         """Writes nothing. Serves the file instead of writing its tensors."""
@@ -116,15 +117,15 @@ def main(converter: Path, arguments: list[str]) -> None:
     requests, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(2, 1)  # what the converter prints is a message
-    if (folder := str(converter.parent)) not in sys.path:  # of llama.cpp, with its own gguf
+    os.dup2(2, 1)  # the converter's prints go to stderr
+    if (folder := str(converter.parent)) not in sys.path:  # llama.cpp's folder, with its own gguf
         sys.path[:0] = [folder, str(converter.parent / "gguf-py")]
     try:
         gguf: Any = importlib.import_module("gguf")
         gguf.GGUFWriter = facade(gguf, requests, results)
         sys.argv = [str(converter), *arguments]
         runpy.run_path(str(converter), run_name="__main__")
-    except Exception as error:  # of others
+    except Exception as error:  # of the converter: any class
         print("\n" + " ".join(f"{type(error).__name__}: {error}".split())[:SHOWN], file=sys.stderr)
         sys.exit(1)
 

@@ -1,5 +1,5 @@
-"""Metadata keys that other libraries find in a folder. `guarded` calls these functions in a process
-of its own, so their arguments and results are JSON.
+"""Metadata keys that other libraries find in a folder. `guarded_calls` runs these functions in a
+separate process, so their arguments and results are JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from glft_schema.families.vocabulary import vocabulary_keys
 
 
 def general_keys(folder: Path, arch: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, Typed]:
-    """Returns the keys ``general.*`` by the model card, the config and the folder's name.
+    """Returns the keys ``general.*`` from the model card, the config and the folder's name.
 
     Args:
         folder: the folder.

@@ -1,4 +1,4 @@
-"""Opens Hugging Face folders as GGUF models: tensors by their names there, and typed metadata."""
+"""Opens Hugging Face folders as GGUF models, with GGUF's tensor names and typed metadata."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def open_folder(path: StrPath) -> FolderModel:
     Raises:
         FormatError: if the architecture is unknown, a field of the config is missing, the tokenizer
             is missing or unknown, a link leaves the folder, or the weights are not a valid set.
-        TensorError: if the family has no such tensor, or the tensor does not fit the config.
+        TensorError: if the family lacks a tensor of the folder, or a tensor does not fit the
+            config.
         OptionError: if a library of the extra ``hf`` is missing.
         OSError: if a file is missing or cannot be read.
     """
@@ -154,11 +155,12 @@ def check_fields(family: Family, config: Config, tensors: Mapping[str, object] |
     Args:
         family: of the model.
         config: of the folder.
-        tensors: by name in GGUF, for fields that depend on others; or None for the other fields.
+        tensors: by name in GGUF, to check fields whose value depends on the model; None to check
+            the other fields.
         folder: the folder.
 
     Returns:
-        Warnings: of values that matter for some texts only.
+        Warnings about values that matter only for some texts.
 
     Raises:
         FormatError: if a field has another value.
@@ -181,9 +183,9 @@ def check_fields(family: Family, config: Config, tensors: Mapping[str, object] |
 
 
 def unknown_fields(family: Family, config: Config, folder: Path) -> list[str]:
-    """Returns warnings of fields that the page of a family does not mention.
+    """Returns warnings about fields that the page of a family does not cover.
 
-    Raises FormatError if it has no such rope scaling.
+    Raises FormatError if the family does not support the rope type.
     """
     file, type_ = str(folder / CONFIG), config.get("rope.rope_type", "default")
     if type_ not in family.ropes:
@@ -195,10 +197,10 @@ def unknown_fields(family: Family, config: Config, folder: Path) -> list[str]:
 
 
 def check_vocabulary_size(tensors: Mapping[str, StoredTensor], config: Config, folder: Path) -> None:
-    """Sets the size of the vocabulary to the rows of the token embedding.
+    """Sets a missing ``vocab_size`` to the number of rows of the token embedding.
 
     Raises:
-        TensorError: if there is no such tensor.
+        TensorError: if there is no token embedding.
         FormatError: if the config has another size.
         LimitError: if there are more tokens than the limit ``strings``.
     """
@@ -240,8 +242,8 @@ def gguf_tensors(tensors: Mapping[str, StoredTensor], family: Family, config: Co
 
 
 def file_type(tensors: Mapping[str, StoredTensor]) -> int:
-    """Returns llama.cpp's number of a quantized type, or of the first matrix that is not always
-    F32."""
+    """Returns the ``general.file_type`` of the first quantized matrix, or else of the first matrix.
+    Matrices that GGUF always holds in float32 are ignored."""
     matrices = [tensor for name, tensor in tensors.items() if not is_float32(name, tensor.shape)]
     if quantized := quantized_type(matrices):
         return MOSTLY[quantized.scheme]
@@ -252,8 +254,8 @@ def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
     """Returns the key of the pooling of a sentence-transformers folder; none for other folders.
 
     Raises:
-        FormatError: if llama.cpp has no such pooling, its path is not a name, or a link leaves the
-            folder.
+        FormatError: if llama.cpp does not support the pooling, its path is not a plain name, or a
+            link leaves the folder.
     """
     path = folder / MODULES
     modules = read_json(path, list) if path.is_file() else []

@@ -1,12 +1,12 @@
-"""Calls functions in a process of its own, with limits of memory and time: for other libraries that
+"""Calls functions in a separate process with limits of memory and time, so that other libraries can
 parse the files of a folder.
 
     argument:  the module of the functions
-    stdin:     requests, one a line: JSON with the function's name, its arguments and the limits
+    stdin:     requests, one per line: JSON with the function's name, its arguments and the limits
     stdout:    for each request u64 bytes of the answer, the answer: JSON with a result or an error
     stderr:    messages of libraries, which are not shown
 
-Run as a program by `families/confined_process.py`, this module calls the functions.
+`families/confined_process.py` runs this module as the program that calls the functions.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Call = Callable[..., Any]  # name of a function, the folder, its other arguments
 def start_guarded(module: str) -> Iterator[Call]:
     """Starts a process, and yields a function that calls functions of a module in it.
 
-    The first argument of each is a folder; its arguments and results are JSON. The yielded function
-    raises:
+    The first argument of each is a folder; the other arguments and the results are JSON. The
+    yielded function raises:
 
         FormatError, TensorError, OptionError, OSError: as the function does.
         LimitError: if the limit ``parser_memory``, ``parser_seconds`` or ``metadata`` is exceeded.
-        FormatError: if the process ends otherwise, with the file.
+        FormatError: if the process ends for another reason; it names the file.
     """
     limits = current()
     confined = Confined(Path(__file__), [module], limits.parser_memory, limits.parser_seconds, **ONE_THREAD)
@@ -77,14 +77,14 @@ def start_guarded(module: str) -> Iterator[Call]:
 
 
 def request_of(function: str, folder: Path, arguments: Sequence[Any], file: Path) -> bytes:
-    """Returns a request, a line."""
+    """Returns a request as one line of JSON."""
     limits = {name: getattr(current(), name) for name in LIMITS}
     whole = {"function": function, "arguments": [str(folder.absolute()), *arguments], "limits": limits, "file": str(file)}
     return json.dumps(whole).encode() + b"\n"
 
 
 def _exchange(confined: Confined, request: bytes, limits: Limits, file: Path) -> bytes | None:
-    """Returns the answer to a request, or None if the process ends before."""
+    """Returns the answer to a request, or None if the process ends first."""
     if not confined.exchange(request, head := memoryview(bytearray(SIZE.size))):
         return None
     (size,) = SIZE.unpack(head)
@@ -155,9 +155,9 @@ def result_of(stored: bytes, folder: Path) -> Any:
 
 
 def main(module: str) -> None:
-    """Answers requests until there are no more."""
+    """Answers requests until stdin ends."""
     requests, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is a message
+    os.dup2(2, 1)  # prints of libraries go to stderr
     importlib.import_module(module)  # before the first request
     for request in requests:
         stored = answer(module, request)

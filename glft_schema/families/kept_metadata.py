@@ -1,8 +1,8 @@
-"""Metadata of the GGUF model that a folder was written of, in a file beside the weights.
+"""Metadata of the GGUF model that a folder was written from, in a file beside the weights.
 
-The tokenizer's files of Hugging Face do not state all of it, such as scores, types of tokens and
-the pre-tokenizer, and the model card is not written. The file is a GGUF file without tensors. It is
-ignored if the tokenizer's files have changed since.
+Hugging Face's tokenizer files lack some of it, such as scores, token types and the pre-tokenizer,
+and the model card is not written. The file is a GGUF file without tensors. It is ignored if the
+tokenizer's files have changed since.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def keep_metadata(metadata: TypedMetadata, folder: Path) -> None:
 
 
 def kept_metadata(folder: Path) -> TypedMetadata | None:
-    """Returns the metadata that a folder was written of, or None.
+    """Returns the metadata of the model that a folder was written from, or None.
 
     Raises:
         FormatError: if the file is invalid.

@@ -1,8 +1,8 @@
 """Models that llama.cpp's loader would refuse although their container is valid.
 
-The pages of the architectures state what the loader requires of each, `pages/every_model.py` what
-it requires of all. Only loading is checked: a type of tensor that llama.cpp cannot compute with
-fails later. The keys are those of the first file of a set, the tensors of all files.
+The pages of the architectures state the loader's requirements for each, `pages/every_model.py`
+those for all. Only loading is checked. A tensor type that llama.cpp cannot compute with fails
+later. A set is checked by the keys of its first file and the tensors of all files.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ModelSizes:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens. Raises KeyError if the vocabulary has no table."""
+        """The number of tokens. Raises KeyError if the vocabulary has no rules."""
         has_tokens = every_model.VOCABULARIES[self.value(MODEL)].required
         return self.count(TOKENS) if has_tokens else self.number("vocab_size")
 
@@ -127,8 +127,8 @@ def check_model(file: File) -> list[Finding]:
         file: a GGUF file, or a set of files.
 
     Returns:
-        A finding for each fault, with the path and offset in its file. An architecture or a
-        vocabulary without a table has a finding, too: ``not checked``.
+        A finding for each fault, with the path and offset in its file. An architecture or
+        vocabulary without rules has the finding ``not checked``.
     """
     findings = list(broken_model(file))
     for shard in file.shards:
@@ -166,8 +166,7 @@ def reason_unchecked(file: File) -> str:
 
 
 def architecture_of_keys(metadata: Mapping[str, Any]) -> str | None:
-    """Returns the architecture whose keys a model has in place of those of the architecture that it
-    states, or None."""
+    """Returns the architecture of a model's keys if the stated one has no keys, or None."""
     stated = metadata.get(ARCHITECTURE)
     if any(key.startswith(f"{stated}.") for key in metadata):
         return None
@@ -374,7 +373,7 @@ def _misfits(row: Loaded, tensor: Tensor, dims: Any, expected: str, shard: File,
 def _unread_tensors(
     owners: Mapping[str, File], read: Collection[str], rows: Mapping[str, RowPaths], blocks: int, expected_blocks: str
 ) -> Iterator[Finding]:
-    """Yields a finding for each tensor that the loader does not read, or for each unread block."""
+    """Yields a finding for each unread tensor; one per block beyond the block count."""
     beyond = set[str]()
     for name, shard in owners.items():
         if name in read:
@@ -389,12 +388,12 @@ def _unread_tensors(
 
 
 def _dims_and_number(name: str, dims: Iterable[int]) -> tuple[Any, ...]:
-    """Returns a key that a tensor shares with the same tensor under another name."""
+    """Returns the dims and the first number in the name, which identify a renamed tensor."""
     return (*pad_dims(dims), *re.findall("[0-9]+", name)[:1])
 
 
 def is_read(row: Loaded, block: int, numbers: ModelSizes) -> bool | None:
-    """Returns whether the loader reads a tensor if it is there; None if that is unknown."""
+    """Returns whether the loader reads a tensor if the file has it; None if unknown."""
     word = row.when.removeprefix("no ")
     if not word:
         return True
@@ -418,6 +417,6 @@ def _text(dim: str) -> str:
 
 
 def pad_dims(dims: Iterable[int]) -> list[int]:
-    """Returns four dims."""
+    """Returns dims, padded with ones to four."""
     padded = list(dims)
     return padded + [1] * (4 - len(padded))

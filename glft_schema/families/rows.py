@@ -10,7 +10,7 @@ from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
 
 
 def head_size(config: Config) -> int:
-    """Returns the columns of a head."""
+    """Returns the number of columns of a head."""
     return int(config["hidden_size"]) // int(config["num_attention_heads"])
 
 
@@ -20,17 +20,17 @@ def head_count(config: Config) -> int:
 
 
 def yarn_attention(config: Config) -> float:
-    """Returns the factor of attention with yarn scaling, unless the config states one."""
+    """Returns llama.cpp's factor of attention with yarn, or the config's own with other scaling."""
     return 0.1 * math.log(config["rope.factor"]) + 1 if config["rope.rope_type"] == "yarn" else config["rope.attention_factor"]
 
 
 def full_layers(config: Config) -> list[str]:
-    """Returns full attention for every block."""
+    """Returns the layer types of a model with full attention in every block."""
     return ["full_attention"] * config["num_hidden_layers"]
 
 
 def no_window(config: Config) -> int | None:
-    """Returns the sliding window if it limits nothing, or None."""
+    """Returns the sliding window if it has no effect, or None."""
     size: int = config["sliding_window"]
     return size if not 0 < size < config["max_position_embeddings"] else None
 
@@ -64,14 +64,14 @@ YARN = (
     F("rope.extrapolation_factor", 1, "llama.cpp extrapolates fully"),
     F("rope.truncate",         True, "llama.cpp rounds the dims between which yarn interpolates"),
     F("rope.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),
-    F("partial_rotary_factor", ANY),  # as of the rope
+    F("partial_rotary_factor", ANY),  # as rope.partial_rotary_factor
     F("rope.swa_type",         "default", "llama.cpp scales no positions of sliding windows"),
 )
 WINDOW = F("sliding_window", no_window, FULL, warns=True)
 SLIDING_QWEN = (
     F("use_sliding_window",    False, FULL, warns=True),
     F("layer_types",           full_layers, FULL, warns=True),
-    F("sliding_window",        ANY),  # used if use_sliding_window
+    F("sliding_window",        ANY),  # used only with use_sliding_window
     F("max_window_layers",     ANY),
 )
 SIZES = (
@@ -152,7 +152,7 @@ def attention(
     q: str = "q", k: str = "v", v: str = "v", of_q: TensorOperation = KEEP, of_k: TensorOperation = KEEP, required: bool = True,
     names: str = "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj",
 ) -> tuple[T, ...]:
-    """Returns the rows of queries, keys and values: in GGUF in one matrix, or else in three."""
+    """Returns the rows of queries, keys and values, which GGUF stores as one matrix or three."""
     of_queries, of_keys, of_values = names.split() if names else ("", "", "")
     return (
         T("",         "blk.{i}.attn_qkv", f"embd {q}+{k}+{v}", bias="optional", required=False),

@@ -76,7 +76,7 @@ class Names:
         self._patterns = [(re.compile(_pattern(row)), row) for row in self._rows]
 
     def place_of(self, name: str) -> NameParts:
-        """Returns the place of a tensor in a folder.
+        """Returns the name parts of a tensor in a folder.
 
         Raises TensorError if the family has no such tensor, or the config no such block.
         """
@@ -84,7 +84,7 @@ class Names:
             if match := pattern.fullmatch(name):
                 groups = match.groupdict()
                 if (block := int(groups.get("i", 0))) >= self._block_count:
-                    raise TensorError("expected a block of the config's num_hidden_layers, found another", name)
+                    raise TensorError("the config has no such block", name)
                 return NameParts(row, block, SUFFIXES[row.endings.index(groups["ending"])])
         raise self.no_such_tensor(name)
 
@@ -93,11 +93,11 @@ class Names:
         return TensorError(f"the {self._family.arch} family has no such tensor: use {ADVICE}", name)
 
     def places(self, tensors: Mapping[str, StoredTensor], fused: bool = False) -> dict[str, NameParts]:
-        """Returns the places of all tensors, by their names in GGUF.
+        """Returns the name parts of all tensors, by their names in GGUF.
 
         Args:
             tensors: of GGUF, whose types choose between rows.
-            fused: take the names of transformers' modules.
+            fused: use the names of the parameters of transformers' modules.
         """
         return {name: place for place in self._places(tensors, fused) for name in place.in_gguf}
 

@@ -16,7 +16,7 @@ from glft_schema.families.vocabulary import ARCHITECTURE, CONTROL, SPACE
 from glft_schema.formats.chat_templates import TEMPLATE
 
 KEYS = "tokenizer.ggml."
-FIELDS = {  # what transformers' conversion takes, by the name of a key
+FIELDS = {  # field of transformers' conversion -> key
     "tokenizer_type": "model",
     "pre_tokenizer_type": "pre",
     "tokens": "tokens",
@@ -43,7 +43,7 @@ WITH_BOS = ("llama", "bert")  # kinds of vocabulary that begin texts with a toke
 
 
 def begins_with_bos(metadata: Mapping[str, Any]) -> bool:
-    """Returns whether texts begin with a token, by the metadata of a GGUF model."""
+    """Returns whether the tokenizer of a GGUF model begins texts with a BOS token."""
     return bool(metadata.get(KEYS + "add_bos_token", metadata.get(KEYS + "model") in WITH_BOS))
 
 
@@ -51,8 +51,8 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
     """Returns the tokenizer of a GGUF model.
 
     Raises:
-        FormatError: if a key is missing.
-        Exception: of transformers, for a vocabulary that it does not take.
+        FormatError: if a key is missing, or the number of a special token is out of range.
+        Exception: from transformers, for a vocabulary that it does not support.
     """
     found = {field: value for field, key in FIELDS.items() if (value := metadata.get(KEYS + key)) is not None}
     for field in ("tokenizer_type", "tokens"):
@@ -102,7 +102,7 @@ def _conversion() -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
 
 
 def _wordpiece(found: dict[str, Any], metadata: Mapping[str, Any], settings: dict[str, Any]) -> Any:
-    """Returns a tokenizer of words without a prefix and continuations with ``##``."""
+    """Returns a WordPiece tokenizer, which marks continuations with ``##`` instead of words."""
     types = found.get("token_type", [0] * len(found["tokens"]))
     words = [text if type_ == CONTROL else _word(text) for text, type_ in zip(found["tokens"], types, strict=True)]
     normalizer = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}

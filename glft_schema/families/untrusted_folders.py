@@ -1,4 +1,4 @@
-"""Checks of a folder before other libraries read it: code, and files beyond the folder."""
+"""Checks a folder for code, and for links that leave it, before other libraries read it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILE_LISTS = ((CONFIG, "configuration_files"), ("tokenizer_config.json", "fast_t
 
 
 def check_no_code(folder: Path) -> None:
-    """Raises OptionError if a folder has or names code, or a link leaves it.
+    """Raises OptionError if a folder contains or refers to code, or a link leaves it.
 
     All JSON files are searched, in all folders below. A link may lead to the blobs of Hugging
     Face's cache if the folder is a snapshot there.
@@ -50,7 +50,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def leaves(path: Path, folder: Path) -> bool:
     """Returns whether a path in a folder leads out of it by a link, other than to a cached blob.
 
-    Blobs are the files of Hugging Face's cache; only those of a snapshot lead there.
+    Blobs are the files of Hugging Face's cache. Only links in a snapshot may lead there.
     """
     root, real = (Path(os.path.realpath(one)) for one in (folder, path))
     is_blob = root.parent.name == "snapshots" and real.parent == root.parents[1] / "blobs" and real.is_file()
@@ -65,7 +65,7 @@ def check_links(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def _content(path: Path) -> Any:
-    """Returns the content of a JSON file; None if it is invalid, so that no library reads it."""
+    """Returns the content of a JSON file; None if it is invalid, since no library can parse it."""
     stored = read_regular(path)
     try:
         return json.loads(stored.decode("utf-8"))
@@ -76,7 +76,7 @@ def _content(path: Path) -> Any:
 
 
 def _code(value: Any) -> Iterator[str]:
-    """Yields fields and references to code in JSON."""
+    """Yields the fields of `CODE` and the references to classes in JSON."""
     left = [value]
     while left:
         value = left.pop()
@@ -90,10 +90,10 @@ def _code(value: Any) -> Iterator[str]:
 
 
 def check_loadable(folder: Path) -> None:
-    """Checks the files of a folder that transformers loads, in this process.
+    """Checks a folder before transformers loads its files in this process.
 
     Raises:
-        FormatError: if a file names one that is not in the folder.
+        FormatError: if a file refers to another by more than a file name.
         LimitError: if a file or the vocabulary is too large.
     """
     for path in folder.iterdir():

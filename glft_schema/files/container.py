@@ -143,8 +143,8 @@ def open(
     """Opens a weights file of any format. The first file of a GGUF set opens the whole set.
 
     Args:
-        path: the file. For a model in several safetensors files, the index or the directory. Or a
-            `Source` of bytes, including your own subclass, which is one file.
+        path: the file; for a model in several safetensors files, the index or the directory. A
+            `Source`, such as an instance of your own subclass, is opened as a single file.
         device: device of its tensors.
         mmap: map the file; otherwise payloads are read into memory when requested.
         whole_set: open the other files of the set.
@@ -175,10 +175,10 @@ def open(
 
 
 def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError | None]:
-    """Opens a file, a broken one as far as it can be parsed, and returns it with its error or None.
+    """Opens a file, even if only its start can be parsed. Returns it with its error or None.
 
-    A truncated file has all its tensors if their table is complete; other broken files have none.
-    Of a set, the file with the error is opened. Raises as `open` if nothing can be parsed.
+    A truncated file has all its tensors if their table is complete. Other broken files have none,
+    and of a set only the broken file is opened. Raises as `open` if nothing can be parsed.
     """
     try:
         return open(path, mmap=mmap), None

@@ -107,7 +107,7 @@ class File:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file, or of all files of a set; those declared if it is truncated."""
+        """Size in bytes of the file, or of all files of a set; the declared size if truncated."""
         return sum(shard._record.data.start + shard._record.data.size for shard in self.shards)
 
     def keys(self) -> KeysView[str]:
@@ -125,7 +125,7 @@ class File:
         return self.tensors[name]
 
     def close(self) -> None:
-        """Ends access to the file. Can be called again."""
+        """Closes the file. May be called more than once."""
         for shard in self.shards:
             shard.source.close()
 

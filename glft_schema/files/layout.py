@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     Attributes:
         spans: all of its bytes, in order.
         order: byte order of the payloads.
-        nbytes: of the file.
+        nbytes: size of the file.
     """
 
     spans: tuple[Span, ...]
@@ -98,7 +98,7 @@ NO_BYTES = bytes(1 << 12)  # padding that is kept as bytes
 
 
 def lay_out(format: Format, regions: Mapping[str, Any], rules: Any = (), limits: Limits | None = None) -> Layout:
-    """Returns the layout of a file, without a byte of its payloads.
+    """Returns the layout of a file without reading its payloads.
 
     Args:
         format: the format of the regions.
@@ -119,7 +119,7 @@ def lay_out(format: Format, regions: Mapping[str, Any], rules: Any = (), limits:
 def with_offsets(
     format: Format, regions: Mapping[str, Any], alignment: int = 1, aliases: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Returns `regions` with an offset in each table row, if they lack offsets.
+    """Returns `regions` with an offset in each table row. Existing offsets are kept.
 
     Args:
         format: the format of the regions.
@@ -187,7 +187,7 @@ def _known_step(format: Format, regions: Mapping[str, Any], alignment: int) -> i
 
 
 def _known_sizes(format: Format, rows: Sequence[Any]) -> list[int] | None:
-    """Returns the bytes of each row's payload, or None if a row needs the checks of building it."""
+    """Returns the bytes of each row's payload, or None if a row must be checked by building."""
     sizes = []
     for row in rows:
         type_, shape = row.get("dtype"), tuple(format.dims_of(row.get("dims", [])))
@@ -217,7 +217,7 @@ def _positions(rows: Sequence[Any], sizes: Sequence[int], end: int, step: int, a
 
 
 def _has_size(field: construct.Construct) -> bool:
-    """Returns whether all values of a field take the same number of bytes, whatever the context."""
+    """Returns whether a field has the same size for all values and in every context."""
     try:
         field.sizeof()
     except (construct.SizeofError, LookupError, AttributeError):

@@ -36,14 +36,14 @@ def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_tr
         unlocated = error
     else:
         return File(format, record, source, device, current(), partial(parse_source, allow_truncated=allow_truncated))
-    trace = Trace(*filter(None, [unlocated.path]))  # here, the first parse's memory is free
+    trace = Trace(*filter(None, [unlocated.path]))  # by now, the first parse's memory is free
     with suppress(FormatError):
         _run(format.struct, source, trace, allow_truncated=allow_truncated)
     raise _locate(unlocated, trace, format, source)
 
 
 def trace_fields(file: File) -> list[FieldSpan]:
-    """Returns the span of each field of `file`, parts before the whole. Parses the file again."""
+    """Returns the span of each field of `file`, after its parts. Parses the file again."""
     with file.limits:
         spans, error = trace_source(file.format, file.source)
     if error:
@@ -62,7 +62,7 @@ def starts_of(file: File, paths: Iterable[str]) -> dict[str, int]:
 def trace_source(format: Format, source: Source) -> tuple[list[FieldSpan], FormatError | None]:
     """Returns the spans of all fields up to the first error, and the error or None.
 
-    The spans of truncated payloads are those declared.
+    Truncated payloads have their declared spans.
     """
     trace, fault = Trace(), None
     try:
@@ -96,8 +96,8 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
     """Returns the rules of some sets that a file breaks, in file order. Parses the file again.
 
     Args:
-        file: an open file. It satisfies `REQUIRED`, or it could not have been opened.
-        rules: `spec`, `ggml` or `required`, or several of them.
+        file: an open file, which therefore satisfies `REQUIRED`.
+        rules: `spec`, `ggml`, `rust` or `required`, or several of them.
 
     Raises:
         OptionError: if a rule set is unknown.
@@ -113,7 +113,7 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
 
 
 def name_rows(file: File, findings: Iterable[Finding]) -> None:
-    """Sets the tensor or metadata key in whose row each finding of a file is."""
+    """Sets each finding's tensor or metadata key, according to the row in its path."""
     keys, tensors = (list(names) if findings else [] for names in (file.metadata, file.shards[0].tensors))
     for finding in findings:
         table, row, *_ = (*finding.path.split(" -> "), "")
@@ -148,7 +148,7 @@ def gc_paused() -> Iterator[None]:
 
 
 def _locate(error: FormatError, trace: Trace, format: Format, source: Source) -> FormatError:
-    """Returns the error with field, offset, and tensor or key, by a trace up to it."""
+    """Returns the error with field, offset, and tensor or key, from a trace that ends at it."""
     path = error.path or (trace.open[-1].path if trace.open else "")
     span = trace.find(path) or (trace.open[-1] if trace.open else None)
     offset = error.offset if error.offset is not None or span is None else span.start
@@ -161,7 +161,8 @@ def _locate(error: FormatError, trace: Trace, format: Format, source: Source) ->
 def _count_at_fault(path: str, format: Format, source: Source) -> str:
     """Returns a hint that the tensor count may be too large, or an empty string.
 
-    The file must end with the payloads of the rows before `path`. The last row may be padding.
+    The file must be valid with only the rows before `path`, or without the last of them, which may
+    be padding.
     """
     table, row = [*path.split(" -> "), ""][:2]
     counted = getattr(format.field(table), "count", None) if table == format.table else None

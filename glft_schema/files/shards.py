@@ -1,12 +1,12 @@
 """Models split into several files, opened as one.
 
-GGUF files, ``model-00001-of-00003.gguf``, have in their metadata their index (``split.no``, from
-0), the number of files (``split.count``) and of tensors in all files (``split.tensors.count``).
-File names count from 1. The first file has the model's metadata. Source: llama.cpp's
-llama-model-loader.cpp and gguf-split.
+The metadata of a GGUF file such as ``model-00001-of-00003.gguf`` has its index in the set
+(``split.no``, from 0), the number of files (``split.count``) and the number of tensors in all files
+(``split.tensors.count``). File names count from 1. The first file has the model's metadata. Source:
+llama.cpp's llama-model-loader.cpp and gguf-split.
 
-safetensors files are listed in ``model.safetensors.index.json``: the value of ``weight_map`` has
-the file name for each tensor. Source: transformers.
+safetensors files have an index, ``model.safetensors.index.json``, whose ``weight_map`` maps each
+tensor to a file name. Source: transformers.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ShardedTensors(Tensors):
 
     Args:
         shards: the files.
-        names: of the tensors; by default, all.
+        names: the file of each tensor, by name.
     """
 
     def __init__(self, shards: Iterable[File], names: Mapping[str, File]) -> None:
@@ -94,8 +94,8 @@ class ShardedFile(File):
 
     Args:
         shards: the files.
-        names: the number of the file of each tensor; by default all tensors, in order of the files.
-        name: of the set; by default the path of the first file.
+        names: the index in `shards` of each tensor's file; by default all tensors, in file order.
+        name: the name of the set; by default the path of the first file.
     """
 
     def __init__(self, shards: tuple[File, ...], names: Mapping[str, int] | None = None, name: str | None = None) -> None:
@@ -163,9 +163,9 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
 
 
 def whole_set(file: File) -> tuple[str, Path] | None:
-    """Returns a description of a file's part of a set, and the file that opens the set.
+    """Returns a description of a file's position in its set, and the path that opens the set.
 
-    None if the file is a model of its own, or the whole set is open. Raises as `shard_info`.
+    None if the file is a complete model, or the whole set is open. Raises as `shard_info`.
     """
     if len(file.shards) > 1:
         return None
@@ -178,7 +178,7 @@ def whole_set(file: File) -> tuple[str, Path] | None:
 
 
 def check_whole(file: File, path: StrPath) -> None:
-    """Raises FormatError if an open file is a part of a set, with the file that opens the set."""
+    """Raises FormatError, which names the file to open, if an open file is part of a set."""
     if part := whole_set(file):
         raise FormatError(f"expected a whole model, found {part[0]}: open {safe(part[1].name)}", file=os.fsdecode(path))
 
@@ -192,7 +192,9 @@ def find_set(folder: Path) -> Path:
     suffixes = index_suffixes()
     indices = sorted(path for _, suffix in suffixes for path in folder.glob(f"*{suffix}"))
     if len(indices) > 1:
-        raise FormatError(f"expected one index in the directory, found {', '.join(safe(index.name) for index in indices)}")
+        raise FormatError(
+            f"expected one index in the directory, found {', '.join(safe(index.name) for index in indices)}", file=str(folder)
+        )
     if indices:
         return indices[0]
     files = sorted(path for format, _ in suffixes for ending in format.endings for path in folder.glob(f"*{ending}"))
@@ -246,7 +248,7 @@ def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) ->
 
 
 def index_of(file: File) -> Path | None:
-    """Returns the index beside a file that lists it, or None."""
+    """Returns the index in a file's folder that lists the file, or None."""
     if not isinstance(file.format.shards, ShardIndex):
         return None
     path = Path(file.name)
@@ -258,7 +260,7 @@ def index_of(file: File) -> Path | None:
 
 
 def _read_index(index: Path) -> tuple[dict[str, Any], list[Any]]:
-    """Returns the file name of each tensor, and all file names, which are not checked."""
+    """Returns the file name of each tensor, and all file names, without checking them."""
     stored = read_regular(index)
     try:
         weight_map = json.loads(stored.decode("utf-8"))["weight_map"]

@@ -25,20 +25,20 @@ def split(file: File | StrPath, prefix: StrPath, *, max_tensors: int | None = No
 
     Args:
         file: an open file or a path.
-        prefix: of the file names: ``PREFIX-00001-of-00003.gguf``. The index of safetensors files is
-            ``PREFIX.safetensors.index.json``.
+        prefix: the start of the file names: ``PREFIX-00001-of-00003.gguf``. The index of
+            safetensors files is ``PREFIX.safetensors.index.json``.
         max_tensors: maximum number of tensors per file.
         max_bytes: maximum bytes of payloads and their padding per file, as in llama-gguf-split; a
             larger tensor gets its own file.
 
     Returns:
-        The paths, in order; the index is the last.
+        The paths, in order; an index is the last.
 
     Raises:
-        OptionError: if `file` is part of a set or its format has none, both limits are missing, or
-            a path exists.
-        FormatError: if the number of files or tensors exceeds its field in the metadata, or the
-            file is not valid.
+        OptionError: if `file` is part of a set or its format has no sets, neither limit is given,
+            or a path exists.
+        FormatError: if the number of files or tensors does not fit its metadata field, or the file
+            is not valid.
         OSError: from the system. Files already written are removed.
     """
     prefix, file = path_text(prefix), as_file(file)
@@ -88,11 +88,11 @@ def merge(file: File | StrPath, path: StrPath) -> None:
     """Merges a set of files into one. Metadata of earlier files takes precedence.
 
     Args:
-        file: the first file of a set, the index or the folder, open or a path.
+        file: an open set, or the path of its first file, index or folder.
         path: the file to write.
 
     Raises:
-        OptionError: if `file` is not the first file of a set, or not its index.
+        OptionError: if `file` is neither the first file nor the index of a set.
         FormatError: if a file is not valid.
         OSError: from the system.
     """

@@ -29,21 +29,21 @@ def load_file(
         device: device of new tensors.
         dtype: a float dtype, or its name, for all tensors; by default as `Tensor.dequantize`.
         mmap: map the file. Floats that keep their dtype are then copy-on-write views of it.
-        out: where the values go: a tensor for each name, such as a model's state dict, or a
-            function that returns a tensor for a `Tensor` of the file, or None for a new one. All
-            are checked before any value is written. Memory that has been used before is several
-            times as fast as new memory.
+        out: the tensors to write into: one for each name, such as a model's state dict, or a
+            function that takes a `Tensor` of the file and returns a tensor, or None for a new one.
+            All are checked before any value is written. Reused memory is several times as fast as
+            new memory.
 
     Returns:
-        The tensors in file order. Names that share a payload share a tensor, unless `out` has
-        others.
+        The tensors in file order. Names that share a payload share a tensor, unless `out` has a
+        tensor for each.
 
     Raises:
         OSError: if the file cannot be opened.
         FormatError: if it is not a valid file of a known format.
         OptionError: if torch cannot use the device, or `path` is not a path.
-        TensorError: if a tensor of `out` is missing, left over, or of another shape, dtype or
-            device.
+        TensorError: if `out` lacks a tensor, has one that the file lacks, or has one of another
+            shape, dtype or device.
     """
     dtype = torch_dtype(dtype)
     with open(path, device, mmap=mmap) as file:

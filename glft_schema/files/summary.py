@@ -26,10 +26,10 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.tensor import Tensor
 
 FILE_TYPE = "general.file_type"
-LONGEST = 110  # letters of the values in a row
+LONGEST = 110  # characters of the values in a row
 NUMBERED = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<number>[0-9]+)\.(?P<rest>.+)", re.DOTALL)  # such as blk.0.attn_q.weight
 NUMBER = re.compile(r"\.[0-9]+(?=\.)")
-HasFile = Any  # a `File`, declared above this module
+HasFile = Any  # a `File`; its module imports this one
 
 
 class Totals(NamedTuple):
@@ -41,7 +41,7 @@ class Totals(NamedTuple):
 
 
 def totals_by_type(tensors: Iterable[Tensor]) -> dict[TensorType, Totals]:
-    """Returns the totals of each tensor type, in order of first tensors."""
+    """Returns the totals of each tensor type, in order of first occurrence."""
     totals, kept = dict[TensorType, Totals](), set[Hashable]()
     for tensor in tensors:
         count, weights, nbytes = totals.get(tensor.type, Totals(0, 0, 0))
@@ -103,7 +103,7 @@ def _types_table(totals: Mapping[TensorType, Totals], nbytes: int) -> Listing:
 
 
 def _keys_by_prefix(metadata: Mapping[str, Any]) -> Listing:
-    """Returns a row for the keys with the same first part."""
+    """Returns a row per group of keys with the same first part."""
     table, prefixes = metadata_table(metadata), dict[str, dict[str, str]]()
     for key, *_, value in table.rows:
         prefixes.setdefault(key.partition(".")[0], {})[key] = value
@@ -118,7 +118,7 @@ def _keys_by_prefix(metadata: Mapping[str, Any]) -> Listing:
 
 
 def group_rows(tensors: Iterable[Tensor], sizes: str) -> list[Row]:
-    """Returns a head, a row per tensor, and of numbered blocks a row per kind of tensor.
+    """Returns a header, then a row per tensor, or per kind of tensor in numbered blocks.
 
     Args:
         tensors: the tensors.
@@ -134,7 +134,7 @@ def group_rows(tensors: Iterable[Tensor], sizes: str) -> list[Row]:
             numbers.setdefault(prefix, []).append(int(match["number"]))
     rows: list[Row] = [("tensor", "type", sizes, "bytes", "missing")]
     for prefix, kinds in blocks.items():
-        of_prefix = Counter(numbers.get(prefix, ()))  # blocks, with the tensors of each
+        of_prefix = Counter(numbers.get(prefix, ()))  # number of tensors in each block
         if len(of_prefix) < 2:
             rows += [(safe(tensor.name), *_common([tensor], sizes)) for tensors in kinds.values() for tensor in tensors]
             continue
@@ -161,7 +161,7 @@ def _common(tensors: Sequence[Tensor], sizes: str) -> Row:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Returns numbers in words, such as ``0, 1, 10-15``."""
+    """Returns numbers as text with ranges, such as ``0, 1, 10-15``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -172,11 +172,11 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 
 def missing_bytes(tensors: Iterable[Tensor]) -> str:
-    """Returns the bytes that a truncated file lacks of tensors, or an empty text."""
+    """Returns the number of bytes that a truncated file lacks of tensors; empty for none."""
     missing = sum(tensor.missing for tensor in tensors)
     return f"{missing:,}" if missing else ""
 
 
 def without_empty_column(rows: list[Row], right: int) -> tuple[list[Row], int]:
-    """Returns rows and the number of columns with numbers, without the last one if it is empty."""
+    """Returns rows and the number of numeric columns, without the last column if it is empty."""
     return (rows, right) if any(row[-1] for row in rows[1:]) else ([row[:-1] for row in rows], right - 1)

@@ -1,5 +1,5 @@
-"""The formats, one module each, in the order of the specification, the registry, and what a
-declaration needs in addition to `glft_schema.codec`."""
+"""Formats, one module each in the order of the specification; their registry; and the classes and
+functions that a declaration needs in addition to `glft_schema.codec`."""
 
 from glft_schema.formats.format import Format, ShardIndex, ShardKeys
 from glft_schema.formats.registry import FORMATS, format_named, register_format

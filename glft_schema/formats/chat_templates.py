@@ -12,13 +12,13 @@ from glft_schema.errors import one_line, quote
 if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment  # imported when a file has a template
 
-TEMPLATE = "tokenizer.chat_template"  # begins the keys of chat templates
-LONGEST = 1 << 18  # characters of a template that is checked: Jinja parses half a million in a second
+TEMPLATE = "tokenizer.chat_template"  # prefix of the keys of chat templates
+LONGEST = 1 << 18  # characters; longer ones are not checked. Jinja parses 500,000 in a second
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # transformers' own tag
 
 
 class ChatTemplate(Check):
-    """The rule that a chat template is Jinja, with filters and tests that Jinja has."""
+    """The rule that a chat template is Jinja and uses only Jinja's own filters and tests."""
 
     expected = "a chat template in Jinja"
     advice = ": rules=['ggml'] (--rules ggml) allows it"

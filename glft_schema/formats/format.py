@@ -40,7 +40,7 @@ class ShardKeys(NamedTuple):
 
 
 class ShardIndex(NamedTuple):
-    """A JSON file beside the files of a set, with the name of the file of each tensor.
+    """A JSON file beside the files of a set, which maps each tensor to its file name.
 
     Attributes:
         suffix: of the name of the JSON file.
@@ -56,12 +56,12 @@ class Format:
 
     Attributes:
         name: as in its specification.
-        magics: the first bytes of its files, and others that are recognised to be refused with a
+        magics: the first bytes of its files, and of files that are recognised to be refused with a
             reason.
         types: its tensor types, with their codes in its files.
         struct: the whole file; its last region is the `TensorData`, ``data``.
         endings: of file names, the usual one first.
-        keeps_to: the rule sets that new files are written for.
+        keeps_to: the rule sets that new files follow.
         keep_vectors: whether the patterns of a scheme skip tensors with fewer than two dims.
         shards: how a sharded model refers to its files: by keys in their metadata or by an index;
             None if the format has no shards.
@@ -72,7 +72,7 @@ class Format:
         order: the key by which new files sort the rows of their table; by default, the caller's
             order.
         meaning: a metadata key and value -> the name of an enumerated value, or None.
-        summary: metadata -> what they say of a model, such as ``["llama", "30 layers"]``.
+        summary: metadata -> a description of the model, such as ``["llama", "30 layers"]``.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Format:
 
     def claims(self, start: bytes) -> bool:
         """Tells whether files that begin with these bytes have this format. A file that ends within
-        the magic has it."""
+        the magic counts as one of the format."""
         if self.sniff and self.sniff(start):
             return True
         return any(magic.startswith(start[: len(magic)]) for magic in self.magics)

@@ -4,8 +4,8 @@
 
 Regions follow one another without padding, except that DATA begins at a multiple of the alignment,
 counted from the start of the file. The offsets of tensors count from the start of DATA. All numbers
-have the byte order of the field `version`. Counts (but not of dims), lengths and dims are u32 in
-v1, u64 in v2 and v3.
+have the byte order of the field `version`. Counts (except the number of dims), lengths and dims are
+u32 in v1, u64 in v2 and v3.
 
 `spec` rules come from the specification, `ggml` rules from llama.cpp's gguf.cpp. A `Rule` without
 `sets` is enforced by every reader.
@@ -78,7 +78,7 @@ Header = Struct(
 
 
 def array(elements: Nested) -> construct.Construct:
-    """Returns the declaration of an array; `elements` is that of arrays within it."""
+    """Returns the declaration of an array; `elements` is the declaration of nested arrays."""
     cases = {type_: Numbers(type_.field, this.n) for type_ in NUMBERS}
     cases |= {STRING: Strings(size, this.n), ARRAYS: Table(this.n, elements)}
     return TypedArray(Struct(

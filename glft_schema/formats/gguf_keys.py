@@ -89,7 +89,7 @@ ROWS = (  # prefix, type, keys without the prefix; another prefix is also listed
 
 TYPES = {f"{prefix}.{rest}": type_ for prefix, type_, rests in ROWS for rest in rests.split()}
 
-# Of the integers of a key. Sources: llama_pooling_type, llama_expert_gating_func_type and
+# Meanings of integer values, by key. Sources: llama_pooling_type, llama_expert_gating_func_type and
 # llama_token_type of llama.cpp v0.5.0.
 MEANINGS = {
     "general.file_type": {code: name for name, code in FILE_TYPES.items()},
@@ -113,8 +113,8 @@ def type_of_key(key: str, of_array: bool = False) -> str | None:
 
     Args:
         key: the key.
-        of_array: whether the value is an array. A number of an architecture may be one, with an
-            element for each layer.
+        of_array: whether the value is an array. Numeric keys of an architecture may have one, with
+            an element for each layer.
     """
     of_architecture = _is_of_architecture(key)
     known = TYPES.get(key) or TYPES.get(f"{ARCH}.{key.partition('.')[2]}" if of_architecture else NUMBERED.sub(r"\1.N", key))
@@ -122,15 +122,15 @@ def type_of_key(key: str, of_array: bool = False) -> str | None:
 
 
 def meaning(key: str, value: Any) -> str | None:
-    """Returns the name of an enumerated value, such as ``Q4_1`` of ``general.file_type`` 3; or
+    """Returns the name of an enumerated value, such as ``Q4_1`` for ``general.file_type`` 3, or
     None."""
     names = MEANINGS.get(f"{ARCH}.{key.partition('.')[2]}" if _is_of_architecture(key) else key, {})
     return names.get(value) if isinstance(value, int) else None
 
 
 def summary(metadata: Mapping[str, Any]) -> list[str]:
-    """Returns what metadata say of a model, such as ``["llama", "30 layers", "8,192 context",
-    "49,152 tokens"]``."""
+    """Returns a description of a model from its metadata, such as ``["llama", "30 layers", "8,192
+    context", "49,152 tokens"]``."""
     architecture, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
     parts = [text for text in (architecture, kind) if isinstance(text, str) and text != "model"]
     for key, one, many in COUNTS:
@@ -143,8 +143,8 @@ def summary(metadata: Mapping[str, Any]) -> list[str]:
 def suits(key: str, type_: str) -> bool:
     """Tells whether a key may have values of a type.
 
-    Integers and floats may have any width, as docs/gguf.md recommends to readers. A number of an
-    architecture may also be an array with a number for each layer; llama.cpp reads both.
+    Integers and floats may have any width, as docs/gguf.md recommends to readers. Numeric keys of
+    an architecture may also have an array with a number for each layer; llama.cpp reads both.
     """
     kinds = _kinds(key)
     return not kinds or _kind(type_) in kinds

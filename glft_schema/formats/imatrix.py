@@ -3,8 +3,8 @@
     n | ENTRIES | chunks | dataset
 
 Numbers are little-endian. The file has no magic. Files from before April 2024 end after the
-entries. The sums of an entry are mean squares times `calls`: ``sums / calls`` is what quantizing
-uses, whatever the size of a chunk. `llama-imatrix` writes GGUF files by default since July 2025;
+entries. The sums of an entry are mean squares times `calls`. Quantizing uses ``sums / calls``,
+whatever the size of a chunk. `llama-imatrix` writes GGUF files by default since July 2025;
 `glft_schema.weights.importance` converts between both.
 """
 
@@ -71,8 +71,8 @@ OldImatrix = Struct(
 
 
 def is_old_matrix(path: StrPath) -> bool:
-    """Tells whether a file looks like ``imatrix.dat``, which has no magic: counts that the file
-    could hold, and a printable name.
+    """Tells whether a file looks like ``imatrix.dat``. It has no magic, so the first counts must
+    fit the file's size, and the first name must be printable.
 
     Raises OSError from the system.
     """

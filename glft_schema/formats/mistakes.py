@@ -25,7 +25,7 @@ from glft_schema.formats.format import Format, ShardIndex, ShardKeys
 from glft_schema.formats.trial import first_fault
 from glft_schema.tensors.region import TensorData, TensorFits
 
-Fields = tuple[construct.Struct, ...]  # a Struct, after those around it
+Fields = tuple[construct.Struct, ...]  # a Struct, after the Structs that contain it
 
 # The fields of a row that the package reads, with examples of their declarations.
 ROW = {
@@ -108,7 +108,7 @@ def _facts(format: Format) -> Iterator[str]:
 
 
 def _magic(format: Format) -> Iterator[str]:
-    """Yields a constant at the start of files by which they would not be recognised."""
+    """Yields a constant at the start of files that no magic matches."""
     first, path = unwrap(format.struct), ""
     while isinstance(first, construct.Struct) and first.subcons:
         field = next((field for field in first.subcons if field.name), None)
@@ -184,7 +184,7 @@ def _regions(format: Format) -> Iterator[str]:
 
 
 def _without_default(row: Any, known: Mapping[str, str], path: str) -> Iterator[str]:
-    """Yields the fields of a row of which new files have no value."""
+    """Yields the fields of a row for which new files have no value."""
     for field in row.subcons:
         if field.name and field.name not in known and not follows(field) and not field.flagbuildnone:
             number = unwrap(field) if isinstance(unwrap(field), Number) else "u32"
@@ -219,7 +219,7 @@ def _entries(declared: KeyValues) -> Iterator[str]:
 
 
 def _byte_order(declared: Struct) -> Iterator[str]:
-    """Yields a byte order that follows numbers, which would be read in another one."""
+    """Yields a byte order that is declared after numbers, which it would not apply to."""
     before = ""
     for path, field in _leaves(declared):
         if isinstance(field, Derived) and isinstance(field.of, str) and field.of == BIG:
@@ -242,7 +242,7 @@ def _leaves(declared: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
-    """Yields expressions on fields that do not exist, and counts that building does not compute."""
+    """Yields references to fields that do not exist, and counts that building does not compute."""
     declared = unwrap(declared)
     if isinstance(declared, construct.Struct):
         for field in declared.subcons:
@@ -317,7 +317,7 @@ def _is_nbytes_of_lines(expression: ExprMixin) -> bool:
 
 
 def _referent(reference: Reference, outer: Fields) -> Any:
-    """Returns the field that a reference names, or a value of a field."""
+    """Returns the field that a reference names, or the field that contains the named value."""
     if reference.up >= len(outer):
         return None
     referent: Any = outer[0] if reference.of_root else outer[-1 - reference.up]

@@ -21,8 +21,8 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.words import suggestion
 
 FORMATS = [GLFT, GGUF, SAFETENSORS]
-DEFAULT = GLFT  # of `Container`, without a format or with another ending
-WITH_TYPES = GGUF  # its value types are those of typed values that another format stores as text
+DEFAULT = GLFT  # of `Container`, without a format or a known ending
+WITH_TYPES = GGUF  # its value types apply to typed values that other formats store as text
 MAGIC = "header -> magic"  # the path of an error about an unknown format
 ZIP = b"PK\x03\x04"
 OWN = f"; formats of your own: register_format, or an entry point of {plugins.FORMATS}"
@@ -35,7 +35,7 @@ OTHER_FILES = {
 
 
 def register_format(format: Format) -> Format:
-    """Adds your format, in this process. All functions and verbs then take its files.
+    """Registers a format in this process. All functions and commands then accept its files.
 
     A package announces its formats as entry points of ``glft_schema.formats``; see
     `glft_schema.plugins`.
@@ -46,7 +46,7 @@ def register_format(format: Format) -> Format:
     Raises:
         TypeError: if it is not a `Format`.
         ValueError: if the name, a file extension or a magic is in use, or the declaration has a
-            mistake, with a sentence that says what to write.
+            mistake. The message says how to correct it.
     """
     if not isinstance(format, Format):
         raise TypeError(f"expected a Format, found {quote(format)}")
@@ -103,7 +103,7 @@ def format_of(source: Source) -> Format:
 
 
 def format_named(name: object) -> Format:
-    """Returns a format by name, in either case. Raises OptionError for an unknown name."""
+    """Returns a format by name, ignoring case. Raises OptionError for an unknown name."""
     for _ in range(2):
         for format in FORMATS:
             if isinstance(name, str) and format.name.lower() == name.lower():
@@ -114,7 +114,7 @@ def format_named(name: object) -> Format:
 
 
 def registered_type(name: str) -> TensorType:
-    """Returns a tensor type of any format by name, in either case. Raises OptionError for an
+    """Returns a tensor type of any format by name, ignoring case. Raises OptionError for an
     unknown name.
     """
     for _ in range(2):
@@ -128,7 +128,7 @@ def registered_type(name: str) -> TensorType:
 
 
 def target_format(path: StrPath, name: str | None) -> Format:
-    """Returns the named format, or the one of the ending of `path`.
+    """Returns the named format, or the format of the file extension of `path`.
 
     Raises:
         OptionError: for an unknown name or ending.
@@ -144,11 +144,11 @@ def target_format(path: StrPath, name: str | None) -> Format:
 
 
 def refuse_ending(path: StrPath, format: Format, writes: str) -> None:
-    """Raises OptionError if `path` has the ending of another format than the one that is written.
-    `writes` says by what, such as ``quantize writes``."""
+    """Raises OptionError if `path` has the file extension of a format other than `format`. `writes`
+    begins the message, such as ``quantize writes``."""
     if (format_with(path) or format) is not format:
         name = quote(Path(path_text(path)).name)
-        raise OptionError(f"{writes} {format.name}, found {name} to write: use glft convert")
+        raise OptionError(f"{writes} {format.name}, found the output {name}: use glft convert")
 
 
 def indexed_format(path: StrPath) -> Format | None:
@@ -167,7 +167,7 @@ def endings() -> dict[str, Format]:
 
 
 def format_with(path: StrPath) -> Format | None:
-    """Returns the format of the ending of `path`, or None."""
+    """Returns the format of the file extension of `path`, or None."""
     ending = Path(path_text(path)).suffix.lower()
     if ending and ending not in endings():
         load_plugins()

@@ -2,23 +2,23 @@
 
     HEADER | TENSOR_INFOS | DATA
 
-HEADER is the number of bytes of TENSOR_INFOS, a JSON object: an object with dtype, shape and
-data_offsets for each tensor by name, and texts by key under ``__metadata__``. Offsets count from
-the start of DATA. The payloads are in C order. New files have them without gaps, sorted by dtype
-and name, and a header that is padded with spaces to a multiple of 8 bytes.
+HEADER is the length of TENSOR_INFOS in bytes. TENSOR_INFOS is a JSON object with an object (dtype,
+shape and data_offsets) for each tensor name, and texts by key under ``__metadata__``. Offsets count
+from the start of DATA. The payloads are in C order. New files store them without gaps, sorted by
+dtype and name, and pad TENSOR_INFOS with spaces to a multiple of 8 bytes.
 
 `spec` rules come from the README, `rust` rules from the library's reader, tensor.rs. The reader
-also takes what serde's derived code takes: an entry as the array of its values, and a dtype as
-``{"F32": null}``.
+also accepts forms that serde's derived code accepts: an entry as the array of its values, and a
+dtype as ``{"F32": null}``.
 
-F4 counts weights in the file's shape, as the library writes it, although the library 0.8 then
-cannot load it. Two share a byte, and torch counts bytes: dims have half of the last size.
+For F4, the file's shape counts weights, as the library writes it, although version 0.8 cannot load
+such tensors. Two weights share a byte and torch counts bytes, so dims have half of the last size.
 
-Every file that this package opens and that follows the `rust` rules is accepted by the library, and
-the other way round, with two exceptions, which this package refuses: F4 with an odd last size, and
-tensors of no elements whose other sizes have a product of 2^59 or more. The library opens such
-files, unless the sizes before the first 0 overflow 64 bits. It cannot load the former, and loads
-the latter if torch can have the shape.
+The library accepts exactly the files that this package opens and that follow the `rust` rules, with
+two exceptions, which this package refuses: F4 with an odd last size, and tensors of no elements
+whose other sizes have a product of 2^59 or more. The library opens such files, unless the sizes
+before the first 0 overflow 64 bits. It cannot load the F4 tensors, and loads the empty ones if
+torch supports the shape.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from glft_schema.tensors.region import TensorData, TensorFits
 METADATA = "__metadata__"  # the entry that is not a tensor
 BOTH = (SPEC, RUST)
 
-# In the library's order: new files begin with the last of them.
+# In the library's order. New files sort tensors in reverse, the last type first.
 TYPES = TypeTable[TensorType]("safetensors", {type_.name: type_ for type_ in (
     BOOL, F4, F6_E2M3, F6_E3M2, U8, I8, F8_E5M2, F8_E4M3, F8_E8M0, F8_E4M3FNUZ, F8_E5M2FNUZ,
     I16, U16, F16, BF16, I32, U32, F32, C64, F64, I64, U64,

@@ -3,12 +3,12 @@
     RECORDS | DIRECTORY | ZIP64_END | LOCATOR | END
 
 Numbers are little-endian. ZIP64_END and LOCATOR are missing in archives of other writers. Each
-RECORD follows a local header. torch pads it, so that its bytes begin at a multiple of 64, and
-leaves the sizes there empty: only those of the directory count.
+RECORD follows a local header. torch pads the header, so that the record begins at a multiple of 64,
+and leaves its size fields empty. Only the sizes in the directory count.
 
-Readers of zip archives search for the end record and the directory in different ways, so that an
-archive can have other records for each of them. Only archives with one reading are accepted: END is
-at the end of the file, the regions before it touch, records do not overlap, and are not compressed.
+Readers of zip archives search for the end record and the directory in different ways, so an archive
+can have different records for each reader. Only unambiguous archives are accepted: END is at the
+end of the file, the regions before it are adjacent, and records neither overlap nor are compressed.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource, Source
 
 Span = tuple[int, int]  # first byte and number of bytes
-HEADER, END, LOCATOR, END64 = 30, 22, 20, 76  # bytes: without the name; ZIP64_END includes LOCATOR
-ABOVE = 0xFFFFFFFF  # a number that is in the extra field instead
+HEADER, END, LOCATOR, END64 = 30, 22, 20, 76  # bytes, HEADER without the name, END64 with LOCATOR
+ABOVE = 0xFFFFFFFF  # stands for a number in the extra field
 in_hex = "0x{:08X}".format
 
 
@@ -132,7 +132,7 @@ End = Struct(
 
 
 def read_directory(source: Source) -> dict[str, Span]:
-    """Returns the records of an archive by name, without the folder that all of them are in.
+    """Returns the records of an archive by name, without the folder that contains them all.
 
     Raises:
         TruncatedError: if the source does not end with the end record of an archive.
@@ -153,7 +153,7 @@ def read_directory(source: Source) -> dict[str, Span]:
 
 
 def _end_of(source: Source) -> tuple[Record, int]:
-    """Returns the last end record with all numbers, and the end of the directory."""
+    """Returns the zip64 end record, or else the end record, and the end of the directory."""
     at = source.size - END
     if at < 0 or bytes(source.read(at, 4)) != b"PK\5\6":
         raise TruncatedError("expected a torch file, a zip archive up to its end, found another end: it may be incomplete")

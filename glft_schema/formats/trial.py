@@ -28,7 +28,7 @@ class Fault(Exception):  # noqa: N818 - not an error of a caller
 
 
 def first_fault(format: Format) -> str | None:
-    """Returns the field that fails on a file without tensors or with one, and how, or None.
+    """Returns the first field that fails in files without tensors or with one, and how, or None.
 
     A FormatError while building is not a fault: the format may refuse the values of the trial.
     """
@@ -99,7 +99,7 @@ def _trying(work: str, field: str = "") -> Iterator[None]:
         yield
     except FormatError as error:
         path, problem = error.path or field, f"{work} fails: {error.problem}"
-    except Exception as error:  # of a construct or function of the declaration: any class
+    except Exception as error:  # of the declaration's constructs or functions: any class
         paths = (without_root(str(frame.f_locals.get("path", ""))) for frame, _ in walk_tb(error.__traceback__))
         path, problem = [field, *filter(None, paths)][-1], f"{work} raises {type(error).__name__}: {one_line(str(error))}"
     else:

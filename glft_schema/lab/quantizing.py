@@ -47,7 +47,8 @@ def quantize_symmetric_per_channel(
         codes int8 of `w`'s shape, in [-128, 127]; scales [out].
 
     Raises:
-        TensorError: for NaN, an infinity, or a scale that overflows; with the first index.
+        TensorError: if `w` is not a float tensor of at least two dims, or is empty; for NaN, an
+            infinity, or a scale that overflows, with the first index.
         OptionError: for a `scale_dtype` of fewer than 16 bits.
     """
     codes, scales = _quantize(w, None, Q8_MAX, scale_dtype, name)
@@ -59,7 +60,7 @@ def quantize_symmetric_per_group(
 ) -> QuantizedTensor:
     """Quantizes to int4 with one scale, max|group| / 7, per `group_size` neighbours in a row.
 
-    `scale_dtype` and `name` are those of `quantize_symmetric_per_channel`, and so are the errors.
+    `scale_dtype`, `name` and the errors are as in `quantize_symmetric_per_channel`.
 
     Args:
         w: float tensor [out, ...] whose rows are whole groups.
@@ -100,7 +101,7 @@ def _quantize(
 
 
 def _symmetric_codes(weights: Array, group: int, largest: int, scale_dtype: Dtype) -> dict[str, Array]:
-    """Quantizes each `group` neighbours with the scale max|w| / `largest`.
+    """Quantizes groups of `group` neighbours with the scale max|w| / `largest`.
 
     Args:
         weights: float32 [rows, in].

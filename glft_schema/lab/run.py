@@ -1,5 +1,5 @@
-"""Runs the whole lab: train, fake-quantize, write, read back, compare, measure, report. The
-exercise is the one that GLFT comes from. docs/lab.md lists its requirements.
+"""Runs the whole lab: train, fake-quantize, write, read back, compare, measure, report. GLFT comes
+from this exercise; docs/lab.md lists its requirements.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def measure(model: MiniGPT, scheme: str, path: Path, manifest: dict[str, Any]) -
 
 
 def activations(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
-    """Returns the output of each module for `tokens`, by name; that of `model` as ``model``."""
+    """Returns the output of each module for `tokens`, by name; the whole model is ``model``."""
     outputs: dict[str, Tensor] = {}
 
     def record(name: str) -> Callable[[nn.Module, Any, Tensor], None]:

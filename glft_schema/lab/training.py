@@ -28,8 +28,8 @@ def corpus() -> tuple[Tensor, Tensor]:
 def train(model: MiniGPT, steps: int, seed: int, watch: Callable[[int, float], None] | None = None) -> float:
     """Trains `model` in place with AdamW, a one-cycle learning rate and clipped gradients.
 
-    Each step runs in one thread: on idle cores more threads gain a third, on busy ones a step takes
-    up to ten times as long.
+    Each step runs in one thread: more threads gain a third on idle cores, but make a step take up
+    to ten times as long on busy ones.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""Models that run in torch: loaded by transformers, and measured on texts."""
+"""Measurements of models on texts in torch: perplexity, predictions and importance."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Importance matrices measured in torch: the squared inputs of each matrix, as by llama-imatrix."""
+"""Measures importance matrices in torch: sums of squared inputs, as by llama-imatrix."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ BLOCKS = "blk."  # prefix of the matrices that llama-imatrix measures
 
 
 class MeasureOptions(TextOptions, total=False):
-    """Options of `measure_importance`, besides those of all functions that run a model on a text.
+    """Options of `measure_importance`, in addition to `TextOptions`.
 
     Attributes:
         process_output: also measure the output matrix, unless it is the token embedding.
-        names: parameters of linear layers, and the names of their matrices. By default the names in
-            GGUF, by the model's family or the ``gguf`` library.
-        dataset: the name of the text.
+        names: the name of the matrix for each parameter to measure. By default GGUF names, from the
+            model's family or the ``gguf`` library.
+        dataset: the name of the text, recorded in the matrix.
     """
 
     process_output: bool
@@ -46,7 +46,7 @@ def measure_importance(
     matrix by column.
 
     The text is cut into chunks as by ``llama-imatrix``, and the same matrices are measured. Sums
-    are computed in float64. Matrices of experts count the tokens of each expert.
+    are computed in float64. For matrices of experts, tokens are counted per expert.
 
     Args:
         model: a GGUF file of a declared family, a Hugging Face folder, or a model in memory.
@@ -55,8 +55,8 @@ def measure_importance(
 
     Raises:
         OptionError: if transformers or the tokenizer is missing, the text is shorter than a chunk,
-            the model has too few tokens or positions, its names in GGUF are unknown, or it has no
-            parameter of a name in `names`.
+            the model has too few tokens or positions, its GGUF names are unknown, or it lacks a
+            parameter in `names`.
         FormatError: if the model or the tokenizer cannot be loaded.
         TensorError: if an input is not finite, or a tensor of a model in memory does not belong to
             the family.
@@ -102,7 +102,7 @@ class _Sums:
 
 
 def _gguf_names(module: Any, process_output: bool) -> dict[str, list[str]]:
-    """Returns the names in GGUF by parameter, of the matrices that are measured."""
+    """Returns the GGUF names of the measured matrices by parameter."""
     family = family_of(module)
     if family is None:
         return _mapped_names(module, process_output)
@@ -120,10 +120,10 @@ def _gguf_names(module: Any, process_output: bool) -> dict[str, list[str]]:
 
 
 def _mapped_names(module: Any, process_output: bool) -> dict[str, list[str]]:
-    """Returns the names for a causal model of an undeclared architecture, by the ``gguf`` library.
+    """Returns the names for a causal model of an undeclared family, from the ``gguf`` library.
 
-    Raises OptionError if the library does not know the architecture by this name, or not all of its
-    matrices.
+    Raises OptionError if the model is not causal, the library lacks its architecture or one of its
+    matrices, or a parameter has more than two dims.
     """
     kind, arch = type(module).__name__, getattr(getattr(module, "config", None), "model_type", "")
     matrices = {name: parameter for name, parameter in module.named_parameters() if parameter.dim() > 1}
@@ -175,8 +175,8 @@ def _linear_hook(attribute: str, names: Sequence[str], sums: _Sums) -> Hook:
 def _experts_hook(attribute: str, names: Sequence[str], sums: _Sums) -> Hook:
     """Returns a hook of all experts of a block.
 
-    transformers runs them as one module, with the tokens and the numbers of their experts. What
-    enters the second matrix is computed here again.
+    transformers runs them as one module, whose inputs are the tokens and the indices of their
+    experts. The input of the second matrix is recomputed here.
     """
 
     def hook(layer: Any, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Loads models of transformers: of Hugging Face folders, and of GGUF files of declared families."""
+"""Loads transformers models from Hugging Face folders, and GGUF files of declared families."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ EXPECTED = "a model that transformers loads"
 def load(
     path: StrPath, *, packed: bool = True, dtype: torch.dtype | str | None = None, device: str | torch.device = "cpu"
 ) -> tuple[Any, Any]:
-    """Loads a GGUF model and its tokenizer as those of transformers.
+    """Loads a GGUF model and its tokenizer as transformers objects.
 
-    Names, config and the order of rows follow from the model's family, as `convert` knows it.
+    Names, config and the order of rows follow from the model's family, as in `convert`.
 
     Args:
         path: the file, or a file of a set.
         packed: keep quantized weights as the file stores them, in the modules of `glft_schema.nn`;
             otherwise they are dequantized.
-        dtype: of other weights and of the computation; by default that of the matrices if it is
-            float16 or bfloat16 in all of them, otherwise float32.
-        device: of all weights. On ``meta`` they have no values, and nothing of them is read: for
-            models that are sharded first and loaded by `glft_schema.distributed`.
+        dtype: the dtype of other weights and of the computation; by default float16 or bfloat16 if
+            all matrices have that dtype, otherwise float32.
+        device: the device of all weights. On ``meta`` they have no values and are not read, for
+            models that are sharded first and then loaded by `glft_schema.distributed`.
 
     Returns:
         The model, in evaluation mode, and the tokenizer.
 
     Raises:
-        OptionError: if a library is missing, the path is not a GGUF file, or torch cannot use the
-            device or it lacks the memory.
-        FormatError: if no family has the architecture, a key or a tensor is missing, or there is a
-            tensor that the model does not have.
+        OptionError: if a library is missing, the path is not a GGUF file, torch cannot use the
+            device, or the device lacks the memory.
+        FormatError: if no family has the architecture, a key or a tensor is missing, or the file
+            has a tensor that the model lacks.
         OSError: if a file cannot be read.
     """
     with transformers_for(path, EXPECTED) as transformers:
@@ -105,12 +105,12 @@ def family_of(module: Any) -> Family | None:
 
 
 def is_dropped(name: str, family: Family | None) -> bool:
-    """Returns whether a model of the family needs no values for a tensor: GGUF does not have it."""
+    """Returns whether GGUF models of the family leave out a tensor, so that it needs no values."""
     return family is not None and family.drops(name)
 
 
 def _check_missing(names: Any, family: Family | None) -> None:
-    """Raises TensorError if the model needs one of these tensors, which would be random numbers."""
+    """Raises TensorError if the model needs a missing tensor, whose values would be random."""
     for name in sorted(names):
         if not is_dropped(name, family):
             raise TensorError("expected values for this tensor, found none", name)
@@ -129,10 +129,10 @@ def _of_gguf(
     from glft_schema.nn.load_into import fill
 
     if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
-        raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder to run, found another source")
+        raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder, found {str(path)!r}")
     tensors, fields = hf_model(in_memory(checkpoint.tensors), checkpoint.metadata, fused=True)
     config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
-    config._experts_implementation = "eager"  # it takes one expert at a time
+    config._experts_implementation = "eager"  # to index one expert at a time
     module = _without_values(getattr(transformers, fields["architectures"][0]), config, dtype or _dtype_of(tensors))
     family, own = family_of(module), module.state_dict().keys()
     assert family is not None
@@ -148,7 +148,7 @@ def _of_gguf(
         _check_missing(unmatched.missing, family)
         for name in unmatched.left_over:
             raise TensorError(f"{type(module).__name__} has no such tensor", name)
-        if not is_meta:  # buffers have values, and keep them
+        if not is_meta:  # on meta, buffers keep their computed values
             _initialise(module, unmatched.missing, device)
             module.to(device)
     return module.eval()
@@ -168,7 +168,7 @@ def _of_linear(module: Any, name: str, tensor: StoredTensor) -> StoredTensor:
 
 
 def _dtype_of(tensors: dict[str, StoredTensor]) -> torch.dtype:
-    """Returns the dtype of all matrices if it is a half one, otherwise float32."""
+    """Returns the dtype of all matrices if it is float16 or bfloat16, otherwise float32."""
     dtypes = {tensor.dtype for tensor in tensors.values() if len(tensor.shape) > 1}
     name = name_of(dtypes.pop()) if len(dtypes) == 1 else ""
     return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(name, torch.float32)

@@ -37,7 +37,7 @@ class Predictions(NamedTuple):
         perplexity_a: of A.
         perplexity_b: of B.
         mean_divergence: mean Kullback-Leibler divergence of B from A, in nats per token.
-        max_divergence: the largest, of a token.
+        max_divergence: the largest divergence of a token, in nats.
         same_top: the share of tokens for which both models have the same most likely token.
         tokens: the number of tokens predicted.
     """
@@ -89,7 +89,8 @@ def compare_predictions(
 ) -> Predictions:
     """Compares the predictions of two models, as ``llama-perplexity --kl-divergence`` does.
 
-    Both models are in memory at the same time, in float32. Errors are those of `perplexity`.
+    Both models are in memory at the same time; files are loaded in float32. Raises as `perplexity`,
+    and OptionError if the vocabularies differ in size.
 
     Args:
         one: A, the model to compare with. The tokenizer is A's.
@@ -135,12 +136,12 @@ def _check_same(one: int | None, other: int | None) -> None:
 
 
 def _log_probabilities(module: Any, chunk: torch.Tensor) -> torch.Tensor:
-    """Returns float64[tokens, vocabulary] for the tokens of a chunk's second half but the first."""
+    """Returns float64[tokens, vocabulary] for a chunk's second half, except its first token."""
     output, kind = run(module, chunk), type(module).__name__
     logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
     is_one_for_each = logits is not None and logits.dim() == 3 and logits.shape[2] > int(chunk.max())
-    if logits is None or not is_one_for_each or kind.endswith("MaskedLM"):  # a masked model also reads what follows
-        raise OptionError(f"expected a model that predicts tokens from those before, found {kind}")
+    if logits is None or not is_one_for_each or kind.endswith("MaskedLM"):  # masked models see later tokens
+        raise OptionError(f"expected a causal language model, found {kind}")
     return logits[0, len(chunk) // 2 : -1].double().log_softmax(-1).cpu()
 
 

@@ -1,4 +1,4 @@
-"""Saves models of transformers as GGUF files."""
+"""Saves transformers models as GGUF files."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def save(
     importance: Mapping[str, Any] | None = None,
     allow_requantize: bool = False,
 ) -> list[WrittenTensor]:
-    """Writes a model of transformers as a GGUF file, by the example of the file that it was loaded
-    from.
+    """Writes a transformers model as a GGUF file, with the file that it was loaded from as the
+    example.
 
-    Packed weights are stored as they are, so that layers that have not changed have the bytes of
-    the example. Other weights get the example's types.
+    Packed weights are stored unchanged, so unmodified layers have the same bytes as in the example.
+    Other weights get the example's types.
 
     Args:
         model: of a declared family, packed or not.
         path: the file to write; replaced only on success.
         like: a GGUF model of the same family and shapes, for metadata, vocabulary, names and types.
-        importance: weight of errors in each column, by tensor in GGUF; see `read_importance`.
+        importance: weight of the errors in each column, by GGUF tensor name; see `read_importance`.
         allow_requantize: also store packed weights in another type of the example.
 
     Returns:
@@ -84,7 +84,7 @@ def save(
 
 
 def by_example(tensors: Mapping[str, StoredTensor], file: File, family: Family | None = None) -> Checkpoint:
-    """Returns the tensors of a model of transformers with the names, types and metadata of a GGUF
+    """Returns the tensors of a transformers model with the names, types and metadata of a GGUF
     model.
 
     Args:
@@ -93,7 +93,7 @@ def by_example(tensors: Mapping[str, StoredTensor], file: File, family: Family |
         family: of the model; by default that of the file.
 
     Raises:
-        OptionError: if the file is not a model of the family, or of none.
+        OptionError: if the file is not a model of the family, or of any declared family.
         TensorError: if one side lacks a tensor of the other, or has another shape.
     """
     donor = Donor.of(file)

@@ -1,4 +1,4 @@
-"""Texts as chunks of tokens, cut as llama-imatrix and llama-perplexity cut them."""
+"""Splits texts into chunks of tokens, as llama-imatrix and llama-perplexity do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from glft_schema.models.from_gguf import load_model
 from glft_schema.models.tokenization import load_vocabulary, vocabulary_of
 from glft_schema.storage.source import StrPath
 
-CONTEXT = 512  # tokens in a chunk, by default as in these tools
+CONTEXT = 512  # default number of tokens in a chunk, as in these tools
 POSITIONS = ("wpe", "position_embeddings")  # tables of positions, of gpt2 and bert
 
 
@@ -23,9 +23,10 @@ class TextOptions(TypedDict, total=False):
     """Options of the functions that run a model on a text.
 
     Attributes:
-        tokenizer: of transformers, or a folder that has one; by default the model's.
+        tokenizer: a tokenizer of transformers, or a folder or GGUF file with one; by default the
+            model's.
         context: tokens in a chunk, by default 512.
-        chunks: the number of chunks; by default all that are whole.
+        chunks: the maximum number of chunks; by default all whole chunks.
         progress: called after each chunk with its number and the share that is done, from 0 to 1.
     """
 
@@ -38,13 +39,13 @@ class TextOptions(TypedDict, total=False):
 def cut(text: str | Sequence[int], model: StrPath | torch.nn.Module, options: TextOptions) -> torch.Tensor:
     """Returns int64[chunks, context], the tokens of a text.
 
-    Tokens after the last whole chunk are left out. If the tokenizer begins texts with a token, the
-    token replaces the first one of each chunk.
+    Tokens after the last whole chunk are left out. If the tokenizer begins texts with a start
+    token, it replaces the first token of each chunk.
 
     Args:
-        text: the text, or its tokens, which are cut as they are.
-        model: its tokenizer is used.
-        options: see `TextOptions`; a tokenizer is used instead of the model's.
+        text: the text, or its tokens, which get no start token.
+        model: the model whose tokenizer is used.
+        options: see `TextOptions`; `tokenizer` takes precedence over the model's.
 
     Raises:
         OptionError: if `context` or `chunks` is below 1, there is no tokenizer, or the text is
@@ -54,12 +55,12 @@ def cut(text: str | Sequence[int], model: StrPath | torch.nn.Module, options: Te
     """
     tokenizer, context, limit = options.get("tokenizer"), options.get("context", CONTEXT), options.get("chunks")
     if context < 1 or (limit is not None and limit < 1):
-        raise OptionError(f"expected at least 1 chunk of at least 1 token, found {limit} of {context}")
+        raise OptionError(f"expected at least 1, found context={context}, chunks={limit}")
     start = None
     if isinstance(text, str):
         source = model if tokenizer is None else tokenizer
         if isinstance(source, torch.nn.Module):
-            raise OptionError("a text for a model in memory needs tokenizer=, or give tokens instead of the text")
+            raise OptionError("a model in memory has no tokenizer: pass tokenizer=, or tokens instead of a text")
         is_path = tokenizer is None or isinstance(tokenizer, (str, os.PathLike))
         vocabulary = load_vocabulary(source) if is_path else vocabulary_of(source)
         with refusing(source if is_path else type(source).__name__, "a tokenizer for the text"):
@@ -76,7 +77,7 @@ def cut(text: str | Sequence[int], model: StrPath | torch.nn.Module, options: Te
 
 @contextmanager
 def running(model: StrPath | torch.nn.Module) -> Iterator[Any]:
-    """Yields a model that runs for inference: one of the caller, or loaded as by `load_model`."""
+    """Yields a model in evaluation mode without gradients, loaded if given as a path."""
     module = model if isinstance(model, torch.nn.Module) else load_model(model)
     was_training = module.training
     module.eval()
@@ -88,7 +89,7 @@ def running(model: StrPath | torch.nn.Module) -> Iterator[Any]:
 
 
 def vocabulary_size(module: Any) -> int | None:
-    """Returns the rows of a model's token embedding, or None if the model does not tell."""
+    """Returns the rows of a model's token embedding, or None if it is unknown."""
     embedding = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
     return getattr(embedding, "num_embeddings", None)
 

@@ -25,7 +25,7 @@ class Vocabulary(NamedTuple):
     start: int | None
 
     def tokens(self, text: str) -> list[int]:
-        """Returns the tokens of a text. The text of a special token is plain text."""
+        """Returns the tokens of a text. Special tokens in the text are treated as plain text."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
         return ids if self.start is None else [self.start, *ids]
 

@@ -18,8 +18,8 @@ LOCAL = {"local_files_only": True, "trust_remote_code": False}  # without the la
 def transformers_for(path: StrPath, expected: str) -> Iterator[Any]:
     """Imports transformers and silences it.
 
-    Raises FormatError, which names the file, instead of its errors and of TensorError; OptionError
-    if it is missing.
+    Errors of transformers, and TensorError, are raised as FormatError with the file's name. Raises
+    OptionError if transformers is missing.
     """
     transformers = library("transformers")
     logging = transformers.logging

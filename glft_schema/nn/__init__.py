@@ -1,4 +1,4 @@
-"""Modules of torch whose weights stay packed, as a file stores them."""
+"""torch modules whose weights stay packed in memory, as the file stores them."""
 
 from glft_schema.nn.load_into import Unmatched
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed

@@ -16,7 +16,7 @@ from glft_schema.weights.glft_config import GlftConfig
 class DiffusersLayerQuantizer(DiffusersQuantizer):
     """Packs the layers of a model before its weights are loaded.
 
-    Weights of other models are encoded one by one as they are loaded.
+    Weights that are not packed yet are encoded one by one as they are loaded.
     """
 
     quantization_config: GlftConfig  # type: ignore[assignment]
@@ -28,7 +28,7 @@ class DiffusersLayerQuantizer(DiffusersQuantizer):
         self.pre_quantized = True  # otherwise diffusers refuses weights of another shape than the layer's bytes
 
     def update_torch_dtype(self, torch_dtype: torch.dtype | None) -> torch.dtype:
-        """Returns a dtype in any case; otherwise diffusers casts weights to that of bytes."""
+        """Returns float32 by default, because without a dtype diffusers casts weights to uint8."""
         return torch_dtype or torch.float32
 
     def check_if_quantized_param(self, model: Any, param_value: Any, param_name: str, *values: Any, **options: Any) -> bool:
@@ -51,11 +51,11 @@ class DiffusersLayerQuantizer(DiffusersQuantizer):
         prepare_to_save(model)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> None:
-        """Does nothing."""
+        """Does nothing; diffusers requires the method."""
 
 
 def register() -> None:
-    """Makes the method known to diffusers."""
+    """Registers the method ``glft`` with diffusers."""
     AUTO_QUANTIZATION_CONFIG_MAPPING["glft"] = GlftConfig
     AUTO_QUANTIZER_MAPPING["glft"] = DiffusersLayerQuantizer
 

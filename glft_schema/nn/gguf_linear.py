@@ -13,11 +13,11 @@ from glft_schema.nn.modules import Linear
 def replace_gguf_linear(model: nn.Module) -> int:
     """Replaces diffusers' ``GGUFLinear`` layers by packed ones with the same bytes, in place.
 
-    diffusers dequantizes by formulas of its own, many of them in float16. The layers here have the
-    weights of ggml, take all types, compile as one graph, and are faster.
+    diffusers dequantizes with its own formulas, many of them in float16. Packed layers decode the
+    same weights as ggml, support all types, compile to one graph, and are faster.
 
     Args:
-        model: loaded with ``GGUFQuantizationConfig``.
+        model: a model loaded with ``GGUFQuantizationConfig``.
 
     Returns:
         The number of layers replaced.

@@ -1,4 +1,4 @@
-"""The tensors of a module by name, and packed layers in place of torch's."""
+"""The tensors of a module by name, and the replacement of torch layers by packed ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ModuleTensor(NamedTuple):
 
     Attributes:
         tensor: the parameter or buffer.
-        names: in the state dict; several if it is shared.
+        names: its names in the state dict; several if the tensor is shared.
     """
 
     tensor: torch.Tensor
@@ -39,7 +39,7 @@ def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def packed_owner(module: nn.Module, name: str) -> Packed | None:
-    """Returns the packed layer of which a tensor is the weight, or None."""
+    """Returns the packed layer whose weight has this name, or None."""
     owner, attribute = owner_of(module, name)
     return owner if isinstance(owner, Packed) and attribute == "weight" else None
 
@@ -51,19 +51,19 @@ def can_be_packed(module: nn.Module, name: str) -> bool:
         return False
     owner, parent = module.get_submodule(path), owner_of(module, path)[0]
     kinds = nn.Linear, nn.Embedding, nn.Conv2d  # and no subclasses, which may compute something else
-    reads_weights = isinstance(parent, nn.TransformerEncoderLayer)  # of its layers, in its fast path
+    reads_weights = isinstance(parent, nn.TransformerEncoderLayer)  # directly, in its fast path
     known = type(owner) in kinds or _scale(owner) is not None
     return known and not reads_weights and getattr(owner, "max_norm", None) is None
 
 
 def is_conv1d(module: nn.Module, name: str) -> bool:
-    """Tells whether a tensor is the weight of gpt2's layer of transformers, [in, out]."""
+    """Tells whether a tensor is the weight [in, out] of transformers' Conv1D, a layer of gpt2."""
     owner, attribute = owner_of(module, name)
     return attribute == "weight" and type(owner).__name__ == "Conv1D"
 
 
 def replace_conv1d(module: nn.Module, path: str) -> None:
-    """Replaces gpt2's layer by `torch.nn.Linear` without values, which can be packed."""
+    """Replaces a Conv1D by a Linear layer with its weight on the meta device, for packing."""
     layer: Any = module.get_submodule(path)
     rows, columns = layer.weight.shape
     linear = nn.Linear(rows, columns, bias=False, device="meta", dtype=layer.weight.dtype)
@@ -74,7 +74,7 @@ def replace_conv1d(module: nn.Module, path: str) -> None:
 def pack_tensor(
     module: nn.Module, entry: ModuleTensor, packed: torch.Tensor, type_: TensorType, shape: tuple[int, ...], transposed: bool
 ) -> None:
-    """Replaces layers by packed ones, which share the weight, or a parameter by `Experts`.
+    """Replaces all layers of a weight by packed ones that share it, or a parameter by `Experts`.
 
     Args:
         module: whose layers are replaced.
@@ -103,7 +103,7 @@ def pack_tensor(
 
 
 def _layer(owner: nn.Module, type_: TensorType) -> Linear | Embedding | Conv2d:
-    """Returns a packed layer in place of another one, with its bias."""
+    """Returns the packed counterpart of a layer, with the same bias."""
     layer: Linear | Embedding | Conv2d
     if isinstance(owner, nn.Embedding):
         sizes, scale = (owner.num_embeddings, owner.embedding_dim), _scale(owner)
@@ -120,5 +120,5 @@ def _layer(owner: nn.Module, type_: TensorType) -> Linear | Embedding | Conv2d:
 
 
 def _scale(owner: nn.Module) -> float | None:
-    """Returns the factor of Gemma's embeddings, which transformers has as a subclass."""
+    """Returns the scale of Gemma's embeddings, a subclass in transformers; otherwise None."""
     return owner.scalar_embed_scale if type(owner).__name__.endswith("TextScaledWordEmbedding") else None  # type: ignore[return-value]

@@ -1,6 +1,6 @@
-"""`load_into`: the tensors of a weights file into a module of any kind.
+"""`load_into`: loads the tensors of a weights file into any module.
 
-Everything that can fail for want of memory happens before the module changes.
+The memory of new tensors is allocated before the module changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.upload import usable_device
 from glft_schema.words import suggestion
 
-LISTED, LONGEST = 5, 400  # names in an error, characters of a part of it
+LISTED, LONGEST = 5, 400  # items listed in an error, characters per item
 Renaming = Mapping[str, "str | None"] | Callable[[str], "str | None"]
 
 
@@ -38,7 +38,7 @@ class Unmatched(NamedTuple):
 
     Attributes:
         missing: names in the module without a tensor in the file.
-        left_over: names for the module without a tensor there.
+        left_over: names of the file, after renaming, that the module lacks.
     """
 
     missing: list[str]
@@ -56,9 +56,9 @@ def load_into(
 ) -> Unmatched:
     """Loads the tensors of a weights file into a module's parameters and buffers.
 
-    Everything is checked before anything changes. Values are written into the memory that the
-    module has. Tensors on the meta device get new memory, where floats that keep their dtype are
-    copy-on-write views of the file.
+    Everything is checked before anything changes. Values are written into the module's existing
+    memory. Tensors on the meta device get new memory; on the CPU, floats that keep their dtype
+    become copy-on-write views of the file.
 
     Args:
         module: any module.
@@ -66,10 +66,10 @@ def load_into(
         packed: replace each `torch.nn.Linear`, `Embedding` and `Conv2d` whose weight is quantized
             in the file by the module of `glft_schema.nn` that keeps the file's bytes. Required if
             the module has such modules already.
-        names: the module's name for a name in the file, or None to leave the tensor out. Names that
-            a mapping does not have stay the same.
+        names: a mapping or function from names in the file to names in the module, or to None to
+            leave a tensor out. Names that a mapping lacks stay the same.
         strict: refuse names that only one side has, and names of the mapping that the file lacks.
-        device: of tensors that are on the meta device now.
+        device: the device for tensors that are on the meta device.
 
     Returns:
         The names that only one side has; none if `strict`.
@@ -77,8 +77,8 @@ def load_into(
     Raises:
         OSError: if the file cannot be opened.
         FormatError: if it is not a valid file of a known format.
-        OptionError: if names, shapes or types do not fit, or a device lacks the memory, with the
-            names, or torch cannot use the device; the module is unchanged.
+        OptionError: if names, shapes or types do not fit, a device lacks the memory for a tensor,
+            or torch cannot use the device. The module is then unchanged.
     """
     with torch.inference_mode(False), open(path) as file:
         tensors = rename_tensors(file, names or {}, path, strict=strict)
@@ -86,10 +86,10 @@ def load_into(
 
 
 def rename_tensors(file: File, names: Renaming, source: StrPath, *, strict: bool = False) -> dict[str, StoredTensor]:
-    """Returns the tensors of a file by other names; see `load_into`.
+    """Returns the tensors of a file by their new names; see `load_into`.
 
-    Raises OptionError, which names `source`, if two of them get one name, or if `strict` and a
-    mapping has a name that the file lacks.
+    Raises OptionError if `names` is invalid, two tensors get the same name, or `strict` is set and
+    a mapping has a name that the file lacks.
     """
     if not callable(names) and not isinstance(names, Mapping):
         raise OptionError(f"expected names as a mapping or a function, found {quote(names)}")
@@ -125,8 +125,8 @@ def fill(
         packed: as in `load_into`.
         strict: as in `load_into`.
         device: as in `load_into`.
-        experts: names of parameters of three dims, of which the module takes one matrix at a time,
-            to be replaced by `Experts`.
+        experts: names of 3-D parameters to replace by `Experts`; the module must index one matrix
+            at a time.
 
     Raises OptionError as `load_into`.
     """
@@ -195,7 +195,7 @@ def _naming(source: StrPath, name: str, device: torch.device) -> Iterator[None]:
     """Raises OptionError, which names a tensor, if a device lacks the memory for it."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # also of torch.OutOfMemoryError
+    except (RuntimeError, MemoryError) as error:  # RuntimeError includes torch.OutOfMemoryError
         if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)):
             raise
         raise OptionError(f"{source}: {name}: {device} lacks the memory for this tensor") from error
@@ -257,13 +257,13 @@ def _write(module: nn.Module, entry: ModuleTensor, tensor: StoredTensor) -> None
 
 
 def _values(tensor: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns values in a dtype if it is a float dtype, without a copy if they have it."""
+    """Returns values, in the given dtype if it is a float dtype; copies only to convert."""
     if not dtype.is_floating_point:
         return as_tensor(tensor.values())
     return as_tensor(tensor.values()).to(dtype) if tensor.file_tensor is None else tensor.file_tensor.dequantize(dtype)
 
 
 def _list_some(parts: Sequence[str], separator: str = ", ") -> str:
-    """Joins the first parts, with the number of the others."""
+    """Joins the first `LISTED` parts, and counts the rest."""
     others = len(parts) - LISTED
     return separator.join(safe(part, LONGEST) for part in parts[:LISTED]) + (f" and {others} more" if others > 0 else "")

@@ -32,7 +32,7 @@ class Packed(nn.Module):
         weight: the bytes of the payload, u8 [rows, bytes of a row].
         type_name: the name of the weights' type.
         weight_shape: sizes of the weights.
-        dtype: of outputs without a float input.
+        dtype: the default of `dequantize`, and the dtype of outputs without a float input.
     """
 
     weight: torch.Tensor
@@ -70,11 +70,11 @@ class Packed(nn.Module):
         return packed_weights(self.weight, self.type_name, columns, found or self.dtype).view(self.weight_shape)
 
     def set_weights(self, weights: torch.Tensor, *, importance: torch.Tensor | None = None) -> None:
-        """Encodes other weights of the same shape, in the memory of `weight`.
+        """Encodes new weights of the same shape into the memory of `weight`.
 
         Raises:
             OptionError: if they have another shape.
-            TensorError: as `TensorType.encode`, which takes `importance`, too.
+            TensorError: as `TensorType.encode`, which also takes `importance`.
         """
         self.weight.detach().copy_(self.encode(weights, importance=importance))
 
@@ -91,7 +91,7 @@ class Packed(nn.Module):
         return as_tensor(self.weight_type.pack(fields)).view(self.weight.shape)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """Converts `dtype`, too. Raises TypeError for a function that converts bytes."""
+        """Also converts `dtype`. Raises TypeError if the function converts uint8 tensors."""
         if fn(torch.empty(0, dtype=torch.uint8)).dtype != torch.uint8:
             raise TypeError("expected packed weights to stay uint8: use .to(dtype)")
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
@@ -103,7 +103,7 @@ class Packed(nn.Module):
         packed_tensors()[destination[f"{prefix}weight"]] = self.weight_type, self.weight_shape
 
     def reset_parameters(self) -> None:
-        """Does nothing: random bytes are no random weights."""
+        """Does nothing: random bytes are not random weights."""
 
     def extra_repr(self) -> str:
         own = super().extra_repr()
@@ -232,17 +232,17 @@ class Conv2d(Packed, nn.Conv2d):
 
 
 class Experts(Packed):
-    """A stack of matrices [experts, out, in], of which one is decoded at a time.
+    """A stack of matrices [experts, out, in], decoded one at a time.
 
-    ``experts[i]`` returns the weights of an expert, so that an instance takes the place of a
-    parameter of three dims in modules that take one expert at a time.
+    ``experts[i]`` returns the weights of one expert, so an instance can replace a 3-D parameter in
+    modules that index one expert at a time.
 
     Args:
         shape: experts, rows and columns.
         type: of the weights, or its name.
         device: of the weights.
         dtype: of ``experts[i]``.
-        transposed: let ``experts[i]`` be [in, out], as modules of gpt-oss have it.
+        transposed: whether ``experts[i]`` is [in, out], as in gpt-oss.
 
     Raises:
         OptionError, FormatError: for a type that cannot be packed in this shape.
@@ -263,7 +263,7 @@ class Experts(Packed):
 
     @property
     def shape(self) -> torch.Size:
-        """Experts, and the sizes of ``experts[i]``."""
+        """The number of experts, followed by the shape of ``experts[i]``."""
         count, *sizes = self.weight_shape
         return torch.Size([count, *(sizes[::-1] if self.transposed else sizes)])
 
@@ -271,14 +271,14 @@ class Experts(Packed):
         return self.weight_shape[0]
 
     def __getitem__(self, expert: int | torch.Tensor) -> torch.Tensor:
-        """Returns the weights of an expert. Raises IndexError for another index."""
+        """Returns an expert's weights. Raises IndexError unless `expert` is one valid index."""
         _, rows, columns = self.weight_shape
         weights = packed_weights(self._bytes(expert), self.type_name, rows * columns, self.dtype).view(rows, columns)
         return weights.T if self.transposed else weights
 
     def forward(self, input: torch.Tensor, expert: int | torch.Tensor) -> torch.Tensor:
-        """Returns ``input @ weights.T`` in the input's dtype, of weights [out, in]. Raises
-        IndexError."""
+        """Returns ``input @ weights.T`` in the input's dtype, for an expert's weights [out, in].
+        Raises IndexError as ``experts[i]``."""
         return packed_linear(input, self._bytes(expert), self.type_name, *self.weight_shape[1:])
 
     def _bytes(self, expert: int | torch.Tensor) -> torch.Tensor:
@@ -290,10 +290,10 @@ class Experts(Packed):
 
 @cache
 def _class_of(general: Any, type_name: str, shape: tuple[int, ...]) -> Any:
-    """Returns the subclass for modules of a type and shape, whose ``forward`` has code of its own.
+    """Returns the subclass for a type and shape, whose ``forward`` has its own code object.
 
-    Dynamo compiles each code object for at most eight sets of constants. A model that is compiled
-    layer by layer may have more types and shapes.
+    Dynamo compiles each code object for at most eight sets of constants, and a model that is
+    compiled layer by layer may have more types and shapes.
     """
     names = {name: getattr(general, name) for name in ("__module__", "__qualname__", "__doc__")} | {"_general": general}
     if isinstance(forward := general.forward, FunctionType):

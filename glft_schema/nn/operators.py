@@ -1,9 +1,8 @@
 """Torch operators on packed weights, u8 [rows, bytes of a row]; see `TensorType.packed`.
 
-One operator serves all types, which it takes by name. It decodes some rows at a time into memory
-that is kept, so that a pass needs the packed weights and one buffer. The gradient of the input
-keeps the packed weights alone. `torch.compile` sees one opaque call; on a GPU the formula inside is
-compiled, see `tensor_types.engine.compiled`.
+Each operator serves all types, given by name. `linear` and its gradient decode some rows at a time
+into a buffer that is reused. Autograd saves only the packed weights. `torch.compile` sees one
+opaque call. On a GPU, the formula inside it is compiled; see `tensor_types.engine.compiled`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from glft_schema.tensor_types.engine.compiled import SIZES
 from glft_schema.tensor_types.engine.workers import in_order
 from glft_schema.tensor_types.library.loading import function_of
 
-FEW = 4  # rows of an input, for which converting weights to its dtype would take longer
+FEW = 4  # rows of a half-precision input up to which float32 is faster than converting weights
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (*HALF, torch.float32, torch.float64)
 CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
@@ -42,13 +41,13 @@ def packed_linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, c
 
     Args:
         x: floats.
-        packed: u8, whose rows hold one row of the weights each, or several.
+        packed: u8; each of its rows holds one row of the weights, or several.
         type: the name of their type.
         rows: of the weights.
         columns: of the weights.
 
     Raises:
-        RuntimeError: if x has another number of columns, or no floats.
+        RuntimeError: if x is not a float tensor with this number of columns.
     """
     operator, others = torch.ops.glft_schema.linear, (packed, type, rows, columns)
     dual: Any = forward_ad
@@ -92,9 +91,9 @@ def _for_each_part(
     *,
     in_threads: bool = True,
 ) -> None:
-    """Calls a function with some rows of the weights at a time, in memory that the next ones
-    overwrite: in any order, or else in turn."""
-    together = rows // max(len(packed), 1)  # rows in a row of bytes
+    """Calls a function with parts of the decoded weights, whose buffers are then reused. Calls may
+    run in parallel if `in_threads`, otherwise they run in order."""
+    together = rows // max(len(packed), 1)  # weight rows per row of bytes
     numbers, threads = together * columns, torch.get_num_threads()
     in_library = packed.device.type == "cpu" and function_of(type.lower(), "float32") is not None
     is_parallel = in_threads and in_library and threads > 1
@@ -138,8 +137,8 @@ def _decode(packed: torch.Tensor, type: str, out: torch.Tensor) -> torch.Tensor:
 
 
 def _memory(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns memory for some numbers, on the CPU the same for each call of a thread; a GPU's
-    allocator keeps it."""
+    """Returns a buffer for some numbers. On the CPU each thread reuses its own; on a GPU the
+    allocator does so."""
     if device.type != "cpu":
         return torch.empty(numbers, dtype=dtype, device=device)
     kept: dict[torch.dtype, torch.Tensor] = _KEPT.__dict__.setdefault("by_dtype", {})
@@ -173,7 +172,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _gradient_by(operator: str) -> Any:
-    """Returns the formula of a gradient: `linear` and `linear_backward` are each other's."""
+    """Returns the gradient that calls `operator`; `linear` and its backward are each other's."""
 
     def gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (packed,) = ctx.saved_tensors

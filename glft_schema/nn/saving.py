@@ -1,4 +1,4 @@
-"""Saving of modules with packed weights: `stored_tensors`, and models with `save_pretrained`."""
+"""Saves modules with packed weights: `stored_tensors`, and support for `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRETRAINED = {"transformers": "PreTrainedModel", "diffusers": "ModelMixin"}
 def stored_tensors(module: nn.Module) -> dict[str, StoredTensor]:
     """Returns the tensors of a module's state dict for `glft_schema.save_file`.
 
-    Packed weights keep their type and bytes unless a scheme says otherwise. Tied ones stay tied.
+    Packed weights keep their type and bytes unless a scheme says otherwise. Tied weights stay tied.
 
     Raises:
         TensorError: if a tensor has no values in memory.
@@ -30,7 +30,7 @@ def stored_tensors(module: nn.Module) -> dict[str, StoredTensor]:
 
 
 def prepare_save_pretrained(module: nn.Module) -> None:
-    """Lets the packed models of transformers and diffusers in a module save and load themselves."""
+    """Enables `save_pretrained` for packed transformers and diffusers models in a module."""
     for model in module.modules():
         for library in ("transformers", "diffusers"):
             kind = getattr(sys.modules.get(library), PRETRAINED[library], None)

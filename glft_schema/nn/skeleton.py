@@ -1,7 +1,7 @@
 """Packed layers in a model whose weights are not loaded yet, for the loaders of other libraries.
 
-The types of a model are a mapping from names of weights to types, as for `save_file`. The names of
-a packed model are exact.
+The types of a model are a mapping from names of weights to types, as for `save_file`. For a packed
+model they are exact names, not patterns.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ def choose(module: nn.Module, types: str | Mapping[str, str], kept: Collection[s
     Args:
         module: the model. Its weights may be on the meta device.
         types: one type for all linear layers and experts, or types by name or fnmatch pattern, as
-            the `schemes` of `save_file`. A type whose blocks do not divide the rows gives way to
+            the `schemes` of `save_file`. A type whose blocks do not divide the rows is replaced by
             its fallback.
-        kept: paths of layers that one type for all does not include.
+        kept: paths of layers to leave unpacked if `types` is one type.
 
     Raises:
-        SchemeError: for an unknown type, or a name or pattern of no weight that can be packed.
+        SchemeError: for an unknown type, or a name or pattern that matches no weight that can be
+            packed.
         TensorError: if the type of an exact name cannot store the weight.
     """
     weights = _weights(module)
@@ -54,7 +55,7 @@ class _Weight(NamedTuple):
 
     Attributes:
         shape: of the packed layer's weights.
-        is_linear: whether it is that of a linear layer or of experts.
+        is_linear: whether it belongs to a linear layer or experts.
         is_transposed: whether the layer becomes an `Experts` that is indexed as [in, out].
     """
 
@@ -84,17 +85,17 @@ def _refuse() -> Any:
 
 
 def pack_layers(module: nn.Module, types: Mapping[str, str]) -> set[str]:
-    """Replaces layers by packed ones without values, and parameters of three dims by `Experts`.
+    """Replaces layers by packed ones on the meta device, and 3-D parameters by `Experts`.
 
     Args:
         module: the model, with its weights on the meta device.
         types: by the exact names of weights.
 
     Returns:
-        The new names of weights that a checkpoint of plain weights has transposed.
+        The new names of the weights that unpacked checkpoints store transposed.
 
     Raises:
-        OptionError: if the model has no such weight.
+        OptionError: if `types` has a name that the model lacks.
     """
     transposed, unused = set[str](), dict(types)
     for entry in module_tensors(module):
@@ -115,7 +116,7 @@ def pack_layers(module: nn.Module, types: Mapping[str, str]) -> set[str]:
         packed = torch.empty(rows, type_.nbytes(shape) // max(rows, 1), dtype=torch.uint8, device="meta")
         pack_tensor(module, entry, packed, type_, shape, bool(suffix))
     if unused:
-        raise OptionError(f"the types name {quote(next(iter(unused)))}, which the model lacks")
+        raise OptionError(f"a type is given for {quote(next(iter(unused)))}, which the model lacks")
     return transposed
 
 
@@ -129,7 +130,7 @@ def types_of(module: nn.Module) -> dict[str, str]:
 
 
 def encode(layer: Packed, name: str, weights: torch.Tensor) -> nn.Parameter:
-    """Returns weights in the type of a packed layer, on their device; packed weights as they are.
+    """Encodes weights in a packed layer's type, on their device; keeps packed weights unchanged.
 
     Raises:
         OptionError, TensorError: as `Packed.encode`.

@@ -20,7 +20,7 @@ from glft_schema.weights.glft_config import GlftConfig
 class TransformersQuantizer(HfQuantizer):
     """Packs the layers of a model before its weights are loaded.
 
-    Weights of other models are encoded one by one as they are loaded.
+    Weights that are not packed yet are encoded one by one as they are loaded.
     """
 
     quantization_config: GlftConfig  # type: ignore[assignment]
@@ -37,11 +37,11 @@ class TransformersQuantizer(HfQuantizer):
             kept = [path for path, _ in model.named_modules() if not should_convert_module(path, patterns)]
             types = _with_tied(model, choose(model, types, kept))
         assert not isinstance(types, str)
-        model.config._experts_implementation = "eager"  # it takes one expert at a time
+        model.config._experts_implementation = "eager"  # to index one expert at a time
         self._transposed = pack_layers(model, _adapt_names(model, types))
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        """Lets checkpoints of plain weights fill the experts that are packed."""
+        """Adapts the conversions so that unpacked checkpoints load into packed experts."""
         stacks = [path for path, layer in model.named_modules() if isinstance(layer, Experts)]
         updated = [_with_weight(conversion, stacks) for conversion in weight_conversions]
         names = sorted({".".join(path.split(".")[-2:]) for path in stacks})
@@ -69,7 +69,7 @@ class TransformersQuantizer(HfQuantizer):
 
 
 class Encode(ConversionOps):
-    """Encodes a weight in the type of the layer that it is for.
+    """Encodes a weight in the type of its layer.
 
     Args:
         transposed: the names of weights that the checkpoint has as [..., in, out].
@@ -88,13 +88,13 @@ class Encode(ConversionOps):
 
 
 def register() -> None:
-    """Makes the method known to transformers."""
+    """Registers the method ``glft`` with transformers."""
     AUTO_QUANTIZATION_CONFIG_MAPPING["glft"] = GlftConfig
     AUTO_QUANTIZER_MAPPING["glft"] = TransformersQuantizer
 
 
 def note_types(model: Any) -> None:
-    """Writes the types of a model's packed weights into its config; none if nothing is packed."""
+    """Writes the types of packed weights into a model's config; without any, removes the entry."""
     if types := types_of(model):
         model.config.quantization_config = GlftConfig(types)
     elif hasattr(model.config, "quantization_config"):
@@ -102,7 +102,7 @@ def note_types(model: Any) -> None:
 
 
 def prepare_to_save(model: Any) -> None:
-    """Lets `save_pretrained` of a model that was packed otherwise save it."""
+    """Enables `save_pretrained` for a model that this quantizer did not pack."""
     register()
     note_types(model)
     model.hf_quantizer = TransformersQuantizer(GlftConfig(types_of(model)))
@@ -110,13 +110,13 @@ def prepare_to_save(model: Any) -> None:
 
 
 def _targets(conversion: Any, stacks: list[str], suffix: str = "") -> bool:
-    """Tells whether a conversion makes stacks of experts, whose names end with the suffix then."""
+    """Tells whether a conversion's targets that end with `suffix` include one of the `stacks`."""
     targets = [target.removesuffix(suffix) for target in conversion.target_patterns if target.endswith(suffix)]
     return any(path.endswith(target) for target in targets for path in stacks)
 
 
 def _with_weight(conversion: Any, stacks: list[str]) -> Any:
-    """Returns a conversion of experts with the names that they have when packed."""
+    """Returns a conversion, with ``.weight`` names as targets if these are packed experts."""
     if not isinstance(conversion, WeightConverter) or not _targets(conversion, stacks):
         return conversion
     targets = [f"{target}.weight" for target in conversion.target_patterns]
@@ -124,7 +124,7 @@ def _with_weight(conversion: Any, stacks: list[str]) -> Any:
 
 
 def _with_tied(model: Any, types: dict[str, str]) -> dict[str, str]:
-    """Returns types in which tied weights, which become one tensor later, have the same type."""
+    """Returns types with the same type for tied weights, which become one tensor later."""
     for target, source in model.all_tied_weights_keys.items():
         scheme = types.get(source, types.get(target))
         types |= {source: scheme, target: scheme} if scheme else {}

@@ -1,4 +1,4 @@
-"""llama-quantize's file types as recipes, and the command that quantizes a model by one."""
+"""Quantizes models by recipes, such as llama-quantize's, and plans mixes of types."""
 
 from typing import TYPE_CHECKING
 

@@ -20,7 +20,7 @@ from glft_schema.weights.requantizing import refusal
 from glft_schema.weights.schemes import MEASURE, TypeChoice, as_pairs, choose_type, type_named
 
 FLOATS = ("f32", "f16", "bf16")
-SECOND_EMBEDDING = "per_layer_token_embd.weight"  # which a pattern may name although the first one's type is given
+SECOND_EMBEDDING = "per_layer_token_embd.weight"  # here patterns override `embedding_type`
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,14 @@ class RecipeTypes:
         patterns: regular expressions with types.
         output_type, embedding_type: for ``output.weight`` and for token embeddings, or None.
         keep_output: whether ``output.weight`` keeps its type.
-        pure: whether the rules are left out.
+        pure: whether to ignore the recipe's rules.
         allow_requantize: whether quantized tensors may be quantized again.
-        in_order: whether tensors keep their order.
-        keep_floats: whether tensors that the recipe leaves alone keep their type, or become F32.
+        in_order: whether tensors keep their order, instead of llama.cpp's loading order.
+        keep_floats: whether float tensors that the recipe leaves alone keep their type; otherwise
+            they become F32.
         dry_run: whether to collect `problems` instead of raising errors.
-        problems: what would be refused, in a dry run; one for each type, and one for `again`.
+        problems: in a dry run, the reasons for refusal, at most one for each type and one for
+            `again`.
         again: the types of tensors that are quantized already, by name.
     """
 
@@ -57,7 +59,7 @@ class RecipeTypes:
     again: dict[str, TensorType] = field(default_factory=dict)
 
     def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, TypeChoice]:
-        """Returns a type for each tensor, in the order of llama.cpp's loader.
+        """Returns a type for each tensor, in the order of llama.cpp's loader unless `in_order`.
 
         Raises:
             SchemeError: if a line of a recipe file matches no tensor, a type cannot store a tensor
@@ -72,7 +74,7 @@ class RecipeTypes:
         return choices
 
     def find_unused(self, names: Sequence[str]) -> list[str]:
-        """Returns the patterns that no name has a match of, or that the recipe does not use."""
+        """Returns the patterns that match no name, or all if the recipe ignores patterns."""
         texts = [pattern.pattern for pattern, _ in self.patterns]
         matched = [any(pattern.search(name) for name in names) for pattern, _ in self.patterns]
         return [text for text, is_found in zip(texts, matched, strict=True) if not is_found or self.recipe.default in FLOATS]
@@ -80,7 +82,7 @@ class RecipeTypes:
     def _choose(
         self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[TensorRole], named: str | None
     ) -> TypeChoice:
-        """Returns the type of a tensor; `named` is the one that a recipe file names."""
+        """Returns the type of a tensor; `named` is its type in the recipe file, or None."""
         kept = choose_type(name, tensor, types)
         has_floats = is_float(tensor.dtype)
         if is_kept(name, len(tensor.shape), self.model, keep_output=self.keep_output) or not has_floats:
@@ -118,7 +120,7 @@ class RecipeTypes:
     def _type_of(
         self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[TensorRole], named: str | None
     ) -> TensorType:
-        """Returns the type that is asked for. Advances `counts`, of earlier tensors by role."""
+        """Returns the requested type, before fallbacks. Updates `counts` of tensors by role."""
         role, default = TensorRole.of(name), self.recipe.default
         by_pattern = next((type_ for pattern, type_ in self.patterns if pattern.search(name)), None)
         given = {TensorRole.EMBEDDING: self.embedding_type, TensorRole.OUTPUT: self.output_type}.get(role)

@@ -2,11 +2,10 @@
 
 A type's error for a tensor is measured: some rows are encoded, decoded and compared with the
 source. The error is the noise-to-signal ratio ``sum(w * (x - y)^2) / sum(w * x^2)``, w being the
-importance of a column, or 1. A mix is compared by the mean of this ratio over all weights: the sum
-of ratio times number of weights. A ratio does not change with the scale of a tensor, which the
-model's other tensors compensate; a sum of squares would give most bits to tensors of large weights.
-With the number of weights as a factor, tensors with equal ratios get equal types, whatever their
-size.
+importance of a column, or 1. Mixes are compared by the mean of this ratio over all weights. A ratio
+does not change with the scale of a tensor, for which the model's other tensors compensate; a sum of
+squares would give most bits to tensors with large weights. Each ratio counts by the tensor's number
+of weights, so tensors with equal ratios get equal types, whatever their size.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ from glft_schema.weights.schemes import type_named
 
 TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "f16")
 BY_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")  # only for tensors that have one
-ROWS = 64  # measured of each tensor
-MOST_UNITS = 1 << 16  # of bytes, in the search for a mix
+ROWS = 64  # rows measured per tensor, by default
+MOST_UNITS = 1 << 16  # maximum number of size units in the search for a mix
 POINTS = 256  # of the curve of best mixes
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -96,7 +95,7 @@ class TensorPlan(NamedTuple):
         name: of the tensor.
         weights: number of weights.
         rows: number of rows that were measured.
-        candidates: by size.
+        candidates: sorted by size.
     """
 
     name: str
@@ -115,7 +114,7 @@ class Mix:
         nbytes: bytes of all payloads.
         bits_per_weight: of all payloads.
         error: mean noise-to-signal ratio over the weights of these tensors.
-        size: bytes of the file, at most.
+        size: upper bound on the bytes of the file.
     """
 
     chosen: Mapping[str, Candidate]
@@ -131,7 +130,7 @@ class Mix:
 
     @property
     def recipe(self) -> Recipe:
-        """The mix as a recipe for `quantize`. Its default is the type of most bytes."""
+        """The mix as a recipe for `quantize`. Its default is the main type with the most bytes."""
         nbytes = Counter[str]()
         for candidate in self.chosen.values():
             nbytes[candidate.type.scheme] += candidate.nbytes
@@ -157,9 +156,9 @@ class Plan:
         tensors: those that llama-quantize quantizes.
         kept_bytes: bytes of all other tensors.
         weights: number of weights of all tensors.
-        other_bytes: bytes of the file that are in no payload, at most.
-        recipes: by name, those of llama-quantize whose types were all measured.
-        left_out: the reason for each file type that `recipes` lacks, by name.
+        other_bytes: upper bound on the bytes of the file outside payloads.
+        recipes: mixes of llama-quantize's file types by name, if all of their types were measured.
+        left_out: why `recipes` lacks a file type, by name.
         quantized_before: the types of tensors of the source that are quantized already, by name.
     """
 
@@ -191,7 +190,7 @@ class Plan:
 
     @cached_property
     def by_type(self) -> dict[TensorType, Mix]:
-        """One type for all tensors that can have it. Other tensors are not included."""
+        """For each type, the mix of the tensors that can have it, without the other tensors."""
         types = {candidate.type: None for tensor in self.tensors for candidate in tensor.candidates}
         mixes = {
             type_: self.only({tensor.name: c for tensor in self.tensors for c in tensor.candidates if c.type == type_})
@@ -200,8 +199,8 @@ class Plan:
         return dict(sorted(mixes.items(), key=lambda item: item[1].bits_per_weight))
 
     def compare(self, mix: Mix | None = None) -> list[tuple[str, Mix]]:
-        """Returns the types of `by_type` and a mix by size. Types that not all tensors can have
-        come last: their totals cover fewer tensors."""
+        """Returns the mixes of `by_type` and a mix, sorted by bits per weight. Types that some
+        tensors cannot have come last, because their totals cover fewer tensors."""
         rows = [(type_.name, one) for type_, one in self.by_type.items()]
         rows += [(MIX, self.only(mix.chosen))] if mix else []
         return sorted(rows, key=lambda row: (len(row[1].chosen) < len(self.tensors), row[1].bits_per_weight))
@@ -214,7 +213,7 @@ class Plan:
 
     @cached_property
     def best(self) -> list[tuple[float, float]]:
-        """Bits per weight and error of the best mixes, from the smallest on; at most `POINTS`."""
+        """Bits per weight and error of at most `POINTS` + 1 best mixes, from the smallest on."""
         *_, unit, least, _ = self._search(sum(tensor.candidates[-1].nbytes for tensor in self.tensors))
         nbytes, weights = self.smallest.nbytes, max(sum(tensor.weights for tensor in self.tensors), 1)
         units = [*range(0, len(least) - 1, -(-len(least) // POINTS)), len(least) - 1]
@@ -233,22 +232,23 @@ class Plan:
         return self.mix_of(self._best(0))
 
     def mix(self, *, size: int | None = None, bpw: float | None = None) -> Mix:
-        """Returns the mix of the least error under a size.
+        """Returns the mix with the least error within a size limit.
 
         Solves a multiple-choice knapsack by dynamic programming. The unit is the greatest common
         divisor of all differences in size, so the result is the optimum. If that makes more than
-        `MOST_UNITS`, sizes are rounded up to a larger unit, and the result is the optimum for a
-        size that is smaller by at most one unit for each tensor and one more.
+        `MOST_UNITS`, sizes are rounded up to a larger unit, and the result is no worse than the
+        optimum for a limit that is smaller by one unit per tensor plus one.
 
         Args:
-            size: bytes of the file.
-            bpw: bits per weight of all payloads, including tensors that keep their type.
+            size: maximum size of the file in bytes.
+            bpw: maximum bits per weight of all payloads, including tensors that keep their type.
 
         Raises:
-            OptionError: if the limit is below the smallest mix, or there is none, or both.
+            OptionError: unless exactly one limit is given, or if it is below the smallest mix or
+                not finite.
         """
         if (size is None) == (bpw is None):
-            raise OptionError("expected either size or bpw (--size, --bpw)")
+            raise OptionError("expected exactly one of size and bpw (--size, --bpw)")
         if bpw is not None and not math.isfinite(bpw):
             raise OptionError(f"expected a finite number of bits per weight, found {bpw}")
         smallest = self.smallest
@@ -261,7 +261,7 @@ class Plan:
         return self.mix_of(self._best(room))
 
     def _best(self, room: int) -> dict[str, Candidate]:
-        """Returns the types of the least error in `room` bytes more than the smallest mix has."""
+        """Returns the types with the least error in `room` bytes above the smallest mix."""
         options, units, _, least, picks = self._search(room)
         chosen, count = [], len(least) - 1
         for useful, cost, pick in zip(reversed(options), reversed(units), reversed(picks), strict=True):
@@ -271,7 +271,7 @@ class Plan:
         return {tensor.name: one for tensor, one in zip(self.tensors, reversed(chosen), strict=True)}
 
     def _search(self, room: int) -> tuple[list[list[Candidate]], list[list[int]], int, np.ndarray, list[np.ndarray]]:
-        """Finds the least errors in up to `room` bytes more than the smallest mix has.
+        """Finds the least errors in up to `room` bytes above the smallest mix.
 
         Returns:
             The candidates of each tensor, their costs in units, the bytes of a unit, the least
@@ -321,9 +321,9 @@ def plan(
     """Measures the error of types for each tensor that llama-quantize quantizes.
 
     The tensors are read one at a time. All types are compared on the same rows, which are spread
-    evenly over a tensor. A type is no candidate for a tensor if its blocks do not divide the rows,
-    or it cannot hold the weights, or requires an importance that the tensor lacks. A tensor without
-    candidates gets the fallback types that `quantize` would give it.
+    evenly over a tensor. A type is not a candidate for a tensor if its blocks do not divide the
+    rows, it cannot hold the weights, or it requires an importance that the tensor lacks. A tensor
+    without candidates gets the fallback types that `quantize` would give it.
 
     Args:
         source: the model, as for `quantize`.
@@ -331,7 +331,7 @@ def plan(
             errors, and the encoders use it; give the same one to `quantize`.
         types: names of types; by default all k-quants and legacy types, ``iq4_nl``, ``iq4_xs`` and
             ``f16``, and for tensors with an importance the types of 1 to 3 bits.
-        rows: how many rows of each tensor are measured; rows of all matrices of a stack together.
+        rows: number of rows to measure in each tensor, over all matrices of a stack together.
         allow_requantize: also plan tensors that are quantized already.
         progress: called after each tensor with its name and the share that is done, from 0 to 1.
 
@@ -369,7 +369,7 @@ def plan(
 
 
 def _with_recipes(planned: Plan, chooser: RecipeTypes, tensors: Mapping[str, StoredTensor]) -> Plan:
-    """Adds the mixes of the recipes, or why they have none."""
+    """Adds the mix of each recipe, or the reason why it has none."""
     candidates = {tensor.name: {one.type: one for one in tensor.candidates} for tensor in planned.tensors}
     mixes, left_out = dict[str, Mix](), dict[str, str]()
     for recipe in RECIPES:
@@ -406,7 +406,7 @@ def _plan_tensor(name: str, tensor: StoredTensor, types: Iterable[TensorType], r
     for type_ in dict.fromkeys(types):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", QuantizationWarning)  # such weights are errors here
+                warnings.simplefilter("ignore", QuantizationWarning)  # lost weights count as errors
                 fields = type_.encode(sample, name, importance=importance)
         except TensorError as error:
             refusals.append(f"{type_.scheme}: {error.problem}")
@@ -438,10 +438,10 @@ def _sample(name: str, tensor: StoredTensor, rows: int) -> tuple[Array, Array | 
 
 
 def spread_rows(count: int, limit: int) -> list[int]:
-    """Returns at most `limit` of the numbers below `count`, one of each of `limit` equal parts.
+    """Returns at most `limit` of `count` row numbers, one from each of `limit` equal parts.
 
-    Its location in a part changes from part to part, so that rows are not those of one dim of each
-    attention head.
+    The position within a part varies, so that the rows do not all belong to the same dim of their
+    attention heads.
     """
     if count <= limit:
         return list(range(count))
@@ -449,7 +449,7 @@ def spread_rows(count: int, limit: int) -> list[int]:
 
 
 def _other_bytes(model: PreparedModel) -> int:
-    """Returns at least as many bytes as a file has outside its payloads, with their padding."""
+    """Returns an upper bound on the bytes of a file outside its payloads, including padding."""
     types = WITH_TYPES.types
     rows = [
         {"name": name, "dims": WITH_TYPES.dims_of(tensor.shape), "dtype": types["f16"], "offset": 0}

@@ -8,7 +8,7 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT, MARGIN = 960, 460, 48  # pixels
-LINE, LETTER = 14, 8.3  # pixels of a label
+LINE, LETTER = 14, 8.3  # height of a label's line and width of a letter, in pixels
 STEPS = 1, 2, 5, 10, 20  # between ticks
 STRIPS = 60  # of the curve, each with a tooltip
 MIX, COLOURS = "mix", ("crimson", "#2f7fd6")
@@ -23,14 +23,14 @@ class Point(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The numbers, for a tooltip."""
+        """The label and the numbers, for a tooltip."""
         return f"{self.name}: {self.bits:.2f} bits per weight, {self.snr:.1f} dB"
 
 
 def picture(curve: Sequence[Point], dots: Sequence[Point], width: int = WIDTH) -> str:
     """Returns an SVG of `width` pixels with a curve, and dots with labels and tooltips.
 
-    Points without a finite ratio are left out, as is the curve beyond all dots.
+    Points without a finite ratio are left out, as is the curve beyond the last dot.
     """
     dots = [point for point in dots if math.isfinite(point.snr)]
     end = max((point.bits for point in dots), default=math.inf)
@@ -88,7 +88,7 @@ def _ticks(low: float, high: float, count: int) -> range:
 def _free_place(
     x: float, y: float, length: float, width: int, taken: list[tuple[float, float, float, float]]
 ) -> tuple[float, float]:
-    """Returns the left middle of a label of this length near (x, y). Adds it to `taken` boxes."""
+    """Returns the left middle of a free place for a label near (x, y); adds its box to `taken`."""
     ways = [(side, step) for side in (1, -1, 0) for step in range(-15, 16)]
     for side, step in sorted(ways, key=lambda way: (abs(way[1]) + (way[0] != 1), way)):
         left, middle = x + (8 if side > 0 else -length / 2 if side == 0 else -8 - length), y + LINE * step

@@ -49,7 +49,7 @@ class PreparedModel(NamedTuple):
     def new_entries(
         self, recipe: Recipe, override: Mapping[str, Any] | None = None, *, imatrix_keys: bool = True
     ) -> dict[str, Any]:
-        """Returns the entries that the new file gets."""
+        """Returns the metadata entries to add to the new file."""
         added: dict[str, Any] = {QUANTIZATION_VERSION: Typed(VERSION, "uint32"), FILE_TYPE: Typed(recipe.code, "uint32")}
         for key, value in [*(override or {}).items(), *(self.used.keys.items() if imatrix_keys else ())]:
             added.pop(key, None)  # llama.cpp moves a key that it sets to the end
@@ -57,7 +57,7 @@ class PreparedModel(NamedTuple):
         return added
 
     def entries(self, added: Mapping[str, Any]) -> TypedMetadata:
-        """Returns the metadata with entries at its end."""
+        """Returns the source's metadata with `added` at its end."""
         entries = as_typed(self.checkpoint.own_metadata, {}, WITH_TYPES.metadata)
         return entries.without(*(key for key in added if key in entries)).with_texts(added)
 
@@ -68,7 +68,7 @@ def prepare(
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
 ) -> PreparedModel:
-    """Opens a model as `quantize` does, whose arguments these are."""
+    """Opens a model for `quantize`; the arguments are those of `quantize`."""
     checkpoint = open_with_metadata(source, (), WITH_TYPES, None, IN_FLOAT32)
     used = UsedImportance.of(importance, include, exclude)
     tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}

@@ -69,7 +69,7 @@ class Quantized(Sequence[WrittenTensor]):
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of all payloads by number of weights."""
+        """Bits of all payloads divided by the number of weights."""
         return 8 * self.nbytes / max(self.weights, 1)
 
     def _display(self) -> Iterator[Part]:
@@ -85,22 +85,23 @@ class QuantizeOptions(TypedDict, total=False):
 
     Attributes:
         importance: an importance matrix, its file, or float32 [columns] by tensor.
-        imatrix_keys: add the keys ``quantize.imatrix.*``, which tell where the matrix is from; on
+        imatrix_keys: add the keys ``quantize.imatrix.*``, which record the source of the matrix; on
             by default.
         include_weights: use importance only for tensors whose name contains one of these texts.
-        exclude_weights: use no importance of tensors whose name contains one of these texts.
-        tensor_types: regular expressions with types. The first that is found in a name wins over
-            the recipe. Without effect for recipes with a main type of floats.
+        exclude_weights: do not use importance for tensors whose name contains one of these texts.
+        tensor_types: regular expressions with types. The first one found in a name overrides the
+            recipe. No effect if the recipe's main type is a float type.
         output_tensor_type: type of ``output.weight``, or of the tied token embedding.
         token_embedding_type: type of the token embedding.
         leave_output_tensor: keep the type of ``output.weight``.
-        pure: give all tensors the recipe's default type.
+        pure: ignore the recipe's rules, and use its default type.
         allow_requantize: also convert tensors that are quantized already.
-        keep_split: write a set, with the tensors of each file of the source's set. `out` is then
-            the prefix of the file names, with or without ``.gguf``. None of them may exist.
+        keep_split: write a set of files, split like the source's set. `out` is then the prefix of
+            the file names, with or without ``.gguf``. None of the files may exist.
         like: a GGUF model whose names and metadata the new file gets; see `open_with_metadata`.
         override: metadata to replace or add; an int is stored as uint32, a float as float32.
-        dry_run: only return the result. A job that would be refused for its types has `notes`.
+        dry_run: return the result without writing. If the job would be refused for its types, the
+            result's `notes` have the reasons.
         progress: called after each tensor with its name and the share written, from 0 to 1.
         converter: llama.cpp's converter, as for `convert`.
         trust_remote_code: as for `convert`.
@@ -132,25 +133,26 @@ def quantize(
 ) -> Quantized:
     """Quantizes a model to a GGUF file by one of llama-quantize's file types.
 
-    The file has the bytes of the one that llama.cpp's ``llama_model_quantize`` writes, except that
-    it keeps an alignment other than 32.
+    The file is byte for byte what llama.cpp's ``llama_model_quantize`` writes, except that an
+    alignment other than 32 is kept.
 
     Args:
-        source: the model, a GGUF file or a set, or a Hugging Face folder of a known family; or any
-            checkpoint with a GGUF file's metadata.
+        source: the model: a GGUF file, a set, a Hugging Face folder of a known family, or any
+            checkpoint with the metadata of a GGUF model (see `like`).
         out: the file to write.
         recipe: a file type such as ``Q4_K_M``, its code, the path of a recipe file, or a `Recipe`.
         options: see `QuantizeOptions`.
 
     Returns:
-        Types and sizes.
+        The tensors, with their types and sizes.
 
     Raises:
-        OptionError: if a file type, type or pattern is unknown or invalid, or a line of a file; if
+        OptionError: if a file type, a type, a pattern or a line of a recipe file is invalid; if
             `out` has another format's ending, the importance matrix is not of this model, or a file
             of a set exists.
-        SchemeError: if the source lacks a key that recipes need, a type requires an importance
-            matrix, or the source is quantized already.
+        SchemeError: if the source lacks a key that recipes need, a type cannot store a tensor or
+            requires an importance matrix, a line of a recipe file matches no tensor, or tensors are
+            quantized already, unless `allow_requantize`.
         FormatError, TensorError, OSError: as `convert`.
     """
     check_options(quantize, options, QuantizeOptions)
@@ -173,14 +175,14 @@ def quantize(
 def plan_quantization(
     checkpoint: Checkpoint, out: StrPath, recipe: Recipe, options: QuantizeOptions
 ) -> tuple[dict[StrPath, FilePlan], Quantized]:
-    """Plans the files that `quantize` writes from an open checkpoint, and its result, with tensors
-    only for a dry run. Errors and warnings are those of `quantize`.
+    """Plans the files that `quantize` writes from an open checkpoint, and the result, which has
+    tensors only in a dry run. Errors and warnings are those of `quantize`.
 
     Args:
         checkpoint: the source.
         out: the file to write, or the prefix of a set.
         recipe: for the types.
-        options: those about opening the source are ignored.
+        options: see `QuantizeOptions`; options for opening the source are ignored.
 
     Returns:
         The plans, by path; none for a dry run.
@@ -228,7 +230,7 @@ def plan_quantization(
 
 
 def as_recipe(recipe: StrPath | int | Recipe) -> Recipe:
-    """Returns the recipe with a name or code, or in a file. Raises OptionError if unknown."""
+    """Returns a recipe by name, code or path. Raises OptionError if there is none."""
     if isinstance(recipe, Recipe):
         return recipe
     with suppress(OptionError):
@@ -251,13 +253,13 @@ def _parts(out: StrPath, entries: TypedMetadata, groups: list[list[str]]) -> tup
 
 
 def _share_of(progress: Progress, number: int, count: int) -> Progress:
-    """Returns the progress of one of several files as that of all."""
+    """Returns a callback that reports the progress of one file as a share of all files."""
     return lambda name, share: progress(name, (number + share) / count)
 
 
 def _files_of_set(checkpoint: Checkpoint) -> list[list[str]]:
-    """Returns the names of the tensors of each file, by offset. Raises OptionError for one file."""
+    """Returns each file's tensor names by offset. Raises OptionError if there is no set."""
     shards = checkpoint.file.shards if checkpoint.file else ()
     if len(shards) < 2:
-        raise OptionError("expected a file of a set for keep_split (--keep-split), found a single file")
+        raise OptionError("keep_split (--keep-split) requires a set of GGUF files as the source")
     return [sorted(shard.tensors, key=lambda name: shard.tensors[name].offset) for shard in shards]

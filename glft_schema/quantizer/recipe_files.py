@@ -1,7 +1,7 @@
 """Recipes as text files: a main type, and types of tensors by name or pattern.
 
-Lines are ``NAME=TYPE``, with `DEFAULT` for all other tensors, and comments from ``#`` on. The last
-line that matches a tensor counts.
+Each line is ``NAME=TYPE``; ``default=TYPE`` is the main type, and ``#`` starts a comment. The last
+line that matches a tensor wins.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def read_recipe(path: StrPath) -> Recipe:
     """Reads a recipe.
 
     Raises:
-        OptionError: if a line is not ``NAME=TYPE``, a name is repeated, or ``default`` is missing;
-            with the number of the line.
-        OSError: from the system.
+        OptionError: if a line is not ``NAME=TYPE``, repeats a name or has an unknown type, with its
+            number; if ``default`` is missing, or not the main type of a file type.
+        OSError: if the file cannot be read.
     """
     name, types = Path(path).name, dict[str, str]()
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -51,5 +51,5 @@ def read_recipe(path: StrPath) -> Recipe:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """Returns the text of a recipe without rules."""
+    """Returns a recipe as text, without its rules."""
     return "".join(f"{name}={type_}\n" for name, type_ in [(DEFAULT, recipe.default), *recipe.tensors.items()])

@@ -1,8 +1,8 @@
 """Recipes: the type of each tensor of a model, as a default and a list of rules.
 
-A tensor has a role by its name. A rule gives the tensors of some roles a type, if its condition
-holds; the last rule that applies wins. Rules count the tensors of a role in the order of the file,
-which is that of llama.cpp's loader.
+A tensor's name determines its role. A rule gives the tensors of some roles a type if its condition
+holds; the last rule that applies wins. Rules count the tensors of a role in the order of the new
+file, by default that of llama.cpp's loader.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK = re.compile(r"blk\.([0-9]{1,9})")  # at the beginning of the name of a la
 
 
 class TensorRole(Enum):
-    """The function of a tensor. Values are parts of names; the first that is found counts."""
+    """The function of a tensor. Values are whole names (the first two) or parts; the first wins."""
 
     OUTPUT = "output.weight"
     EMBEDDING = "token_embd.weight per_layer_token_embd.weight"
@@ -61,7 +61,7 @@ class _Numbers:
         return SIZES[size].value(self)
 
     def number(self, key: str, default: int | None = 0) -> int:
-        """Returns a key's integer, or the first of its array. Raises SchemeError if it has none."""
+        """Returns a key's integer, or its array's first. Raises SchemeError for another value."""
         value = self.metadata.get(f"{self.architecture}.{key}", default)
         value = value[0] if isinstance(value, list) and value else value
         if type(value) is not int:
@@ -71,7 +71,7 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Facts of a model that rules look at.
+    """Facts of a model that rules depend on.
 
     Attributes:
         architecture: ``general.architecture``.
@@ -107,7 +107,7 @@ class ModelFacts:
             has_importance: whether there is an importance matrix.
 
         Raises:
-            SchemeError: if a key is missing or no integer.
+            SchemeError: if a key is missing or not an integer.
         """
         architecture = metadata.get("general.architecture")
         if not isinstance(architecture, str):
@@ -130,7 +130,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """Facts of a tensor that rules look at.
+    """Facts of a tensor that rules depend on.
 
     Attributes:
         name: of the tensor.
@@ -139,7 +139,7 @@ class TensorFacts:
         matrices: number of matrices in a stack of experts, otherwise 1.
         type: chosen by the rules so far.
         default_fits: whether the recipe's default type can store rows of this width.
-        model: it belongs to.
+        model: facts of its model.
     """
 
     name: str
@@ -152,12 +152,12 @@ class TensorFacts:
 
     @property
     def count(self) -> int:
-        """Number of tensors that `index` and `layer` count."""
+        """Number of tensors with the role `ATTN_V`; for other roles, the number of layers."""
         return self.model.v_like if self.role is TensorRole.ATTN_V else self.model.layers
 
     @property
     def layer(self) -> int:
-        """Number of the layer: `index`, or with experts the number in the name."""
+        """Layer number: `index`, or with experts, except for `ATTN_V`, the one in the name."""
         if self.role is TensorRole.ATTN_V or self.model.experts < 2:
             return self.index
         match = BLOCK.match(self.name)
@@ -208,7 +208,7 @@ def early(part: int) -> Condition:
 
 
 def early_by_count(part: int) -> Condition:
-    """As `early`, but by the number of earlier tensors also in a model with experts."""
+    """As `early`, but by `index`, also in models with experts."""
     return Condition(f"index < n/{part}", lambda at: at.index < at.count // part)
 
 
@@ -252,12 +252,12 @@ class Recipe:
     """The types of a model's tensors.
 
     Attributes:
-        name: of a file type in upper case, or of a file.
+        name: of a file type, in upper case, or of a recipe file.
         code: for ``general.file_type``.
         default: type of tensors without a rule.
-        rules: of which the last that applies wins. They are about quantized types only.
+        rules: the last one that applies wins. Used only if the default is a quantized type.
         needs_importance: types that are refused without an importance matrix.
-        tensors: types by names or fnmatch patterns, which win over the rules; the last one counts.
+        tensors: types by name or fnmatch pattern, which override the rules; the last match wins.
     """
 
     name: str
@@ -268,7 +268,7 @@ class Recipe:
     tensors: Mapping[str, str] = field(default_factory=dict)
 
     def type_of(self, facts: TensorFacts) -> str:
-        """Returns the type of a tensor that has the default so far."""
+        """Applies the rules to a tensor, whose facts must have the default type."""
         for rule_ in self.rules:
             if facts.role in rule_.roles and rule_.when.holds(facts):
                 facts = replace(facts, type=rule_.type)

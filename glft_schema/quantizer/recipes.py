@@ -66,7 +66,7 @@ KEPT_PARTS_OF = {
 
 
 def _is_70b(model: ModelFacts) -> bool:
-    """Returns whether llama.cpp calls the size of a model 70B."""
+    """Returns whether llama.cpp classifies a model as 70B."""
     name, layers = model.architecture, model.layers
     if name in ("llama", "llama-embed"):
         return layers == 80 and model.heads != model.kv_heads and model.experts != 8
@@ -75,7 +75,7 @@ def _is_70b(model: ModelFacts) -> bool:
 
 SIZE_70B = Condition("70B", lambda at: _is_70b(at.model))
 
-# The last rules of file types with a quantized main type, unless it is of 1 or 2 bits, or MXFP4.
+# The last rules of all file types with a quantized main type, except IQ1_*, IQ2_* and MXFP4_MOE.
 COMMON = (
     rule(V, "q5_k", SIZE_70B & so_far("q3_k", "q4_k")),
     rule((V, K), "q8_0", EIGHT),
@@ -96,7 +96,7 @@ def _recipe(name: str, default: str, *rules: TypeRule, output: str = "q6_k") -> 
 
 
 def _of_few_bits(name: str, default: str, embedding: str, low: str, attn_output: str | None) -> Recipe:
-    """Returns a recipe of about 1 or 2 bits. `low` is the type of the tensors that matter more."""
+    """Returns the recipe of an IQ1 or IQ2 file type; `low` is for more sensitive tensors."""
     rules = (
         rule(EMBEDDING, embedding),
         rule(V, low),
@@ -223,7 +223,7 @@ def is_kept(name: str, dims: int, model: ModelFacts, *, keep_output: bool = Fals
 
     Args:
         name: of the tensor.
-        dims: the number of dims, without leading ones.
+        dims: the number of dims, without leading dims of size 1.
         model: it belongs to.
         keep_output: whether ``output.weight`` keeps its type.
     """

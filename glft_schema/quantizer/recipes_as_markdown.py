@@ -1,4 +1,4 @@
-"""The recipes as a page of documentation."""
+"""Renders the recipes as a documentation page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ condition holds; the last rule that applies wins. These are the file types of ll
 
 
 def recipes_as_markdown() -> str:
-    """Returns the page."""
+    """Returns the page of recipes in Markdown."""
     return "\n".join([INTRODUCTION, *_roles(), *_kept_rules(), *_fallbacks(), *_summary(), *_shared_rules(), *_recipes()])
 
 

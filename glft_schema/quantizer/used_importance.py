@@ -35,11 +35,12 @@ class UsedImportance(NamedTuple):
         include: str | Iterable[str] = (),
         exclude: str | Iterable[str] = (),
     ) -> UsedImportance:
-        """Returns the importance of tensors whose names have one of the texts to include, if there
-        are any, and none of those to exclude.
+        """Returns the importance of the tensors whose names contain one of the texts in `include`,
+        if any, and none of the texts in `exclude`.
 
         Raises:
-            OptionError: if there are texts of both kinds, or they select all or none.
+            OptionError: if both `include` and `exclude` have texts, the texts select all tensors or
+                none, or `importance` is of another kind.
             FormatError, OSError: if the file is not an importance matrix or cannot be read.
         """
         include, exclude = ([texts] if isinstance(texts, str) else list(texts) for texts in (include, exclude))
@@ -78,12 +79,12 @@ class UsedImportance(NamedTuple):
 
 
 def _is_misfit(name: str, column: Any, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Returns whether `column` is of a token embedding of another width, which is not used."""
+    """Returns whether `column` is for a token embedding of another width, and so is ignored."""
     return (
         TensorRole.of(name) is TensorRole.EMBEDDING and name in tensors and math.prod(column.shape) != tensors[name].shape[-1]
     )
 
 
 def _cut(text: str) -> str:
-    """Returns the characters within the first `MAX_BYTES`."""
+    """Returns a text cut to whole characters within `MAX_BYTES` bytes of UTF-8."""
     return text.encode("utf-8", "surrogateescape")[:MAX_BYTES].decode("utf-8", "ignore")

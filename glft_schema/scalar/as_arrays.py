@@ -1,12 +1,13 @@
-"""Scalar functions as operations on arrays [blocks, ...]: straight lines for numpy or torch.
+"""Scalar functions as operations on arrays [blocks, ...]: straight-line code for numpy or torch.
 
-Loops become axes, so that a number of a block is an array [blocks, *axes]. A number that depends on
-loops only is computed here, as an array of all its values: an index. An index that is linear in the
-axes is printed as a view of its array, any other as a gather. Loops that carry variables from one
-iteration to the next are unrolled.
+Loops become axes, so that a number of a block is an array [blocks, *axes]. A number that depends
+only on loops, called an index, is computed here as an array of all its values. An index that is
+linear in the axes is printed as a view of its array, any other index as a gather. Loops that carry
+variables from one iteration to the next are unrolled.
 
-For operations one by one, integers are as narrow as their spans allow, and weights are computed in
-their memory. For a compiler, they are int32, and all weights are one expression: one loop.
+For operations that run one by one, integers are as narrow as their spans allow, and weights are
+computed in place. For a compiler, integers are int32, and all weights are one expression, which
+becomes one loop.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import STORED, ArrayReference, Expression, Function, Literal
 
 KINDS = ("u8", "i8", "i16", "i32")
-FEW = 256  # values of an argument for which all results are computed here
+FEW = 256  # the most values of an argument for which all results are tabulated
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class BlockNumber:
 
 @dataclass(frozen=True, eq=False)
 class Constants(Expression):
-    """Values that are known here."""
+    """Values that are known when the function is printed."""
 
     values: Index
 
@@ -56,7 +57,7 @@ def print_function(function: Function, *, compiled: bool = False) -> tuple[str, 
     numbers], unsigned words as signed ones, and the lengths of all are known.
 
     Raises:
-        ScalarError: if the function leaves a loop, or writes under a condition.
+        ScalarError: if the function cannot run on arrays, for example if it leaves a loop.
     """
     with np.errstate(all="ignore"):
         printer = _Printer(function, compiled)
@@ -67,7 +68,7 @@ def print_function(function: Function, *, compiled: bool = False) -> tuple[str, 
 
 
 def decoder(function: Function, on: Any, *device: Any) -> Callable[..., Any]:
-    """Returns a function of arrays by keyword, as `print_function`, for torch on a device."""
+    """Returns the printed function of arrays by keyword; for torch, with tables on a device."""
     text, tables = print_function(function, compiled=on.__name__.endswith("compiled_arrays"))
     scope = {"inf": np.inf, "nan": np.nan, **{name: on.table(numbers, *device) for name, numbers in tables.items()}}
     exec(text, scope)
@@ -75,7 +76,7 @@ def decoder(function: Function, on: Any, *device: Any) -> Callable[..., Any]:
 
 
 def _drop_unused(lines: Sequence[str]) -> list[str]:
-    """Drops what only gave values of other forms."""
+    """Drops assignments whose values are not used."""
     kept, needed = [], set[str]()
     for line in reversed(lines):
         name, _, text = line.partition(" = ")
@@ -91,9 +92,9 @@ class _Printer:
         self.written: list[tuple[int, str]] = []  # the first weights and texts, if compiled
         self.lines: list[str] = []
         self.tables: dict[str, np.ndarray[Any, Any]] = {}
-        self._names: dict[str, str] = {}  # of the values of texts: equal texts are computed once
+        self._names: dict[str, str] = {}  # of the value of each text; equal texts are computed once
         self._axes: tuple[int, ...] = ()
-        self._active: list[Index] = []  # the conditions of branches around
+        self._active: list[Index] = []  # the conditions of enclosing branches
         self._function = function
         arrays = {name: type_ for name, type_ in function.parameters.items() if isinstance(type_, tree.ArrayType)}
         self._lengths = {name: type_.length or 0 for name, type_ in arrays.items()}
@@ -132,7 +133,7 @@ class _Printer:
                 case tree.Return() if node is body[-1] and body is self._function.body:
                     return tuple(self._value(value) for value in node.values)
                 case _:
-                    raise self._refusal(f"expected loops that run to their end, found {type(node).__name__}")
+                    raise self._refusal(f"expected no while, break, early return or local array, found {type(node).__name__}")
         return ()
 
     def _call(self, function: Function, arguments: Sequence[Expression | ArrayReference]) -> tuple[Value, ...]:
@@ -186,20 +187,20 @@ class _Printer:
         at = np.broadcast_to(fit(first, len(self._axes)) + fit(at, len(self._axes)), self._axes)
         linear = self._linear(at, self._lengths[array.name])
         if linear is None:
-            raise self._refusal("expected weights at places that are linear in the variables of loops")
+            raise self._refusal("expected weights at indices that are linear in the loop variables")
         if self._compiled:
             steps = [int(np.diff(at, axis=axis).flat[0]) if size > 1 else 0 for axis, size in enumerate(self._axes)]
             value = self._pad(self._value(node.value), "f32")
             order = sorted(range(len(steps)), key=lambda axis: -steps[axis])
             if [steps[axis] for axis in order if steps[axis]] != dense([self._axes[axis] for axis in order]):
-                raise self._refusal("expected each statement to write neighbours")
+                raise self._refusal("expected each statement to write contiguous weights")
             self.written.append((int(at.flat[0]), f"on.weights({value}, {self._axes}, {tuple(order)})"))
             return
         out = self._name(f"on.view({array.name}, {linear[0]})")
         self._fill(out, node.value)
 
     def _fill(self, out: str, node: Expression) -> None:
-        """Computes float32 in place, so that no array of all weights is made beside the result."""
+        """Computes float32 in place, so that no second array of all weights is allocated."""
         if isinstance(node, tree.Binary) and node.sign in "+-*":
             parts = (node.right, node.left)
             if node.sign == "-" or not isinstance(node.right, (tree.Binary, tree.Builtin)):
@@ -227,10 +228,9 @@ class _Printer:
         return self._narrowest((int(index.min()), int(index.max())))
 
     def _linear(self, index: Index, length: int) -> tuple[str, tuple[int, ...]] | None:
-        """Returns an index that is linear in the axes, as the text of its first number, steps and
-        sizes, and its sizes. Returns None for another index.
-
-        Where the conditions around do not hold, it may be any number of the array.
+        """Returns the first number, steps and sizes, as text, of an index that is linear in the
+        axes, and its sizes. Returns None if the index is not linear. If an enclosing condition is
+        false, the index may be any in the array.
         """
         rank = len(self._axes)
         active = [fit(each, rank) for each in self._active]
@@ -303,7 +303,7 @@ class _Printer:
         raise self._refusal(f"expected known lengths, found {type(node).__name__}")
 
     def _invoke(self, node: tree.Invoke) -> Value:
-        """Returns the result of a call: looked up, if it depends on an integer of few values."""
+        """Returns the result of a call, from a table if the argument is one of few integers."""
         first, *others = node.arguments
         if not others and isinstance(first, Expression) and first.kind == "int32" and 0 <= first.span[0] <= first.span[1] < FEW:
             at = self._value(first)
@@ -419,8 +419,8 @@ class _Printer:
         return self._number(f"on.look_up({name}, {self._pad(at, 'i32')})", kind, at)
 
     def _table(self, name: str, numbers: Index) -> tuple[str, str]:
-        """Returns the name of a table in the text, and its kind. Tables of one name get a number
-        unless equal."""
+        """Returns the name of a table in the text, and its kind. Different tables with one name are
+        numbered."""
         kind = self._of_index(numbers)
         numbers = numbers.astype(f"{kind[0]}{STORED[kind].size}")
         names = (f"{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 100))))

@@ -74,8 +74,8 @@ class TranslationUnit:
     once.
 
     Args:
-        prefix: of all names, for a unit that is part of a header: decoders are static, and only to
-            float32.
+        prefix: of all names, for a unit that is part of a header; its decoders are static, and
+            write only float32.
         taken: other names that are in use.
     """
 
@@ -85,7 +85,7 @@ class TranslationUnit:
         self._tables: dict[str, str] = {}
         self._functions: dict[str, str] = {}
         self._taken = {*RESERVED, *taken}  # names of C, and of decoders
-        self.names: dict[Any, tuple[Any, str]] = {}  # of the tables and functions, which are kept alive
+        self.names: dict[Any, tuple[Any, str]] = {}  # of tables and functions by key; keeps them alive
 
     def __str__(self) -> str:
         lanes = LANES if "LANES" in self.text else ""
@@ -97,8 +97,8 @@ class TranslationUnit:
         return "\n".join([*self._tables.values(), "", *(map(_wrap, self._functions.values()))])
 
     def add(self, key: Any, thing: Any, name: str, text: str, printed: dict[str, str] | None = None) -> str:
-        """Adds a text, of a function unless printed in another way, in which NAME stands for the
-        name; returns the name in C, which `names` has under the key from now on."""
+        """Adds a text to `printed`, by default to the functions, with NAME replaced by a free name.
+        Returns this name, and stores it in `names` under the key."""
         printed = self._functions if printed is None else printed
         names = (f"{self._prefix}{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 1000))))
         chosen = next(one for one in names if printed.get(one) in (None, text.replace("NAME", one)) and one not in self._taken)
@@ -125,7 +125,7 @@ class TranslationUnit:
         return self.names[id(function)][1]
 
     def decoder(self, layout: ScalarLayout, source: Callable[..., Any]) -> str:
-        """Adds decoders to float32, to float16 and to bfloat16: NAME, NAME_f16 and NAME_bf16.
+        """Adds decoders that write float32, float16 and bfloat16: NAME, NAME_f16 and NAME_bf16.
         Returns NAME.
 
         The parameters are ``(blocks, w, n)`` for n blocks, or for rows ``(FIELD, ..., w, rows,
@@ -161,7 +161,7 @@ class TranslationUnit:
     def _take(self, name: str, names: Collection[str]) -> None:
         """Reserves the names of a decoder or an encoder. Raises ScalarError if one is in use."""
         if self._taken.union(self._functions, self._tables).intersection(names):
-            raise ScalarError(f"{name}: expected another name in C")
+            raise ScalarError(f"{name}: expected a name that is not in use in C")
         self._taken.update(names)
 
     def _rows(self, layout: ScalarLayout, function: Function, name: str, output: str) -> None:
@@ -182,7 +182,8 @@ class TranslationUnit:
         """Adds an encoder, ``encode_NAME`` or ``encode_NAME_by_importance``. Returns this name.
 
         The parameters are ``(w, blocks, rows, columns)``, or for types of rows ``(w, FIELD, ...,
-        rows, columns)``. After `w` follows the importance of a row's weights, if the source has it.
+        rows, columns)``. If the source has a parameter `importance`, the importance of a row's
+        weights follows `w`.
 
         Args:
             layout: of what is written.
@@ -191,8 +192,8 @@ class TranslationUnit:
                 `as_lanes.blocks_in_lanes`. By default one block is encoded after the other.
 
         Raises:
-            ScalarError: if the function does not follow the language or has no such form, or the
-                name is in use.
+            ScalarError: if the function does not follow the language, `several` cannot print it, or
+                the name is in use.
         """
         function = check(source, layout.encoder_arrays())
         by_importance = "importance" in function.parameters
@@ -440,7 +441,7 @@ def _pointer(type_: ArrayType) -> str:
 
 
 def mentions(node: Any) -> tuple[str, ...]:
-    """Returns the names of variables in a node itself."""
+    """Returns the variables that a node itself names, without its children."""
     return node.targets if isinstance(node, tree.Call) else (node.name,) if isinstance(node, (Variable, tree.Assign)) else ()
 
 

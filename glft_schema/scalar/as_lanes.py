@@ -1,9 +1,9 @@
 """Scalar functions as C in lanes: several blocks at once, one in each lane of a vector.
 
 Numbers that depend on data are vectors, and arrays are arrays of vectors. Conditions are masks of
-lanes: statements under a condition run if any lane of its mask is set, and assign to these lanes.
-Numbers that depend on loops and constants only stay scalars. Functions that are marked `alone` are
-called for one lane after the other.
+lanes: statements under a condition run if any lane of its mask is set, and assign only to these
+lanes. Numbers that depend only on loops and constants stay scalars. Functions that are marked
+`alone` are called lane by lane.
 
 The compiler needs the vectors of gcc or clang. The bits are those of `as_c`.
 """
@@ -20,15 +20,15 @@ from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal, Statement, Variable, walk
 
 VECTORS = {"float32": "vf", "int32": "vi", "bool": "vi"}
-FEW = 3  # assignments that run under a mask without a test whether any lane is set
+FEW = 3  # the most assignments that run without testing whether any lane is set
 ALL = "all"  # the mask of a function's lanes
 
 
 def blocks_in_lanes(unit: TranslationUnit, layout: ScalarLayout, function: Function) -> list[str]:
-    """Returns the statements of an encoder of `n` blocks, see `Unit.encoder`.
+    """Returns the statements of an encoder of `n` blocks, see `TranslationUnit.encoder`.
 
     Raises:
-        ScalarError: if the function has no such form.
+        ScalarError: if the function cannot be printed in lanes.
     """
     weights, size, at, local, stored = layout.weights, sum(int(field.size()) for field in layout.fields), 0, [], []
     for field in layout.fields:
@@ -61,11 +61,11 @@ def in_lanes(
     """Returns the name in C of a function in lanes, after adding it and its callees.
 
     Args:
-        unit: to add it to.
+        unit: gets the function and its callees.
         function: the tree.
         scalars: the parameters that are scalars; other numbers are vectors.
         owned: the arrays whose lanes outside the mask may be overwritten.
-        tables: the parameters that are tables, which are left out: the function names the tables.
+        tables: the parameters that are tables, omitted because the function names the tables.
     """
     key = id(function), frozenset(scalars), frozenset(owned)
     if key not in unit.names:
@@ -89,10 +89,10 @@ class _LanePrinter(Printer):
         self._given = [name for name in function.parameters if name not in tables]
         self._scalars = set(scalars)
         self._vectors = self._varying(function)
-        self._masks = ["all"]  # of the blocks of statements around, the innermost last
+        self._masks = ["all"]  # of the enclosing blocks of statements, the innermost last
         self._loops: list[int] = []  # the number of masks outside of each loop
         self._declared = dict.fromkeys(owned, ALL)  # the mask under which all lanes of a name may be overwritten
-        self._outer = set(function.parameters)  # and views of them
+        self._outer = set(function.parameters)  # parameters and views of them
         self._returned = False
         self._lines: list[str] = []
         self._count = 0
@@ -133,8 +133,8 @@ class _LanePrinter(Printer):
         return self._vectors
 
     def _mark(self, body: Sequence[Statement], masked: bool) -> bool:
-        """Marks the variables that statements assign vectors, or under a mask. Tells whether lanes
-        leave."""
+        """Marks the variables that are assigned vectors, or assigned under a mask. Tells whether
+        lanes leave a loop or the function."""
         leaves = False
         for node in body:
             match node:
@@ -158,7 +158,7 @@ class _LanePrinter(Printer):
 
     @contextmanager
     def _looping(self, node: tree.For) -> Iterator[bool]:
-        """Yields whether the variable of a loop, which other loops may use, too, is a vector."""
+        """Yields whether a loop's variable, which other loops may also use, is a vector."""
         varies = self._varies(node.low) or self._varies(node.high)
         if varies:
             self._vectors.add(node.name)
@@ -245,7 +245,7 @@ class _LanePrinter(Printer):
                 self._lines.append(f"{self._call_in_lanes(node.function, node.arguments, targets)};")
 
     def _set(self, target: str, name: str, kind: str, value: str) -> None:
-        """Assigns to the lanes of the mask, or to all if the others are not used."""
+        """Assigns to the lanes of the mask, or to all lanes if the others may be overwritten."""
         free = self._is_free(name)
         self._lines.append(f"{target} = {value if free else self._pick(kind, value, target)};")
 
@@ -338,7 +338,7 @@ class _LanePrinter(Printer):
         self._loops.pop()
 
     def _leave(self, outer: int) -> None:
-        """Takes the lanes of the innermost mask out of all masks but the `outer` first ones."""
+        """Removes the lanes of the innermost mask from all masks except the first `outer`."""
         gone = self._new("gone")
         self._lines.append(f"vi {gone} = {self._masks[-1]};")
         self._lines += [f"{mask} &= ~{gone};" for mask in dict.fromkeys(self._masks[outer:])]
@@ -381,7 +381,7 @@ class _LanePrinter(Printer):
         return f"{in_lanes(self._unit, function, scalars, owned, tables)}({', '.join([*given, *targets])})"
 
     def _one_by_one(self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str]) -> str:
-        """Prints calls for the lanes of the mask. Returns the vector of results, or nothing."""
+        """Prints a call for each lane of the mask. Returns the result's text, or an empty text."""
         lines, given, after = [], [], []
         for name, argument in zip(function.parameters, arguments, strict=True):
             copy = self._new(name)
@@ -451,7 +451,7 @@ class _LanePrinter(Printer):
 
     @contextmanager
     def _under(self, test: str, node: Expression) -> Iterator[None]:
-        """Narrows the mask if an expression looks up or calls."""
+        """Narrows the mask while an expression with a gather or a call is printed."""
         narrows = any(
             isinstance(part, tree.Invoke) or (isinstance(part, tree.Load) and self._is_gather(part)) for part in walk(node)
         )
@@ -483,7 +483,7 @@ class _LanePrinter(Printer):
         return f"{left} {sign} {right}"
 
     def _either(self, node: Expression) -> str:
-        """Returns the text of an operand: a vector, or a scalar, which the compiler makes one."""
+        """Returns the text of an operand: a vector, or a scalar, which the compiler broadcasts."""
         if self._varies(node):
             return self._operand_vector(node)
         return f"({self._value(node)})" if node.kind != "bool" else f"({self._vector(node)})"

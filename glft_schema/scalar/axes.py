@@ -1,4 +1,4 @@
-"""Axes of loops: indexes, which are numbers that depend on loops only, as arrays [*axes]."""
+"""Axes of loops. An index is a number that depends only on loops, as an array [*axes]."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def fit(index: Index, rank: int) -> Index:
 
 
 def steps_of(whole: Index, used: Index) -> tuple[int, tuple[int, ...], Index] | None:
-    """Returns the first number and the steps of an index that is linear in its use, and all
-    numbers of the linear index."""
+    """Returns the first number, the steps and all numbers of the linear index that equals `whole`
+    wherever it is used, or None if there is none."""
     products, steps = np.zeros(whole.shape, np.int64), []
     for axis, place in enumerate(np.indices(whole.shape)):
         both = np.delete(used, 0, axis) & np.delete(used, -1, axis)
@@ -43,7 +43,7 @@ def reduce_index(index: Index) -> Index:
 
 
 def as_tuples(index: Index) -> str:
-    """Returns the text of an index."""
+    """Returns the text of an index, as nested tuples."""
     return str(index.tolist()).replace("[", "(").replace("]", ",)")
 
 
@@ -53,7 +53,7 @@ def with_axes(text: str, axes: int, rank: int) -> str:
 
 
 def dense(sizes: Sequence[int]) -> list[int]:
-    """Returns the steps of axes longer than 1 whose numbers are neighbours."""
+    """Returns the steps of contiguous axes; axes of size 1 are left out."""
     longer = [size for size in sizes if size > 1]
     return [math.prod(longer[axis + 1 :]) for axis in range(len(longer))]
 

@@ -1,4 +1,4 @@
-"""Layouts of what decoders read and encoders write: the fields of a block, or those of a row."""
+"""Layouts of the fields that decoders read and encoders write, in a block or in a row."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class ScalarField:
     Attributes:
         name: as in the layout.
         number: the kind of its numbers, such as u8.
-        count: of numbers; None if it grows with the row.
-        sentence: what it holds, for a comment.
+        count: how many numbers; None if the count grows with the row.
+        sentence: a description of the field, for a comment.
         weights: per number, if the count is None.
     """
 
@@ -34,7 +34,7 @@ class ScalarField:
     weights: int = 1
 
     def size(self, columns: str = "") -> str:
-        """Bytes in a block, or in a row of `columns` weights, in C."""
+        """Returns the size in bytes in a block, or in a row of `columns` weights, as C."""
         from glft_schema.scalar.tree import STORED  # slow to import, as below
 
         width = STORED[self.number].size
@@ -45,7 +45,7 @@ class ScalarField:
 
 @dataclass(frozen=True)
 class ScalarLayout:
-    """What a decoder reads.
+    """The fields that a decoder reads and an encoder writes.
 
     Attributes:
         name: of the type.
@@ -58,7 +58,7 @@ class ScalarLayout:
     weights: int | None
 
     def arrays(self, output: str = "f32", columns: int | None = None) -> dict[str, ArrayType]:
-        """Returns the arrays that a decoder may use, by name; of rows of `columns` weights, if
+        """Returns the arrays that a decoder may use, by name. `columns` is the length of rows, if
         known."""
         from glft_schema.scalar.tree import ArrayType
 

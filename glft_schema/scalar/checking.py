@@ -1,6 +1,6 @@
 """Checks a scalar function and returns its typed tree.
 
-One pass infers kinds, spans and lengths, and refuses what the language does not have.
+One pass infers kinds, spans and lengths, and rejects code outside the language.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def check(function: Callable[..., Any], arrays: Mapping[str, ArrayType], *, boun
     Args:
         function: its parameters are some of the names of `arrays`.
         arrays: the type of each array.
-        bounds: refuse each index that might be outside its array, instead of only those that
-            always are. Lengths that are arguments are not known here.
+        bounds: reject each index that might be outside its array, not only those that always are.
+            Lengths that are arguments are unknown and not checked.
 
     Raises:
         ScalarError: if the function does not follow the language; the text names the function and
@@ -57,7 +57,7 @@ class _Checker(ExpressionReader):
             source = ast.Pass()
         if not isinstance(source, ast.FunctionDef):
             raise ScalarError(f"{self.function.__name__}: expected a def with its source in a file")
-        self._loops: list[str] = []  # the variables of the loops around
+        self._loops: list[str] = []  # the variables of enclosing loops
         self._taken = {node.id for node in ast.walk(source) if isinstance(node, ast.Name)} | set(arguments)
         for name, given in arguments.items():
             if isinstance(given, ArrayReference):
@@ -110,19 +110,19 @@ class _Checker(ExpressionReader):
     # Assignments
 
     def _new_array(self, node: ast.expr) -> str | None:
-        """Returns the numbers of an array that an expression makes, or None."""
+        """Returns the number type of the array that an expression makes, or None."""
         called = self.callee(node) if isinstance(node, ast.Call) else None
         return LOCAL.get(called) if isinstance(called, FunctionType) else None
 
     def _declare(self, name: str, number: str, count: Expression, node: ast.AST) -> list[Statement]:
         if not isinstance(count, Literal) or count.value < 1 or name in self.environment:
-            raise self.refusal(node, "expected a new array of constant length")
+            raise self.refusal(node, "expected an array with a new name and a constant length")
         type_ = ArrayType(number, int(count.value), "both")
         self.environment[name] = ArrayReference(type_, name)
         return [tree.Declare(name, type_)]
 
     def _assign(self, targets: Sequence[ast.expr], values: Sequence[Value], node: ast.AST) -> list[Statement]:
-        """Assigns values. If an assignment may change a later value, all are kept in variables."""
+        """Assigns values, via new variables if an assignment may change a later value."""
         assignments: list[Statement] = []
         stored = {part.id for target in targets[:-1] for part in ast.walk(target) if isinstance(part, ast.Name)}
         if any(getattr(part, "name", None) in stored for part in tree.walk(list(values)[1:])):
@@ -151,7 +151,7 @@ class _Checker(ExpressionReader):
     def _set(self, name: str, value: Value, node: ast.AST) -> list[Statement]:
         old = self.environment.get(name)
         if name in self._loops:
-            raise self.refusal(node, f"expected another variable than {name} of the loop")
+            raise self.refusal(node, f"expected no assignment to the loop variable {name}")
         if isinstance(value, ArrayReference):
             if old is not None or value.offset is None:
                 raise self.refusal(node, "expected a new name for a slice of an array")
@@ -184,7 +184,7 @@ class _Checker(ExpressionReader):
         nodes = value.elts if isinstance(value, ast.Tuple) else [] if value is None else [value]
         values, before = [self.with_kind(self.value(one), node) for one in nodes], self.checked.results
         if self._returned and [one.kind for one in before] != [one.kind for one in values]:
-            raise self.refusal(node, f"expected results ({', '.join(one.kind for one in before)}) as before")
+            raise self.refusal(node, f"expected results ({', '.join(one.kind for one in before)}) as in the first return")
         pairs = zip(values, before if self._returned else values, strict=True)
         self.checked.results = [Variable(one.kind, intervals.union(one.span, other.span), "") for one, other in pairs]
         self._returned = self._ended = True
@@ -211,7 +211,7 @@ class _Checker(ExpressionReader):
     def _join(before: dict[str, Value], paths: Sequence[dict[str, Value]]) -> dict[str, Value]:
         """Returns the names that are assigned on all paths, with the spans of all.
 
-        Arrays of a block end with it.
+        Arrays declared in a block do not exist after it.
         """
         joined: dict[str, Value] = {name: value for name, value in before.items() if isinstance(value, ArrayReference)}
         for name, value in paths[0].items():
@@ -224,7 +224,7 @@ class _Checker(ExpressionReader):
     def _for(self, name: str, bounds: Sequence[Expression], body: Sequence[ast.stmt], node: ast.stmt) -> list[Statement]:
         low, high = bounds if len(bounds) == 2 else (Literal("int32", (0, 0), 0), bounds[0])
         if name in self.environment:
-            raise self.refusal(node, f"expected a new variable of the loop, found {name}")
+            raise self.refusal(node, f"expected a new name for the loop variable, found {name}")
         if high.span[1] <= low.span[0]:
             return []
         leaves = any(isinstance(part, (ast.Break, ast.Return)) for statement in body for part in ast.walk(statement))
@@ -248,7 +248,7 @@ class _Checker(ExpressionReader):
         return [tree.While(test, statements)]
 
     def _enter(self, body: Sequence[ast.stmt]) -> dict[str, Value]:
-        """Gives the variables that a loop assigns any value. Returns what is known before it."""
+        """Forgets the spans of variables that a loop assigns. Returns the environment."""
         stored = {
             part.id
             for node in body

@@ -1,5 +1,5 @@
-"""The operations that `as_arrays` prints for torch.compile: each number is one expression of int32
-and float32, of which the compiler makes loops.
+"""The operations that `as_arrays` prints for torch.compile. Each number is one expression of int32
+and float32, which the compiler turns into loops.
 
 An input viewed with other strides would be copied, so views are indexed.
 """
@@ -75,15 +75,15 @@ def neighbours(numbers: torch.Tensor, count: int, at: torch.Tensor) -> torch.Ten
 
 
 def once(x: torch.Tensor) -> torch.Tensor:
-    """Keeps a compiler for CPUs from computing numbers again for each weight that uses them."""
+    """Keeps a CPU compiler from recomputing numbers for each weight that uses them."""
     return x.as_strided(x.shape, x.stride()) if x.device.type == "cpu" else x
 
 
 def weights(x: torch.Tensor, sizes: Sizes, order: Sizes) -> torch.Tensor:
-    """Returns weights of all axes, from the outermost to the innermost."""
+    """Expands weights to all axes, and orders the axes from the outermost to the innermost."""
     return x.expand(-1, *sizes).permute(0, *(axis + 1 for axis in order))
 
 
 def join(*parts: torch.Tensor) -> torch.Tensor:
-    """Returns the weights of blocks, from one statement or one after another."""
+    """Joins the weights that one or several statements write, in order."""
     return parts[0] if len(parts) == 1 else torch.cat([part.flatten(1) for part in parts], 1)

@@ -26,7 +26,7 @@ SIGNS: dict[type, str] = {
     ast.NotEq: "!=", ast.And: "and", ast.Or: "or", ast.USub: "-", ast.Not: "not",
 }
 OF_INTEGERS = ("//", "%", "&", "|", "^", "<<", ">>")
-# The kinds that a function of the language takes, and that of its result; "" is float32 or int32.
+# The kinds of a language function's arguments and result; "" is float32 or int32.
 BUILTINS: dict[Any, tuple[str, tuple[str, ...], str]] = {
     language.float16:    ("float16",    ("float32",), "float32"),
     language.nearest:    ("nearest",    ("float32",), "int32"),
@@ -47,7 +47,7 @@ class ExpressionReader(ABC):
 
     Args:
         function: the source.
-        callers: the functions around, whose trees are not complete.
+        callers: the calling functions, whose trees are still incomplete.
         constants: by keyword.
         known: the trees of called functions.
         bounds: see `check`.
@@ -83,7 +83,7 @@ class ExpressionReader(ABC):
         return value
 
     def of_kind(self, value: Expression, kind: str, node: ast.AST) -> Expression:
-        """Returns a value of a kind. Literals of integers are float32, too."""
+        """Returns a value of a kind, or refuses it. An integer literal may be float32, too."""
         if isinstance(value, Literal) and value.kind == "literal":
             found = type(value.value)
             if found in {"float32": (int, float), "int32": (int,), "bool": (bool,)}[kind]:
@@ -98,7 +98,7 @@ class ExpressionReader(ABC):
         if value.kind != "literal" or not isinstance(value, Literal):
             return value
         if isinstance(value.value, float):
-            raise self.refusal(node, f"expected a number with a kind, float32({value.value})")
+            raise self.refusal(node, f"expected a number with a kind, such as float32({value.value})")
         return replace(value, kind="bool" if isinstance(value.value, bool) else "int32")
 
     def alike(self, node: ast.AST, values: Sequence[Expression], *, held: bool = False) -> list[Expression]:
@@ -250,7 +250,7 @@ class ExpressionReader(ABC):
         return value
 
     def index(self, node: ast.Subscript, array: ArrayReference) -> Expression:
-        """Returns an index, which is inside the array as far as that can be decided."""
+        """Returns an index, after checking its span against the length of the array."""
         at, length = self.of_kind(self.value(node.slice), "int32", node), array.type.length
         (low, high), end = at.span, ANY[1] if length is None else length
         if high < 0 or low >= end or (self.bounds and length is not None and not (low >= 0 and high < end)):
@@ -303,7 +303,7 @@ class ExpressionReader(ABC):
             return self._round(value.value)
         value = self.with_kind(value, node)
         if kind == "int32" and value.kind == "float32":
-            raise self.refusal(node, "expected int32 or bool, found float32: nearest() rounds")
+            raise self.refusal(node, "expected int32 or bool, found float32: round it with nearest()")
         return value if value.kind == kind else tree.Builtin(kind, value.span if kind == "int32" else ANY, kind, (value,))
 
     def _builtin(

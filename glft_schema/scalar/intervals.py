@@ -30,7 +30,7 @@ def union(one: Span, other: Span) -> Span:
 
 
 def wrap_span(low: int, high: int) -> Span:
-    """Returns a span, or that of all int32 if a value does not fit."""
+    """Returns a span, or the span of all int32 if a value does not fit."""
     return (low, high) if ANY[0] <= low and high <= ANY[1] else ANY
 
 

@@ -1,4 +1,4 @@
-"""The names that a scalar function may use, and plain Python's view of its arrays.
+"""The names that a scalar function may use, and the classes that run it as plain Python.
 
 A scalar function runs as it is: arrays are `PlainArray`, whose elements are `Float32` or `Int32`.
 Both compute as C does, a float32 or an int32 after each operation. Plain Python is the reference
@@ -103,8 +103,8 @@ class PlainArray:
 
 
 class LookupTable(PlainArray):
-    """Constants, one-dimensional, computed when they are first read. Tuples of integers are tables,
-    too."""
+    """A one-dimensional array of constants, computed when it is first read. Tuples of integers are
+    tables, too."""
 
     def __init__(self, make: Callable[[], Sequence[float] | np.ndarray[Any, Any]]) -> None:
         self._make = make

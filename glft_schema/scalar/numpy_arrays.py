@@ -28,7 +28,7 @@ def view(x: Array, first: int, steps: Sizes, sizes: Sizes) -> Array:
 
 
 def pick(x: Array, at: Any) -> Array:
-    """Returns the numbers of blocks at constant places of any shape."""
+    """Returns the numbers of blocks at constant indices of any shape."""
     return x[:, np.array(at)]
 
 
@@ -47,7 +47,7 @@ def constant(w: Array, numbers: Any, kind: str) -> Array:
 
 
 def fill(out: Array, x: Any) -> None:
-    """Copies numbers into float32."""
+    """Copies numbers into a float32 array."""
     out[...] = x
 
 
@@ -64,8 +64,8 @@ def shift(x: Array, by: Array) -> Array:
 
 
 def shifts(shape: Sizes, by: Sizes) -> Iterator[tuple[Any, Any, Any]]:
-    """Yields for each of the constants by which numbers [blocks, *axes] are shifted its index, and
-    the places of the results and of the numbers."""
+    """Yields, for each constant by which numbers [blocks, *axes] are shifted, its index, and the
+    indices of the results and of the numbers."""
     for at in product(*map(range, by[1:])):
         places = [
             slice(None),

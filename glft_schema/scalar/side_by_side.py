@@ -33,16 +33,16 @@ def run_side_by_side(function: Function, arrays: dict[str, Array], blocks: int) 
 
     Args:
         function: the tree.
-        arrays: float32 or int32 [numbers, blocks], by name; those that the function writes are
-            changed.
-        blocks: how many.
+        arrays: float32 or int32 [numbers, blocks], by name; arrays that the function writes are
+            changed in place.
+        blocks: the number of blocks.
 
     Raises:
         ScalarError: if the function needs the compiled library, because a part of it is marked
             `alone`.
     """
     if slow := next((called for called in _callees(function) if called.alone), None):
-        raise ScalarError(f"{function.name}: {slow.name} has loops that are too long for arrays")
+        raise ScalarError(f"{function.name}: {slow.name} is marked alone, so it cannot run on arrays")
     with np.errstate(all="ignore"):
         _Call(function, [arrays[name] for name in function.parameters], np.ones(blocks, np.bool_))
 
@@ -54,11 +54,11 @@ def _callees(function: Function) -> list[Function]:
 
 
 class _Call:
-    """One call: runs the body, and has the results."""
+    """One call. Runs the body and keeps the results."""
 
     def __init__(self, function: Function, arguments: Sequence[Any], mask: Array) -> None:
         self._values: dict[str, Any] = dict(zip(function.parameters, arguments, strict=True))
-        self._masks = [mask.copy()]  # of the statements around, the innermost last
+        self._masks = [mask.copy()]  # of the enclosing statements, the innermost last
         self._loops: list[int] = []  # the number of masks outside of each loop
         self.results: list[Array] = [np.zeros(len(mask), DTYPES[result.kind]) for result in function.results]
         self._block(function.body)
@@ -150,12 +150,12 @@ class _Call:
         self._loops.pop()
 
     def _narrow(self, test: Any) -> bool:
-        """Takes the blocks that fail a test out of the mask. Tells whether any is left."""
+        """Removes the blocks that fail a test from the mask. Tells whether any are left."""
         self._masks[-1] &= test
         return bool(self._masks[-1].any())
 
     def _leave(self, outer: int) -> None:
-        """Takes the blocks of the innermost mask out of all masks but the `outer` first ones."""
+        """Removes the blocks of the innermost mask from all masks except the first `outer`."""
         gone = self._masks[-1].copy()
         for mask in self._masks[outer:]:
             mask &= ~gone

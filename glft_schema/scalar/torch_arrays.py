@@ -1,4 +1,4 @@
-"""The operations that `as_arrays` prints, for torch. They are those of `numpy_arrays`."""
+"""The operations that `as_arrays` prints, for torch. See `numpy_arrays` for their meaning."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The typed tree of a scalar function, which `checking` makes and printers read.
 
-Every expression has a kind, and the span of its values if it is an int32. What a function calls is
-a tree, too: one for each set of kinds and spans it is called with. Constants by keyword are folded,
-and an element of a view names the array and the offset.
+Every expression has a kind, and the span of its values if it is an int32. A called function is a
+tree, too, one for each set of kinds and spans of its arguments. Keyword constants are folded, and
+an element of a view names the array and the offset.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ArrayType:
 
     Attributes:
         number: of its elements, a key of STORED.
-        length: None if it is an argument, such as that of a row.
+        length: None if the length is an argument, as for rows.
         use: "in" to read, "out" to write, or "both".
     """
 
@@ -223,10 +223,10 @@ class Function:
     Attributes:
         name: as in the source.
         sentence: its docstring.
-        parameters: an array, or a variable.
+        parameters: by name, the type of an array, or a variable.
         body: its statements.
         results: the kind and span of each.
-        variables: the kind of each variable; those of loops are int32 and not listed.
+        variables: the kind of each variable; loop variables are int32 and not listed.
         alone: whether it is computed block by block, see `language.alone`.
     """
 
@@ -240,7 +240,7 @@ class Function:
 
 
 def walk(node: Any) -> Iterator[Any]:
-    """Yields a node, or several, and all below, but not the functions that are called."""
+    """Yields one node or several, with all nodes below, but without called functions."""
     if isinstance(node, (list, tuple)):
         for part in node:
             yield from walk(part)

@@ -20,8 +20,8 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no suppo
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
 BLOCK = 1 << 21  # bytes per write: the size of a huge page on common processors
 OPEN_BLOCKS = 8  # unfinished blocks of a file: payloads have at most 8 fields
-CREATED = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW  # never a file or link that is there
-OTHERS = stat.S_IWGRP | stat.S_IWOTH  # permissions to write of others
+CREATED = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW  # never an existing file or link
+OTHERS = stat.S_IWGRP | stat.S_IWOTH  # write permissions of group and others
 TEMPORARY = r"[0-9a-f]{8}\.tmp"  # ends of the names of temporary files
 RESUMABLE = r"[0-9a-f]{16}\.([0-9]+\.)?part"
 
@@ -38,18 +38,19 @@ def atomic_write(path: StrPath, key: str = "", *, resume: bool = True) -> Iterat
     The next write to `path` removes it. Locks tell files in use from abandoned ones. If locks are
     local to a machine, one of two machines that write to `path` at once may get an error.
 
-    The new file gets mode, owner and group of the old one if the system permits, otherwise the
-    umask applies. A symbolic link is followed and stays a link. Other hard links keep the old file.
+    The new file gets the mode of the old one and, if the system permits, its owner and group. If
+    there is no old file, the umask applies. A symbolic link is followed and stays a link. Other
+    hard links keep the old file.
 
     With a key, the temporary file is ``.NAME.KEY.part``, which other processes can find. Until it
     is renamed, only this user can read and write it, and a file that others could have written is
-    refused. If the block raises, or the process is killed, it and others that begin with
-    ``.NAME.KEY.`` remain, and the next call with `key` goes on with them. A call with another key,
-    or with none, removes them unless they are in use.
+    refused. If the block raises, or the process is killed, all files that begin with ``.NAME.KEY.``
+    remain, and the next call with `key` continues with them. A call with another key, or with none,
+    removes them unless they are in use.
 
     Args:
         path: the file to write.
-        key: 16 hexadecimal digits that stand for the new file's content, or empty.
+        key: 16 hexadecimal digits that identify the new file's content, or empty.
         resume: whether a temporary file with a key remains after an error.
 
     Raises:
@@ -102,7 +103,7 @@ def _open_partial(target: str, key: str) -> tuple[str, int]:
 
 
 def _open_locked(path: str) -> int | None:
-    """Opens a temporary file that may exist, and locks it. Returns None if another process holds
+    """Opens or creates a temporary file and locks it. Returns None if another process holds
     the lock. Raises as `open_own`."""
     while True:
         fd = open_or_create(path)
@@ -132,7 +133,7 @@ def open_own(path: str, flags: int) -> int:
     """Opens a temporary file of an earlier run, or of another rank, and returns its descriptor.
 
     Raises:
-        OptionError: if it is a link or not a regular file, has another name, too, or another user
+        OptionError: if the file is a link or not regular, has other hard links, or another user
             owns it or may write to it.
         OSError: from the system, with the temporary file's path.
     """
@@ -177,7 +178,7 @@ class _Created(NamedTuple):
 
 
 def _create_in(folder: str, start: str) -> _Created:
-    """Creates and removes a file, because a file system may have owners and modes of its own."""
+    """Creates and removes a file, to learn the owner and modes that the file system assigns."""
     path, fd = _create(folder, start)
     try:
         status = os.fstat(fd)
@@ -197,7 +198,7 @@ def partial_path(path: StrPath, key: str, part: str = "") -> str:
 
 @contextmanager
 def new_files(paths: Sequence[StrPath]) -> Iterator[list[StrPath]]:
-    """Yields a list for the paths whose writing has begun. After an error their files are removed.
+    """Yields a list for the paths that the caller begins to write. An error removes the files.
 
     Raises OptionError if one of the paths exists.
     """
@@ -225,7 +226,7 @@ def _naming(path: StrPath) -> Iterator[None]:
 
 
 class OutputFile:
-    """A file that is written at any positions; errors name the final path.
+    """A file written at arbitrary positions; errors name the final path.
 
     The system gets whole aligned blocks from resident memory, so it can cache the file in large
     pages, and page faults of a later map take a tenth of the time. The data passed to `write` may
@@ -378,12 +379,12 @@ def lock(fd: int) -> bool:
 
 
 def _remove_abandoned(folder: str, start: str, kept: str = "") -> None:
-    """Removes unlocked temporary files: those of writers that were killed.
+    """Removes unlocked temporary files, which writers that were killed have left.
 
     Args:
         folder: their folder.
-        start: of their names.
-        kept: the key of those that are kept; see `atomic_write`.
+        start: the start of their names.
+        kept: a key whose files are kept; see `atomic_write`.
     """
     others = rf"(?!{kept}\.)" if kept else ""
     temporary = re.compile(rf"{re.escape(start)}({TEMPORARY}|{others}{RESUMABLE})")
@@ -400,7 +401,7 @@ def _remove_abandoned(folder: str, start: str, kept: str = "") -> None:
 
 
 def _copy_owner_and_mode(fd: int, old: os.stat_result) -> None:
-    """Gives the new file group, owner and mode of the old one.
+    """Gives the new file the group, owner and mode of the old one.
 
     If the group cannot be set, the file's own group gets the permissions of others.
     """
@@ -419,7 +420,7 @@ def _copy_owner_and_mode(fd: int, old: os.stat_result) -> None:
 
 
 def _attempt(function: Callable[..., object], *args: object) -> None:
-    """Calls a function that cleans up. Its errors are ignored: no data can be lost any more."""
+    """Calls a cleanup function. Its errors are ignored, since no data can be lost."""
     with suppress(OSError):
         function(*args)
 

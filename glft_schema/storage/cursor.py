@@ -70,7 +70,7 @@ def read_exactly(stream: Any, nbytes: int, path: str) -> bytes:
     """Returns the next `nbytes` bytes of any stream, for the field at `path`.
 
     Raises:
-        TruncatedError: if fewer are left; construct.StreamError if it is not a `Cursor`.
+        TruncatedError: if fewer are left; construct.StreamError for a stream other than a `Cursor`.
     """
     if not isinstance(stream, Cursor):
         return bytes(construct.stream_read(stream, nbytes, path))

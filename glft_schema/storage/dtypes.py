@@ -18,28 +18,28 @@ SMALL_FLOATS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2f
 RECORDS = {"bfloat16": np.dtype([("bfloat16", "<u2")]), **{name: np.dtype([(name, "u1")]) for name in SMALL_FLOATS}}
 BFLOAT16, FLOAT32, FLOAT64 = RECORDS["bfloat16"], np.dtype("float32"), np.dtype("float64")
 
-# The dtypes with one number per element, each of which float32 or float64 holds exactly.
+# The float dtypes with one number per element, which float32 or float64 holds exactly.
 FLOATS = ("float64", "float32", "float16", *RECORDS)[:-1]
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
-WORDS = ("uint16", "uint32", "uint64", "complex64")  # which are copied only
+WORDS = ("uint16", "uint32", "uint64", "complex64")  # only copied
 NAMES = (*FLOATS, "float4_e2m1fn_x2", *INTEGERS, *WORDS)
 
 LARGEST = {"bfloat16": 2.0**128 - 2.0**120, **{name: float(np.finfo(name).max) for name in ("float16", "float32", "float64")}}
 
 
 def dtype_of(name: str) -> Dtype:
-    """Returns the dtype of a name. Raises TypeError if there is none."""
+    """Returns the dtype with a name. Raises TypeError if there is none."""
     return RECORDS[name] if name in RECORDS else np.dtype(name)
 
 
 def as_dtype(given: Any) -> Dtype:
-    """Returns a dtype of numpy, or that of one of torch. Raises TypeError if there is none."""
+    """Returns the numpy dtype for a torch dtype or a name. Raises TypeError if there is none."""
     return given if isinstance(given, np.dtype) else dtype_of(str(given).removeprefix("torch."))
 
 
 @lru_cache(maxsize=1 << 8)
 def name_of(dtype: Dtype) -> str:
-    """Returns the name of a dtype, also of one of ml_dtypes."""
+    """Returns the name of a dtype of numpy or ml_dtypes, or of a record."""
     return dtype.names[0] if dtype.names else dtype.name
 
 
@@ -54,7 +54,7 @@ def is_integer(dtype: Dtype) -> bool:
 
 
 def words(array: Array) -> Array:
-    """Returns records as the bits of their numbers, and other arrays unchanged."""
+    """Returns the bits of records as integers, and other arrays unchanged."""
     return array[array.dtype.names[0]] if array.dtype.names else array
 
 
@@ -64,8 +64,8 @@ def address(array: Array) -> int:
 
 
 def own(array: Array) -> Array:
-    """Returns an array of ml_dtypes as records, one of big-endian numbers as little-endian, and
-    others unchanged."""
+    """Converts an array of ml_dtypes to records, and big-endian numbers to little-endian. Returns
+    other arrays unchanged."""
     if array.dtype.byteorder == ">":
         return array.astype(array.dtype.newbyteorder("<"))
     name = array.dtype.name

@@ -14,12 +14,12 @@ from glft_schema.errors import OptionError, TruncatedError, quote
 from glft_schema.limits import current
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 
-STEP = 1 << 26  # bytes per system call that copies: a few milliseconds, after which a signal is handled
+STEP = 1 << 26  # bytes per copying call: a few milliseconds, then signals are handled
 Version = tuple[int, int, int]  # inode, size in bytes, modification time in nanoseconds
 
 
 class FileSource(Source):
-    """A regular file or a part of it, read on demand. Data read cannot change afterwards.
+    """A regular file or a part of it, read on demand. Data that has been read does not change.
 
     Each read checks the file's size again, so a file truncated while open raises an error. Pickles
     as the path, or as the bytes if there is none. Unpickling a changed file raises OSError.
@@ -232,4 +232,4 @@ def read_text(path: StrPath) -> str:
     try:
         return read_regular(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise OptionError(f"expected UTF-8 in {quote(os.fspath(path))}, found a byte at {error.start} that is not") from None
+        raise OptionError(f"expected UTF-8 in {quote(os.fspath(path))}, found an invalid byte at {error.start}") from None

@@ -1,4 +1,4 @@
-"""Byte sources: the base class, bytes in memory, and a wrapper that never accesses a memory map.
+"""Byte sources: the base class, bytes in memory, and two wrappers of other sources.
 
 A `Source` checks the bounds of each read before it allocates. Files are in `storage.file_source`,
 and `storage.cursor.Cursor` is the stream over a source that construct reads.
@@ -39,7 +39,7 @@ class Source:
     Attributes:
         name: the path, or ``<bytes>``.
         size: total bytes.
-        mapped: whether a view costs nothing, whatever its size.
+        mapped: whether views are free, whatever their size.
         closed: whether `close` was called.
     """
 
@@ -71,11 +71,11 @@ class Source:
         return self.view(start, nbytes)
 
     def copy_to(self, fd: int, start: int, nbytes: int) -> int:
-        """Lets the system copy `nbytes` bytes to the position of `fd`, without reading them.
+        """Lets the system copy `nbytes` bytes to the current position of `fd`.
 
         Returns:
-            The number of bytes copied: fewer, or 0, if the system cannot copy them or fails. The
-            caller reads and writes the rest, which raises the errors.
+            The number of bytes copied, which is smaller, or 0, if the system cannot copy them or
+            fails. The caller must read and write the rest, which raises any error.
 
         Raises:
             ClosedError, TruncatedError: as `view`.
@@ -114,7 +114,7 @@ class Source:
                     self._release()
 
     def _reset_readers(self) -> None:
-        """Sets the reader count to 0, also in a forked child: reading threads are not in it."""
+        """Sets the reader count to 0, also in a forked child, which has no reading threads."""
         self._readers = 0
         self._lock = threading.Lock()
 
@@ -174,7 +174,7 @@ class SplicedSource(Source):
     Args:
         head: the bytes in memory.
         source: the other source.
-        start: its first byte that follows.
+        start: the first byte of `source` that follows `head`.
     """
 
     def __init__(self, head: bytes, source: Source, start: int) -> None:

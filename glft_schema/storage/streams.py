@@ -16,7 +16,7 @@ from glft_schema.storage.file_source import FileSource, MappedSource
 from glft_schema.storage.source import BytesSource, Source
 
 START = 16  # bytes of a file that tell its format; checked before the rest is read
-STEP, MAX_STEP = 1 << 16, 1 << 24  # bytes per read: as many as read before, within these bounds
+STEP, MAX_STEP = 1 << 16, 1 << 24  # bytes per read: each doubles the total, within these bounds
 
 
 class Readable(Protocol):

@@ -26,7 +26,7 @@ def array_over(view: memoryview, dtype: Dtype, shape: Sequence[int]) -> Array:
 
 
 def array_bytes(array: Array) -> memoryview:
-    """Returns the elements of `array` in C order; copies only if they are stored otherwise."""
+    """Returns the elements of `array` in C order; copies only if they are in another order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
@@ -63,7 +63,7 @@ def copy_all(stream: Any, source: Source, start: int, nbytes: int) -> int:
 def copy_by_system(stream: Any, source: Source, start: int, nbytes: int) -> int:
     """Returns the number of bytes that the system copied, see `Source.copy_to`.
 
-    Only streams of `atomic_write` support it, also within a `Sink`.
+    Only streams of `atomic_write` support this, directly or within a `Sink`.
     """
     copy = getattr(stream, "copy_from", None)
     return copy(source, start, nbytes) if copy else 0

@@ -1,5 +1,5 @@
-"""torch tensors as arrays and back, without copies. Nothing here imports torch before a tensor is
-asked for."""
+"""Conversion between torch tensors and numpy arrays, without copies if possible. torch is imported
+only when a tensor is requested."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def is_tensor(value: object) -> bool:
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
-    """Tells whether a tensor has memory on the CPU that can be written to: strided, no subclass,
-    not wrapped by torch.func, and without a gradient."""
+    """Tells whether a tensor has writable memory on the CPU: strided, not of a subclass, not
+    wrapped by torch.func, not a negated view, and without ``requires_grad``."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -32,7 +32,7 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """Returns the numbers of a dense tensor: those of one on the CPU in its memory."""
+    """Returns the numbers of a dense tensor, in its memory if that is on the CPU."""
     return array_in(tensor.detach().cpu().resolve_conj().resolve_neg())
 
 
@@ -48,7 +48,8 @@ def array_in(plain: torch.Tensor) -> Array:
 def array_to_read(plain: torch.Tensor) -> Array:
     """Returns the numbers of a tensor that `has_plain_memory`, in its memory, for reading.
 
-    Unlike after `Tensor.numpy`, the storage can still be resized, by which FSDP frees weights.
+    Unlike with `torch.Tensor.numpy`, the storage can still be resized, as FSDP does to free
+    weights.
     """
     name = str(plain.dtype).removeprefix("torch.")
     if name not in RECORDS:
@@ -58,7 +59,7 @@ def array_to_read(plain: torch.Tensor) -> Array:
 
 
 def as_tensor(array: Array) -> torch.Tensor:
-    """Returns an array as a tensor in the same memory. Raises as `dtype_in_torch`."""
+    """Returns an array as a tensor, in its memory if possible. Raises as `dtype_in_torch`."""
     dtype, bits = dtype_in_torch(array.dtype), words(array)
     if not bits.flags.writeable:  # torch warns of it
         bits = bits.copy()
@@ -70,7 +71,7 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 @lru_cache(maxsize=1 << 8)
 def dtype_in_torch(dtype: Dtype) -> torch.dtype:
-    """Returns the dtype of torch. Raises TypeError if this version of torch has none."""
+    """Returns torch's equivalent of a dtype. Raises TypeError if this version of torch has none."""
     torch_dtype = getattr(torch, name_of(dtype), None)
     if not isinstance(torch_dtype, torch.dtype):
         raise TypeError(f"torch {torch.__version__} has no {name_of(dtype)}")
@@ -78,7 +79,7 @@ def dtype_in_torch(dtype: Dtype) -> torch.dtype:
 
 
 def array_of(values: Any) -> Any:
-    """Returns a tensor or an array of ml_dtypes as an array, and other values unchanged."""
+    """Returns a tensor as an array, an array as `own` does, and other values unchanged."""
     if is_tensor(values):
         return as_array(values)
     return own(np.asarray(values)) if isinstance(values, (np.ndarray, np.generic)) else values

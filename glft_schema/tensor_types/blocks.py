@@ -1,5 +1,5 @@
-"""Types whose rows are sequences of equally sized blocks, each a small Struct. ggml stores its
-quantized tensors this way.
+"""Block types: each row is a sequence of blocks of equal size, and each block is a small Struct.
+ggml's quantized types are block types.
 
 A block type is declared by the fields of its block. Its formula and encoder are scalar functions of
 one block, or functions of tensors, which see each field of many blocks as one tensor.
@@ -39,13 +39,13 @@ def block_type(
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
 ) -> TensorType:
-    """Declares a block type, for the tables of formats; `register_type` adds it to those of GGUF.
+    """Declares a block type for the type table of a format; `register_type` adds it to GGUF's.
 
     The arguments are those of `register_type`. `formula_of` may add the formula.
 
     Raises:
-        ValueError: if the name is in use, or the block or a function cannot be used; the
-            sentence says what to write.
+        ValueError: if the name is in use, or the block or a function is invalid; the message says
+            what to write instead.
     """
     reserved = tuple(reserved) if isinstance(reserved, Iterable) else (reserved,)
     if mistake := _mistake(name, block, weights, dequantize, quantize) or _mistake_in_checks(block, scales, reserved):
@@ -96,14 +96,14 @@ class Blocks(TensorField):
 
     @cached_property
     def _swap(self) -> list[int]:
-        """The source of each byte of a block when the byte order changes."""
+        """The index of the byte that replaces each byte of a block in the other byte order."""
         firsts = [
             (at, number.itemsize) for _, span, number in self._spans for at in range(span.start, span.stop, number.itemsize)
         ]
         return [at for first, size in firsts for at in reversed(range(first, first + size))]
 
     def encoder(self, quantize: Encoder) -> Encoder:
-        """Returns an encoder of rows, with the parameters of an encoder of blocks."""
+        """Wraps an encoder of blocks as an encoder of rows with the same parameters."""
 
         @wraps(quantize)
         def encode(numbers: torch.Tensor, **importance: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -125,8 +125,8 @@ class Blocks(TensorField):
         return [(field, span, number) for field, span, number in self._spans]
 
     def columns(self, name: str, raw: Array) -> dict[str, Array]:
-        """Splits u8 of whole blocks, of any shape, into one array [blocks, numbers] per field, of
-        the field's type."""
+        """Splits the bytes of whole blocks, u8 of any shape, into one array [blocks, numbers] per
+        field, in the field's dtype."""
         rows = np.ascontiguousarray(raw).reshape(-1, self.size)
         return {name: rows[:, span].view(number.dtype) for name, span, number in self._spans}
 
@@ -135,7 +135,7 @@ class Blocks(TensorField):
 
 
 def fault_of(type_: TensorType, weights: int) -> str | None:
-    """Returns how a function of a block type fails on one block, or None.
+    """Runs the functions of a block type on one block. Returns the failure, or None.
 
     Nothing is tried before torch is imported: inspecting a file with the type does not need torch.
     """
@@ -150,14 +150,14 @@ def fault_of(type_: TensorType, weights: int) -> str | None:
         function = "encoder"
         if type_.encoders and not is_scalar(type_.encoders[0], []):
             type_.encoders[0](numbers, **importance)
-    except Exception as error:  # of a function of the caller: any class
+    except Exception as error:  # the caller's function may raise any class
         problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         return f"the {function} fails on one block: {one_line(problem)}"
     return None
 
 
 def _mistake_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) -> str | None:
-    """Returns the mistake in the declarations for checks of values, or None."""
+    """Returns the mistake in `scales` or `reserved`, or None."""
     names = [field.name for field in block.subcons]
     if not isinstance(scales or {}, Mapping) or not all(callable(floats) for floats in (scales or {}).values()):
         return f"write scales as a mapping of fields to functions, found {quote(scales)}"

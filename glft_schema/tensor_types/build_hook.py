@@ -1,8 +1,8 @@
-"""Hatchling's hook for wheels and editable installations: compiles the decoders of tensor types.
+"""Hatchling build hook: compiles the decoders and encoders of tensor types.
 
 A wheel holds libraries for this machine, or for ``$GLFT_TARGET``, a key of `building.TARGETS`. An
 editable installation has them in the source tree. If they cannot be compiled for this machine, the
-installation has none, and decodes by slower formulas.
+package is installed without them, and decoding and encoding are slower.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class BuildHook(BuildHookInterface[Any]):
         except (BuildError, OSError) as error:
             if target:
                 sys.exit(f"{TARGET}={target}: {error}")
-            print(f"glft_schema is installed without compiled decoders, which are faster: {error}", file=sys.stderr)
+            print(f"glft_schema is installed without compiled functions, which are faster: {error}", file=sys.stderr)
             return
         if version != "editable":
             platform = TARGETS[target].tag if target else sysconfig.get_platform().replace("-", "_").replace(".", "_")
@@ -62,5 +62,5 @@ class BuildHook(BuildHookInterface[Any]):
             self._temporary.cleanup()
 
     def _import_package(self) -> None:
-        """Makes `glft_schema` the package in the source tree."""
+        """Makes `import glft_schema` import the package in the source tree."""
         sys.path.insert(0, self.root)

@@ -1,4 +1,4 @@
-"""Numbers that are stored for copies only: no encoder converts other dtypes to them.
+"""Types without an encoder: their tensors are read and copied, but no dtype is converted to them.
 
 Sources: `Dtype` in tensor.rs of safetensors 0.8; OCP Microscaling Formats v1.0 (F4, F6, F8_E8M0),
 OCP 8-bit Floating Point v1.0 (F8_E4M3, F8_E5M2), and arXiv 2206.02915 (FNUZ).

@@ -1,4 +1,4 @@
-"""ggml's tensor types by their numbers in GGUF files: all types that the modules declare."""
+"""ggml's tensor types by their numbers in GGUF files, from the modules that declare them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def register_type(
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
 ) -> TensorType:
-    """Adds your type to those of GGUF, in this process. Files with it can then be read, sliced,
+    """Adds your type to GGUF's types in this process. Files with the type can then be read, sliced,
     written and converted.
 
     A package announces its types as entry points of ``glft_schema.types``; see
@@ -45,17 +45,17 @@ def register_type(
             keywords, each [blocks, numbers] -> float32 [blocks, weights]; see `formula_of`.
         quantize: the encoder, a scalar function of one block, which writes all fields, or two,
             ``(to_x, to_x_by_importance)``; see docs/scalar-functions.md. Or a function of tensors:
-            float32 [blocks, weights] -> the block's fields by name. Such an encoder that uses an
-            importance has a parameter `importance`, float32 [rows, in] of the tensor's rows, with
-            the default None if it is optional. Without an encoder, files with the type can be read
-            and copied only.
+            float32 [blocks, weights] -> the block's fields by name. If a function of tensors uses
+            an importance, it has a parameter `importance`, float32 [rows, in] of the tensor's rows,
+            with the default None if it is optional. Without an encoder, tensors of the type can
+            only be read and copied.
         scales: for each field of integers that encodes floats, the conversion to them, used by
             checks of values.
         reserved: bit patterns that no encoder writes, reported by checks of values.
 
     Raises:
-        ValueError: if the name or the code is in use, or the block or a function cannot be used;
-            the sentence says what to write.
+        ValueError: if the name or the code is in use, or the block or a function is invalid; the
+            message says what to write instead.
     """
     if type(code) is not int or code < 0:
         raise ValueError(f"expected a non-negative code, found {code!r}")

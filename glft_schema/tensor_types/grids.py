@@ -1,10 +1,10 @@
 """The fixed grids of ggml's i-quants: codebooks of short vectors. Each vector of weights is
-replaced by an entry.
+replaced by the index of an entry.
 
 The grids are stored in ``ggml_grids.bin``, declared by `Grids`. An entry is stored as indices into
-the list of its grid's values.
+its grid's list in VALUES.
 
-Source: ggml-common.h of llama.cpp; checked against gguf-py's.
+Source: ggml-common.h of llama.cpp; checked against the grids of gguf-py.
 """
 
 from __future__ import annotations

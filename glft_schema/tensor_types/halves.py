@@ -32,7 +32,7 @@ def from_bf16(w, weights):
 
 
 def to_bf16(w, weights):
-    """Rounds the upper half. NaN keeps it and becomes quiet."""
+    """Rounds to the upper half of the bits. NaN keeps its upper half and becomes quiet."""
     for i in range(len(w)):
         bits = as_bits(w[i])
         is_nan = (bits & 0x7FFFFFFF) > INFINITY

@@ -58,7 +58,7 @@ def decode_iq2_xxs(w, d, qs):
 
 
 def even(seven):
-    """Adds to seven sign bits the eighth, which makes the number of set bits even."""
+    """Returns seven sign bits with an eighth, which makes the number of set bits even."""
     parity = seven ^ seven >> 4
     parity = parity ^ parity >> 2
     return seven | ((parity ^ parity >> 1) & 1) << 7

@@ -17,7 +17,7 @@ from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 def number_type(
     name: str, code: int, number: Number, sentence: str, rounded: Callable[[Array], Array] | None = None
 ) -> TensorType:
-    """Declares a type of one kind of number. `rounded` converts others."""
+    """Declares a type of one kind of number. `rounded` converts other numbers to this kind."""
 
     def quantize(weights: Array) -> dict[str, Array]:
         return {"weights": rounded(weights) if rounded else convert(weights, number.dtype)}
@@ -40,7 +40,7 @@ def overflow(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]:
 
 
 def find_changed(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]:
-    """Finds integers that changed."""
+    """Finds integers that are out of range for the stored dtype."""
     stored = fields["weights"]
     if not np.can_cast(weights.dtype, stored.dtype):
         yield True, f"an integer is too large for {name_of(stored.dtype)}", stored.astype(weights.dtype) != weights

@@ -1,5 +1,5 @@
-"""Decodes torch tensors: on the CPU in their memory, by the same functions as arrays; on a GPU, and
-where torch traces, by operations of torch.
+"""Decodes torch tensors. On the CPU, they are decoded without a copy by the functions for arrays;
+on a GPU, and while torch traces, by torch operations.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def decode(
         type_: of the fields.
         fields: by name.
         columns: numbers per row.
-        dtype: a float dtype; the type's own by default. Numbers that keep their dtype are not
-            copied.
+        dtype: a float dtype; by default the dtype of `out` or the type's own. Numbers that keep
+            their dtype are not copied.
         out: the destination, contiguous, of this shape, dtype and device; new memory by default.
 
     Raises:
@@ -78,7 +78,7 @@ def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device 
 
 
 def unpack(type_: TensorType, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:
-    """Returns the fields of packed rows, as `TensorType.unpacked`."""
+    """Returns the fields of packed rows, like `TensorType.unpack`."""
     fields = {}
     for name, span, number in type_.spans_of_row(columns):
         part = packed if span == slice(0, packed.shape[1]) else packed[:, span].contiguous()
@@ -110,8 +110,8 @@ def _by_operations(type_: TensorType, fields: Tensors, columns: int, out: torch.
 
 
 def _numbers(rows: torch.Tensor, span: slice | None, number: Number, words: bool) -> torch.Tensor:
-    """Returns the numbers of a field. Unsigned words, with which torch hardly computes, become
-    signed ones if `words`, otherwise bytes, the lowest first."""
+    """Returns the numbers of a field. Unsigned words, which few torch operations support, become
+    signed words if `words`, otherwise bytes, the lowest first."""
     is_word = number.is_unsigned and number.itemsize > 1
     dtype = getattr(torch, f"int{8 * number.itemsize}") if is_word else dtype_in_torch(number.dtype)
     if span is None:
@@ -146,13 +146,13 @@ def _by_compiler(formula: Formula, given: Tensors, out: Tensors) -> None:
 
 @lru_cache(maxsize=1 << 8)
 def _as_arrays(formula: Formula, layout: ScalarLayout, weights: int, device: torch.device, is_fused: bool) -> Formula:
-    """Returns a scalar formula as operations on tensors. Raises ScalarError if it has no such
-    form."""
+    """Returns a scalar formula as torch operations. Raises ScalarError if it cannot run on
+    arrays."""
     function = check(formula, layout.arrays(columns=None if layout.weights else weights))
     try:
         run = decoder(function, compiled_arrays if is_fused else torch_arrays, device)
     except ScalarError as error:
-        raise ScalarError(f"{error}; glft.types.compile makes it C") from None
+        raise ScalarError(f"{error}; glft.types.compile compiles it as C") from None
     return lambda w, **fields: run(w=w, **{name: fields[name] for name in function.parameters if name != "w"})
 
 
@@ -160,7 +160,7 @@ _DIMS: dict[Hashable, tuple[int, ...]] = {}
 
 
 def _dims(formula: Formula, given: Tensors, out: torch.Tensor) -> tuple[int, ...]:
-    """Returns the axes of a formula's weights, each of which becomes a loop if it is compiled."""
+    """Returns the axes of a formula's weights, each of which is a loop of the compiled formula."""
     key = formula, *(field.shape[1:] for field in given.values())
     if key not in _DIMS:
         row: Any = formula(w=out[:1], **{name: field[:1] for name, field in given.items()})

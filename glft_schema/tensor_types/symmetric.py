@@ -3,8 +3,8 @@ neighbours in a row (Q4).
 
     weight[o, i] = code[o, i] * scale[o, i // group]
 
-The scale is rounded to float16 before the codes are computed with it, so that a file gives back
-exactly what `fake_quantize` predicts: see `encoders.symmetric`. Source: the lab that the format
+The scale is rounded to float16 before the codes are computed with it, so that a file decodes to
+exactly what `fake_quantize` predicts; see `encoders.symmetric`. Source: the lab that the format
 comes from; see docs/formats/glft.md.
 """
 

@@ -40,13 +40,13 @@ DIMS = this._params.dims
 OUT = this._params.out
 IN = this._params["in"]
 
-ROW = 1 << 20  # the length of a row, which tells the weights per number of each field
+ROW = 1 << 20  # an example length of rows, to compute the weights per number of each field
 PACKAGE = f"{__name__.partition('.')[0]}."
-_NAMES: set[str] = set()  # of all types in schemes: types with equal names are equal
+_NAMES: set[str] = set()  # used in schemes; unique, because types with equal names are equal
 
 
 def no_faults(weights: Array, fields: Fields) -> Iterable[Fault]:
-    """The faults of an encoder that keeps every number."""
+    """Returns no faults, for an encoder that keeps every number."""
     return ()
 
 
@@ -82,16 +82,16 @@ class TensorType:
 
     Attributes:
         name: as in the format's specification.
-        code: the number on disk, or its name in formats that store names. The table of a format may
-            give the type another code.
+        code: the type number on disk, or the type's name in formats that store names. The type
+            table of a format may give another code.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
         formula: a scalar function of one block or row, or a function of torch tensors, see
             `formula_of`.
             The formula of an exact type returns the numbers as they are stored.
         quantize: the encoder: a scalar function of one block or row, or two, the second of which
-            reads the importance; or a function of torch tensors, of an exact type of arrays, see
-            `Encoder`. None if the type has none.
-        faults: (numbers, the fields that encode them) -> the numbers that were lost.
+            reads the importance; or a function of torch tensors (for an exact type, of arrays), see
+            `Encoder`. None if the type has no encoder.
+        faults: (numbers, the fields that encode them) -> each loss, see `Fault`.
         exact: the name of the dtype that the payload stores unchanged; None for quantized types.
         block: the fields of a block, if the payload is a sequence of blocks.
         scales: for each field of integers that encodes floats, the conversion to them.
@@ -152,12 +152,12 @@ class TensorType:
 
     @property
     def dtype(self) -> Dtype:
-        """The dtype that `decode` returns by default, see `storage.dtypes`; uint8 if none is."""
+        """The default dtype of `decode`, see `storage.dtypes`; uint8 if there are no values."""
         return dtype_of(self.exact or "float32") if self.exact in (None, *NAMES) else dtype_of("uint8")
 
     @property
     def is_known(self) -> bool:
-        """Whether the type is declared. Only the code of other types is known."""
+        """Whether the type is declared; otherwise, only its code is known."""
         return True
 
     @property
@@ -179,7 +179,7 @@ class TensorType:
 
     @property
     def encoders(self) -> tuple[Encoder, ...]:
-        """The encoders, of which the last one takes an importance, if any does."""
+        """The encoders; if one takes an importance, it is the last."""
         return self.quantize if isinstance(self.quantize, tuple) else (self.quantize,) if self.quantize else ()
 
     @property
@@ -261,17 +261,17 @@ class TensorType:
             numbers: an array of numpy or torch, of any strides.
             name: the tensor's name in errors and warnings.
             importance: the weight of an error in each column: one number per index of the last dim,
-                or for a stack of matrices as many for each matrix; see
-                `glft_schema.read_importance`. Ignored by types that do not use it.
+                or this many for each matrix of a stack; see `glft_schema.read_importance`. Ignored
+                by types that do not use it.
             watch: called with each chunk of rows [rows, in], as given, and the fields that encode
-                them, by several threads.
+                them; several threads may call it.
             lost: gets the count of weights for each kind of loss, such as scales that round to
-                zero; by default they are a QuantizationWarning.
+                zero; by default, each kind is a QuantizationWarning.
 
         Raises:
             FormatError: if the type cannot store numbers of these dims.
-            TensorError: if the numbers would lose their meaning, or the importance is invalid or
-                missing; if they are no array.
+            TensorError: if the type has no encoder, `numbers` is not an array of a dtype that it
+                accepts, a value cannot be encoded, or the importance is invalid or missing.
         """
         tensor = self._array_to_encode(numbers, name)
         dims, rows = tensor.shape, tensor if tensor.ndim > 1 else tensor.reshape(1, -1)
@@ -309,7 +309,7 @@ class TensorType:
         return fields
 
     def _array_to_encode(self, numbers: Any, name: str) -> Array:
-        """Returns numbers as an array. Raises as `encode` for others than the type can encode."""
+        """Returns numbers as an array. Raises like `encode` if the type cannot encode them."""
         array = array_of(numbers)
         if not isinstance(array, np.ndarray):
             raise TensorError(f"expected a tensor or an array, found {quote(numbers)}", name)
@@ -378,7 +378,7 @@ class TensorType:
             from glft_schema.tensor_types.engine import decoding  # slow to import
 
             if not out.flags.c_contiguous:
-                raise ValueError(f"expected contiguous memory, found strides {out.strides}")
+                raise ValueError(f"expected a contiguous out, found strides {out.strides}")
             self.check_shapes({name: field.shape for name, field in fields.items()}, out.shape, columns)
             for name, part in self.fields():
                 if fields[name].dtype != part.number.dtype:
@@ -394,8 +394,8 @@ class TensorType:
         return out
 
     def check_shapes(self, fields: Mapping[str, Sequence[int]], out: Sequence[int], columns: int) -> None:
-        """Raises ValueError unless the shapes of fields and weights are those of rows of `columns`
-        numbers; FormatError if rows cannot have that length."""
+        """Checks that fields and weights have the shapes of rows of `columns` numbers. Raises
+        ValueError if not, and FormatError if the type has no rows of this length."""
         self.nbytes([1, columns])
         rows = out[0]
         if tuple(out) != (rows, columns):
@@ -406,7 +406,7 @@ class TensorType:
 
     @property
     def layout(self) -> ScalarLayout | None:
-        """The fields that a scalar formula reads, of a block or of a row; None for a function of
+        """The fields of a block or of a row that a scalar formula reads; None for a function of
         tensors."""
         return _scalar_layout(self) if _is_scalar(self, self.formula) else None
 
@@ -419,8 +419,8 @@ class TensorType:
         return Functions(_scalar_layout(self), self.formula if self.layout else None, scalar)
 
     def cell(self, columns: int) -> int:
-        """Returns the numbers that are decoded together: a block, a group, or a whole row of
-        `columns`."""
+        """Returns how many numbers are decoded together: those of a block, a group, or a whole row
+        of `columns`."""
         return columns if any(_per_row(part) for _, part in self.fields()) else self.unit([1, columns])
 
     def columns(self, fields: Fields) -> dict[str, Array]:
@@ -432,7 +432,7 @@ class TensorType:
         return columns
 
     def round_trip(self, numbers: Array, name: str) -> Array:
-        """Returns numbers as a file gives them back, encoded and decoded. Raises like `encode`."""
+        """Returns numbers after encoding and decoding them. Raises like `encode`."""
         decoded: Array = self.decode(self.encode(numbers, name), matrix(numbers.shape)[1]).reshape(numbers.shape)
         return decoded
 
@@ -445,7 +445,7 @@ class TensorType:
         return spans
 
     def unit(self, dims: Sequence[int]) -> int:
-        """Returns how many neighbours share a stored number: slices begin at a multiple of it."""
+        """Returns how many neighbours share a stored number. Slices begin at multiples of it."""
         return _unit(self, tuple(dims))
 
     def cut(
@@ -460,8 +460,8 @@ class TensorType:
             source: the file.
             start: the first byte of the payload.
             dims: of the whole tensor.
-            rows: in any steps.
-            columns: in steps of 1; both ends are multiples of `unit`.
+            rows: with any positive step.
+            columns: with step 1; both ends are multiples of `unit`.
             order: the byte order of the stored numbers.
         """
         width, fields = matrix(dims)[1], {}
@@ -475,18 +475,18 @@ class TensorType:
 
     def pack(self, fields: Fields) -> Array:
         """Returns fields [rows, numbers per row] as u8 [rows, bytes of a row]: a payload's bytes,
-        row by row. Those of a single field are not copied."""
+        row by row. A single field is not copied if its rows are contiguous."""
         parts = [_as_bytes(fields[name]) for name, _ in self.fields()]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
     def unpack(self, packed: Array, columns: int) -> dict[str, Array]:
-        """Returns the fields of packed rows of `columns` numbers, the inverse of `packed`."""
+        """Returns the fields of packed rows of `columns` numbers. The inverse of `pack`."""
         return {
             name: np.ascontiguousarray(packed[:, span]).view(number.dtype) for name, span, number in self.spans_of_row(columns)
         }
 
     def spans_of_row(self, columns: int) -> Iterator[tuple[str, slice, Number]]:
-        """Yields each field's bytes in a packed row of `columns` numbers, and its `Number`."""
+        """Yields each field of a packed row of `columns` numbers: name, byte span and `Number`."""
         start = 0
         for name, part, _, pitch in _layout(self, (1, columns)):
             size = pitch * part.number.itemsize
@@ -502,13 +502,13 @@ Declared = TypeVar("Declared", bound=Formula)
 
 
 def release_name(type_: TensorType) -> None:
-    """Frees the name of a type that is not used, so that a corrected declaration can have it."""
+    """Frees the name of a rejected type, so that a corrected declaration can use it."""
     _NAMES.discard(type_.scheme)
 
 
 def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
-    """Adds the decorated formula to a type declared without one, so that a page can show it below
-    the block.
+    """Adds the decorated formula to a type declared without one. A page can then show the formula
+    below the block.
 
     A formula is a scalar function of one block or row: it writes `w`, and reads fields by their
     names; see docs/scalar-functions.md. Or it is a function of torch tensors: the payload's or
@@ -537,8 +537,8 @@ def _check_formula(type_: TensorType) -> None:
 
 
 def _check_encoders(type_: TensorType, required: Sequence[bool | None]) -> None:
-    """Raises ValueError unless there is one encoder, or two scalar functions without and with
-    importance; and for scalar functions like `_check_formula`.
+    """Raises ValueError unless there is one encoder, or two scalar functions, the second of them
+    with importance. Checks scalar functions like `_check_formula`.
 
     Args:
         type_: with encoders.
@@ -629,12 +629,12 @@ def _layout(type_: TensorType, dims: tuple[int, ...]) -> list[tuple[str, TensorF
 
 
 def _per_row(part: TensorField) -> bool:
-    """Tells whether the field has numbers for whole rows, which no slice of a row divides."""
+    """Tells whether the field has one number per row, which all slices of the row share."""
     return len(part.dims) == 1 and part.dims[0] is OUT
 
 
 def _as_bytes(field: Array) -> Array:
-    """Returns [rows, numbers] as u8 [rows, bytes]: a view if numbers of a row are neighbours."""
+    """Returns [rows, numbers] as u8 [rows, bytes], a view if each row is contiguous."""
     return field.view(np.uint8) if field.strides[1] == field.itemsize else np.ascontiguousarray(field).view(np.uint8)
 
 
@@ -664,7 +664,7 @@ def _context(dims: Sequence[int], order: ByteOrder = LITTLE) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpaqueType(TensorType):
-    """A type of which only the code is known. Its payload is bytes, up to the next payload."""
+    """An undeclared type, known only by its code. Its payload ends where the next one begins."""
 
     @classmethod
     def of(cls, code: int) -> OpaqueType:

@@ -67,6 +67,6 @@ def decode_tq2_0(w, qs, d):
 
 
 def not_packed(packed: Array, count: int) -> Array:
-    """Finds, in u8 [blocks, k], the bytes that `pack_digits` gives for no `count` digits."""
+    """Returns a mask of the bytes [blocks, k] that `pack_digits` never makes of `count` digits."""
     numbers = np.arange(0, 243, 3 ** (5 - count))
     return ~np.isin(packed, (numbers * 256 + 242) // 243)

@@ -15,7 +15,7 @@ from glft_schema.tensors.region import TensorMap
 
 
 class Contiguous(Check):
-    """The rule that each payload begins where the one before it in the table, padded, ends."""
+    """Rule: each payload begins at the padded end of the previous payload in the table."""
 
     expected = "offsets at the padded end of the previous payload: no gaps, no other order, no sharing"
 
@@ -34,7 +34,7 @@ class Contiguous(Check):
 
 
 class Indexed(Check):
-    """The rule that the payloads, in order of their offsets, follow one another without gaps."""
+    """Rule: in order of their offsets, the payloads follow one another without gaps."""
 
     expected = "offsets that follow one another: no hole, no overlap, no sharing"
 
@@ -51,7 +51,7 @@ class Indexed(Check):
 
 
 def is_padded_to(alignment: Any) -> Predicate:
-    """Returns the predicate of regions whose last payload is padded to the alignment."""
+    """Returns a predicate: the last payload of a region is padded to the alignment."""
 
     def on(of: Any) -> Callable[[Any], bool]:
         return lambda at: _is_padded(of(at), alignment(at))

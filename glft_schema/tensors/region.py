@@ -30,7 +30,7 @@ from glft_schema.tensors.tensor import PayloadLocation, Tensor
 from glft_schema.words import MissingKeyError
 
 GAP_CHUNK = 1 << 20  # bytes of a gap or of padding per read or write
-LARGEST = 1 << 44  # bytes of a plausible file
+LARGEST = 1 << 44  # bytes of the largest plausible file
 MAX_ELEMENTS = 1 << 59  # elements of up to 16 bytes whose size fits a signed 64-bit integer
 
 
@@ -98,7 +98,7 @@ class Tensors(Mapping[str, Tensor]):
 
 
 class PayloadPositions(NamedTuple):
-    """The positions of payloads in a region that holds them."""
+    """The sizes of payloads in a region, and the gaps between them."""
 
     extents: Sequence[int]  # bytes of each row's payload
     gaps: Sequence[tuple[int, int]]  # offset and bytes of each gap, in order
@@ -163,7 +163,7 @@ class TensorMap(Tensors):
         self._source = source
         self.start = start  # of the region, in bytes from the start of the container
         self.order = order
-        self.size = size  # of the region, in bytes; more than there are if the file is truncated
+        self.size = size  # of the region, in bytes; more than the file has if it is truncated
         self.trailing = payloads.gaps[-1][1] if payloads.gaps and sum(payloads.gaps[-1]) == self.size else 0
         self.device: str | torch.device = "cpu"
 
@@ -191,7 +191,7 @@ class TensorMap(Tensors):
         return dims, PayloadLocation(self._offsets[number], self._payloads.extents[number], dtype, shape)
 
     def places(self) -> dict[str, PayloadLocation]:
-        """Returns the place of each payload."""
+        """Returns the location of each payload."""
         return {name: self._place(number)[1] for name, number in self._numbers.items()}
 
     def gap_pieces(self, gap: Gap) -> Iterator[memoryview]:
@@ -204,13 +204,14 @@ class TensorData(construct.Construct):
     """The payloads of the tensors in `table`, each at its row's offset, up to the end of the file.
 
     Parses into a `TensorMap` without reading payloads. Builds from a mapping of names to payloads:
-    a `Tensor`, the fields of its type, bytes, or an object with ``pieces(order)``. No fixed size.
+    a `Tensor`, the fields of its type, bytes, or an object with ``write_to(stream, order)`` or
+    ``pieces(order)``. Has no fixed size.
 
     Gaps, any order of payloads, and aliases (equal locations) are legal. Other overlaps, and
     payloads past the end of the file, are not.
 
     Args:
-        table: the field with the rows: name, dims, shape, dtype, offset.
+        table: the field with the rows, each with a name, dims, shape, dtype and offset.
         padded_to: a number or an expression. The region is padded to a multiple of it, unless the
             gaps of a parsed file are copied.
     """
@@ -260,7 +261,7 @@ class TensorData(construct.Construct):
         return PayloadPositions(extents, [*gaps, (end, size - end)] if size > end else gaps)
 
     def _has_offset_rule(self, context: Context) -> bool:
-        """Returns whether the rows of the table have a rule on their offsets, as for alignment."""
+        """Returns whether the table's rows have a rule on offsets, such as an alignment."""
         row = unwrap(context["_subcons"][self.table]).subcon
         return any(isinstance(part, Check) and part.field == "offset" for part in getattr(row, "subcons", ()))
 
@@ -277,7 +278,7 @@ class TensorData(construct.Construct):
         return extents
 
     def _in_order(self, rows: Sequence[Any], extents: Sequence[int], path: str) -> list[tuple[int, PayloadLocation]]:
-        """Returns (row number, place) sorted by offset. Raises FormatError on overlap."""
+        """Returns (row number, location) sorted by offset. Raises FormatError on overlap."""
         places = [
             PayloadLocation(row.offset, extent, row.dtype, tuple(row.shape)) for row, extent in zip(rows, extents, strict=True)
         ]
@@ -297,7 +298,8 @@ class TensorData(construct.Construct):
     def _past_end(
         self, row: int, name: str, payload: PayloadLocation, start: int, size: int, path: str, cut: str
     ) -> TruncatedError:
-        """Returns the error for a payload past the end, with its first field that does not fit."""
+        """Returns the error for a payload past the end. It names the first field that does not
+        fit."""
         if payload.offset > size:
             problem = cut or f"expected at most {size} (the size of the region), found {payload.offset}"
             return TruncatedError(problem, self._offset_path(path, row))
@@ -341,7 +343,7 @@ class TensorData(construct.Construct):
 
 
 class Zeros(NamedTuple):
-    """Padding."""
+    """Zero bytes, as padding or in a gap."""
 
     nbytes: int
 
@@ -389,15 +391,16 @@ class Payload(NamedTuple):
 
 
 def _write_span(stream: Any, span: Zeros | GapBytes | Payload) -> int:
-    """Writes a span, or gives it to a stream that only plans the file. Returns its bytes."""
+    """Writes a span, or gives it to a stream that only plans the file. Returns its size."""
     if span.nbytes > 0 or isinstance(span, Payload):
         stream.place(span) if hasattr(stream, "place") else span.write(stream)
     return max(span.nbytes, 0)
 
 
 def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, alignment: int) -> str:
-    """Returns a description of the complete part of a truncated file. An empty string if wrong
-    offsets or sizes are more likely: gaps between payloads, or more bytes than files have."""
+    """Describes which part of a truncated file is complete. Returns an empty string if wrong
+    offsets or sizes are more likely: overlaps, wide gaps between payloads, or an implausible file
+    size."""
     spans = list(zip((row.offset for row in rows), extents, strict=True))
     end = max(map(sum, spans))
     gaps, found, expected = gaps_between(sorted(set(spans)), end), start + size, start + end
@@ -409,7 +412,7 @@ def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, ali
 
 
 def payload_size(payload: Any, row: Any) -> int:
-    """Returns the bytes of a row's payload: by its type, or `payload`'s size if it is unknown."""
+    """Returns the size of a row's payload: by its type, or of `payload` if the type is unknown."""
     if not row.dtype.is_known:
         if not isinstance(payload, (bytes, bytearray)) and not hasattr(payload, "nbytes"):
             problem = f"expected a payload of bytes, found {quote(payload)}"
@@ -419,7 +422,7 @@ def payload_size(payload: Any, row: Any) -> int:
 
 
 def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrder) -> int:
-    """Writes one payload of any kind that `TensorData` accepts, and returns its bytes.
+    """Writes one payload of any kind that `TensorData` accepts, and returns its size in bytes.
 
     Raises:
         FormatError: if its type or shape differs from the row's.

@@ -1,4 +1,4 @@
-"""`StoredTensor`: a tensor that is read when needed: from a file, from memory, or computed."""
+"""`StoredTensor`, a tensor that is read or computed when needed."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class StoredTensor:
 
     Attributes:
         shape: its sizes.
-        dtype: of numpy or torch; the attribute is one of numpy, see `storage.dtypes`.
+        dtype: a dtype of numpy or torch; kept as a dtype of numpy, see `storage.dtypes`.
         load: returns its values, an array or a torch tensor; called for each use, and the result is
             not kept. `values` returns an array.
         identity: equal for tensors with the same storage; None if unknown.
-        file_tensor: the tensor with its bytes, or None.
+        file_tensor: the `Tensor` that holds its bytes, or None.
         importance: see `TensorType.encode`; None if unknown.
         read: returns a part, at a slice for each dim; None if `part` reads it in another way.
         quantized: the quantized type that its values have been rounded to, or None.
-        transposed: the tensor whose matrices this tensor has transposed, or None.
+        transposed: the tensor of which this is the transpose, matrix by matrix, or None.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class StoredTensor:
 
     @property
     def packed(self) -> Tensor | None:
-        """The tensor with its bytes, if they are of a quantized type."""
+        """The `Tensor` that holds its bytes, if its type is quantized; otherwise None."""
         return self.file_tensor if self.file_tensor is not None and self.file_tensor.type.is_quantized else None
 
     @property
@@ -78,7 +78,7 @@ class StoredTensor:
         return is_source or (self.transposed is not None and self.transposed.has_parts)
 
     def part(self, index: Slices) -> Array:
-        """Returns the values at one slice for each dim. Reads no others if it can."""
+        """Returns the values at one slice for each dim. Reads only these if possible."""
         array: Array
         if self.read is not None:
             array = array_of(self.read(index))
@@ -91,7 +91,7 @@ class StoredTensor:
         return array
 
     def rows(self, rows: slice) -> Array:
-        """Returns some rows of the first dim; all of a tensor without dims."""
+        """Returns a slice of the first dim, or all values of a tensor without dims."""
         return self.part((rows, *(slice(0, size) for size in self.shape[1:]))[: len(self.shape)])
 
 
@@ -115,7 +115,7 @@ def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable
         name: of the tensor.
         shape: its sizes.
         type_: its type.
-        read: returns a part of `Tensor.packed`, at a slice of rows and one of bytes.
+        read: returns the part of `Tensor.packed_rows` at a slice of rows and a slice of bytes.
     """
     place = PayloadLocation(0, type_.nbytes(shape), type_, tuple(shape))
     return of_file(Tensor(name, shape, place, _PackedSource(place, read), 0))

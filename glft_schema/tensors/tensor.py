@@ -32,7 +32,7 @@ Indices = Index | tuple[Index, ...]
 
 
 class MatrixBlock(NamedTuple):
-    """The numbers of a part of a tensor, in a block of rows and columns of its matrix.
+    """A part of a tensor, located in a block of rows and columns of its matrix.
 
     Attributes:
         rows: of the matrix.
@@ -40,7 +40,7 @@ class MatrixBlock(NamedTuple):
         shape: of the part.
         steps: for each dim of the part, its stride within a row of the block, or None if it spans
         rows.
-        first: its first number in a row of the block.
+        first: the index of the part's first number in a row of the block.
     """
 
     rows: range
@@ -50,12 +50,12 @@ class MatrixBlock(NamedTuple):
     first: int
 
     def strides(self, down: int, across: int) -> list[int]:
-        """Returns the strides of the part's dims, from those of the block."""
+        """Returns the strides of the part's dims, computed from the strides of the block."""
         return [down if step is None else step * across for step in self.steps]
 
 
 class PayloadLocation(NamedTuple):
-    """Location, type and shape of a payload. Tensors with equal places share one payload."""
+    """Location, type and shape of a payload. Tensors with equal locations share one payload."""
 
     offset: int  # first byte, from the start of the region
     nbytes: int
@@ -116,7 +116,7 @@ class Tensor:
 
     @property
     def identity(self) -> tuple[Source, int, int, TensorType, tuple[int, ...]]:
-        """Source and place. Equal for tensors of one open file that share a payload."""
+        """Source and location. Equal for tensors of one open file that share a payload."""
         return self._source, self.position, self.nbytes, self.type, self.shape
 
     @property
@@ -135,7 +135,7 @@ class Tensor:
     @property
     @outside_graphs
     def fields(self) -> dict[str, Array]:
-        """The stored fields in file order, as arrays; those of block types are [blocks, elements].
+        """The stored fields in file order, as arrays; for block types, each is [blocks, numbers].
 
         Raises as `dequantize`.
         """
@@ -161,21 +161,21 @@ class Tensor:
 
     @outside_graphs
     def packed_rows(self) -> Array:
-        """Returns the payload as u8 [rows, bytes of a row], little-endian; rows are those of
-        ``shape[0]``.
+        """Returns the payload as u8 [rows, bytes of a row], little-endian: a row per index of
+        ``shape[0]``, or a single row for a tensor of fewer than two dims.
 
-        The bytes of a block type in a mapped little-endian file are a copy-on-write view of it.
-        Raises as `dequantize`.
+        For a block type in a mapped little-endian file, the result is a copy-on-write view of the
+        file. Raises as `dequantize`.
         """
         self._source.check_open()
         return self.type.pack(self._fields())
 
     @outside_graphs
     def packed_part(self, index: Sequence[slice]) -> Array:
-        """Returns a part of `packed`, and reads no other bytes.
+        """Returns a part of `packed_rows`, and reads no other bytes.
 
         Args:
-            index: a slice of the rows, in any steps, and one of their bytes, in steps of 1.
+            index: a slice of the rows, and a slice of their bytes with step 1.
 
         Raises:
             TensorError: if the part begins or ends inside a block. Others as `dequantize`.
@@ -211,7 +211,7 @@ class Tensor:
             yield self._source.read(self.position + start, min(PIECE, self.nbytes - start))
 
     def span(self, first: int, last: int, order: ByteOrder | None = None) -> Iterator[tuple[int, memoryview]]:
-        """Yields bytes `first` to `last` of the payload in chunks, each with its first byte.
+        """Yields bytes `first` to `last` of the payload in chunks, each with its offset.
 
         Raises:
             TensorError: if they are to be converted to another byte order; see `fields_of`.
@@ -234,7 +234,7 @@ class Tensor:
         return self.type.cut(self._source, self.position, self.shape, rows, range(columns), self.order)
 
     def copy_to(self, stream: Any) -> int:
-        """Copies the payload to a stream, by the system if it can. Returns the byte count.
+        """Copies the payload to a stream, in the kernel if possible. Returns the number of bytes.
 
         Raises:
             ClosedError, TruncatedError: as `dequantize`.
@@ -256,8 +256,8 @@ class Tensor:
             dtype: a float dtype, or its name; by default float32 for quantized tensors and the
                 stored dtype for others, or the dtype of `out`.
             device: by default the file's device, or the device of `out`.
-            out: the destination, contiguous and of `shape`, which is returned. Memory that has been
-                used before is several times as fast as new memory.
+            out: the destination, a contiguous tensor of `shape`, which is returned. Reused memory
+                is several times as fast as new memory.
 
         Returns:
             A tensor of `shape`. Without `out`, an unquantized tensor in its own dtype on the CPU is
@@ -266,7 +266,7 @@ class Tensor:
 
         Raises:
             ClosedError: if the file is closed.
-            TruncatedError: if the file was truncated after opening.
+            TruncatedError: if the file lacks bytes of the payload.
             TensorError: if the type is unknown, or `out` has another shape, dtype or device.
             ValueError: if `dtype` is not a float dtype.
             OptionError: if torch cannot use the device, or is not installed.
@@ -287,19 +287,19 @@ class Tensor:
 
     @outside_graphs
     def numpy(self, index: Indices = ..., dtype: Any = None) -> Array:
-        """Returns the values, or a part of them, as an array of numpy.
+        """Returns the values, or a part of them, as a numpy array.
 
         bfloat16, float8 and float4, which numpy lacks, are float32 by default. A byte of float4 has
         two numbers, so the last dim doubles.
 
         Args:
-            index: integers, slices and ``...``, as in numpy: `read` says what is read of the file.
+            index: integers, slices and ``...``, as in numpy; see `read`.
             dtype: of the result; by default the stored one, float32 for quantized tensors. For
                 dtypes that numpy lacks, one of ml_dtypes.
 
         Returns:
-            An array. Numbers of a mapped little-endian file that keep their dtype are a view of it.
-            Writing to it changes other views of the open file, but not the file.
+            An array, which is a view of a mapped little-endian file if the numbers keep their
+            dtype. Writing to it changes other views of the open file, but not the file.
 
         Raises:
             IndexError: as numpy does; also for a step below 1 and other kinds of index.
@@ -343,7 +343,7 @@ class Tensor:
         return self.type.decode(self.type.cut(self._source, self.position, self.shape, rows, columns, self.order), len(columns))
 
     def _as_mapped(self) -> Array | None:
-        """Returns the values if they are the numbers in a mapped file, otherwise None."""
+        """Returns the values as a view of a mapped file that stores them unchanged, or None."""
         if self.type.formula is not as_stored or not self._source.mapped or self.order != LITTLE:
             return None
         return array_over(self._source.private(self.position, self.nbytes), self.type.dtype, self.shape)
@@ -362,7 +362,7 @@ class Tensor:
         own = self._torch_dtype
         if out.dtype != (dtype or out.dtype) or not (out.dtype.is_floating_point or out.dtype == own):
             possible = "a float dtype" if own.is_floating_point else f"a float dtype or {own}"
-            raise TensorError(f"expected out of {dtype or possible}, found {out.dtype}", self.name)
+            raise TensorError(f"expected out as {dtype or possible}, found {out.dtype}", self.name)
         if device is not None and out.device != torch.empty(0, device=usable_device(device)).device:
             raise TensorError(f"expected out on {device}, found {out.device}", self.name)
         if not out.is_contiguous():
@@ -521,7 +521,7 @@ class Tensor:
         if not dtype.is_floating_point and dtype != own:
             raise ValueError(f"expected a float dtype, found {dtype}")
         if "float4" in str(own) and dtype != own:
-            problem = "an element has two numbers of float4, which torch converts to no other dtype: use tensor.numpy()"
+            problem = "an element holds two float4 numbers, which torch cannot convert to another dtype: use tensor.numpy()"
             raise TensorError(f"expected {own}, found {dtype}; {problem}", self.name)
         from glft_schema.tensor_types import on_torch  # slow to import
 

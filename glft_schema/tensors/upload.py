@@ -17,7 +17,7 @@ PIECE = 1 << 25  # bytes per buffer
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Returns a device. Raises OptionError if there is none of the name, or torch cannot use it."""
+    """Returns a device. Raises OptionError if torch does not know it or cannot use it."""
     problem = f"expected a device that torch can use here, such as 'cpu', found {quote(device)}"
     if device in FRAMEWORKS:
         raise OptionError(f"{problem}, which is a framework of safetensors' safe_open: leave it out")
@@ -31,7 +31,7 @@ def usable_device(device: str | torch.device) -> torch.device:
 
 
 def torch_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Returns a dtype, also by its name. Raises OptionError if torch has none of the name."""
+    """Returns a dtype, given as such or by name. Raises OptionError if torch does not have it."""
     found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
     if dtype is None or isinstance(found, torch.dtype):
         return found
@@ -55,7 +55,7 @@ def to_device(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
 class Uploads:
     """The upload stream of one GPU and its two pinned buffers, used in turn. Kept until exit.
 
-    Tensors returned in their stored dtype keep memory of this stream, reused for uploads only.
+    Tensors returned in their stored dtype hold memory of this stream, which only uploads reuse.
     """
 
     def __init__(self, index: int) -> None:

@@ -44,7 +44,7 @@ def write_corpus(
         The manifest's path.
 
     Raises:
-        OSError: from the system.
+        OSError: if a file cannot be written.
     """
     to = Path(folder)
     to.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _entry(case: Case, file: str) -> dict[str, Any]:
-    """Returns the manifest's entry of a case, whose file has the name `file`."""
+    """Returns the manifest's entry for a case that is stored as `file`."""
     entry: dict[str, Any] = {"file": file, "sha256": case.sha256, "bytes": len(case.stored), "kind": case.kind}
     if case.kind == VALID:
         return {**entry, "verdict": ACCEPT, "rules": list(case.rules), "tensors": _contents(case.stored)}
@@ -98,8 +98,8 @@ def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
     """Returns the files of a manifest.
 
     Raises:
-        OSError: if one cannot be read.
-        OptionError: if this is not a manifest, or the SHA-256 of a file is not the listed one.
+        OSError: if a file cannot be read.
+        OptionError: if `manifest` is not one, or a file's SHA-256 differs from the listed one.
     """
     path = Path(manifest)
     try:
@@ -112,7 +112,7 @@ def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
 
 
 def format_of_corpus(manifest: str | os.PathLike[str]) -> Format:
-    """Returns the format of the files of a manifest. Raises as `read_corpus`."""
+    """Returns the format of the files of a manifest. Raises OptionError if it is unknown."""
     return format_named(json.loads(read_regular(manifest)).get("format"))
 
 

@@ -39,7 +39,7 @@ from hypothesis import strategies as st  # isort: skip
 SECONDS = (2.0, 200e-6)  # per file, and per byte of it; memory is traced, which is slow
 MEMORY = (1 << 24, 1000)  # bytes per file, and per byte of it
 TRIALS = 3  # runs before a file counts as too slow or large; the first one imports modules
-NUMBERS = 1 << 16  # bytes of a payload up to which it is dequantized
+NUMBERS = 1 << 16  # bytes: larger payloads are not dequantized
 VALID, DAMAGED, CORRUPTED, GIVEN = "valid", "damaged", "corrupted", "given"
 WORDS = [b"\0" * 8, b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff" * 7 + b"\x7f", b"\1" + b"\0" * 7, b"\0" * 7 + b"\1"]
 
@@ -63,7 +63,7 @@ class Case:
     Attributes:
         stored: its bytes.
         kind: `VALID`, `DAMAGED`, `CORRUPTED`, or `GIVEN`, if nothing is known about it.
-        rules: the rule sets that a valid file keeps to.
+        rules: the rule sets that a valid file satisfies.
         corruption: the expected error or findings of a corrupted file.
     """
 
@@ -76,7 +76,7 @@ class Case:
         return f"<{len(self.stored)} bytes, {self.kind}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Shows it in hypothesis's reports without its bytes."""
+        """Prints the case in hypothesis's reports without its bytes."""
         printer.text(repr(self))
 
     @property
@@ -87,7 +87,7 @@ class Case:
 
 @dataclass
 class Failure:
-    """A violated property, and the smallest file that violates it."""
+    """A violated property, and the smallest file found that violates it."""
 
     case: Case
     error: PropertyError
@@ -101,9 +101,9 @@ class Fuzzed:
         counts: the number of files of each kind.
         read: the number of damaged and of corrupted files that were parsed nevertheless.
         hashes: the SHA-256 of each distinct file.
-        seconds: the longest time of a file.
-        memory: the most bytes allocated for a file, in addition to its own.
-        failure: the first failure, shrunk as far as possible; None without one.
+        seconds: the longest CPU time for a file.
+        memory: the highest peak of memory for a file in bytes, excluding the file itself.
+        failure: the first failure, shrunk as far as possible, or None.
         interrupted: whether the user interrupted the search.
     """
 
@@ -119,7 +119,7 @@ class Fuzzed:
 def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
     """Returns a strategy of valid, damaged and corrupted files, of a format or made from a file.
 
-    A file that is not valid is only damaged.
+    If the given file is invalid, all cases are damaged copies of it.
     """
     if isinstance(source, Format):
         sets = st.sampled_from([(), *([source.keeps_to] if source.keeps_to else [])])
@@ -137,7 +137,7 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
 
 
 def corrupted_files(valid: Case, rule: str | None = None, aspect: str | None = None) -> st.SearchStrategy[Case]:
-    """Returns a strategy of corruptions of a valid file, see `corruptions`."""
+    """Returns a strategy of corruptions of a valid file; see `corruptions`."""
     return corruptions(valid.stored, rule, aspect=aspect).map(lambda broken: Case(broken.stored, CORRUPTED, corruption=broken))
 
 
@@ -145,8 +145,8 @@ def corrupted_files(valid: Case, rule: str | None = None, aspect: str | None = N
 def damage_file(draw: st.DrawFn, case: Case, aspect: str | None = None) -> Case:
     """Damages a file at random: changes, cuts off, removes, inserts or copies bytes.
 
-    The position is drawn by aspect, see `glft_schema.testing.strategies.aspects`. The first one is
-    drawn from `aspect`, if given.
+    Positions are drawn by aspect; see `glft_schema.testing.strategies.aspects`. If `aspect` is
+    given, the first position is in it.
     """
     stored, spans = case.stored, spans_by_aspect(case.stored)
     for _ in range(draw(st.integers(1, 3))):
@@ -178,7 +178,7 @@ def check(case: Case, fuzzed: Fuzzed | None = None) -> None:
 
     Args:
         case: the file.
-        fuzzed: results, to which those of the file are added.
+        fuzzed: results to update with those of the file.
 
     Raises:
         PropertyError: for the first violated property.
@@ -219,7 +219,7 @@ def exercise(case: Case) -> File | None:
 
 @contextmanager
 def escaping(*known: type[Exception]) -> Iterator[None]:
-    """Raises PropertyError for any exception except `known`, and a missing module."""
+    """Raises PropertyError for any exception except `known` and ModuleNotFoundError."""
     expected: tuple[type[Exception], ...] = (PropertyError, ModuleNotFoundError, *known)
     try:
         yield
@@ -313,7 +313,7 @@ def measure(action: Callable[[], None]) -> tuple[float, int]:
 def draw_examples(
     strategy: st.SearchStrategy[Case], examples: int, seed: int, use: Callable[[Case], None], shrink: bool = True
 ) -> None:
-    """Calls `use` with examples; if it raises, also with smaller ones, unless not to `shrink`."""
+    """Calls `use` with examples and, if it raises and `shrink` is set, with smaller ones."""
     phases = [hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrink else [])]
 
     @hypothesis.seed(seed)
@@ -331,7 +331,7 @@ def draw_examples(
     def run(case: Case) -> None:
         use(case)
 
-    with warnings.catch_warnings():  # hypothesis tells its users, not those of this package
+    with warnings.catch_warnings():  # meant for users of hypothesis, not of this package
         warnings.filterwarnings("ignore", "Generating overly large repr", hypothesis.errors.HypothesisWarning)
         run()
 
@@ -346,7 +346,7 @@ def fuzz(
     installed one, changes the files.
 
     A keyboard interrupt ends the search and keeps the results. If the current file has already
-    taken too long, it is a failure.
+    exceeded its time limit, it is reported as a failure.
 
     Args:
         source: a format, or a file as bytes.
@@ -390,12 +390,13 @@ def fuzz(
 
 
 def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case]:
-    """Returns valid files, and corruptions of every rule, to test other readers. Of the rules of
-    tensor types with the same sentence, only one is broken.
+    """Returns valid files, and corruptions of every rule, to test other readers. Rules of tensor
+    types with the same sentence count as one rule.
 
     Args:
         source: a format, or a valid file as bytes, of which all corruptions are made.
-        examples: the most valid files and further corruptions, which all readers refuse, together.
+        examples: the maximum number of valid files and further corruptions; the latter must not
+            parse.
         seed: as for `fuzz`.
     """
     distinct: dict[tuple[str | None, ...], Case] = {}

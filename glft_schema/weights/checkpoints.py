@@ -35,10 +35,10 @@ class Checkpoint(NamedTuple):
     tensors: Mapping[str, Any]
     metadata: Mapping[str, Any]  # typed if from GGUF, otherwise text; without the keys of a GGUF set
     file: File | None = None  # if it is a weights file
-    family: str | None = None  # if it is a Hugging Face folder that was mapped to GGUF, the family's name there
+    family: str | None = None  # GGUF architecture, if a Hugging Face folder was mapped by its family
     donor: File | None = None  # the GGUF file whose names, metadata and types it takes
-    converter: str | None = None  # if it is a folder that llama.cpp's converter maps to GGUF, the converter's name
-    dropped: tuple[str, ...] = ()  # names in a folder of tensors that GGUF does not have
+    converter: str | None = None  # name of llama.cpp's converter, if it maps the folder
+    dropped: tuple[str, ...] = ()  # names of the folder's tensors that GGUF does not have
 
     @property
     def own_metadata(self) -> Mapping[str, Any]:
@@ -58,16 +58,16 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = (), *, as_stored: bo
 
     A torch file is read without torch's reader, so it cannot run code. If its dict has the weights
     under ``state_dict``, ``model_state_dict`` or ``model``, that entry is used. Other Python
-    objects in it are not made, and may be excluded.
+    objects are not constructed, and can be excluded.
 
     Args:
         path: the file or folder.
         exclude: names or fnmatch patterns of entries to omit, which need not be tensors.
-        as_stored: also open codes and scales of schemes such as GPTQ, as tensors beside each other.
+        as_stored: also open codes and scales of schemes such as GPTQ, as separate tensors.
 
     Raises:
         OSError: if a file cannot be opened.
-        FormatError: if it is not a whole checkpoint, or has codes and scales and not `as_stored`.
+        FormatError: if it is not a whole checkpoint, or has codes and scales without `as_stored`.
         TensorError: if an entry is not a tensor.
         SchemeError: if a pattern matches nothing.
     """
@@ -85,9 +85,8 @@ def open_with_metadata(
     """Opens a checkpoint as `open_checkpoint` does, with its metadata, or uses an open one.
 
     If `target` is GGUF, a Hugging Face folder with a config.json is mapped by its family, or by
-    llama.cpp's converter: the tensors have their names and values of GGUF, and the metadata
-    includes the vocabulary. With `like`, names and metadata are those of that GGUF file; see
-    `Donor`.
+    llama.cpp's converter: the tensors get GGUF's names and values, and the metadata includes the
+    vocabulary. With `like`, names and metadata are taken from that GGUF file; see `Donor`.
 
     `as_stored` is None if the caller has no such option.
 
@@ -117,7 +116,7 @@ def open_with_metadata(
 
 @contextmanager
 def checkpoint_with_metadata(source: StrPath | Checkpoint, *options: Any) -> Iterator[Checkpoint]:
-    """Yields what `open_with_metadata` returns. At the end a converter's process is ended."""
+    """Yields the checkpoint of `open_with_metadata`, then ends its converter's process."""
     checkpoint = open_with_metadata(source, *options)
     try:
         yield checkpoint
@@ -167,7 +166,7 @@ def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Chec
     Args:
         opened: the checkpoint.
         source: what it was opened from.
-        other: the file, or None if it is compared with something else.
+        other: the file, or None if the checkpoint is compared with something else.
 
     Raises as `open_with_metadata`.
     """

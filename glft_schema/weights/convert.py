@@ -3,7 +3,8 @@
 Payloads are copied bit for bit if the target has their type and no scheme selects another. GGUF
 metadata is typed. GLFT and safetensors metadata is only text, so each value is stored there as its
 type followed by JSON, and an entry `MARKER` marks the file. Converting back restores the types.
-Typed metadata that lacks a type stores such a value as the same text, without a mark.
+A target whose typed metadata lacks a value's type stores the value as the same text, without the
+mark.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class ConvertOptions(WriteOptions, total=False):
         like: a GGUF model whose names, metadata and types the new GGUF file gets; see
             `open_with_metadata`. `schemes` take precedence over its types.
         converter: llama.cpp's ``convert_hf_to_gguf.py`` or its folder, or ``installed`` for the
-            package convert-hf-to-gguf: maps a Hugging Face folder to GGUF, in a process of its own.
+            package convert-hf-to-gguf. It maps a Hugging Face folder to GGUF in a separate process.
             By default the package, if it is installed, maps folders of unknown families.
         trust_remote_code: let the converter read folders with code of their own.
-        as_stored: copy the codes and scales of schemes such as GPTQ as tensors beside each other.
+        as_stored: copy the codes and scales of schemes such as GPTQ as separate tensors.
     """
 
     metadata: Mapping[str, Any] | None
@@ -73,10 +74,11 @@ def convert(source: StrPath | Checkpoint, out: StrPath, **options: Unpack[Conver
     vocabulary. Folders of other families are mapped to GGUF by llama.cpp's converter. `out` is a
     folder if it exists as one or ends in a slash.
 
-    If `schemes` choose the types of a model in GGUF, the key ``general.file_type`` is set to that
-    of most weights, unless `metadata` has it. By default `measure` is on. By default no `rules`
-    apply if typed metadata is read from text, or if the source is a GGUF file that breaks the rules
-    itself. A whole folder of a known family must also be a model that llama.cpp loads.
+    If `schemes` choose the types of a model in GGUF, the key ``general.file_type`` is set to the
+    type of most weights, unless `metadata` has it. By default `measure` is on. By default no
+    `rules` apply if typed metadata is read from text, or if the source is a GGUF file that breaks
+    the rules itself. A folder of a known family, converted without `exclude`, must also satisfy the
+    rules of llama.cpp's loader.
 
     Args:
         source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`.
@@ -87,7 +89,8 @@ def convert(source: StrPath | Checkpoint, out: StrPath, **options: Unpack[Conver
         The result for each tensor: `copied` if the payload was copied, otherwise its `error`.
 
     Raises:
-        OptionError: if the format is unknown. Other errors as `save_file`.
+        OptionError: if the format is unknown, or a folder to be written is not empty. Other errors
+            as `open_with_metadata` and `save_file`.
 
     Warns:
         MetadataWarning: if the format has no metadata, and `source` has some.
@@ -113,7 +116,7 @@ def plan_conversion(checkpoint: Checkpoint, target: Format, options: ConvertOpti
     Args:
         checkpoint: the source.
         target: the format of the file.
-        options: those about opening the source are ignored.
+        options: options for opening the source are ignored.
     """
     entries, added, rules = checkpoint.own_metadata, options.get("metadata") or {}, options.get("rules")
     schemes, states_type = options.get("schemes"), False if FILE_TYPE in added else None
@@ -153,7 +156,7 @@ def _to_folder(checkpoint: Checkpoint, out: StrPath, options: ConvertOptions) ->
 
 
 def _types_of(donor: File | None, tensors: Mapping[str, StoredTensor], asked: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the types of a donor's tensors, for those that no scheme matches."""
+    """Returns pairs of name and type for a donor's tensors that no scheme matches."""
     matched = {name for pattern, _ in asked for name in names_matching(pattern, tensors)}
     return [(name, t.type.scheme) for name, t in donor.tensors.items() if name not in matched] if donor else []
 
@@ -171,7 +174,7 @@ def has_types(entries: Mapping[str, Any]) -> bool:
 
 
 def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, str]:
-    """Returns metadata as text by key; typed values as their type and JSON."""
+    """Returns metadata as text by key. A typed value becomes its type and JSON."""
     if not has_types(entries):
         return {**entries, **added}
     typed = as_typed(entries, added, WITH_TYPES.metadata)
@@ -183,8 +186,8 @@ def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
 def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any], declared: KeyValues) -> TypedMetadata:
     """Returns metadata as typed values: unchanged, parsed from marked text, or as strings.
 
-    A value of a type that the target lacks becomes a string, its type and JSON. Raises FormatError
-    if the target has no strings.
+    A value of a type that the target lacks becomes a string of its type and JSON. Raises
+    FormatError if the target has no strings.
     """
     if not isinstance(entries, TypedMetadata) and has_types(entries):
         texts, known = {key: text for key, text in entries.items() if key != MARKER}, WITH_TYPES.metadata

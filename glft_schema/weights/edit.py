@@ -1,8 +1,8 @@
 """Editing of metadata and tensor names in a file of any format. Everything else stays as it is.
 
-The regions before the payloads are built again. All bytes from the first payload to the end of the
-file, with the gaps between payloads, are copied as one span. The edited file is parsed before it is
-written, as a reader would: the new regions from memory, and the payloads from the old file.
+The regions before the payloads are rebuilt. All bytes from the first payload to the end of the
+file, with the gaps between payloads, are copied as one span. Before it is written, the edited file
+is parsed like any other, with the new regions read from memory and the payloads from the old file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from glft_schema.words import check_options, suggestion
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-PAGE = 4096  # bytes: alignments of payloads up to this one are kept
+PAGE = 4096  # bytes: payload alignments up to this are preserved
 SHOWN = 60  # characters of a value in a report
 
 
@@ -107,8 +107,8 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
     they are. A key that is set keeps its position; a new key is the last. The new file replaces
     `out` when it is complete, and nothing is written after an error.
 
-    A text is parsed as the type of the value it replaces, or of a well-known key; JSON except for
-    strings. `Typed` values change the type.
+    A text is parsed as the type of the value that it replaces, or of a well-known key. Types other
+    than strings are written as JSON. A `Typed` value changes the type.
 
     Args:
         source: the file.
@@ -121,9 +121,9 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
     Raises:
         OptionError: if a key or tensor to remove or rename is missing, a name is taken, a key is
             set and removed or describes the file's layout, nothing is to be changed, the file is
-            part of a set, or the ending of `out` is that of another format.
+            part of a set, or `out` has the ending of another format.
         FormatError: if the file is invalid, a value does not fit its type, or the edited file
-            breaks a rule of a set whose rules the source satisfies.
+            breaks a rule set that the source satisfies.
         OSError: from the system; `out` is unchanged.
 
     Warns:
@@ -171,7 +171,7 @@ def _edit_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> tu
             raise OptionError(f"expected each key to be set or removed, found both for {quote(key)}")
         if key not in old:
             hint = ", which is a tensor: use glft convert --exclude" if key in file.tensors else _hint(key, old)
-            raise OptionError(f"expected a key of the metadata to remove, found {quote(key)}{hint}")
+            raise OptionError(f"expected an existing metadata key to remove, found {quote(key)}{hint}")
     if set and format.metadata is None:
         raise OptionError(f"{format.name} files have no metadata, found {quote(next(iter(set)))} to set")
     if not (set or removed):
@@ -203,7 +203,7 @@ def _hint(name: str, names: Iterable[str]) -> str:
 
 
 def _value(entries: Mapping[str, Any], key: str) -> Any:
-    """Returns a value with its type if it has one, and without the file; None if it is missing."""
+    """Returns a value in memory, as `Typed` if it has a type; None if it is missing."""
     if key not in entries:
         return None
     value = list(entries[key]) if isinstance(entries[key], StoredStrings) else entries[key]
@@ -211,12 +211,12 @@ def _value(entries: Mapping[str, Any], key: str) -> Any:
 
 
 def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:
-    """Returns the new name of each tensor by its old one."""
+    """Returns the new names of all tensors by their old names."""
     uses = Counter(rename.values())
     for old, new in rename.items():
         if old not in file.tensors:
             hint = ", which is a metadata key" if old in file.metadata else _hint(old, file.tensors)
-            raise OptionError(f"expected a tensor to rename, found {quote(old)}{hint}")
+            raise OptionError(f"expected an existing tensor to rename, found {quote(old)}{hint}")
         is_free = new not in file.tensors or (new in rename and new != old)
         if not is_free or uses[new] > 1:
             raise OptionError(f"expected a new name for tensor {quote(old)}, found {quote(new)}, which is taken")
@@ -224,7 +224,7 @@ def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:
 
 
 def _splice(file: File, entries: Mapping[str, Any], names: Mapping[str, str]) -> tuple[SplicedSource, int]:
-    """Returns the bytes of the edited file, and how many at its end are those of the old file."""
+    """Returns the bytes of the edited file, and how many at its end come from the old file."""
     format, tensors = file.format, file.tensors
     assert isinstance(tensors, TensorMap)
     rows = [{**row, "name": names[row.name]} for row in file.regions[format.table]]
@@ -248,7 +248,7 @@ def _build(file: File, regions: Mapping[str, Any]) -> bytes:
 
 
 def _is_zero_padding(file: File, region: str) -> bool:
-    """Returns whether a region is complete padding of zeros, which is built in a new length."""
+    """Returns whether a region is complete padding of zeros, which is rebuilt with a new length."""
     tensors = file.tensors
     assert isinstance(tensors, TensorMap)
     if not isinstance(file.format.field(region), Padding) or any(file.regions[region]):
@@ -261,12 +261,12 @@ def _aligned_gap(file: File, gap: int, start: int) -> int:
 
     If zeros align the first payload, their number changes with the start of the region, so that all
     payloads keep their position modulo the alignment: the format's, or a page. A gap never becomes
-    empty, because its zeros are what tells that the payloads are aligned.
+    empty, because its zeros show that the payloads are aligned.
 
     Args:
         file: the file to edit.
         gap: the number of bytes in `file`.
-        start: of the region in the edited file.
+        start: first byte of the region in the edited file.
     """
     tensors, step = file.tensors, file.regions.counts.get("alignment", PAGE)
     assert isinstance(tensors, TensorMap)

@@ -1,4 +1,4 @@
-"""Fallback types for rows that blocks do not divide.
+"""Fallback types for rows that are not a multiple of a type's blocks.
 
 Source: ``tensor_type_fallback`` in src/llama-quant.cpp of llama.cpp v0.5.0.
 """
@@ -26,7 +26,7 @@ def divides(type_: TensorType, dims: Sequence[int]) -> bool:
 
 
 def fallback(type_: TensorType, dims: Sequence[int], types: TypeTable[TensorType]) -> TensorType | None:
-    """Returns the type for rows that are not a multiple of the blocks of `type_`, or None."""
+    """Returns the fallback of `type_` whose blocks divide the rows, or None."""
     name: str | None = type_.scheme
     while (name := FALLBACKS.get(str(name))) in types:
         if divides(types[name], dims):

@@ -1,4 +1,4 @@
-"""The config with which `from_pretrained` of transformers and diffusers packs a model."""
+"""The quantization config for `from_pretrained` of transformers and diffusers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Method(str, Enum):
-    """The name under which transformers and diffusers know the types of this package."""
+    """The name of the quantization method in transformers and diffusers."""
 
     GLFT = "glft"
 
@@ -18,12 +18,12 @@ class Method(str, Enum):
 class GlftConfig:
     """How `from_pretrained` of transformers and diffusers packs a model.
 
-    Import `glft_schema.transformers` or `glft_schema.diffusers`, with which the library knows it.
+    Import `glft_schema.transformers` or `glft_schema.diffusers` to register it with that library.
 
     Attributes:
         types: one type for all linear layers and experts, except the output and tied layers; or
-            types by name or fnmatch pattern of weights. Those of a saved model have exact names;
-            ``q8_0 transposed`` is that of experts that are indexed as [in, out].
+            types by name or fnmatch pattern of weights. A saved model has exact names. ``q8_0
+            transposed`` is the type of experts that are indexed as [in, out].
         quant_method: the method's name, as in config.json.
     """
 
@@ -35,7 +35,7 @@ class GlftConfig:
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> GlftConfig:
-        """Returns the config that `to_dict` gave."""
+        """Returns a config from the result of `to_dict`."""
         return cls(**config)
 
     def to_dict(self) -> dict[str, Any]:

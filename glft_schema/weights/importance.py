@@ -72,7 +72,7 @@ class ImportanceMatrix:
     """An importance matrix, with the counts that merging it with others requires.
 
     Attributes:
-        columns: by name of the matrix; the attribute has arrays, also of torch tensors.
+        columns: sums and counts by name of the matrix. Torch tensors are converted to arrays.
         datasets: the texts that it was measured on.
         chunk_count: the number of chunks.
         chunk_size: tokens in a chunk.
@@ -140,7 +140,7 @@ class ImportanceMatrix:
         return cls(columns, tuple(texts) if isinstance(texts, list) else (), count, size or TOKENS)
 
     def save(self, path: StrPath) -> list[str]:
-        """Writes the form of the path's ending, with the matrices in their order.
+        """Writes the file in the form that the path's ending selects. Matrices keep their order.
 
         ``.gguf`` holds everything. ``.dat`` loses the counts of experts, the chunk size, matrices
         without data, and all datasets but the last. A ``.dat`` converted to GGUF and back has the
@@ -151,8 +151,9 @@ class ImportanceMatrix:
             The matrices without data, which ``.dat`` lacks.
 
         Raises:
-            OptionError: for another ending, or if no matrix is left.
-            FormatError: if a number or a name does not fit; GGUF holds names of 55 bytes.
+            OptionError: if the ending is neither, or no matrix is left.
+            FormatError: if a number or a name does not fit. GGUF limits names of matrices to 55
+                bytes.
             OSError: from the system.
         """
         ending = check_ending(path)
@@ -171,7 +172,7 @@ class ImportanceMatrix:
         return unused
 
     def _gguf(self) -> dict[str, Any]:
-        """Returns the regions of the GGUF form. Dims of 1 at the end are left out, as ggml does."""
+        """Returns the regions of the GGUF form. Trailing dims of 1 are omitted, as in ggml."""
         tensors = {}
         for name, (sums, counts) in self.columns.items():
             tensors[name + SUMS] = sums if len(sums) > 1 else sums[0]
@@ -201,12 +202,13 @@ class ImportanceMatrix:
 
     @classmethod
     def merge(cls, matrices: Iterable[ImportanceMatrix]) -> ImportanceMatrix:
-        """Adds up sums, counts and chunks, as ``llama-imatrix --in-file`` does; sorted by name.
+        """Adds up sums, counts and chunks, as ``llama-imatrix --in-file`` does, and sorts by name.
 
-        One count for a stack counts for each of its matrices. The chunk size is the first one's.
+        A single count of a stack applies to each of its matrices. The chunk size is taken from the
+        first importance matrix.
 
         Raises:
-            OptionError: if there are none, or two have different numbers of columns for a name.
+            OptionError: if `matrices` is empty, or two have sums of different shapes for a name.
         """
         matrices = list(matrices)
         if not matrices:
@@ -233,7 +235,7 @@ class ImportanceMatrix:
 
 
 def check_ending(path: StrPath) -> str:
-    """Returns the extension of a new file. Raises OptionError for one that selects no form."""
+    """Returns the extension, ``.dat`` or ``.gguf``. Raises OptionError for any other."""
     ending = Path(path_text(path)).suffix.lower()
     if ending not in (OLD_ENDING, GGUF_ENDING):
         raise OptionError(f"expected a file that ends in {GGUF_ENDING} or {OLD_ENDING}, found {str(path)!r}")
@@ -244,8 +246,8 @@ def read_importance(path: StrPath) -> dict[str, Array]:
     """Reads an importance matrix.
 
     Returns:
-        float32 [columns] by name of the matrix. For stacked matrices [matrices, columns], or one
-        row of all columns if the file does not separate them.
+        Mean squares by name of the matrix, float32 [columns]. For stacked matrices [matrices,
+        columns], or one row of all columns if the file does not separate the matrices.
 
     Raises:
         FormatError: if the file is not a valid importance matrix.
@@ -273,7 +275,7 @@ def _integer(value: object) -> int:
 
 
 def _add(one: ColumnSums, other: ColumnSums, name: str) -> ColumnSums:
-    """Returns the sum. A single count is that of each matrix of the other."""
+    """Returns the sum. A single count applies to each matrix of a stack."""
     stacks = {len(one.counts), len(other.counts)} - {1}
     if one.sums.size != other.sums.size or len(stacks) > 1:
         shapes = " and ".join(str(list(columns.sums.shape)) for columns in (one, other))
@@ -287,7 +289,7 @@ def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str
     """Returns the tensors with their importance, if they have one.
 
     Raises:
-        OptionError: if none of the tensors has one.
+        OptionError: if the importance matrix covers none of the tensors.
         TensorError: if an importance does not fit its tensor.
     """
     if importance is None:

@@ -1,4 +1,4 @@
-"""Statistics of an importance matrix: which matrices have a few columns that matter most.
+"""Statistics of an importance matrix, which show where a few columns dominate.
 
 The formulas are those of ``llama-imatrix --show-statistics``, in float64. Source:
 tools/imatrix/imatrix.cpp of llama.cpp, `compute_statistics` and `compute_cossim`, b6000 to b7000.
@@ -26,15 +26,15 @@ class ColumnStatistics(NamedTuple):
 
     Attributes:
         name: of the matrix.
-        layer: the number after ``blk.`` in the name; None without one.
+        layer: the number after ``blk.`` in the name; None if there is none.
         n: the number of columns, over all experts with data.
         total, min, max, mean, std: of the mean squares.
         active: the share of columns above 1e-5.
-        entropy: of the columns' shares of the total, in bits.
+        entropy: the entropy of the columns' shares of the total, in bits.
         normalized_entropy: the entropy divided by that of equal columns, log2(n); 0 for one column.
         z_score: the share of columns more than one standard deviation above the mean.
-        cosine: the cosine of the sums with those of the same matrix one layer before; None without
-            that matrix.
+        cosine: the cosine similarity of the sums to those of the same matrix in the layer before;
+            None if that matrix is missing or has another size, or if the sums of either are all 0.
     """
 
     name: str

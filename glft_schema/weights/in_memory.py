@@ -23,7 +23,7 @@ from glft_schema.weights.torch_pickle import Opaque
 
 
 def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: Any) -> Tensor:
-    """Returns a tensor with bytes in memory, which are not copied if the type has one field.
+    """Returns a tensor of packed bytes, which are not copied if the type has one field.
 
     Args:
         name: of the tensor.
@@ -43,15 +43,14 @@ def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: An
 
 @cache
 def packed_tensors() -> Any:
-    """Returns the types and shapes of packed weights, such as those of a module's state dict:
-    tensor -> (type, shape)."""
+    """Returns the known packed weights, such as those of state dicts: tensor -> (type, shape)."""
     from torch.utils.weak import WeakTensorKeyDictionary
 
     return WeakTensorKeyDictionary()
 
 
 def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns a state dict as `StoredTensor`s: packed weights, and tensors of open files, in their
+    """Returns a state dict as `StoredTensor`s. Packed weights and tensors of open files keep their
     type. Raises TensorError unless tensors are dense."""
     return {name: _in_memory(name, tensor) for name, tensor in tensors.items()}
 
@@ -92,11 +91,11 @@ def _of_array(name: str, array: Any) -> StoredTensor:
 
 
 def _reader(values: Callable[[], Array], shape: tuple[int, ...]) -> Callable[[Slices], Array]:
-    """Returns a function that reads a part of values, unless they have got another shape."""
+    """Returns a function that reads a part of the values, or all if their shape has changed."""
 
     def read(index: Slices) -> Array:
         array = values()
-        return array[index] if array.shape == shape else array  # which is refused
+        return array[index] if array.shape == shape else array  # refused by the caller
 
     return read
 

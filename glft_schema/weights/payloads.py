@@ -29,7 +29,7 @@ GROUP = CHUNK // 16  # numbers of a group of rows
 VALUES = "values"
 _COMPARING = Lock()
 
-Source = Mapping[str, Array]  # what rows are encoded from: their `VALUES`, or the fields of a file's tensor
+Source = Mapping[str, Array]  # encoder input: `VALUES` of rows, or the fields of a file's tensor
 
 
 @with_display
@@ -47,7 +47,8 @@ class WrittenTensor:
         asked: the type that a scheme asked for, or None.
         quantized_from: its previous quantized type if it was requantized, which adds error.
         copied: whether the payload equals the source's except for byte order.
-        error: max |stored - source|, if it was measured, otherwise None for all tensors.
+        error: max |stored - source|; None if unknown: not measured, or an earlier run of several
+            ranks wrote a part of the file.
     """
 
     name: str
@@ -94,7 +95,7 @@ class PlannedPayload:
         return self.copy_of.nbytes if self.copy_of else self.type.nbytes(self.stored.shape)
 
     def write_to(self, stream: Any, order: ByteOrder = LITTLE) -> int:
-        """Reads, encodes and writes the payload, a few rows at a time. Returns its bytes.
+        """Reads, encodes and writes the payload, a few rows at a time. Returns its size in bytes.
 
         Args:
             stream: an `OutputFile`, at the first byte of the payload.
@@ -129,18 +130,17 @@ class PlannedPayload:
         return bytes(stored)
 
     def warn(self) -> None:
-        """Warns of what encoding has lost since the last call."""
+        """Warns of numbers that encoding has lost since the last call."""
         warn_of_lost(self.name, self.lost)
         self.lost.clear()
 
     def span(
         self, first: int, last: int, order: ByteOrder = LITTLE, seen: Callable[[slice, Source], None] | None = None
     ) -> Iterator[tuple[int, memoryview]]:
-        """Yields bytes `first` to `last` of the payload in pieces, each with its first byte.
+        """Yields bytes `first` to `last` of the payload in pieces, each with its position.
 
-        Only rows with bytes there are read and encoded. The pieces of a type with several fields
-        are not in order. `seen` is called with rows and what they are encoded from. Raises as
-        `write_to`.
+        Only the rows of these bytes are read and encoded. The pieces of a type with several fields
+        are not in order. `seen` is called with rows and their source. Raises as `write_to`.
         """
         for rows in self.chunks_between(first, last, order):
             if rows is None:
@@ -153,15 +153,15 @@ class PlannedPayload:
             del source  # before the next rows are read
 
     def copy(self, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
-        """Yields bytes that are copied from a file, as `span`."""
+        """Yields bytes that are copied from a file, in pieces as `span` does."""
         assert self.copy_of is not None
         self.error = 0.0
         yield from self.copy_of.span(first, last, order)
 
     def chunks_between(self, first: int, last: int, order: ByteOrder = LITTLE) -> list[slice | None]:
         """Returns the rows of the matrix that `span` encodes at once; None for bytes that are
-        copied. They begin and end at multiples of `group`. A source that cannot be read in parts is
-        encoded at once."""
+        copied. Rows begin and end at multiples of `group`, or at the end of the matrix. A source
+        that cannot be read in parts is encoded at once."""
         copied = self.copy_of
         if copied is not None and (copied.order == order or not copied.type.is_known):
             return [None]
@@ -181,7 +181,7 @@ class PlannedPayload:
 
     @property
     def group(self) -> int:
-        """Rows of a group: of about `GROUP` numbers."""
+        """The number of rows in a group, which has about `GROUP` numbers."""
         return max(GROUP // max(matrix(self.stored.shape)[1], 1), 1)
 
     def encode(
@@ -211,7 +211,7 @@ class PlannedPayload:
         return len(self.stored.shape) > 1 and self.stored.has_parts
 
     def source_of(self, rows: slice) -> Source:
-        """Returns what some rows of the matrix are encoded from. Raises as `write_to`."""
+        """Returns the source of some rows of the matrix. Raises as `write_to`."""
         if (copied := self.copy_of) is not None:
             self.error = 0.0
             return copied.fields_of(range(rows.start, rows.stop))
@@ -223,7 +223,7 @@ class PlannedPayload:
         return {VALUES: values}
 
     def _fields_of(self, rows: slice, source: Array) -> Mapping[str, Array]:
-        """Returns the fields of some rows of the matrix."""
+        """Returns the encoded fields of some rows of the matrix."""
         dims = self.stored.shape
         importance = self.stored.importance
         if importance is not None and len(dims) > 2 and importance.size == dims[0] * dims[-1]:
@@ -254,8 +254,7 @@ class PlannedPayload:
             raise TensorError(f"expected {planned} as planned, found {found}", self.name)
 
     def _compare(self, source: Array, fields: Mapping[str, Array]) -> None:
-        """Updates the error with some rows [rows, in] and their encoded fields. May be called by
-        several threads."""
+        """Updates the error with some rows [rows, in] and their encoded fields. Thread-safe."""
         error = max_error(self.type.decode(fields, source.shape[1]), source)
         with _COMPARING:
             self.error = max(self.error or 0.0, error)
@@ -270,7 +269,7 @@ class PlannedPayload:
 
 
 def _rows_between(first: int, last: int, pitch: int, rows: int) -> range:
-    """Returns the rows of `pitch` bytes that have some of the bytes `first` to `last`."""
+    """Returns the rows of `pitch` bytes that overlap bytes `first` to `last`."""
     if not pitch:
         return range(0)
     return range(min(max(first, 0) // pitch, rows), min(max(-(-last // pitch), 0), rows))

@@ -1,4 +1,4 @@
-"""Tensors that are quantized already: their error adds to that of another type."""
+"""Requantization: the errors of the old and the new type add up."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def counted_types(types: Mapping[str, TensorType]) -> str:
 
 
 def refusal(types: Mapping[str, TensorType]) -> str:
-    """Returns why tensors with these quantized types get no other types."""
+    """Returns the error text for quantized tensors that schemes would requantize."""
     problem = (
         f"{counted_types(types)} {'is' if len(types) == 1 else 'are'} quantized already, such as {quote(next(iter(types)))}"
     )
-    return f"{problem}: another type adds error to error; allow_requantize (--allow-requantize) permits it"
+    return f"{problem}: requantizing adds error; allow_requantize (--allow-requantize) permits it"

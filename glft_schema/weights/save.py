@@ -1,4 +1,4 @@
-"""Saves tensors: a plan decides everything about a file, then one payload at a time is written."""
+"""Saves tensors: plans the whole file, then writes one payload at a time."""
 
 from __future__ import annotations
 
@@ -46,15 +46,16 @@ class WriteOptions(TypedDict, total=False):
             ``q4_k``. Other tensors keep their type.
         alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
             64, every float tensor can be read in place at full speed.
-        format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default the path's.
-        header: header fields with values other than the default, such as ``{"version": 2,
+        format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default the one of
+            the path's ending.
+        header: values of header fields that replace the defaults, such as ``{"version": 2,
             "byte_order": "big"}`` in GGUF.
         rules: rule sets that the file must satisfy, such as ``["spec"]``, or ``[]`` for none; by
-            default the format's own, ``["spec", "ggml"]`` in GGUF. ``llama.cpp``: its loader takes
-            the model.
+            default the format's own, ``["spec", "ggml"]`` in GGUF. ``llama.cpp`` requires a model
+            that its loader accepts.
         exclude: names or fnmatch patterns of tensors to omit.
         progress: called after each tensor with its name and the share written, from 0 to 1.
-        measure: compare payloads with their source and report the error.
+        measure: compare payloads with their source and report the largest error.
         importance: weight of errors in each column, by tensor; see `glft_schema.read_importance`.
         strict: raise an error instead of using a fallback type, or keeping the type of a tensor
             that a pattern matches.
@@ -92,7 +93,7 @@ class FilePlan:
         layout: its spans.
         payloads: in file order, including those of tensors that share the payload of another.
         aliases: names of tensors -> the tensor whose payload they share.
-        progress: called as writing goes on, with a tensor's name and the share written.
+        progress: called during writing with a tensor's name and the share written.
         ranks: processes that write it together, or None.
     """
 
@@ -148,10 +149,11 @@ def save_file(
     Raises:
         OptionError: if a format, alignment or rule set is unknown or invalid, or `importance`
             covers none of the tensors.
-        SchemeError: if a scheme or pattern is invalid or matches nothing; if `strict`, and unless
-            `allow_requantize`, as above.
+        SchemeError: if a scheme or pattern is invalid or matches nothing; if a type is refused by
+            `strict` or without `allow_requantize`.
         TensorError: if a tensor cannot be stored as requested.
-        FormatError: if the format cannot hold names, shapes or metadata.
+        FormatError: if the format cannot hold names, shapes or metadata, or the file would break
+            one of the `rules`.
         OSError: from the system.
 
     Warns:
@@ -179,7 +181,7 @@ def plan_file(
         target: its format.
         metadata: of the file.
         options: `format` and `exclude` are ignored.
-        states_type: whether to set ``general.file_type``; by default only instead of a wrong one.
+        states_type: whether to set ``general.file_type``; by default only to correct a wrong value.
     """
     stored = with_importance(stored, options.get("importance"))
     strict, again = options.get("strict", False), options.get("allow_requantize", False)
@@ -217,7 +219,7 @@ def _with_file_type(
 ) -> TypedMetadata:
     """Returns metadata with the file type of most weights, unless the stated one may be kept.
 
-    If most weights have a type without a code, a wrong one is removed.
+    If the type of most weights has no code, a wrong value is removed.
     """
     code, stated = file_type_of(choices, stored), metadata.get(FILE_TYPE)
     if always and code is not None:

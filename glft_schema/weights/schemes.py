@@ -38,21 +38,21 @@ class TypeChoice:
 
 @runtime_checkable
 class TypeChooser(Protocol):
-    """Chooses types in another way than by patterns, such as by a recipe."""
+    """Chooses types by other means than patterns, such as a recipe."""
 
     def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, TypeChoice]:
         """Returns a type for each tensor, in the new file's order. Raises as `choose_types`."""
 
 
 PACKED = (
-    "expected weights, found bytes (uint8). Packed weights lose their type in copies and by torch.save: save "
+    "expected weights, found bytes (uint8). Packed weights lose their type if copied or written by torch.save: save "
     "module.state_dict() itself, or load the bytes into the module first; a scheme such as i16 stores them as integers"
 )
 MEASURE = "; to measure one: glft imatrix MODEL TEXT -o FILE"
 
 
 class Chosen(NamedTuple):
-    """Types that are chosen already."""
+    """A `TypeChooser` that returns types chosen beforehand."""
 
     choices: dict[str, TypeChoice]
 
@@ -76,9 +76,10 @@ def choose_types(
 
     Names override patterns. Among matching patterns, the last one whose type can hold the tensor
     wins. If none can, because the rows are not a multiple of the blocks, the last one's fallback
-    type is used. A tensor without such a scheme keeps its type. If the format lacks that type, the
-    next type that holds it exactly is used: quantized tensors of another format are dequantized to
-    F32, narrow floats widened to F32, and integers to wider ones.
+    type is used. A tensor for which no scheme yields a type keeps its own. If the format lacks that
+    type, a type that holds the values exactly is used: quantized tensors of another format are
+    dequantized to F32, narrow floats are widened to F32, and bool and uint8 to a wider integer
+    type.
 
     Args:
         tensors: by name.
@@ -86,14 +87,15 @@ def choose_types(
             the same as pairs, in which a pattern may be repeated; or a `TypeChooser`.
         types: of the format.
         keep_vectors: whether patterns ignore tensors with fewer than two dims.
-        strict: whether it is an error if a pattern matches a tensor, and no type can hold it.
+        strict: whether to raise an error if none of the types requested for a tensor can hold it.
         allow_requantize: whether quantized tensors may get another quantized type.
 
     Raises:
         SchemeError: if a scheme names no type or matches no tensor, or its type requires an
-            importance matrix and no tensor has one; if `strict`, and unless `allow_requantize`, as
-            above.
-        TensorError: if the type for an exact name, or every type of the format, cannot hold it.
+            importance matrix and no tensor has one; if a type is refused by `strict` or without
+            `allow_requantize`.
+        TensorError: if the type for an exact name, or every type of the format, cannot hold the
+            tensor.
     """
     if isinstance(schemes, TypeChooser):
         return schemes.choose(tensors, types)

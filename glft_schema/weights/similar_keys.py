@@ -11,11 +11,11 @@ from typing import Any
 from glft_schema.codec.metadata import KeyTypes
 from glft_schema.errors import SimilarKeyWarning, quote
 
-KEYS, LONGEST = 1000, 128  # keys that are checked, and the letters of a key: more are not typed by hand
+KEYS, LONGEST = 1000, 128  # at most this many keys are checked, of at most this many letters
 
 
 def warn_of_typos(keys: Iterable[str], metadata: Mapping[str, Any], stacklevel: int) -> None:
-    """Warns of each of the new keys that resembles a well-known one, with SimilarKeyWarning."""
+    """Issues a SimilarKeyWarning for each new key that resembles a well-known one."""
     for key in islice(keys, KEYS):
         if known := similar_key(key, metadata):
             problem = f"the new key {quote(key)} resembles the well-known key {quote(known)}"

@@ -1,7 +1,7 @@
-"""Files written by `torch.save`, read without torch's reader: nothing in them is called.
+"""Reads files written by `torch.save` without torch's reader, so none of their code runs.
 
 A file of torch 1.6 or later is a zip archive of a pickle and a record per storage. A legacy file
-has five pickles, and then each storage after its number of elements.
+has five pickles, then the storages, each preceded by its number of elements.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from glft_schema.weights.torch_pickle import Opaque, Pickle, Storage, TensorView
 # be the header length at the start of a safetensors file.
 TORCH_MAGICS = (ZIP, b"\x80\x02\x8a\x0a")
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the first two pickles of a legacy file
-VERSIONS = [b"%d" % version for version in range(1, 11)]  # of an archive, as torch's reader takes them
+VERSIONS = [b"%d" % version for version in range(1, 11)]  # of archives that torch reads
 
 MAX_REPEATED = 1 << 24  # bytes that tensors may have in total, beyond twice the bytes of their storages
 
-ALIGNMENT = 16  # bytes; torch may crash on tensors of complex128 elsewhere
-LONGEST = 16  # bytes that are read of a record of text
+ALIGNMENT = 16  # bytes; torch may crash on unaligned complex128 tensors
+LONGEST = 16  # bytes to read of a text record
 FIRST = 1 << 16  # bytes that are read first to find the end of pickles
 
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # weights in checkpoints of training scripts
@@ -59,8 +59,9 @@ def load_torch(path: StrPath) -> dict[str, Any]:
     Raises:
         OSError: from the system.
         LimitError: if the file exceeds a limit.
-        FormatError: if it is not a torch file, or holds other objects than a dict of tensors.
-        TensorError: if tensors repeat elements beyond `MAX_REPEATED`.
+        FormatError: if it is not a torch file, or does not hold a dict with entries.
+        TensorError: if a tensor's dtype cannot be read, or tensors repeat more than `MAX_REPEATED`
+            bytes.
     """
     source = open_source(path)
     try:
@@ -80,7 +81,7 @@ def load_torch(path: StrPath) -> dict[str, Any]:
     except FormatError as error:
         raise error.at(error.path, error.offset, error.tensor, source.name) from None
     finally:
-        source.close()  # tensors keep the map
+        source.close()  # tensors keep the file mapped
 
 
 def _read_archive(source: Source) -> tuple[Any, dict[str, Span]]:
@@ -137,9 +138,9 @@ def _pickles(source: Source) -> list[Pickle]:
 
 
 def _dtype(name: str, tensor: str) -> Dtype:
-    """Returns the dtype of a storage's class or of a dtype, both by their global.
+    """Returns the dtype for the global of a storage class or of a torch dtype.
 
-    Raises TensorError if its numbers cannot be read.
+    Raises TensorError if numbers of that dtype cannot be read.
     """
     module, _, last = name.rpartition(".")
     dtype = DTYPES.get(last) if module in MODULES else None
@@ -149,7 +150,7 @@ def _dtype(name: str, tensor: str) -> Dtype:
 
 
 class _Tensors:
-    """Makes the tensors of a file, as views of its map."""
+    """Creates the tensors of a file as views of the mapped file."""
 
     def __init__(self, source: Source, records: dict[str, Span]) -> None:
         self._source = source

@@ -19,12 +19,12 @@ PER_OBJECT = 8  # bytes of a pickle per object beyond the limit on objects; torc
 STOP = ord(".")
 NOTHING = object()  # the result of an instruction that pushes none
 LONGEST_LINE = 500  # bytes of the name of a module, class or function
-MOST_ARGS = 8  # of a function that rebuilds tensors; a tuple of more can be shared by many calls
+MOST_ARGS = 8  # read of a call that rebuilds a tensor; many calls can share a longer tuple
 TENSOR_CLASSES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 
 
 class Opaque:
-    """An object that is not made, or a key that is not text. Hashed by identity."""
+    """An object that is not constructed, or a key that is not text. Hashed by identity."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -39,7 +39,7 @@ class Global(Opaque):
 
 @dataclass(slots=True)
 class Storage:
-    """The numbers that tensors are made of, by their key in the file.
+    """A storage of elements that tensors view.
 
     Attributes:
         type: the global of its class.
@@ -60,11 +60,11 @@ class TensorView:
     """A tensor: a view of a storage.
 
     Attributes:
-        storage: has its elements.
-        offset: its first element there.
+        storage: the storage of its elements.
+        offset: index of its first element in the storage.
         shape: its sizes.
         stride: elements from one index to the next, for each dim.
-        dtype: the global of its dtype; None for that of the storage.
+        dtype: the global of its dtype; None for the dtype of the storage.
         flags: may have `conj` and `neg`: values are conjugated or negated when they are used.
     """
 
@@ -131,19 +131,19 @@ class _Reader:
         self._most = self.limits.objects + len(stored) // PER_OBJECT
 
     def count(self, value: Any) -> Any:
-        """Returns a new object. Raises LimitError if there are too many."""
+        """Counts a new object and returns it. Raises LimitError if there are too many objects."""
         self._objects += 1
         if self._objects > self._most:
             raise limit_error("objects", f"{self._most} objects in {len(self.stored)} bytes", "more", "")
         return value
 
     def take(self, nbytes: int) -> bytes:
-        """Returns the next bytes; fewer if they are cut off."""
+        """Returns the next bytes, or fewer if the pickle is truncated."""
         self.at += nbytes
         return self.stored[self.at - nbytes : self.at]
 
     def line(self) -> str:
-        """Returns the text up to the next newline. Raises ValueError if it is long."""
+        """Returns the text up to the next newline. Raises ValueError if it is too long."""
         end = self.stored.find(b"\n", self.at, self.at + LONGEST_LINE)
         if end < 0:
             self.at += LONGEST_LINE
@@ -163,7 +163,7 @@ class _Reader:
         return NOTHING
 
     def to_mark(self) -> tuple[Any, ...]:
-        """Returns the objects since the last mark, and removes them with it."""
+        """Removes the last mark and the objects above it, and returns the objects."""
         objects, self.stack = self.stack, self.marked.pop()
         return tuple(objects)
 
@@ -172,7 +172,7 @@ class _Reader:
         return NOTHING
 
     def append(self, objects: tuple[Any, ...]) -> object:
-        """Appends to a list, or to an object that is not made."""
+        """Appends to a list; ignored for an `Opaque`."""
         if type(self.stack[-1]) is list:
             self.stack[-1].extend(objects)
         elif not isinstance(self.stack[-1], Opaque):
@@ -180,7 +180,7 @@ class _Reader:
         return NOTHING
 
     def set_items(self, objects: tuple[Any, ...]) -> object:
-        """Sets items of a dict, or of an object that is not made."""
+        """Sets items of a dict; ignored for an `Opaque`."""
         if type(self.stack[-1]) is dict:
             self.fill(self.stack[-1], objects[::2], objects[1::2])
         elif not isinstance(self.stack[-1], Opaque):
@@ -188,7 +188,7 @@ class _Reader:
         return NOTHING
 
     def fill(self, target: dict[Any, Any], keys: Iterable[Any], values: Iterable[Any]) -> dict[Any, Any]:
-        """Sets items of a dict. Only text is hashed: numbers could share a hash, on purpose."""
+        """Sets items of a dict. Only text is hashed, because numbers can be chosen to collide."""
         for key, value in zip(keys, values, strict=True):
             target[key if type(key) is str else self.count(Opaque(quote(key)))] = value
         return target
@@ -201,12 +201,12 @@ class _Reader:
             case ("storage", Global(text=type_), str(key), _, int(numel), *view) if numel >= 0 and view in ([], [None]):
                 storage = Storage(type_, key, numel)
                 first = self.storages.setdefault(key, storage)
-                if first == storage or first.numel == numel == 0:  # tensors of no elements may share one of any type
+                if first == storage or first.numel == numel == 0:  # empty tensors may share a storage of any type
                     return storage
         raise ValueError
 
     def reduce(self) -> Any:
-        """Returns the result of a function that is known, otherwise an `Opaque`."""
+        """Returns the result of a known function, otherwise an `Opaque`."""
         function, args = self.pop(2)
         if type(function) is not Global or type(args) is not tuple:
             raise TypeError

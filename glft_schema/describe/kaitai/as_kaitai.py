@@ -84,7 +84,7 @@ def _harmless(value: Any) -> Any:
 
 
 def _comment(text: str) -> str:
-    """Returns text that cannot end a comment, start an escape or change direction."""
+    """Returns text that cannot end a comment, start an escape or change the text direction."""
     visible = without_controls(text, lambda letter: f"U+{ord(letter):04X}", keep="\n")
     return visible.replace("\\", "\\\\").replace("*/", "* /").replace('"""', "'''")
 
@@ -159,7 +159,7 @@ def _struct(types: Types, name: str) -> Attr:
 
 
 def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[str, Attr]]:
-    """Returns the attributes and instances of a field; none if nothing determines it."""
+    """Returns the attributes and instances of a field; none without bytes or an expression."""
     id, node = types.expressions.ids[at.struct].get(part.name, ""), part.node
     if isinstance(node, s.JsonTextsNode):
         return [], {}

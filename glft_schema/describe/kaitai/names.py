@@ -1,5 +1,5 @@
-"""Names for Kaitai Struct: lower-case identifiers that are not reserved in any of its target
-languages."""
+"""Names for Kaitai Struct: lower-case identifiers that are not reserved in Kaitai's expressions,
+Python or JavaScript."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SHAPE, DTYPE, OFFSET = "shape", "dtype", "offset"  # the fields of a row that `T
 
 
 def with_payload(types: Types, specs: dict[str, Attr], struct: str, payloads: s.Field) -> None:
-    """Gives each row of a table of tensors its payload: as bytes, and by the fields of its type.
+    """Adds the payload to the rows of a tensor table: as bytes, and by the fields of its type.
 
     Args:
         types: the types.
@@ -88,7 +88,7 @@ def _nbytes(types: Types, type_: s.TypeOf, params: dict[str, str]) -> str:
 
 
 def with_lookup(types: Types, specs: dict[str, Attr], search: KeySearch) -> None:
-    """Gives each row of a table the value of a key in the rows up to it."""
+    """Adds an instance to the rows of a table: the value of a key in the rows so far."""
     node, lookup, table = search.table.node, search.lookup, types.expressions.ids[search.struct][search.table.name]
     assert isinstance(node, s.ListNode)
     assert isinstance(node.item, s.RefNode)

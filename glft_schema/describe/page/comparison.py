@@ -15,7 +15,7 @@ from glft_schema.describe.page.escaping import visible
 from glft_schema.describe.page.frame import render
 
 MOST = 5000  # rows of a table
-TEXT = 80  # characters: longer texts on average, and those of several lines, are shown as a diff
+TEXT = 80  # characters: longer texts on average, or texts of several lines, are shown as a diff
 LONGEST, LINES = 1 << 16, 2000  # characters and lines of a text that are compared
 LINE = 100  # characters: texts with longer lines are split after Jinja's tags, too
 LINE_END = re.compile("\n")

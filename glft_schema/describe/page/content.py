@@ -192,7 +192,7 @@ def _error_report(file: File, fault: FormatError) -> Report:
 
 
 def _name(file: File) -> str:
-    return visible(PurePath(file.name).name)  # without folders: pages are passed on
+    return visible(PurePath(file.name).name)  # without folders, since pages are shared
 
 
 def _static_row(tensor: Tensor) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The fields of a file as a tree, with their bytes, as far as they fit on a page."""
+"""The fields of a file as a tree, with their bytes, within the limits of a page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REST = "rest"  # the part of a field with the bytes that no other part has
 class FieldTree:
     """A tree of fields as columns, in byte order, each row after its parent.
 
-    Frequent texts, such as names and sentences, are stored once. Columns have their indices.
+    Names, types and sentences are stored once, and columns have their indices.
 
     Attributes:
         rows: the index of the row that declares a tensor, by name.
@@ -137,7 +137,7 @@ def _with_steps(byte_ranges: list[ByteRange]) -> Iterator[tuple[ByteRange, list[
 
 
 def _within_limits(map: ByteMap) -> Iterator[ByteRange]:
-    """Yields the ranges of a page; the rest of a region with too many as one range."""
+    """Yields the ranges of a page. Those of a region beyond `MAX_RANGES` become one range."""
     counts: dict[str, int] = {}
     rest: list[ByteRange] = []
     for byte_range in map:
@@ -170,7 +170,7 @@ def as_text(value: Any, type_: str) -> str:
 
 
 def payload_start(map: ByteMap) -> int:
-    """Returns how many bytes at the start of each payload's field are on a page."""
+    """Returns the number of bytes that a page has from the start of each payload field."""
     payloads, (most, least) = sum(is_payload(byte_range) for byte_range in map), PAYLOAD_START
     return max(min(most, ALL_PAYLOADS // max(payloads, 1) // LINE * LINE), least)
 

@@ -1,7 +1,7 @@
 """Frame of all pages: security policy, style, and the common script.
 
-A page opens from disk and loads no other resources. Texts are inserted escaped; data is inserted
-as JSON, which scripts insert as text.
+A page opens from disk and loads no other resources. Texts are escaped. Data is embedded as JSON,
+from which scripts insert text, not HTML.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def render(template: str, texts: Mapping[str, Any], data: Any, scripts: Iterable
     """Returns a page.
 
     Args:
-        template: a name; it extends `frame.html.jinja`.
+        template: the name of a template, which extends `frame.html.jinja`.
         texts: for the template.
         data: for the scripts.
-        scripts: names, in order; `FIRST` precedes them.
+        scripts: the names of scripts, in order. `FIRST` is inserted before them.
     """
     from importlib.metadata import version  # slow to import, as jinja2 is
 

@@ -1,4 +1,4 @@
-"""A plan as one HTML page: a picture of error against bits per weight, and its tables.
+"""A plan as an HTML page: a chart of error against bits per weight, and tables.
 
 `plan.html.jinja` is the structure, `page.css` the style.
 """
@@ -14,17 +14,17 @@ from glft_schema.display import format_count, size_text
 from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan
 from glft_schema.quantizer.plan_picture import MIX
 
-NARROW = 360  # pixels of the picture on phones
-STEP, STEPS = 5, 10  # dB of a colour, number of colours
+NARROW = 360  # width of the chart on phones, in pixels
+STEP, STEPS = 5, 10  # dB per colour, number of colours
 
 
 def plan_page(planned: Plan, mix: Mix | None, name: str) -> str:
-    """Returns the page, which loads nothing else.
+    """Returns the page, which is self-contained.
 
     Args:
         planned: the plan.
-        mix: the mix that was chosen.
-        name: of the model.
+        mix: the chosen mix, or None.
+        name: the name of the model.
     """
     mixes = {**planned.recipes, **({MIX: mix} if mix else {})}
     texts = {

@@ -22,11 +22,12 @@ AT_ONCE = 1 << 22  # numbers compared in one step
 
 
 def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> dict[str, Any]:
-    """Returns the errors of a tensor against its source, or the problem that prevents it.
+    """Returns the errors of a tensor against its source, or why they cannot be computed.
 
-    ``rms`` and ``max`` are of stored - source; ``relative`` is ``rms`` over the rms of the source.
-    Equal numbers, including NaNs and infinities, have no error. Pairs with one finite number are
-    counted as ``unlike`` and ignored. The histogram is of the same sample as the tensor's own.
+    ``rms`` and ``max`` measure stored - source; ``relative`` is ``rms`` over the rms of the source.
+    Equal numbers, including NaNs and infinities, have no error. Unequal pairs with a number that is
+    not finite are only counted, as ``unlike``. The histogram of errors uses the same sample as the
+    tensor's own histogram.
 
     Args:
         tensor: of the file.

@@ -99,7 +99,7 @@ def describe(numbers: Floats) -> dict[str, Any]:
 
 
 def histogram(numbers: Floats) -> list[int]:
-    """Returns the counts of `BINS` equal parts of the range; of one part if all are equal."""
+    """Returns a count for each of `BINS` equal intervals, or one count if all are equal."""
     _, exponents = np.frexp(np.abs(numbers).max())
     scaled = np.ldexp(numbers, -int(exponents))  # the range must neither overflow nor underflow
     least, greatest = scaled.min(), scaled.max()
@@ -111,8 +111,9 @@ def histogram(numbers: Floats) -> list[int]:
 
 
 def heat_map(tensor: Tensor) -> dict[str, Any] | None:
-    """Returns the mean magnitude of spans of spread rows, each as one of `LEVELS`, or ``-`` if it
-    is not finite. Returns None for a tensor with a single row or column, or with very long rows."""
+    """Returns the mean magnitude of parts of evenly spaced rows, each as one of `LEVELS`, or ``-``
+    if it is not finite. Returns None for a tensor with a single row or column, with very long rows,
+    or without a finite mean."""
     out, columns = matrix(tensor.shape)
     across, count = min(GRID[1], columns), min(GRID[0], out, OF_GRID // max(columns, 1))
     if count < 2 or across < 2:

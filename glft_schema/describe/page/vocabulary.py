@@ -1,4 +1,4 @@
-"""The vocabulary of a file, as far as it fits on a page."""
+"""The vocabulary of a file, within the limits of a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages of the architectures, one a file; `page` is their vocabulary."""
+"""The pages of the architectures, one per file, written with the classes of `page`."""
 
 from glft_schema.families.page import Family
 from glft_schema.families.pages.bert import BERT

@@ -1,8 +1,9 @@
 """Requirements of llama.cpp's loader for models of any architecture: metadata keys and sizes.
 
-`OF_ALL` and the pages of the architectures name the keys that the loader reads. It ignores others.
-A key has the type of `gguf_keys`, or one of `LOADER_TYPES`. The loader reads each tensor by name,
-with its dims in the order of the file. It refuses a model with a tensor that it does not read.
+`OF_ALL` and the pages of the architectures name the keys that the loader reads. Other keys are
+ignored. A key has the type of `gguf_keys`, or one of `LOADER_TYPES`. The loader reads each tensor
+by name, with its dims in the order of the file. It refuses a model with a tensor that it does not
+read.
 
 Sources: llama.cpp's src/llama-model.cpp, llama-model-loader.cpp, llama-vocab.cpp and src/models/,
 as in llama_cpp_python 0.3.36; compared with the loader of xllamacpp 2026.10.11549.
@@ -47,7 +48,7 @@ class Size(NamedTuple):
 
     Attributes:
         text: what it is, for messages.
-        value: returns it, from the numbers of the metadata; see `loader.Numbers`.
+        value: computes the size from the `loader.ModelSizes` of a model.
     """
 
     text: str
@@ -58,7 +59,7 @@ class VocabularyKind(NamedTuple):
     """A kind of vocabulary, by ``tokenizer.ggml.model``.
 
     Attributes:
-        required: keys without ``tokenizer.ggml.``, separated by spaces.
+        required: the required keys without ``tokenizer.ggml.``, separated by spaces.
         pre: whether ``tokenizer.ggml.pre`` must be known, if there is one.
     """
 
@@ -78,7 +79,7 @@ OF_ALL = (  # keys of any architecture
 )
 MOST_BLOCKS, MOST_EXPERTS = 512, 1024
 
-SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.Numbers`
+SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.ModelSizes`
     "layers":   Size("block_count - nextn_predict_layers",
                      lambda n: n["blocks"] - n.number("nextn_predict_layers")),
     "blocks":   Size("block_count",                       lambda n: n.number("block_count")),
@@ -144,7 +145,7 @@ VOCABULARIES = {
     "gpt2":     VocabularyKind("tokens merges", pre=True),
 }
 OTHER_VOCABULARIES = ("hybriddna", "whitespace", "t5", "rwkv", "test", "plamo2", "gemma4")  # that the loader reads, too
-WITHOUT_MERGES = ("kimi-k2",)  # values of tokenizer.ggml.pre
+WITHOUT_MERGES = ("kimi-k2",)  # values of tokenizer.ggml.pre that need no merges
 ALWAYS = "pre token_type_count"  # read if the file has them, even without tokens
 OF_TOKENS = (
     "tokens scores token_type "

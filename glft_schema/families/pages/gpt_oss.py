@@ -13,7 +13,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 
 
 def without_truncation(tensors: dict[str, StoredTensor], config: Config) -> Config:
-    """Returns yarn's scaling with the field that all published models have, and GGUF lacks."""
+    """Returns yarn's scaling with ``truncate``, false in all published models; GGUF lacks it."""
     scaling = config.get("rope_scaling", {})
     return {"rope_scaling": scaling | {"truncate": False}} if scaling.get("rope_type") == "yarn" else {}
 
@@ -50,7 +50,7 @@ GPT_OSS = Family(
         K("attention.value_length",           "head_dim", 64),
         rows.FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", loader="required"),
-        K("attention.sliding_window_pattern", "", None),  # also read of a window of 0
+        K("attention.sliding_window_pattern", "", None),  # also read if the window is 0
         K("expert_feed_forward_length",       "intermediate_size", loader="required"),
     ),
     fields=(
@@ -61,7 +61,7 @@ GPT_OSS = Family(
         F("layer_types", partial(rows.sliding_layers, period=2)),
         F("swiglu_limit", 7.0),
         F("swiglu_alpha", 1.702),
-        F("quantization_config", ANY),  # the tensors tell
+        F("quantization_config", ANY),  # evident from the tensors
         *(F(name, ANY) for name in ("experts_per_token", "initial_context_length")),  # known by other names
         *(field._replace(warns=True) if field.name == "rope.truncate" else field for field in rows.YARN),
     ),

@@ -56,7 +56,7 @@ PHI3 = Family(
         F("hidden_act", "silu"),
         rows.WINDOW,
         F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths"),
-        F("rope.partial_rotary_factor", ANY),  # see rotated
+        F("rope.partial_rotary_factor", ANY),  # see rotated_columns
         F("partial_rotary_factor", ANY),
     ),
     vocabularies=("phi3 sentencepiece", "bpe"),

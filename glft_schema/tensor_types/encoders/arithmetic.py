@@ -1,5 +1,5 @@
-"""Arithmetic of encoders as scalar functions. Reductions are of integers, because compilers do not
-reorder those of floats.
+"""Arithmetic of encoders as scalar functions. Reductions use integers, because compilers do not
+reorder reductions of floats.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def least_and_greatest(x):
 
 
 def to_ordered(bits):
-    """Maps the bits of floats to integers in the order of the floats, and these back to bits."""
+    """Maps the bits of floats to integers in the same order. It is its own inverse."""
     return bits ^ bits >> 31 & 0x7FFFFFFF
 
 

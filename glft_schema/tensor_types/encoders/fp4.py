@@ -19,7 +19,7 @@ INFINITY = float("inf")
 
 
 def to_mxfp4(w, e, qs):
-    """The scale is the power of two at max |w|, divided by 4.
+    """The scale is the greatest power of two up to max |w|, divided by 4.
 
     Source: quantize_row_mxfp4_ref.
     """
@@ -57,7 +57,7 @@ def floor_of_log2(x):
 
 
 def to_ue4m3(x):
-    """Rounds float32 to unsigned E4M3, halves up, from 240 on to 448.
+    """Rounds float32 to unsigned E4M3, halves up; numbers from 248 on become 448.
 
     Source: ggml_fp32_to_ue4m3.
     """
@@ -72,9 +72,9 @@ def e2m1_codes(x, half, codes):
     """Sets the codes of E2M1 numbers nearest to x / half. They are 0 if `half`, half of a scale,
     is 0.
 
-    The products are exact: no scale has more than four bits. A weight beyond the last code gets the
-    last code. llama.cpp gives it the first one if it is so large, from 2^25 scales on, that
-    rounding makes all errors equal.
+    The products are exact: no scale has more than four bits. A weight out of range gets the last
+    code. llama.cpp gives it the first code if it is at least 2^25 scales, because rounding then
+    makes all errors equal.
     """
     step = half if half > 0.0 else float32(INFINITY)
     for i in range(len(x)):
@@ -87,7 +87,7 @@ def e2m1_codes(x, half, codes):
 def to_iq4_nl(w, d, qs):
     """Searches for the scale. Errors count w^2.
 
-    Source: quantize_row_iq4_nl_impl, also of the next three functions.
+    Source: quantize_row_iq4_nl_impl, for this function and the next three.
     """
     counts = floats(32)
     count_squares(w, counts)
@@ -102,8 +102,8 @@ def to_iq4_nl_by_importance(w, importance, d, qs):
 
 
 def to_iq4_xs(w, d, scales_h, scales_l, qs):
-    """Searches for scales of 32 weights, stored in steps of d; the farthest from zero is -32.
-    Errors count w^2."""
+    """Searches for the scales of groups of 32 weights, stored in steps of d; the scale farthest
+    from zero is -32 steps. Errors count w^2."""
     counts = floats(256)
     count_squares(w, counts)
     finish_iq4_xs(w, counts, d, scales_h, scales_l, qs)
@@ -117,14 +117,14 @@ def to_iq4_xs_by_importance(w, importance, d, scales_h, scales_l, qs):
 
 
 def finish_iq4_nl(w, counts, d, qs):
-    """Searches and packs."""
+    """Searches for the scale and packs the codes."""
     scale = scale_of_iq4(w, counts)
     d[0] = scale
     pack_iq4(w, inverse_of(scale), qs)
 
 
 def finish_iq4_xs(w, counts, d, scales_h, scales_l, qs):
-    """Searches and packs. d is infinite if a scale is not finite."""
+    """Searches for the scales and packs the codes. d is infinite if a scale is not finite."""
     found, sixes, high, defect = floats(8), integers(8), 0, float32(0)
     for g in range(8):
         found[g] = scale_of_iq4(w[32 * g : 32 * g + 32], counts[32 * g : 32 * g + 32])
@@ -149,15 +149,15 @@ def count_squares(w, counts):
 
 
 def scale_of_iq4(x, counts):
-    """Searches for the scale of x. The trials give the x farthest from zero the value -127, or by
-    whole numbers more or less. Returns 0 for a group of zeros.
+    """Searches for the scale of x. The first trial maps the x farthest from zero to 127, the others
+    to -134, -133, ... -120. Returns 0 for a group of zeros.
 
     Source: quantize_row_iq4_nl_impl.
     """
     peak, scale, best = farthest(x), float32(0), float32(0)
     values = floats(32)
     if abs(peak) >= TINY:
-        for n in range(-8, 8):  # -8 stands for the first trial, with -127
+        for n in range(-8, 8):  # -8 stands for the first trial, with 127
             inverse = 1.0 / (peak / 127.0) if n == -8 else float32(n - 127) / peak
             fit, size = float32(0), float32(0)
             for i in range(len(x)):
@@ -180,7 +180,7 @@ def pack_iq4(x, inverse, qs):
 
 
 def iq4_code(x):
-    """Returns the code of the value nearest to x; ties go up. It is 8, of the value 1, for NaN."""
+    """Returns the code of the value nearest to x; ties go up. For NaN, it is 8, with value 1."""
     code = 8
     for b in range(8):
         code -= int32(x < IQ4_BORDERS[b])

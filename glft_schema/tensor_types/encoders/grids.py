@@ -3,9 +3,9 @@
 The search minimizes the sum of ``count * (weight - scale * value)^2`` over a group, for weights
 without signs. Given entries, the best scale follows by least squares. Given a scale, weights are
 divided by it and rounded to values, the odd numbers 2 * digit + 1, and vectors off the grid move to
-a neighbour on it. So the search tries scales that bring the largest weight near the largest value.
-The entries for each of them give a better scale, and the best scale is kept. Finally, depending on
-the type, some entries are chosen again for that scale.
+a neighbour on it. So the search tries scales that map the largest weight close to the largest
+value. The entries for each tried scale give a better scale, and the best scale is kept. Finally,
+depending on the type, some entries are chosen again for the best scale.
 
 Source: the quantize functions of ggml-quants.c of llama.cpp; checked against them bit by bit.
 """
@@ -24,7 +24,7 @@ def search(
     w, counts, scales, entries, signs, indices, starts, candidates,
     *, base, values, group, tries, delta, least, even, fits, again,
 ):  # fmt: skip
-    """Searches for the scales and the entries of a block of weights, whose errors are counted.
+    """Searches for the scales and the entries of a block of weights; counts weight the errors.
 
     Args:
         scales: gets the scale of each group of weights as a code from 0 to 15.
@@ -37,14 +37,14 @@ def search(
         tries: the number of scales tried on either side of the first one.
         delta: the difference between tries in the value of the largest weight.
         least: groups whose weights are all smaller become zeros.
-        even: whether the number of negative weights in each eight is even, so that seven signs
-            imply the eighth.
-        fits: whether the first scale fits integers best; else it maps the largest weight to the
-            largest value.
+        even: whether the number of negative weights in each group of eight is made even, so that
+            seven signs imply the eighth.
+        fits: whether the first scale is the best one for integer codes; otherwise, it maps the
+            largest weight to the largest value.
         again: the vectors whose entries are chosen again.
 
-    Returns d; the scale of a group is d * (2 * code + 1). It is infinite if errors overflow, so
-    that every trial fails.
+    Returns d; the scale of a group is d * (2 * code + 1). d is infinite if errors overflow, because
+    every trial fails then.
     """
     x, roots, found, words = floats(256), floats(256), floats(256 // group), integers(group // values)
     lost = separate_signs(w, counts, x, signs, even=even)
@@ -86,11 +86,11 @@ def search(
 
 
 def separate_signs(w, counts, x, signs, *, even):
-    """Separates weights into x, their absolute values, and signs, a bit each. Returns whether the
-    sum of all errors overflows.
+    """Splits weights into absolute values, x, and sign bits. Returns whether the sum of all errors
+    overflows.
 
-    If the number of negative weights in each eight should be even, the sign that matters least may
-    be flipped. That weight becomes negative in x.
+    If `even`, and the number of negative weights in a group of eight is odd, the sign that matters
+    least is flipped. Its weight becomes negative in x.
     """
     total = float32(0)
     for v in range(32):
@@ -116,8 +116,8 @@ def separate_signs(w, counts, x, signs, *, even):
 def best_scale(x, counts, roots, scale, reach, words, indices, starts, candidates, *, base, values, tries, delta, again):
     """Searches for the best scale of a group, which it returns, and the entries, as words.
 
-    A scale that maps `reach` to the largest value is the middle of the trials. If none is any good,
-    the given scale is the best one and all digits are 0.
+    The trials are centred on the scale that maps `reach` to the largest value. If every trial
+    fails, the given scale is kept, with all digits 0.
     """
     tried, best = integers(len(words)), float32(0)
     for v in range(len(words)):
@@ -164,8 +164,7 @@ def best_entry(x, roots, scale, inverse, indices, starts, candidates, *, base):
 def nearest_entry(x, counts, scale, low, point, starts, candidates, *, step):
     """Returns the entry for a point off the grid as a word. Values are step * digit + low.
 
-    It is the candidate with the least sum of count * (scale * value - x)^2, the first one of
-    several.
+    The entry is the first candidate with the least sum of count * (scale * value - x)^2.
     """
     least, word, width = float32(INF), 0, 16 // len(x)
     for eight in range(starts[point], starts[point + 1]):

@@ -1,10 +1,10 @@
-"""Encoders of IQ2 and IQ3, whose vectors of weights are entries of a grid: the search of each type,
-see `grids`, and the layout of its result in a block.
+"""Encoders of IQ2 and IQ3, whose vectors of weights are entries of a grid. Each encoder runs the
+search in `grids` and lays its result out in a block.
 
-Means are of blocks. A search makes 2 * tries + 1 trials.
+Means are taken over a block. A search makes 2 * tries + 1 trials.
 
-Source: quantize_row_iq2_xxs_impl and the like of ggml-quants.c of llama.cpp; checked against them
-bit by bit.
+Source: quantize_row_iq2_xxs_impl and its counterparts for other types in ggml-quants.c of
+llama.cpp; checked against them bit by bit.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from glft_schema.tensor_types.encoders.searches import count_weights, mean_squar
 
 
 def to_iq2_xxs(w, importance, d, qs):
-    """Minimizes the sum of importance * sqrt(mean w^2 + w^2) * error^2, in groups of 32. The
-    first scale fits integers best.
+    """Minimizes the sum of importance * sqrt(mean w^2 + w^2) * error^2, in groups of 32. The first
+    scale is the best one for integer codes.
     """
     counts, scales, entries, signs = floats(256), integers(8), integers(32), integers(32)
     count_weights(w, importance, counts, mean_square(w))

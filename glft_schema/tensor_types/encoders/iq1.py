@@ -23,7 +23,7 @@ LEAST_NORMAL = 1 / 16384  # of float16
 
 
 def to_iq1_s(w, importance, d, qs, qh):
-    """561 splits of 32 weights, each with two shifts.
+    """Tries 561 splits of 32 weights, each with two shifts.
 
     Source: quantize_row_iq1_s_impl.
     """
@@ -42,7 +42,7 @@ def to_iq1_s(w, importance, d, qs, qh):
 
 
 def to_iq1_m(w, qs, qh, scales):
-    """153 splits of 16 weights, whose errors count w^2."""
+    """Tries 153 splits of 16 weights. Errors count w^2."""
     counts = floats(256)
     for i in range(256):
         counts[i] = w[i] * w[i]
@@ -57,7 +57,7 @@ def to_iq1_m_by_importance(w, importance, qs, qh, scales):
 
 
 def search_iq1_m(w, counts, qs, qh, scales):
-    """Each split is tried with four shifts, one for each half. Last, d is fitted to all values.
+    """Tries each split with all pairs of shifts, one per half. Then fits d to all values.
 
     Source: quantize_row_iq1_m_impl.
     """
@@ -94,12 +94,12 @@ def bits_of_float16(x):
 
 
 def search(w, counts, scales, entries, downs, *, group, least):
-    """Searches for the scales and the entries of a block of weights, whose errors are counted.
+    """Searches for the scales and the entries of a block of weights; counts weight the errors.
 
     Args:
         scales: gets the scale of each group of weights, which is not negative.
-        entries: gets the index of the entry of each eight weights.
-        downs: gets 1 for each eight weights whose values are shifted downwards, else 0.
+        entries: gets the index of the entry of each vector of eight weights.
+        downs: gets 1 for each vector whose values are shifted down, else 0.
         group: the number of weights with one scale: 32 with one shift, or 16 with one per half.
         least: groups whose weights are all smaller become zeros.
 
@@ -178,8 +178,8 @@ def best_split(products, counts, ranks):
     """Searches for the best split of 32 weights with one shift, up (0) or down (1). Products are
     counts times weights.
 
-    Returns the number of weights in the first part, or -1 if no split is any good, the number in
-    the first two parts, the shift, and the scale.
+    Returns the number of weights in the first part (-1 if every split fails), the number in the
+    first two parts, the shift, and the scale.
     """
     sum_x, sum_1 = floats(33), floats(33)
     add_up(products, ranks, sum_x)
@@ -202,8 +202,7 @@ def best_split(products, counts, ranks):
 def best_split_of_halves(products, counts, ranks):
     """Searches for the best split of 16 weights with a shift for each half.
 
-    Returns the same as `best_split`. The shift is twice that of the first half plus that of the
-    second half.
+    Returns the same as `best_split`. The shift combines both halves: 2 * first + second.
     """
     sum_x, sum_1, other_x, other_1 = floats(17), floats(17), floats(17), floats(17)
     add_up(products[0:8], ranks[0:8], sum_x)

@@ -1,8 +1,9 @@
 """Encoders of ggml's k-quants, as scalar functions of one block.
 
 They search for the scale of each group, and its minimum if the type has minima. Then the scales of
-the block are stored as multiples of a step, d. By importance, d is fitted, too. Last, codes are
-computed from the scales as stored; if a scale is stored as 0, the codes of the search are kept.
+the block are stored as multiples of a step, d. With an importance, d is also fitted, except for
+Q6_K. Finally, codes are computed from the scales as stored; if a scale is stored as 0, the codes of
+the search are kept.
 
 If a scale is not finite, or an error overflows, d is infinite, so that the block is refused.
 llama.cpp stores other numbers then.
@@ -122,8 +123,9 @@ def encode_ranges(w, counts, codes, steps, low_steps, *, size, top, last, first,
     """Searches for the scales and minima of groups of `size` weights, and stores them as `steps` of
     d and `low_steps` of dmin, from 0 to `last`. Computes codes from 0 to `top`.
 
-    If `fitted`, d and dmin minimize the errors of scales and minima, which count the sums of their
-    groups; else the greatest scale and the greatest minimum are `last` steps. Returns d and dmin.
+    If `fitted`, d and dmin minimize the errors of scales and minima, each weighted by the sum of
+    its group's counts; otherwise, the greatest scale and the greatest minimum are `last` steps.
+    Returns d and dmin.
     """
     scales, minima, sums, lost = floats(256 // size), floats(256 // size), floats(256 // size), False
     for g in range(256 // size):
@@ -151,8 +153,8 @@ def encode_ranges(w, counts, codes, steps, low_steps, *, size, top, last, first,
 
 
 def positive_steps(x, steps, *, last):
-    """Stores numbers as `steps` from 0 to `last`, which the greatest one is; negative ones as 0.
-    Returns the step."""
+    """Stores numbers as `steps` from 0 to `last`: the greatest number as `last`, negative numbers
+    as 0. Returns the step."""
     greatest = float32(0)
     for g in range(len(x)):
         greatest = max(greatest, x[g])
@@ -166,8 +168,8 @@ def positive_steps(x, steps, *, last):
 
 
 def to_q3_k(w, hmask, qs, scales, d):
-    """Groups of 16, scales of 6 bits, of which the farthest from zero is -32. Minimizes the sum of
-    w^2 * error^2."""
+    """Groups of 16, scales of 6 bits; the scale farthest from zero is stored as -32. Minimizes the
+    sum of w^2 * error^2."""
     found, codes, steps = floats(16), integers(256), integers(16)
     for g in range(16):
         found[g] = scale_by_single_codes(w[16 * g : 16 * g + 16], codes[16 * g : 16 * g + 16], top=4)
@@ -180,7 +182,7 @@ def to_q3_k(w, hmask, qs, scales, d):
 
 def to_q3_k_by_importance(w, importance, hmask, qs, scales, d):
     """Minimizes the sum of importance * sqrt(2 mean w^2 + w^2) * error^2, with the block's mean.
-    Errors of scales count the sums of their groups."""
+    The error of a scale is weighted by the sum of its group's counts."""
     found, codes, steps, counts, sums = floats(16), integers(256), integers(16), floats(256), floats(16)
     count_weights(w, importance, counts, mean_square(w, factor=2))
     for g in range(16):
@@ -193,7 +195,7 @@ def to_q3_k_by_importance(w, importance, hmask, qs, scales, d):
 
 
 def finish_q3(w, found, codes, step, steps, hmask, qs, scales):
-    """Stores codes and scales, of which two high bits are in the last four bytes. Returns d."""
+    """Stores codes and scales, whose high two bits are in the last four bytes. Returns d."""
     d = round_signed(w, found, codes, step, steps, top=4)
     for g in range(16):
         steps[g] += 32
@@ -207,8 +209,8 @@ def finish_q3(w, found, codes, step, steps, hmask, qs, scales):
 
 
 def to_q6_k(w, ql, qh, scales, d):
-    """Groups of 16, scales of 8 bits, of which the farthest from zero is -128. Minimizes the sum of
-    w^2 * error^2."""
+    """Groups of 16, scales of 8 bits; the scale farthest from zero is stored as -128. Minimizes the
+    sum of w^2 * error^2."""
     counts = floats(256)
     for i in range(256):
         counts[i] = w[i] * w[i]
@@ -238,8 +240,8 @@ def encode_q6(w, counts, ql, qh, scales):
 
 
 def signed_steps(x, steps, *, last, tiny):
-    """Stores numbers as `steps` from -last, which the one farthest from zero is, to last - 1.
-    Returns the step. If all numbers are 0 or below `tiny`, the step and the steps are 0."""
+    """Stores numbers as `steps` from -last to last - 1; the number farthest from zero becomes
+    -last. Returns the step. If all numbers are 0 or below `tiny`, the step and the steps are 0."""
     peak = farthest(x)
     inverse = -last / peak if abs(peak) >= tiny and peak != 0.0 else float32(0)
     for g in range(len(x)):
@@ -249,7 +251,7 @@ def signed_steps(x, steps, *, last, tiny):
 
 def round_signed(w, found, codes, step, steps, *, top):
     """Computes the codes plus `top` for scales as stored. Returns d, which is infinite if a scale
-    that was found is not finite."""
+    in `found` is not finite."""
     finite = True
     for g in range(16):
         finite = finite and abs(found[g]) < INFINITY
@@ -263,7 +265,7 @@ def round_signed(w, found, codes, step, steps, *, top):
 
 
 def to_q8_k(w, d, qs, bsums):
-    """d gives the weight farthest from zero the code -127. If 127 / w overflows, all codes are 0;
+    """d maps the weight farthest from zero to the code -127. If 1 / d overflows, all codes are 0;
     llama.cpp multiplies by infinity."""
     peak = farthest(w)
     inverse = -127 / peak if peak != 0.0 else float32(0)
@@ -289,8 +291,8 @@ def round_codes(x, codes, scale, minimum, *, low, high):
 
 
 def pack(codes, packed, *, width, shift=0, apart=32):
-    """Packs `width` bits of each code, from bit `shift` on. A byte holds those of weights that are
-    `apart`, the first in its lowest bits."""
+    """Packs `width` bits of each code, from bit `shift` on. A byte holds the bits of codes that are
+    `apart` positions apart, the first in its lowest bits."""
     for h in range(32 * width // apart):
         for i in range(apart):
             byte = 0

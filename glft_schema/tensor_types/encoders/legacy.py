@@ -45,7 +45,7 @@ def to_q2_0(w, d, qs):
 
 
 def to_q4_0(w, d, qs):
-    """d gives the weight farthest from zero code 0, which is -8."""
+    """d maps the weight farthest from zero to code 0, which stands for -8."""
     codes = integers(32)
     d[0] = scale_of_farthest(w, codes, top=8)
     pack_halves(codes, qs)
@@ -59,7 +59,7 @@ def to_q4_0_by_importance(w, importance, mean_square, d, qs):
 
 
 def to_q4_1(w, d, m, qs):
-    """d and m give the least weight code 0 and the greatest code 15."""
+    """d and m map the least weight to code 0 and the greatest weight to code 15."""
     codes = integers(32)
     scale, low = scale_of_range(w, codes, top=15)
     d[0], m[0] = scale, low
@@ -75,7 +75,7 @@ def to_q4_1_by_importance(w, importance, mean_square, d, m, qs):
 
 
 def to_q5_0(w, d, qh, qs):
-    """Like Q4_0, with the code 0 for -16."""
+    """Like Q4_0; code 0 stands for -16."""
     codes = integers(32)
     d[0] = scale_of_farthest(w, codes, top=16)
     qh[0] = fifth_bits(codes)
@@ -115,7 +115,7 @@ def to_q8_0(w, d, qs):
 
 
 def to_q8_1(w, d, s, qs):
-    """Like Q8_0, with the sum."""
+    """Like Q8_0; s is d times the sum of the codes."""
     scale = largest(w) / 127.0
     inverse, codes, total = inverse_of(scale), integers(32), 0
     for i in range(32):
@@ -127,8 +127,8 @@ def to_q8_1(w, d, s, qs):
 
 
 def scale_of_farthest(w, codes, *, top):
-    """Returns the scale that gives the weight farthest from zero the code -top. `codes` gets codes
-    plus `top`, which are below 2 `top`."""
+    """Returns the scale that maps the weight farthest from zero to the code -top. `codes` gets
+    codes plus `top`, at most 2 * top - 1."""
     scale = farthest(w) / -top
     inverse = inverse_of(scale)
     for i in range(32):
@@ -157,7 +157,7 @@ def scale_of_range(w, codes, *, top):
 
 
 def search_range(w, importance, mean, codes, *, top):
-    """Searches for the scale and the minimum, which it returns, for codes from 0 to `top`."""
+    """Searches for the scale and the minimum for codes from 0 to `top`, and returns them."""
     counts = floats(32)
     count_weights(w, importance, counts, mean)
     scale, low, origin, inverse = scale_and_minimum(w, counts, top=top, first=-0.9, delta=0.05, tries=37, absolute=False)

@@ -3,17 +3,17 @@
 A vector divided by a scale and rounded is a point, a vector of digits. Its number has these digits,
 the first one lowest, in base 3 (6561 points of eight digits) or 8 (4096 points of four digits). Its
 word has them as fields, of 2 bits in base 3 and of 4 bits in base 8. A grid has few of the points.
-The candidates of a point off the grid are all entries nearly as close to it as the closest one:
-those at the least one, two or three distances. A point has 1 to 292 candidates, most points have
-only a few.
+The candidates of a point off the grid are the entries closest to it: all entries at the smallest
+distance, or at the smallest two or three distances. A point has 1 to 292 candidates; most points
+have only a few.
 
 A grid has three tables:
 
 - INDICES: for each point, its index in the grid, or -1 if it is off the grid.
-- STARTS: for each point, where its candidates start in CANDIDATES, in units of eight. The last one
-  is the end. A point on the grid has no candidates.
-- CANDIDATES: words of entries in ascending order of distance, then of index. The first candidate
-  fills the last eight of a point.
+- STARTS: for each point, the start of its candidates in CANDIDATES, in units of eight. The last
+  number is the end. A point on the grid has no candidates.
+- CANDIDATES: words of entries in ascending order of distance, then of index. The last eight of a
+  point are filled up with its first candidate.
 
 Source: iq2xs_init_impl and iq3xs_init_impl of ggml-quants.c of llama.cpp.
 """
@@ -32,7 +32,7 @@ from glft_schema.tensor_types.grids import VALUES, digits
 def _tables(name: str, distances: int) -> tuple[LookupTable, LookupTable, LookupTable]:
     """Returns INDICES, STARTS and CANDIDATES of a grid, computed when they are first read.
 
-    Entries at the least `distances` distances from a point are its candidates.
+    The candidates of a point are the entries at the `distances` smallest distances.
     """
 
     @cache

@@ -49,10 +49,11 @@ def scale_and_minimum(x, counts, *, top, first, delta, tries, absolute):
     Minimizes the sum of count * error^2, or of count * |error| if `absolute`. The first trial spans
     the range from the least number, or 0, to the greatest; the others divide it into top + first,
     top + first + delta, ... parts. The codes of a trial give the best scale and minimum, which
-    solve two linear equations. The best minimum so far is the origin of the next trial. It is never
-    above 0.
+    solve two linear equations. The best minimum so far, which is never above 0, is the origin of
+    the next trial.
 
-    Returns the scale, the minimum, and the origin and the inverse of a scale that give codes.
+    Returns the scale and the minimum, and the origin and the inverse scale that codes are computed
+    with.
 
     Source: make_qkx2_quants and make_qkx3_quants.
     """
@@ -99,8 +100,8 @@ def scale_and_minimum(x, counts, *, top, first, delta, tries, absolute):
 
 
 def range_and_codes(x, counts, codes, *, top, first, delta, tries, absolute=False):
-    """Searches for the scale and the minimum of x, which it returns, and computes the codes, see
-    `scale_and_minimum`."""
+    """Searches with `scale_and_minimum` and computes the codes. Returns the scale and the
+    minimum."""
     scale, low, origin, inverse = scale_and_minimum(
         x, counts, top=top, first=first, delta=delta, tries=tries, absolute=absolute
     )
@@ -112,8 +113,8 @@ def range_and_codes(x, counts, codes, *, top, first, delta, tries, absolute=Fals
 def scale_alone(x, counts, *, top):
     """Searches for the scale of x by least squares, for codes from -top to top - 1.
 
-    The first trial gives the x farthest from zero the code -top, which has no positive counterpart;
-    the others a little more or less, by tenths.
+    The first trial maps the x farthest from zero to the code -top, which has no positive
+    counterpart. The others map it to -top plus or minus 0.1, 0.2, ... 0.9.
 
     Returns the scale and the inverse that gives codes, both 0 for a group of zeros.
 
@@ -138,8 +139,8 @@ def scale_alone(x, counts, *, top):
 
 
 def scale_and_codes(x, counts, codes, *, top):
-    """Searches for the scale of x, which it returns, and computes the codes, see `scale_alone`. The
-    codes of zeros are -top."""
+    """Searches with `scale_alone` and computes the codes, which are -top in a group of zeros.
+    Returns the scale."""
     scale, inverse = scale_alone(x, counts, top=top)
     for i in range(len(x)):
         codes[i] = code_between(inverse * x[i], low=-top, high=top - 1) if inverse != 0.0 else -top
@@ -177,12 +178,13 @@ def scale_by_single_codes(x, codes, *, top):
 
 
 def scale_of_positives(x, counts, codes, *, top):
-    """Searches for the scale of numbers that should not be negative, for codes from 0 to `top`: the
-    best of nine, then single codes change, see `improve`. Returns the scale; 0 for zeros.
+    """Searches for the scale of numbers that should not be negative, for codes from 0 to `top`.
+    Takes the best of nine scales and then changes single codes, see `improve`. Returns the scale,
+    or 0 for zeros.
 
     The numbers are scales themselves, and noise may make one negative if a single weight of its
-    group counts. Its code is 0. In that this differs from llama.cpp, which stores 255 and so spoils
-    all scales of the block.
+    group counts. Its code is 0 here. llama.cpp stores 255 instead, which corrupts all scales of the
+    block.
 
     Source: make_qp_quants.
     """
@@ -215,10 +217,9 @@ def error_of_positives(x, counts, inverse, *, top):
 
 
 def improve(x, counts, codes, *, least, top):
-    """Improves codes one by one: each is computed again from the scale that fits all others, and
-    changed if that leaves less error. At most five passes. Returns the scale that fits the codes.
-
-    That scale is fit / size, of the sums of count * x * code and of count * code^2.
+    """Improves codes one by one, in at most five passes. Each code is computed again from the scale
+    that fits all others, and changed if this reduces the error. Returns the scale that fits the
+    codes: the sum of count * x * code, divided by the sum of count * code^2.
     """
     fit, size = float32(0), float32(0)
     for i in range(len(x)):

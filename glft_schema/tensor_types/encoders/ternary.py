@@ -10,7 +10,7 @@ from glft_schema.tensor_types.encoders.arithmetic import away_from_zero, inverse
 
 
 def to_tq1_0(w, qs, qh, d):
-    """d is max |w|. Bytes have the digits of weights that are 32, 16 and 4 apart."""
+    """d is max |w|. A byte holds the digits of weights that are 32, 16 or 4 apart."""
     d[0] = largest(w)
     inverse = inverse_of(largest(w))
     pack_digits(w[0:160], inverse, qs[0:32], digits=5)
@@ -45,5 +45,5 @@ def to_tq2_0(w, qs, d):
 
 
 def digit(x):
-    """Rounds to -1, 0 or 1, plus 1. If x is not finite, because all weights are tiny, it is 1."""
+    """Rounds to -1, 0 or 1, and adds 1. Returns 1 if x is not finite (all weights are tiny)."""
     return away_from_zero(x) + 1 & 3

@@ -1,1 +1,1 @@
-"""Runs the formulas of tensor types: chunking, compilation, bit unpacking."""
+"""Runs the formulas and encoders of tensor types, in chunks and in several threads."""

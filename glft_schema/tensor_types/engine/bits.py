@@ -1,6 +1,6 @@
 """Packing and unpacking numbers of one to eight bits. Lower bits come first.
 
-Most functions have two implementations with equal results. Uncompiled on a CPU, moving several
+Some functions have two implementations with equal results. Uncompiled on a CPU, moving several
 bytes as one word is fastest (`by_words`). For torch.compile, all numbers must come from one
 expression of one shape, so that the compiler generates a single loop; reinterpreted words and
 concatenated parts prevent that.

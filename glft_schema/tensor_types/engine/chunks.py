@@ -47,12 +47,12 @@ def row_chunks(rows: int, columns: int) -> Iterator[slice]:
 
 
 def importance_rows(importance: Any, dims: Sequence[int], name: str) -> Array:
-    """Returns an importance of columns as float32 [1, in], or for a stack of matrices as [matrices,
-    in] if each has its own.
+    """Returns the importance of columns as float32 [1, in], or as [matrices, in] if each matrix of
+    a stack has its own.
 
     Args:
-        importance: one number per index of the last dim, or for a stack of matrices as many for
-            each matrix; an array of numpy or torch.
+        importance: one number per index of the last dim, or this many for each matrix of a stack; a
+            numpy array or a torch tensor.
         dims: of the tensor.
         name: the tensor's name in errors.
 
@@ -99,23 +99,23 @@ def encode_chunks(
     watch: Callable[[Array, Fields], None] | None = None,
     lost: Counter[str] | None = None,
 ) -> None:
-    """Encodes weights [rows, ...] of any strides, and checks and watches them while they are in the
-    cache.
+    """Encodes weights [rows, ...] of any strides in chunks. Each chunk is also checked, and given
+    to `watch`, while it is in the cache.
 
     Args:
         encode: writes the fields of numbers [rows, in].
         weights: of at least one dim.
         out: the fields, by name.
-        faults: finds what the encoder loses of a chunk.
+        faults: finds the losses of information in a chunk.
         name: of the tensor, for errors and warnings.
         as_float32: whether chunks are converted to float32 for the encoder.
-        at_once: whether several threads encode. Operations on arrays one by one are slower in
-            several threads, since they wait for Python's global lock.
+        at_once: whether several threads encode. Encoders that run one array operation after another
+            are slower in several threads, because they wait for Python's global lock.
         first: the number of the first weight in the tensor, for errors.
         shape: of the tensor, for errors, if `weights` has another one.
         watch: called with each chunk of rows [rows, in], as given, and the fields that encode
             them; in several threads if `at_once`.
-        lost: gets the count of weights for each kind of loss; by default they are a warning.
+        lost: gets the count of weights for each kind of loss; by default, losses are warnings.
 
     Raises:
         TensorError: at the first fatal fault, with the index of its first element.
@@ -158,13 +158,13 @@ def encode_chunks(
 
 
 def has_finite_sum(numbers: Array) -> bool:
-    """Tells whether the sum is finite: the fastest check that all numbers are."""
+    """Tells whether the sum is finite, which is the fastest proof that all numbers are."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(numbers.sum(dtype=np.float32)))
 
 
 def are_finite(numbers: Array) -> bool:
-    """Tells whether floats have finite values; of those of two bytes, by their exponents."""
+    """Tells whether all floats are finite; checks the exponents of two-byte floats."""
     exponent = {"float16": 0x7C00, "bfloat16": 0x7F80}.get(name_of(numbers.dtype))
     if exponent is None:
         return has_finite_sum(numbers) or bool(np.isfinite(numbers).all())
@@ -172,7 +172,7 @@ def are_finite(numbers: Array) -> bool:
 
 
 def warn_of_lost(name: str, lost: Mapping[str, int]) -> None:
-    """Warns of the weights of a tensor that encoding has lost, by kind."""
+    """Issues a warning for each kind of loss, with the number of weights lost."""
     for problem, count in lost.items():
         warnings.warn(f"tensor {quote(name)}: {count} {problem}", QuantizationWarning, stacklevel=4)
 

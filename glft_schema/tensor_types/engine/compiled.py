@@ -1,4 +1,4 @@
-"""Compiles formulas with torch.compile on a GPU. On a CPU, they are in the `library`.
+"""Compiles formulas with torch.compile on a GPU. On a CPU, the compiled `library` has them.
 
 Uncompiled, each operation of a formula is a pass over a GPU's memory. Compiled, the formula is one
 pass.
@@ -8,10 +8,10 @@ processed in chunks of a few fixed sizes; the last chunk may overlap the previou
 not compiled for smaller matrices.
 
 Compiling takes seconds, once per process for each formula, dtype and shape of a chunk; block types
-have two shapes. The logger ``glft_schema`` reports the time. torch starts processes for it and
-caches the result in a folder, see its documentation. If compilation fails, for example without
-Triton, a `RuntimeWarning` is issued once and formulas run uncompiled; ``TORCH_COMPILE_DISABLE=1``
-turns compiling off.
+have two shapes. The logger ``glft_schema`` reports the time. torch compiles in processes that it
+starts, and caches the result in a folder; see torch's documentation. If compilation fails, for
+example without Triton, a `RuntimeWarning` is issued once and formulas run uncompiled;
+``TORCH_COMPILE_DISABLE=1`` turns compiling off.
 
 Decoded weights are bit for bit the same on a GPU and a CPU: products of codes and scales are exact,
 so that a fused multiply-add rounds like two operations.
@@ -36,7 +36,7 @@ ALIGNED = 16  # a chunk is a multiple of 16 rows, so that vector loads of all it
 BACKEND = "inductor"
 
 _COMPILED: dict[Hashable, Step] = {}
-_FAILED: dict[str, Exception] = {}  # why nothing is compiled in this process, by device type
+_FAILED: dict[str, Exception] = {}  # the error that ended compilation in this process, by device type
 _LOCK = threading.RLock()  # torch compiles in one thread at a time
 
 
@@ -84,7 +84,7 @@ def _compile(step: Step, formula: Any, given: Fields, out: Fields) -> Step:
     start = time.perf_counter()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the code generator's own
+            warnings.simplefilter("ignore")  # warnings of the code generator
             compiled: Step = torch.compile(_own(step), dynamic=False, backend=BACKEND)
             compiled(formula, given, out)
     except torch.OutOfMemoryError:
@@ -102,6 +102,6 @@ def _compile(step: Step, formula: Any, given: Fields, out: Fields) -> Step:
 
 
 def _own(step: Step) -> Step:
-    """Returns a copy of a function with its own code object, which torch caches compilations by."""
+    """Returns a copy of a function with its own code object, torch's key for compilations."""
     assert isinstance(step, FunctionType)
     return FunctionType(step.__code__.replace(), step.__globals__, step.__name__)

@@ -1,4 +1,4 @@
-"""Conversions of arrays between dtypes, also of those that numpy lacks.
+"""Conversions of arrays between dtypes, including dtypes that numpy lacks.
 
 Sources: OCP 8-bit Floating Point v1.0, OCP Microscaling Formats v1.0, arXiv 2206.02915 (FNUZ);
 ggml-impl.h of llama.cpp for rounding, checked against it bit by bit.
@@ -14,7 +14,7 @@ import numpy as np
 from glft_schema.storage.dtypes import BFLOAT16, FLOAT32, Array, Dtype, address, name_of, words
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)  # of each code
-LONGEST = (1 << 31) - 1  # numbers of a row
+LONGEST = (1 << 31) - 1  # the most numbers in a row
 SMALL = {  # of each float of eight bits: mantissa bits, exponent bias, and how infinities and NaN are encoded
     "float8_e4m3fn": (3, 7, "nan"),
     "float8_e5m2": (2, 15, "ieee"),
@@ -24,7 +24,7 @@ SMALL = {  # of each float of eight bits: mantissa bits, exponent bias, and how 
 
 
 def float32_of(array: Array) -> Array:
-    """Returns numbers as float32, unchanged if they are."""
+    """Returns numbers as float32; a float32 array is returned unchanged."""
     wide = widen(array)
     if wide.dtype == np.float16 and (converted := _by_library("f16", wide, FLOAT32)) is not None:
         return converted
@@ -32,7 +32,7 @@ def float32_of(array: Array) -> Array:
 
 
 def widen(array: Array) -> Array:
-    """Returns records, with which numpy does not compute, as float32; others unchanged.
+    """Returns floats that numpy stores as records as float32; other arrays are returned unchanged.
 
     A byte of float4 has two numbers, the first one in its low bits, so the last dim doubles.
     """
@@ -50,10 +50,10 @@ def widen(array: Array) -> Array:
 
 
 def convert(array: Array, dtype: Dtype) -> Array:
-    """Returns numbers in a dtype, unchanged if they are. Rounds to the nearest, as torch does."""
+    """Returns numbers in a dtype; an array of this dtype is unchanged. Rounds like torch."""
     if array.dtype == dtype:
         return array
-    if name_of(array.dtype) == name_of(dtype):  # of ml_dtypes
+    if name_of(array.dtype) == name_of(dtype):  # one is a dtype of ml_dtypes
         return words(array).view(dtype)
     if dtype == BFLOAT16:
         return to_bf16(array)

@@ -25,7 +25,7 @@ def by_library(layout: ScalarLayout, fields: Sequence[Array], out: Array) -> boo
     """Writes the weights of fields [rows, numbers per row] into `out` [rows, columns], contiguous,
     by the compiled library. The caller has checked the shapes.
 
-    Returns False if the library lacks the type, or cannot use this memory.
+    Returns False if the library lacks the type, `out` is not aligned, or a row is too long.
     """
     if not words(out).flags.aligned or (layout.weights is None and out.shape[1] > LONGEST):
         return False
@@ -56,8 +56,8 @@ Step = Callable[[Fields, Array], None]  # writes the weights of fields
 
 
 def by_arrays(formula: Formula, layout: ScalarLayout, fields: Fields, out: Array) -> None:
-    """Writes the weights of blocks, groups or rows into `out` by a scalar function, without the
-    library.
+    """Writes the weights of blocks, groups or rows into `out` by running a scalar function in
+    numpy.
 
     Args:
         formula: a scalar function.
@@ -66,13 +66,13 @@ def by_arrays(formula: Formula, layout: ScalarLayout, fields: Fields, out: Array
         out: [rows, weights], contiguous.
 
     Raises:
-        ScalarError: if the function has no such form.
+        ScalarError: if the function cannot run on arrays.
     """
     in_chunks(_as_arrays(formula, layout, out.shape[1]), {name: _to_signed(field) for name, field in fields.items()}, out)
 
 
 def by_tensors(formula: Formula, are_bytes: bool, fields: Fields, out: Array) -> None:
-    """Writes weights by a function of torch tensors. `are_bytes` is that of `formula_of_tensors`.
+    """Writes the weights with a function of torch tensors. See `formula_of_tensors`.
 
     Raises:
         ValueError: if the function returns another shape.
@@ -84,7 +84,7 @@ def by_tensors(formula: Formula, are_bytes: bool, fields: Fields, out: Array) ->
 
 
 def in_chunks(step: Step, fields: Fields, out: Array) -> None:
-    """Runs a step over rows, in chunks of the cache's size."""
+    """Runs a step over rows, in chunks that fit into the cache."""
     keep_freed_memory()
     for rows in row_chunks(*out.shape):
         step(take(fields, rows), out[rows])
@@ -98,8 +98,8 @@ def _to_signed(field: Array) -> Array:
 
 @lru_cache(maxsize=1 << 8)
 def _as_arrays(formula: Formula, layout: ScalarLayout, weights: int) -> Step:
-    """Returns a scalar formula as operations on arrays. Raises ScalarError if it has no such
-    form."""
+    """Returns a scalar formula as operations on arrays. Raises ScalarError if it cannot run on
+    them."""
     from glft_schema.scalar import numpy_arrays  # slow to import, as below
     from glft_schema.scalar.as_arrays import decoder
     from glft_schema.scalar.checking import check
@@ -109,7 +109,7 @@ def _as_arrays(formula: Formula, layout: ScalarLayout, weights: int) -> Step:
     try:
         run = decoder(function, numpy_arrays)
     except ScalarError as error:
-        raise ScalarError(f"{error}; glft.types.compile makes it C") from None
+        raise ScalarError(f"{error}; glft.types.compile compiles it as C") from None
 
     def step(fields: Fields, out: Array) -> None:
         target = out if out.dtype == FLOAT32 else np.empty(out.shape, FLOAT32)

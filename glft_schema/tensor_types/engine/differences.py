@@ -27,7 +27,7 @@ def max_error(found: Any, expected: Any) -> float:
         for dtype in ("float32", "float64")[not narrow :]:  # float64 holds every number except integers beyond 2^53
             one, other = found.astype(dtype, copy=False), expected.astype(dtype, copy=False)
             errors = one - other
-            low, high = float(errors.min()), float(errors.max())  # NaN if there is any
+            low, high = float(errors.min()), float(errors.max())  # NaN if any error is
             if math.isfinite(low) and math.isfinite(high):
                 return max(0.0, -low, high)
         same = (one == other) | (np.isnan(one) & np.isnan(other))
@@ -50,8 +50,8 @@ class NumberErrors:
         reference_squares: sum of reference².
         products: sum of number * reference.
         largest: max |number - reference|.
-        worst_row: index of the row with the largest relative error, in all dims but the last; None
-            if no row differs.
+        worst_row: index, in all dims except the last, of the row with the largest relative error;
+            None if no row differs.
         worst_row_error: the relative error of that row.
     """
 
@@ -75,7 +75,7 @@ class NumberErrors:
 
     @property
     def relative(self) -> float:
-        """The root mean square of the error, relative to that of the reference."""
+        """The root mean square of the errors, divided by that of the references."""
         if not self.reference_squares:
             return math.inf if self.squares else 0.0
         return math.sqrt(self.squares / self.reference_squares)
@@ -89,7 +89,7 @@ class NumberErrors:
 
     @property
     def cosine(self) -> float:
-        """The cosine similarity of all numbers with their references; NaN if either are all 0."""
+        """The cosine similarity of all numbers with their references; NaN if one side is all 0."""
         norms = math.sqrt(self.own_squares) * math.sqrt(self.reference_squares)
         return self.products / norms if norms else math.nan
 

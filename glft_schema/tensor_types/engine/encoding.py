@@ -1,4 +1,4 @@
-"""Encodes rows by scalar functions: by the compiled library, or side by side by numpy."""
+"""Encodes rows with scalar functions, compiled in the library or run in numpy."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def by_library(layout: ScalarLayout, importance: Array | None, columns: int) -> 
 
 
 def by_arrays(source: Encoder, layout: ScalarLayout, importance: Array | None, columns: int, name: str) -> Step:
-    """Returns an encoder as `by_library` does, without the library. It raises TensorError, about
-    the tensor `name`, if the encoder has no such form."""
+    """Returns an encoder like `by_library`, but runs it in numpy. The encoder raises TensorError
+    for the tensor `name` if it cannot run on arrays."""
     from glft_schema.scalar import tree
     from glft_schema.scalar.as_c import mean_square_of_row  # slow to import, as below
     from glft_schema.scalar.checking import check
@@ -72,7 +72,7 @@ def by_arrays(source: Encoder, layout: ScalarLayout, importance: Array | None, c
         try:
             run_side_by_side(function, arrays, blocks)
         except ScalarError as error:
-            how = f"{command()} compiles the library, glft_schema.types.compile a type of your own"
+            how = f"compile the library with {command()}, or your own type with glft_schema.types.compile"
             raise TensorError(f"{error}; {how}", name) from None
         with np.errstate(over="ignore"):
             stored = {field.name: arrays[field.name].T.astype(NUMPY[field.number]) for field in layout.fields}

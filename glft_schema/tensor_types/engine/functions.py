@@ -23,14 +23,14 @@ Fields = Mapping[str, Array]
 
 
 def is_scalar(function: Callable[..., Any], fields: Collection[str]) -> bool:
-    """Tells whether a formula or an encoder of fields is a scalar function: one of `w`, which is no
+    """Tells whether a formula or an encoder is a scalar function: `w` is a parameter and not a
     field."""
     return "w" not in fields and "w" in parameters_of(function)
 
 
 def parameters_of(function: Callable[..., Any]) -> Collection[str]:
-    """Returns the names of a function's parameters; those of a plain function in a tenth of the
-    time that `signature` takes."""
+    """Returns the names of a function's parameters. For a plain function, this takes a tenth of the
+    time of `signature`."""
     if isinstance(function, FunctionType) and not function.__code__.co_flags & STARRED and not hasattr(function, "__wrapped__"):
         return function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
     return signature(function).parameters

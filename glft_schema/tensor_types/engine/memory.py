@@ -39,7 +39,7 @@ def ask_for_large_pages(start: int, nbytes: int) -> None:
     """With ``GLFT_HUGE_PAGES=1``, asks the system for large pages for a new result of 32 MiB or
     more.
 
-    Most systems clear them several times as fast as small ones; some wait for milliseconds at each.
+    Most systems clear large pages several times as fast as small ones; some need milliseconds each.
     """
     if nbytes >= HUGE and os.environ.get(HUGE_PAGES) == "1":
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

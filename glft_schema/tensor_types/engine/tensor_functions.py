@@ -31,7 +31,7 @@ def formula_of_tensors(formula: Formula, are_bytes: bool) -> Callable[[Fields, A
 
 
 def encoder_of_tensors(encoder: Encoder, importance: Array | None, columns: int) -> Callable[[Array, Fields], None]:
-    """Returns an encoder that is a function of torch tensors as one of arrays."""
+    """Returns a step that runs an encoder of torch tensors on arrays."""
 
     def step(numbers: Array, out: Fields) -> None:
         given = {}

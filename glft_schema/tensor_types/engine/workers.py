@@ -1,9 +1,9 @@
-"""Runs work in several threads, see `threads`: Python threads, each with one thread of torch's if
-that is imported.
+"""Runs work in several Python threads; `threads` says how many. If torch is imported, each of them
+runs torch in one thread.
 
-torch splits an operation into equal parts and waits for all of them, at each operation. Here each
-thread takes the next part of the work as soon as it is free, so that none waits for one that a busy
-machine has stopped, except for the last part.
+torch splits each operation into equal parts and waits for all of them. Here, each thread takes the
+next part of the work as soon as it is free. If a busy machine suspends a thread, the others go on,
+and wait only at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STARTING = Lock()
 
 
 def forget_threads() -> None:
-    """Called in a forked process, which has none of its parent's threads."""
+    """Forgets the pools in a forked process, which has none of its parent's threads."""
     global _STARTING
     _POOLS.clear()
     _STARTING = Lock()
@@ -40,9 +40,9 @@ os.register_at_fork(after_in_child=forget_threads)
 def in_one_thread(function: Callable[[], None]) -> None:
     """Calls a function with torch limited to one thread.
 
-    More threads make operations on chunks faster by half on an idle machine. On a busy one, each
-    operation waits for all threads, and takes up to twenty times as long. A forked child would
-    hang.
+    On an idle machine, more threads make operations on chunks faster by half. On a busy machine,
+    each operation waits for all threads, and takes up to twenty times as long. In a forked child,
+    an operation in several threads would hang.
     """
     future = _submit(_with_modes(function)) if threads() > 1 else None
     if future is None:
@@ -56,7 +56,7 @@ def _has_torch() -> bool:
 
 
 def _with_modes(function: Callable[..., object]) -> Callable[..., object]:
-    """Returns a function that runs in this thread's inference mode of torch in any thread."""
+    """Returns a function that applies the calling thread's torch inference mode in any thread."""
     if not _has_torch():
         return function
     inference = torch.is_inference_mode_enabled()
@@ -72,12 +72,12 @@ def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Itera
     """Calls a function with each item, several at once, and yields the items in order.
 
     Args:
-        function: may run in several threads at once. Its operations of torch release Python's
-            global lock, and record no gradients.
+        function: may run in several threads at once. Its torch operations release Python's global
+            lock and record no gradients.
         items: taken in this thread, a few ahead.
 
     Raises:
-        Exception: of the function for the first item that it fails for, after all threads have
+        Exception: the function's exception for the first item that fails, after all threads have
             stopped.
     """
     call = _with_modes(function)
@@ -112,7 +112,7 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
         most: the largest part.
 
     Raises:
-        Exception: of the function, after all threads have stopped.
+        Exception: the function's exception, after all threads have stopped.
     """
     parts = _Parts(count, part_size(count, least, most))
     helpers = [helper for _ in range(_threads(count, least) - 1) if (helper := _submit(lambda: _run(function, parts)))]
@@ -166,7 +166,7 @@ def _run(function: Callable[[int, int], None], parts: _Parts) -> None:
 def _submit(run: Callable[[], object]) -> Future[object] | None:
     """Starts a function in the pool of `threads`.
 
-    Returns None if the system allows no thread, or the interpreter exits.
+    Returns None if the system allows no thread, or the interpreter is exiting.
     """
     key = threads(), _has_torch()
     with suppress(RuntimeError):
@@ -179,12 +179,12 @@ def _submit(run: Callable[[], object]) -> Future[object] | None:
 
 
 def _pool(most: int, with_torch: bool) -> ThreadPoolExecutor:
-    """Returns a pool of threads, in each of which torch uses one thread; of fewer if the system
-    allows no more. Raises RuntimeError if it allows none.
+    """Returns a pool of `most` threads, or of fewer if the system allows no more. Each runs torch
+    in one thread. Raises RuntimeError if the system allows none.
 
-    All threads are started here: `torch.set_num_threads` in a thread also changes the default of
-    later ones, until it is restored, and a pool that cannot start a thread later on still runs the
-    work that it refuses.
+    All threads are started here, for two reasons. `torch.set_num_threads` in one thread also
+    changes the default of threads started later, until it is restored. And a pool that fails to
+    start a thread in `submit` raises, but still runs the work.
     """
     pool, number = ThreadPoolExecutor(most, "glft_schema"), torch.get_num_threads() if with_torch else 0
     started, all_started = Semaphore(0), Event()

@@ -1,6 +1,6 @@
 """Compiles decoders and encoders to shared libraries, for this machine or another.
 
-The compiler is one of this machine, or the package ziglang, which compiles for all machines.
+The compiler is this machine's, or the package ziglang, which cross-compiles for all targets.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class BuildError(Exception):
 
 
 def compiler(*, portable: bool = False) -> list[str] | None:
-    """Returns the command of a C compiler: ``$CC``, one of the system, or the package ziglang.
+    """Returns the command of a C compiler: ``$CC``, a system compiler, or the package ziglang.
 
     Returns None if there is none.
 
@@ -100,7 +100,7 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
     compilers give equal bytes.
 
     Args:
-        types: their functions.
+        types: the functions of each type.
         folder: created if it is missing.
         target: a key of TARGETS, compiled for by ziglang; by default this machine.
 
@@ -113,7 +113,7 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
     machine, command = target or this_machine(), compiler(portable=bool(target))
     if command is None:
         raise BuildError(f"no C compiler: {'' if target else 'install clang or gcc, or '}pip install ziglang")
-    _run(command, ["--version"], os.curdir)  # before the minute of work that needs it
+    _run(command, ["--version"], os.curdir)  # fails before the minute of work that needs the compiler
     if any(Path(word).stem in ("zig", "ziglang") for word in command):  # by default it uses all that this processor has
         command += ["-target", TARGETS[machine].triple] if machine in TARGETS else ["-mcpu=baseline"]
     unit, tests = TranslationUnit(), []
@@ -170,7 +170,7 @@ def _run(command: list[str], arguments: list[str], folder: str) -> None:
 
 
 def _print_encoder(unit: TranslationUnit, layout: ScalarLayout, encoder: Callable[..., Any]) -> str:
-    """Adds an encoder in lanes, or in plain C where that is faster or the only form. Returns its
+    """Adds an encoder in lanes, or in plain C if that is faster or the only form. Returns its
     name."""
     if layout.weights is not None and layout.name not in PLAIN:
         with suppress(ScalarError):
@@ -179,11 +179,11 @@ def _print_encoder(unit: TranslationUnit, layout: ScalarLayout, encoder: Callabl
 
 
 def _test_of_decoder(layout: ScalarLayout, source: Callable[..., Any]) -> dict[str, Test]:
-    """Returns the bytes of a block, or of the fields of a row, and digests of its weights in each
-    dtype, computed by plain Python, for the functions by name.
+    """Returns the self-tests of a type's decoders by name: the bytes of a block, or of a row's
+    fields, and a digest of the weights in each dtype, computed by plain Python.
 
-    The bytes are pseudorandom. None of the weights is NaN, whose bits C does not define, and the
-    largest is a normal float16, if one of the first blocks is like this.
+    The bytes are pseudorandom. No weight is NaN, because C does not define the bits of NaN. The
+    largest weight is a normal float16 if one of 100 trials gives such a block.
     """
     columns, kept = _columns(layout), None
     for trial in range(100):
@@ -206,8 +206,8 @@ def _test_of_decoder(layout: ScalarLayout, source: Callable[..., Any]) -> dict[s
 
 
 def _test_of_encoder(layout: ScalarLayout, source: Callable[..., Any], name: str) -> dict[str, Test]:
-    """Returns pseudorandom weights, and their importance if it is used, and a digest of the bytes
-    that encode `ROWS` rows of them."""
+    """Returns the self-test of an encoder by name: pseudorandom weights, their importance if it is
+    used, and a digest of the bytes that encode `ROWS` equal rows of them."""
     columns = _columns(layout)
     w, importance = (_random(layout, ScalarField(part, "f32", columns), columns, 0) for part in ("w", "importance"))
     mean_square = np.zeros(1, "<f4")
@@ -230,7 +230,7 @@ def _columns(layout: ScalarLayout) -> int:
 
 
 def _run_plainly(source: Callable[..., Any], **arrays: np.ndarray[Any, Any]) -> None:
-    """Runs a function on the arrays that it has as parameters."""
+    """Runs a function as plain Python on those arrays that are its parameters."""
     names = inspect.signature(source).parameters.values()
     run(source, **{one.name: arrays[one.name] for one in names if one.kind is not one.KEYWORD_ONLY})
 

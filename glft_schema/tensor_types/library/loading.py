@@ -1,6 +1,6 @@
 """Finds the compiled functions of this installation, and loads the library for this processor.
 
-The environment variable ``GLFT_LIBRARY=off`` makes a process use none.
+The environment variable ``GLFT_LIBRARY=off`` disables compiled functions in a process.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class LibraryError(Exception):
 
 
 def function_of(scheme: str, dtype: str) -> Compiled | None:
-    """Returns the compiled decoder of a type, or None if there is none that can be used.
+    """Returns the compiled decoder of a type, or None if there is no usable one.
 
     The function takes addresses and counts: ``(blocks, w, n)``, or for types of rows ``(FIELD, ...,
-    w, rows, columns)``, see `as_c.Unit.decoder`. It checks nothing, may run in several threads, and
-    releases the GIL.
+    w, rows, columns)``, see `as_c.TranslationUnit.decoder`. It checks nothing, may run in several
+    threads, and releases the GIL.
 
     Args:
         scheme: the type's name in schemes.
@@ -68,7 +68,7 @@ def function_of(scheme: str, dtype: str) -> Compiled | None:
 def encoder_of(scheme: str, by_importance: bool) -> Compiled | None:
     """Returns the compiled encoder of a type, like `function_of`. It takes ``(w, [importance,]
     blocks, rows, columns)``, or for types of rows each FIELD in place of the blocks, see
-    `as_c.Unit.encoder`."""
+    `as_c.TranslationUnit.encoder`."""
     return function_named(f"encode_{scheme}{'_by_importance' * by_importance}")
 
 
@@ -76,7 +76,7 @@ def function_named(name: str) -> Compiled | None:
     """Returns a function by its name in the library, like `function_of` and `encoder_of`."""
     if mode := os.environ.get(MODE):
         if mode != "off":
-            raise OptionError(f"expected {MODE} as off, found {quote(mode)}")
+            raise OptionError(f"expected {MODE}=off or unset, found {quote(mode)}")
         return None
     if name not in _FUNCTIONS:  # without a lock, which a forked child could inherit locked
         library = _of_package()
@@ -95,7 +95,7 @@ def add(library: Library) -> None:
 
 
 def forget() -> None:
-    """Makes this process look for compiled functions again."""
+    """Forgets the loaded functions, so that this process looks for the library again."""
     _FUNCTIONS.clear()
     _of_package.cache_clear()
     _UNSAID[:] = [True]
@@ -115,7 +115,7 @@ def _of_package() -> Library | None:
 
 def _say(level: int, message: str) -> None:
     try:
-        _UNSAID.pop()  # also the first of two threads only
+        _UNSAID.pop()  # of two threads, only one succeeds
     except IndexError:
         return
     LOG.log(level, message)
@@ -127,7 +127,7 @@ def command() -> str:
 
 
 class Library:
-    """Loaded libraries of a folder, see `building.build`."""
+    """A library that was loaded from a folder for this processor; see `building.build`."""
 
     def __init__(self, folder: Path) -> None:
         """Loads the library for this processor. Raises LibraryError if it cannot be used."""
@@ -151,12 +151,12 @@ class Library:
         return list(self._functions)
 
     def function(self, name: str) -> Compiled | None:
-        """Returns a function after its self-test, or None for another name.
+        """Returns a function after its self-test, or None if the library has no such function.
 
-        The self-test gives it some inputs, and compares the outputs with those of plain Python.
+        The self-test runs it on stored inputs, and compares the outputs with those of plain Python.
 
         Raises:
-            LibraryError: if the outputs are others.
+            LibraryError: if the outputs differ, or the library is damaged.
         """
         if name not in self._functions:
             return None
@@ -179,7 +179,7 @@ class Library:
 def _open(folder: Path, name: str) -> ctypes.CDLL:
     """Loads a library whose name ends with the digest of its content."""
     if digest(folder / name) != name.partition(".")[0].rpartition("-")[2]:
-        raise ValueError(f"{name} has another content")
+        raise ValueError(f"{name} does not match its digest")
     return ctypes.CDLL(str(folder / name))
 
 

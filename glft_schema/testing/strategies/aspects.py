@@ -31,13 +31,13 @@ ALIGNMENT, DATA = "alignment", "data"
 
 WEIGHTS = {METADATA: 35, TENSOR_INFO: 35, HEADER: 10, CONSISTENCY: 10, ALIGNMENT: 5, DATA: 5}  # percent
 
-SPREAD = 1 << 24  # hypothesis draws from so many numbers evenly, but prefers the first of a few
+SPREAD = 1 << 24  # hypothesis draws evenly from this many numbers, but prefers the first of a few
 
 
 def evenly(draw: st.DrawFn, choices: Sequence[T]) -> T:
     """Draws one of the choices with equal probability.
 
-    Draws sums: hypothesis repeats drawn numbers, often zeros, but rarely all terms of a sum.
+    Draws a sum, since hypothesis often repeats numbers or draws 0, but rarely for all terms.
     """
     return choices[sum(draw(st.integers(0, SPREAD - 1)) for _ in range(3)) % len(choices)]
 
@@ -47,7 +47,7 @@ def draw_aspect(draw: st.DrawFn, among: Collection[str] = WEIGHTS.keys()) -> str
     return evenly(draw, [aspect for aspect, weight in WEIGHTS.items() if aspect in among for _ in range(weight)])
 
 
-# To be drawn before the file: hypothesis also tries beginnings of examples, followed by zeros.
+# Draw aspects before the file: hypothesis also tries prefixes of examples, followed by zeros.
 aspects = st.composite(draw_aspect)
 
 
@@ -101,7 +101,7 @@ def spans_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
 
 
 def _counts(format: Format) -> set[str]:
-    """Returns the names of the fields that count others."""
+    """Returns the names of the fields that are counts."""
     nodes = [part.node for part in struct_of(format.struct).fields]
     return {
         part.name for node in nodes if isinstance(node, RefNode) for part in struct_of(node.declared).fields if part.is_count

@@ -32,7 +32,7 @@ from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.drafts import Draft
 from glft_schema.testing.strategies.fitting import value_in
 
-MANY = 1 << 47  # a count that every format claims
+MANY = 1 << 47  # a huge count with which every format still recognizes its files
 Damage = Callable[[File], st.SearchStrategy[Corruption | None]]  # None if the file has no such field
 
 
@@ -49,7 +49,7 @@ def spans_of(file: File) -> list[FieldSpan]:
 
 
 def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corruption | None]:
-    """Cuts a file off within a field, which is of an aspect if one is given."""
+    """Cuts a file off within a field: one of `aspect`, if given."""
     spans, regions = spans_of(file), Context({**file.regions, **file.regions.counts})
     starts = {MAGIC: 0} | {span.path: span.start for span in spans}
     leaves = [(span.path, span.start, span.end or span.start) for span in spans if not span.has_parts and span.path != "data"]
@@ -83,7 +83,7 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
 
 
 def _node_at(file: File, path: str) -> s.Node | None:
-    """Returns the node of a region or of a field of one; None for fields within these."""
+    """Returns the node of a region or of a field in it; None for more deeply nested fields."""
     node: s.Node | None = s.RefNode("", file.format.struct)
     for name in path.split(" -> "):
         fields = struct_of(node.declared).fields if isinstance(node, s.RefNode) else ()
@@ -92,7 +92,7 @@ def _node_at(file: File, path: str) -> s.Node | None:
 
 
 def _counts(file: File, spans: Sequence[FieldSpan]) -> Iterator[tuple[int, int, str]]:
-    """Yields the start of each table and array, its least bytes, and the path of its count.
+    """Yields the start, the minimum size and the path of the count of each table and array.
 
     In file order, outer ones first. The first count whose elements do not fit gets the error.
     """
@@ -131,7 +131,7 @@ def _number(node: s.Node | None, context: Any) -> s.NumberNode:
 
 @st.composite
 def too_many(draw: st.DrawFn, file: File) -> Corruption | None:
-    """Makes a count in the header greater than what it counts."""
+    """Makes a count in the header greater than the number of its elements."""
     breaker = Breaker(draw, file)
     draft = breaker.draft
     counted = [name for name in file.format.regions if draft.counter(name)]
@@ -171,7 +171,7 @@ def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
 
 
 def _field_breaks(node: s.Node, context: Any) -> Iterator[tuple[bytes, str, type[FormatError]]]:
-    """Yields broken bytes of a field, the sentence and the error."""
+    """Yields broken bytes of a field, a sentence about them, and the expected error."""
     match node:
         case s.TextNode():
             length = _number(node.length, context)
@@ -212,7 +212,7 @@ def _long_array(breaker: Breaker, region: str, type_: Any, struct: s.StructOf) -
 
 @st.composite
 def bad_line(draw: st.DrawFn, file: File) -> Corruption | None:
-    """Adds a broken line to metadata in lines."""
+    """Adds a broken line to line-based metadata."""
     draft = Draft.of(file)
     region = next((name for name in file.format.regions if isinstance(draft.field(name).node, s.LinesNode)), None)
     if region is None:

@@ -1,4 +1,4 @@
-"""Texts of JSON tables with one thing broken: a rule, or the kind of a value."""
+"""Texts of JSON tables with one fault: in the syntax, against a rule, or in a value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from glft_schema.errors import FormatError, LimitError, quote
 from glft_schema.limits import Limits
 from glft_schema.testing.strategies.json_texts import entries_of_rows, object_end, with_members
 
-MARK = b"\0"  # before what must be reported: JSON has no such byte
+MARK = b"\0"  # before the fault: JSON has no such byte
 TEXTS = (b"5", b"null", b"[]", b"{}", b'{"F32":1}', b"true")  # in place of a text
 INTEGERS = (
     b"5",
@@ -26,15 +26,15 @@ NOT_FINITE = (b"NaN", b"Infinity", b"-Infinity", b"1e999")
 
 
 class BrokenText(NamedTuple):
-    """A text with one thing broken.
+    """A text with one fault.
 
     Attributes:
-        text: with `MARK` before what must be reported; without, if its position is not known.
-        path: below the table's, in steps.
-        sentence: what is broken.
-        error: what reading must raise.
+        text: the text, with `MARK` before the fault if its position is known.
+        path: the steps of the path of the fault, below the table's path.
+        sentence: the fault in words.
+        error: the error that reading must raise.
         within: whether the error may be about a field within `path`.
-        of_texts: whether the path is below the reserved entry's, not the table's.
+        of_texts: whether `path` is below the path of the reserved entry, not of the table.
     """
 
     text: bytes
@@ -51,7 +51,7 @@ class BrokenText(NamedTuple):
 
     @property
     def at(self) -> int | None:
-        """The index of what must be reported, if it is known."""
+        """The index of the fault in `stored`, if it is known."""
         return self.text.index(MARK) if MARK in self.text else None
 
 
@@ -77,7 +77,7 @@ class TextBreaker:
         self.value = self.text[self.entry.start : self.entry.end]
 
     def irregular(self, kind: str) -> BrokenText:
-        """Returns the text with an irregularity of a kind that a `JsonRule` has."""
+        """Returns the text with an irregularity; `kind` is the `expected` of a `JsonRule`."""
         (key, part), *_ = self.values.items()
         pair, member = self.text[part.key : part.end], self.key + b":" + self.value
         values = [self.text[self.values[key].start : self.values[key].end] for key in self.rows.keys]
@@ -153,7 +153,7 @@ class TextBreaker:
     # Parts of the text
 
     def _pairs(self, key: str | None, value: bytes | None) -> list[bytes]:
-        """Returns the pairs of the entry, with another value of `key`, or without it."""
+        """Returns the pairs of the entry with `value` at `key`, or without `key` if it is None."""
         texts = {known: to_json(known).encode() + b":" + self.text[of.start : of.end] for known, of in self.values.items()}
         if key is not None:
             texts[key] = b"" if value is None else to_json(key).encode() + b":" + value

@@ -1,4 +1,4 @@
-"""Files with one broken rule, by another value of a field, row or region."""
+"""Files with one broken rule, made by changing a field, a row or a region."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Attempt(NamedTuple):
     Attributes:
         draft: the file.
         path: the field that must be reported.
-        offset: the byte that must be reported; None for the first one of the field.
+        offset: the byte that must be reported; None for the first byte of the field.
     """
 
     draft: Draft
@@ -67,11 +67,11 @@ class Attempt(NamedTuple):
 class Breaker:
     """Breaks rules in one file.
 
-    Tries edge values. The predicates of the rules tell what each breaks: they are evaluated for the
-    values of the draft, and no reader is asked.
+    Tries edge values. To find the rules that a value breaks, evaluates the predicates of all rules
+    on the values of the draft, without a reader.
 
     Args:
-        draw: as in a strategy.
+        draw: the draw function of a composite strategy.
         file: a file that every reader accepts.
     """
 
@@ -275,7 +275,7 @@ class Breaker:
                 yield Attempt(draft, f"{name} -> {at} -> offset")
 
     def _padding(self, name: str) -> Iterator[Attempt]:
-        """Sets a byte of padding, if necessary after entries that make room for some."""
+        """Sets a byte of padding, after adding a metadata entry if there is no padding."""
         drafts = [self.draft]
         for region in filter(self.draft.is_metadata, self.draft.regions):
             entry, at = self.new_row(region), len(self.draft.rows(region))
@@ -288,14 +288,14 @@ class Breaker:
 
 
 def is_unchanged(file: File, stored: bytes) -> bool:
-    """Tells whether these are the bytes of a file."""
+    """Tells whether `stored` equals the bytes of a file."""
     return stored == bytes(file.source.view(0, file.source.size))
 
 
 def _expectation(
     location: RuleLocation, path: str, before: list[Finding], after: list[Finding] | None
 ) -> dict[str, Any] | None:
-    """Returns the expected error or findings if only one rule is newly broken, that at `path`."""
+    """Returns the expected error or findings if the only newly broken rule is that at `path`."""
     check = location.check
     required = [(found.rule, found.path) for found in after or () if REQUIRED in found.sets]
     if after is None:
@@ -319,13 +319,13 @@ def can_be_broken(location: RuleLocation) -> bool:
         return True
     field = location.struct.field(check.field)
     if field.is_count:
-        return location.of_rows  # of others, the size of the file would have to follow
+        return location.of_rows  # elsewhere, the file's size would have to change, too
     is_known = check.broken_by or isinstance(check.must, HasKey) or read(check.condition) is not None
     return bool(is_known or isinstance(field.node, (PaddingNode, PayloadsNode)) or _edges(field.node))
 
 
 def _required_values(check: Check) -> dict[str, Any]:
-    """Returns values of fields with which a check applies, as far as they are known."""
+    """Returns field values that make a check apply, as far as they are known."""
     if check.example:
         return {"key": check.example}
     equal = equality(check.when) if isinstance(check, Rule) else None

@@ -29,7 +29,7 @@ from glft_schema.testing.strategies.layouts import OPAQUE, payload_key
 from glft_schema.testing.strategies.structs import drawing_context, struct_values
 
 ITEMS = 4  # limit for lists without a declared length
-MANY = 256  # elements or bytes; longer values repeat fewer
+MANY = 256  # elements or bytes; longer values repeat a shorter one
 BYTES = 12  # limit for bytes and texts without a declared length
 REFUSED = object()  # in place of a value that an adapter cannot decode
 SPECIAL_NUMBERS = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0])
@@ -47,12 +47,12 @@ def from_construct(
     fields that building computes are left out.
 
     Args:
-        declared: a construct of classes that `glft_schema.describe.node_of` knows.
-        rules: the rule sets to keep to, such as ``spec``, in addition to those of every reader.
+        declared: a construct whose classes are registered with `glft_schema.describe.node_of`.
+        rules: the rule sets to satisfy, such as ``spec``, in addition to the required rules.
         context: as for ``declared.build``; ``_root`` is ``this._root`` for a part of a file.
 
     Raises:
-        UnsupportedError: when a value is drawn, for a class that `node_of` has not been taught.
+        UnsupportedError: when a value is drawn, if a class is not registered with `node_of`.
         OptionError: for an unknown rule set.
     """
     contexts = st.builds(partial(drawing_context, rules=rule_sets(rules), **context))
@@ -63,17 +63,17 @@ def from_construct(
 def values_of(node: Any, context: Context) -> st.SearchStrategy[Any]:
     """Returns a strategy of the values of a node, or of a construct.
 
-    ``@values_of.register`` teaches it another class of node.
+    ``@values_of.register`` adds a class of nodes.
 
     Args:
         node: the node, without the wrappers around it, or a construct.
-        context: the fields before it, as construct's contexts have them.
+        context: the fields before the node, as in construct's contexts.
 
     Raises:
-        UnsupportedError: for a class that it does not know.
+        UnsupportedError: if the class of the node is not registered.
     """
     name = type(node).__name__
-    raise UnsupportedError(f"{name} has no strategy: teach it with @glft_schema.testing.strategies.values_of.register({name})")
+    raise UnsupportedError(f"{name} has no strategy: add one with @glft_schema.testing.strategies.values_of.register({name})")
 
 
 @values_of.register

@@ -33,18 +33,18 @@ def containers(
     max_tensors: int = MAX_TENSORS,
     max_bytes: int = MAX_BYTES,
 ) -> st.SearchStrategy[bytes]:
-    """Returns a strategy of valid files; map it with ``Container.parse`` for opened ones.
+    """Returns a strategy of valid files as bytes; map it with ``Container.parse`` to open them.
 
-    They have all versions, byte orders, types, nested arrays, alignments, orders of payloads, gaps,
-    tied tensors and trailing bytes that the rules allow. Payloads are any bits, including NaN and
-    infinite scales.
+    The files vary in everything that the rules allow: versions, byte orders, types, nested arrays,
+    alignments, order of payloads, gaps, tied tensors and trailing bytes. Payloads are arbitrary
+    bits, including NaN and infinite scales.
 
     Args:
         format: a `Format` or its name, such as ``gguf``.
-        rules: the rule sets to keep to, such as ``spec``, in addition to those of every reader.
-        types: the names of tensor types; by default all of the format, and unknown types.
-        max_tensors: the most tensors in a file.
-        max_bytes: the most bytes of all payloads together.
+        rules: the rule sets to satisfy, such as ``spec``, in addition to the required rules.
+        types: the names of tensor types; by default all types of the format, and unknown ones.
+        max_tensors: the maximum number of tensors in a file.
+        max_bytes: the maximum total size of the payloads in bytes.
 
     Raises:
         OptionError: for an unknown format or rule set.

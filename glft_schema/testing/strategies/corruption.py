@@ -22,8 +22,8 @@ class Corruption:
         offset: the first byte of that field, from the start of the file; None if it is not known.
             A TruncatedError may be at a later byte of the field.
         rule: the id of the broken rule; None for a field without one.
-        error: what reading must raise; None if the file is read and has findings.
-        reported: the rule id of the error; for a rule of a tensor type, the row's; None for no id.
+        error: the error that reading must raise; None if the file can be read and has findings.
+        reported: the error's rule id, or None; for a rule of a tensor type, that of the row's rule.
         within: whether the error may also be about a field within `path`.
         sets: the rule sets that are checked for findings.
         findings: rule ids and paths of all findings of these sets, in any order.
@@ -44,7 +44,7 @@ class Corruption:
         return f"<{len(self.stored)} bytes, {self.sentence}; expected {self.expected}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Shows it in hypothesis's reports without its bytes."""
+        """Prints the corruption in hypothesis's reports without its bytes."""
         printer.text(repr(self))
 
     @property

@@ -18,7 +18,7 @@ from glft_schema.testing.strategies.broken_rules import Breaker, can_be_broken, 
 from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.rule_locations import RuleLocation, rule_locations
 
-TRIES = 8  # for rules of an aspect, before a field is broken
+TRIES = 8  # to break a rule or field of an aspect, before another aspect is tried
 
 Choices = tuple[Sequence[Sequence[RuleLocation]], Sequence[Damage]]
 
@@ -34,7 +34,7 @@ def rule_ids(format: str | Format) -> list[str]:
 
 
 def distinct_rules(format: Format) -> list[str]:
-    """Returns the ids of the rules of a format, and one of tensor types with the same sentence."""
+    """Returns the ids of a format's rules. Tensor-type rules with equal sentences give one id."""
     rules = {at.check.id if at.type is None else at.check.expected: at.check.id for at in rule_locations(format)}
     return list(rules.values())
 
@@ -44,11 +44,12 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
 
     Args:
         file: the valid file, opened or as bytes.
-        rule: the id of the rule to break, see `rule_ids`. By default any rule is broken, or a field
-            without a rule: cut off, of an unknown type, with a count that is too large, not UTF-8,
-            or a payload outside of the file or within another one.
-        aspect: what to break, one of `aspects.WEIGHTS`, if the file has it. By default each aspect
-            is drawn by its weight.
+        rule: the id of the rule to break; see `rule_ids`. By default any rule is broken, or a field
+            without a rule: cut off, with an unknown type, a count that is too large, text that is
+            not UTF-8, a faulty metadata line or JSON text, or an offset outside of the file or
+            within another payload.
+        aspect: the aspect to break, one of `aspects.WEIGHTS`, if the file has it. By default each
+            aspect is drawn by its weight.
 
     Raises:
         OptionError: for an unknown rule, or a rule without known values that break it.
@@ -57,7 +58,7 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
     parsed = file if isinstance(file, File) else Container.parse(file)
     locations = [location for location in rule_locations(parsed.format) if rule in (None, location.check.id)]
     if not locations:
-        raise OptionError(f"expected a rule of {parsed.format.name}, {', '.join(rule_ids(parsed.format))}, found {quote(rule)}")
+        raise OptionError(f"expected a {parsed.format.name} rule ({', '.join(rule_ids(parsed.format))}), found {quote(rule)}")
 
     if not (locations := [location for location in locations if can_be_broken(location)]):
         raise OptionError(f"no values are known that break {quote(rule)}: declare some as `broken_by` of its predicate")
@@ -73,11 +74,11 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
 def break_file(draw: st.DrawFn, file: File, choices: Mapping[str, Choices], aspect: str | None) -> Corruption:
     """Breaks a rule or, in a third of the examples, a field.
 
-    All rules of an aspect are equally likely, those of tensor types together, and so are its
-    damages.
+    All rules of an aspect are equally likely, and so are its damages. The rules of tensor types on
+    the same field count as one rule.
 
     Args:
-        draw: as in a strategy.
+        draw: the draw function of a composite strategy.
         file: the valid file.
         choices: the rules, each with its locations, and the damages of each aspect.
         aspect: the first aspect to try; others follow if the file has nothing to break there.

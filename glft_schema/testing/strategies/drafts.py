@@ -62,7 +62,7 @@ class Head(NamedTuple):
     Attributes:
         stored: its bytes.
         regions: the context with its regions.
-        positions: the first byte of each field, by path.
+        positions: the offset of the first byte of each field, by path.
     """
 
     stored: bytes
@@ -103,11 +103,11 @@ class Draft:
         return self.head.stored + self.payloads
 
     def start(self, path: str) -> int:
-        """Returns the first byte of a field, or of the payloads."""
+        """Returns the offset of the first byte of a field, or of the payloads."""
         return len(self.head.stored) if path == "data" else self.head.positions[path]
 
     def broken_rules(self) -> list[Finding] | None:
-        """Returns the rules whose predicates the values break, up to a `REQUIRED` one.
+        """Returns findings for the rules that the values break, up to the first `REQUIRED` one.
 
         Returns None for values that cannot be stored, and for payloads that overlap or do not fit
         into the region.
@@ -219,7 +219,7 @@ class Draft:
         return self.with_count(table, len(rows.stored)).replace({table: region})
 
     def counter(self, region: str) -> tuple[str, ...]:
-        """Returns the names of the field that counts a region, after its own region; or none."""
+        """Returns the path of the field that counts a region as a tuple of names, or ``()``."""
         node = self.field(region).node
         number = (
             node.count if isinstance(node, ListNode) else node.size if isinstance(node, (LinesNode, JsonTableNode)) else None

@@ -1,4 +1,4 @@
-"""Values that keep to rules: checks of a value, and candidates near it.
+"""Values that satisfy rules: checks of a value, and candidates near it.
 
 The numbers, bytes and patterns in the expression of a rule are candidates and boundaries for the
 guarded field. So a magic number or a version is found at once.
@@ -28,7 +28,7 @@ from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 
-EXAMPLES = (32, 1, "a")  # values of many types; 32 keeps every rule on alignments
+EXAMPLES = (32, 1, "a")  # values of many types; 32 satisfies every rule on alignments
 least_row: Callable[[TensorType], int] = cache(attrgetter("least_row"))  # a computed property
 LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
 
@@ -57,12 +57,12 @@ def value_so_far(context: Context, expression: Expression) -> Any:
 
 
 def inner_context(outer: Context, declared: construct.Struct | None = None, row: Mapping[str, Any] = NO_COUNTS) -> Any:
-    """Returns the context of a Struct, `_declared`, or of a list, in another one.
+    """Returns the context of a Struct, stored as `_declared`, or of a list, within another.
 
     Args:
         outer: the other context.
         declared: the Struct.
-        row: its fields; if it is a `Record`, also with its counts.
+        row: the fields of the Struct; the counts of a `Record` are added.
     """
     context = Context(_=outer, _params=outer._params, _parsing=False, _building=True, _sizing=False)
     context.update({"_root": outer.get("_root", context)} | ({"_declared": declared} if declared else {}))
@@ -151,7 +151,7 @@ def resize(value: Any, size: int) -> Any:
 
 
 def repeat(value: list[Any], size: int) -> list[Any]:
-    """Returns a list of a length, with its elements repeated."""
+    """Returns a list of `size` elements that repeats those of `value`."""
     return (value * -(-size // len(value)))[:size]
 
 

@@ -1,4 +1,4 @@
-"""JSON tables as text: other spellings of a text, and a table with another row."""
+"""JSON tables as text: equivalent spellings of a text, and texts with another row."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def with_json_row(declared: JsonTable, rows: JsonRows, at: int, row: Mapping[str
     entry, struct = Entry(), struct_of(declared.row)
     try:
         built = declared.row._build(row, entry, new_context(False, forging=True), "(building)")
-    except FormatError:  # a count of a payload that is not defined
+    except FormatError:  # a count cannot be computed, as for dims that the type refuses
         row = {**{part.name: 0 for part in struct.fields if part.is_count}, **row}
         built = declared.row._build(row, entry, new_context(False, forging=True), "(building)")
     name = entry.pop(None)
@@ -69,19 +69,19 @@ def with_json_row(declared: JsonTable, rows: JsonRows, at: int, row: Mapping[str
 
 
 def spans_of_row(rows: JsonRows, at: int, fields: Mapping[str, JsonField]) -> dict[str, tuple[int, int]]:
-    """Returns the first byte of each field of a row in the file, and the byte after it."""
+    """Returns the start and end of each field of a row in the file."""
     return rows.spans(rows.members.index(entries_of_rows(rows)[at]), fields)
 
 
 @st.composite
 def respell(draw: st.DrawFn, rows: JsonRows, is_plain: bool) -> bytes:
-    """Draws another text of the same rows and metadata.
+    """Draws another text with the same rows and metadata.
 
     Args:
-        draw: as in a strategy.
+        draw: the draw function of a composite strategy.
         rows: the rows, as built.
-        is_plain: whether only spaces, escapes and the order of keys may differ. Otherwise entries
-            and values that are replaced by later ones are added, and unknown keys and other forms.
+        is_plain: whether only spaces, escapes and the order of keys may differ. Otherwise the text
+            may also have duplicate entries and keys, unknown keys, and entries in other forms.
     """
     space, is_ascii = draw(st.sampled_from(SPACES)), draw(st.booleans())
 

@@ -24,12 +24,12 @@ def payload_key(row: Any) -> tuple[Any, ...]:
 
 
 def size_of(row: Any) -> int:
-    """Returns the bytes of a row's payload; for an unknown type, the most that it may have."""
+    """Returns the size of a row's payload in bytes; for an unknown type, the largest size."""
     return int(row.dtype.nbytes(row.shape)) if row.dtype.is_known else OPAQUE
 
 
 def alignment_of(data: Node, context: Context) -> int:
-    """Returns the multiple at which the payloads of a region begin."""
+    """Returns the alignment of the payloads of a region."""
     return int((isinstance(data, PayloadsNode) and data.to and value_so_far(context, data.to)) or 1)
 
 

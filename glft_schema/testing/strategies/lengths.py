@@ -69,7 +69,7 @@ def as_count(field: Field, value: int, context: Context) -> int:
 
 
 def guards(field: Field, context: Context) -> list[Check]:
-    """Returns the rules on a field that must be kept."""
+    """Returns the rules on a field that must hold."""
     return [check for check in field.rules if is_wanted(check, context._params._drawing.rules)]
 
 

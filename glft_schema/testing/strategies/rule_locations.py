@@ -19,7 +19,7 @@ class RuleLocation:
     Attributes:
         check: the rule.
         struct: the Struct of the guarded field.
-        region: the region that the Struct is, or whose rows it is; empty for the whole file.
+        region: the region of the Struct or of its rows; empty for the whole file.
         of_rows: whether the Struct is a row of the region.
         type: the tensor type whose payload has the rule, or None.
     """

@@ -1,4 +1,4 @@
-"""Values of a Struct: fields in order, within their rules and what later fields need."""
+"""Values of a Struct, drawn field by field within the rules and the needs of later fields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from glft_schema.testing.strategies.fitting import candidates, derive, holds, in
 from glft_schema.testing.strategies.layouts import place_payloads, size_of
 from glft_schema.testing.strategies.lengths import all_hold, as_count, fits, guards
 
-TRIES = 20  # values drawn if no candidate keeps the rules
+TRIES = 20  # values drawn if no candidate satisfies the rules
 BOUNDARY = 1 << 7  # the longest length that is tried as a boundary
 MANY_DIMS = 64
 MAX_BYTES = 1 << 16  # of payloads
@@ -39,13 +39,13 @@ ValuesOf = Callable[[Any, Any], "st.SearchStrategy[Any]"]
 
 @dataclass(frozen=True)
 class Knobs:
-    """Restrictions of drawn values.
+    """Restrictions on drawn values.
 
     Attributes:
-        rules: the rule sets to keep to.
+        rules: the rule sets to satisfy.
         types: the allowed tensor types; None for all.
-        max_bytes: the most bytes of all payloads together.
-        most: the most rows of a table, by its name.
+        max_bytes: the maximum total size of the payloads in bytes.
+        most: the maximum number of rows of a table, by the table's name.
     """
 
     rules: Sequence[str] = ()
@@ -61,7 +61,7 @@ def drawing_context(knobs: Knobs | None = None, /, *, rules: Sequence[str] = (),
 
 @st.composite
 def struct_values(draw: st.DrawFn, struct: StructOf, outer: Context, values_of: ValuesOf) -> Any:
-    """Draws a `Record`, or one of construct's containers, that the Struct builds from."""
+    """Draws a value to build the Struct from: a `Record`, or a `Context` for construct's Struct."""
     context, parts, drawn = inner_context(outer, struct.declared), struct.parts, dict[str, None]()
     for i, part in enumerate(parts):
         if isinstance(part, Check):
@@ -187,7 +187,7 @@ def _(later: DerivedNode, field: Field, value: Any, draw: st.DrawFn, context: Co
 
 
 def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[StoredValue]:
-    """Returns values for a key, around its default, that can be stored and keep the rules."""
+    """Returns values for a key, around its default, that can be stored and satisfy the rules."""
     row, options, default = rows_of(field.node), [], lookup.default
     assert row
     code, switch = row.field("type").node, row.field("value").node
