@@ -242,26 +242,35 @@ def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     return resolved.detach()
 
 
-def _ties(state: Mapping[str, Any], tensors: Iterable[str]) -> list[Sequence[str]]:
-    """Returns the names of tensors that share their memory on this rank. Raises TensorError for
-    packed weights.
+def _ties(state: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, str]:
+    """Returns, for each tensor, the first name of those that share its memory on this rank, or an
+    empty string for an empty shard. Raises TensorError for packed weights.
     """
-    names: dict[Any, list[str]] = {}
+    firsts: dict[Any, str] = {}
+    ties: dict[str, str] = {}
     for name in tensors:
+        ties[name] = name
         tensor = state.get(name)
         if isinstance(tensor, torch.Tensor):
             if tensor in packed_tensors():
                 raise TensorError("expected dense weights, found packed ones, which glft_schema.save_file saves", name)
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             key = (local.device, local.data_ptr(), tuple(tensor.shape), local.stride(), local.dtype)
-            names.setdefault(key if local.numel() else name, []).append(name)
-    return [tuple(tied) for tied in names.values() if len(tied) > 1]
+            ties[name] = firsts.setdefault(key, name) if local.numel() else ""
+    return ties
 
 
-def _common_ties(found: Sequence[list[Sequence[str]]]) -> dict[str, str]:
-    """Returns the first name of each group of tensors that are tied on all ranks, by name."""
-    everywhere = set.intersection(*(set(map(tuple, ties)) for ties in found))
-    return {name: tied[0] for tied in everywhere for name in tied}
+def _common_ties(found: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Returns the first name of each group of tensors that are tied on all ranks, by name. A rank
+    with an empty shard of a tensor has no say about the tensor."""
+    firsts: dict[tuple[str, ...], str] = {}
+    tied: dict[str, str] = {}
+    for name in found[0]:
+        on_ranks = tuple(ties[name] for ties in found)
+        first = firsts.setdefault(on_ranks, name) if any(on_ranks) else name
+        if first != name:
+            tied |= {first: first, name: first}
+    return tied
 
 
 def _tasks(units: Sequence[Unit], spans: Sequence[PlannedSpan], order: ByteOrder) -> list[_Task]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import FormatError, OptionError, TensorError
+from glft_schema.errors import FormatError, OptionError, TensorError, quote
 from glft_schema.families.config import BLOCKS, CONFIG, check_sizes, read_json
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
@@ -129,7 +129,7 @@ def _of_gguf(
     from glft_schema.nn.load_into import fill
 
     if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
-        raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder, found {str(path)!r}")
+        raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder, found {quote(str(path))}")
     tensors, fields = hf_model(in_memory(checkpoint.tensors), checkpoint.metadata, fused=True)
     config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
     config._experts_implementation = "eager"  # to index one expert at a time

@@ -190,7 +190,7 @@ def tensors(folder: Path, changed: Mapping[str, Any]) -> None:
 LAYER = "base_model.model.model.layers.0.self_attn"
 OTHER = "base_model.model.model.layers.0.mlp.other"
 FAULTS: dict[str, tuple[Any, str]] = {
-    "dora": (lambda f: settings(f, use_dora=True), "expected A and B of LoRA alone, found DoRA"),
+    "dora": (lambda f: settings(f, use_dora=True), "expected plain LoRA, found DoRA"),
     "modules": (lambda f: settings(f, modules_to_save=["lm_head"]), "found modules_to_save"),
     "experts": (lambda f: settings(f, target_parameters=["experts.down_proj"]), "found target_parameters"),
     "bias": (lambda f: settings(f, bias="all"), "bias: expected 'none', found 'all'"),
@@ -214,7 +214,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
     ),
     "two A": (
         lambda f: tensors(f, {f"{LAYER}.k_proj.lora_A": torch.ones(4, 64), f"{LAYER}.k_proj.lora_A.weight": torch.ones(4, 64)}),
-        f"'{LAYER}.k_proj.lora_A.weight': expected one tensor A of this layer, found also '{LAYER}.k_proj.lora_A'",
+        f"'{LAYER}.k_proj.lora_A.weight': expected one tensor A of this layer, found another, '{LAYER}.k_proj.lora_A'",
     ),
     "two names": (
         lambda f: tensors(
@@ -281,7 +281,7 @@ def test_faults_of_folders(fault: str, tmp_path: Path) -> None:
     ("name", "layer", "message"),
     [
         ("tiny-qwen2", "lm_head", "the adapter fits another model: it changes output.weight of [264, 64], the model has none"),
-        ("tiny-qwen3moe", "model.layers.0.mlp.experts.1.down_proj", "expected an adapter of a single matrix, found one of"),
+        ("tiny-qwen3moe", "model.layers.0.mlp.experts.1.down_proj", "expected a layer that GGUF neither stacks nor splits"),
     ],
 )
 def test_layers_without_a_matrix_of_their_own(name: str, layer: str, message: str, tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_other_models(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-bert")
     text = f"expected a GGUF file as the model, found '{folder}': convert it first (glft convert)"
     assert_refused(in_this_process("merge-lora", folder, tmp_path, tmp_path / "out.gguf"), text)
-    with pytest.raises(glft.OptionError, match=r"merging writes GGUF, found 'out\.safetensors' to write: use glft convert"):
+    with pytest.raises(glft.OptionError, match=r"merging writes GGUF, found the output 'out\.safetensors': use glft convert"):
         glft.adapters.merge_lora(folder, tmp_path, tmp_path / "out.safetensors")
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
     for first, scale in ((float("inf"), 1.0), (1.0, 1e300)):

@@ -47,7 +47,7 @@ def test_quantize(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.glft", "out.safetensors"])
 def test_other_endings_are_refused(name: str, source: Path, tmp_path: Path) -> None:
-    text = f"quantize writes GGUF, found '{name}' to write: use glft convert"
+    text = f"quantize writes GGUF, found the output '{name}': use glft convert"
     assert_refused(glft("quantize", source, tmp_path / name, "Q8_0"), text)
     assert_refused(glft("quantize", source, tmp_path / name, "Q8_0", "--dry-run"), text)
     assert not (tmp_path / name).exists()
@@ -93,10 +93,10 @@ def test_options(source: Path, tmp_path: Path) -> None:
         (["Q4_K_M", "--override-kv", "a=bool:yes"], "found 'a=bool:yes'"),
         (["Q4_K_L"], "expected a file type or the path of a recipe file, found 'Q4_K_L'; did you mean 'Q4_K_"),
         (["Q4_K_M", "--override-kv", "a=int:1", "--override-kv", "a=int:2"], "--override-kv: expected each key once"),
-        (["Q4_K_M", "--tensor-type-file", "bytes.txt"], "expected UTF-8 in 'bytes.txt', found a byte at 1 that is not"),
+        (["Q4_K_M", "--tensor-type-file", "bytes.txt"], "expected UTF-8 in 'bytes.txt', found an invalid byte at 1"),
         (["IQ1_S"], "requires an importance matrix, found none"),
         (["Q8_0", "--imatrix", "none.gguf"], "glft: none.gguf: No such file or directory"),
-        (["Q8_0", "--keep-split"], "expected a file of a set for keep_split (--keep-split), found a single file"),
+        (["Q8_0", "--keep-split"], "keep_split (--keep-split) requires a set of GGUF files as the source"),
     ],
 )
 def test_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], problem: str) -> None:

@@ -135,7 +135,7 @@ def test_packed_bytes_of_several_fields_have_whole_rows(folder: Path) -> None:
         (
             {"vector": torch.zeros(1, 50)},
             ("vector",),
-            "tensor 'vector': expected a quantized tensor to be read as bytes, found another",
+            "tensor 'vector': expected a quantized tensor for packed, found another type",
         ),
         ({"none": torch.zeros(1)}, (), "Missing key in checkpoint state_dict: none"),
         ({"vector": torch.zeros(51)}, (), "Size mismatch"),

@@ -54,7 +54,7 @@ def refusal(work: Callable[[], object]) -> str:
             "expected a target of a float dtype or torch.float32, found torch.int8",
         ),
         ({"w": torch.zeros(8, 288)}, ("w",), "expected a target of torch.uint8 for the tensor's bytes, found torch.float32"),
-        ({"v": torch.zeros(1, 5)}, ("v",), "expected a quantized tensor to be read as bytes, found another"),
+        ({"v": torch.zeros(1, 5)}, ("v",), "expected a quantized tensor for packed, found another type"),
     ],
 )
 def test_targets_that_are_refused(path: Path, state: dict[str, torch.Tensor], packed: tuple[str, ...], problem: str) -> None:

@@ -363,7 +363,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "tensor":         ("tiny-llama", edit_tensors(model__layers__0__self_attn__sinks=torch.ones(4)),
                        "tensor 'model.layers.0.self_attn.sinks': the llama family has no such tensor: use llama.cpp's"),
     "block":          ("tiny-llama", edit_tensors(model__layers__2__input_layernorm__weight=torch.ones(64)),
-                       "expected a block of the config's num_hidden_layers, found another"),
+                       "the config has no such block"),
     "expert":         ("tiny-qwen3moe", edit_tensors(model__layers__1__mlp__experts__2__up_proj__weight=None),
                        "tensor 'model.layers.1.mlp.experts.0.up_proj.weight': expected "
                        "model.layers.1.mlp.experts.2.up_proj.weight with this tensor, found none"),

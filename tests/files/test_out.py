@@ -78,7 +78,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("d", torch.zeros(1), "tensor 'd': out has a tensor for it, but the file has none"),
     ("a", torch.zeros(64, 6), r"tensor 'a': expected out as a torch.Tensor of \[6, 64\], found \[64, 6\]"),
     ("a", [[0.0] * 64] * 6, r"tensor 'a': expected out as a torch.Tensor of \[6, 64\], found \[\[0.0, 0.0, .*\.\.\."),
-    ("a", torch.zeros(6, 64, dtype=torch.int32), "tensor 'a': expected out of a float dtype, found torch.int32"),
+    ("a", torch.zeros(6, 64, dtype=torch.int32), "tensor 'a': expected out as a float dtype, found torch.int32"),
     ("c", torch.zeros(14)[::2], r"tensor 'c': expected a contiguous out, found strides \[2\]"),
 ]
 
@@ -97,7 +97,7 @@ def test_checked_before_anything_is_written(name: str, tensor: object, sentence:
 
 
 def test_arguments_that_contradict_out(model: Path) -> None:
-    with pytest.raises(TensorError, match=r"tensor 'a': expected out of torch\.float16, found torch\.float32"):
+    with pytest.raises(TensorError, match=r"tensor 'a': expected out as torch\.float16, found torch\.float32"):
         load_file(model, dtype=torch.float16, out=destinations())
     with pytest.raises(TensorError, match="tensor 'a': expected out on meta, found cpu"):
         load_file(model, "meta", out=destinations())
@@ -117,7 +117,7 @@ def test_an_integer_tensor_takes_its_own_dtype(tmp_path: Path) -> None:
         out = torch.zeros(2, 3, dtype=torch.int32)
         assert torch.equal(file.get_tensor("i", out=out), numbers)
         assert torch.equal(file.tensors["i"].read(1, out=out[0]), numbers[1])
-        with pytest.raises(TensorError, match=r"expected out of a float dtype or torch.int32, found torch.int64"):
+        with pytest.raises(TensorError, match=r"expected out as a float dtype or torch.int32, found torch.int64"):
             file.get_tensor("i", out=out.long())
 
 

@@ -102,7 +102,7 @@ UNBUILDABLE = {
     ),
     "payload of no tensor": (
         {"descriptors": [{"name": "w", "dims": [], "dtype": 0}], "data": {"w": {"weights": [1.0]}}},
-        "expected an array of numpy or torch, found",
+        "expected a numpy array or torch tensor, found",
     ),
     "rows that are no sequence": ({"descriptors": None}, "descriptors: expected a sequence, found None"),
     "dims that are no sequence": (

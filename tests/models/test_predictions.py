@@ -101,7 +101,7 @@ def test_embedding_models_predict_nothing(tmp_path: Path) -> None:
     fields = json.loads(config.read_text())
     for kind in ("BertModel", "BertForMaskedLM"):
         config.write_text(json.dumps(fields | {"architectures": [kind]}))
-        with pytest.raises(glft.OptionError, match=f"expected a model that predicts tokens from those before, found {kind}"):
+        with pytest.raises(glft.OptionError, match=f"expected a causal language model, found {kind}"):
             glft.models.perplexity(config.parent, TOKENS, context=CONTEXT)
 
 
@@ -110,7 +110,7 @@ def test_classifiers_predict_no_tokens() -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 264}
     for kind in ("LlamaForSequenceClassification", "LlamaForTokenClassification"):
         model = getattr(transformers, kind)(transformers.LlamaConfig(**sizes, pad_token_id=0))
-        with pytest.raises(glft.OptionError, match=f"expected a model that predicts tokens from those before, found {kind}"):
+        with pytest.raises(glft.OptionError, match=f"expected a causal language model, found {kind}"):
             glft.models.perplexity(model, TOKENS, context=CONTEXT)
 
 
@@ -162,7 +162,7 @@ def assert_not_run(done: subprocess.CompletedProcess[str], problem: str, compare
 
 def test_weights_of_encoders_are_compared(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-bert")
-    problem = "expected a model that predicts tokens from those before, found Bert"
+    problem = "expected a causal language model, found Bert"
     done = in_this_process("compare", folder, folder, "--run", "--context", CONTEXT)
     assert_not_run(done, problem, "A and B hold the same weights\n")
     done = in_this_process("compare", folder, folder, "--run", "--context", CONTEXT, "--json")

@@ -155,6 +155,6 @@ def test_a_config_that_names_another_model(tmp_path: Path) -> None:
     path = tmp_path / "saved" / "config.json"
     path.write_text(path.read_text().replace("model.layers.1.mlp.up_proj.weight", "model.layers.9.mlp.up_proj.weight"))
     with pytest.raises(
-        glft.OptionError, match=r"^the types name 'model\.layers\.9\.mlp\.up_proj\.weight', which the model lacks$"
+        glft.OptionError, match=r"^a type is given for 'model\.layers\.9\.mlp\.up_proj\.weight', which the model lacks$"
     ):
         load(tmp_path / "saved")

@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> Path:
         ("Q8_0", {"output_tensor_type": "q8_1x"}, SchemeError, "ggml has no type 'q8_1x': expected"),
         ("Q8_0", {"include_weights": ["a"], "exclude_weights": ["b"]}, OptionError,
          "expected include_weights or exclude_weights .*, found both"),
-        ("Q8_0", {"keep_split": True}, OptionError, "expected a file of a set for keep_split .*, found a single file"),
+        ("Q8_0", {"keep_split": True}, OptionError, "keep_split .* requires a set of GGUF files as the source"),
         ("Q8_0", {"importance": {"blk.7.attn_q.weight": torch.ones(64)}}, OptionError,
          "the importance matrix covers none of these tensors"),
     ],
@@ -61,7 +61,7 @@ def test_refused(source: Path, recipe: str | int, options: dict[str, Any], error
 def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
     quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
     with pytest.raises(
-        SchemeError, match=r"^14 tensors \(Q8_0\) are quantized already, such as 'token_embd.weight': another type"
+        SchemeError, match=r"^14 tensors \(Q8_0\) are quantized already, such as 'token_embd.weight': requantizing adds error"
     ):
         quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "Q4_K_M")
     again = quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "q4_k_m", allow_requantize=True)
@@ -118,7 +118,7 @@ def test_a_dry_run_says_what_would_be_refused(source: Path, tmp_path: Path) -> N
     quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
     again = quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "Q6_K", dry_run=True)
     (note,) = again.notes  # the fallback type of ffn_down is its own
-    assert note.startswith("would be refused: 13 tensors (Q8_0) are quantized already, such as 'token_embd.weight': another ty")
+    assert note.startswith("would be refused: 13 tensors (Q8_0) are quantized already, such as 'token_embd.weight': req")
 
 
 def test_options_without_effect(source: Path, tmp_path: Path) -> None:

@@ -171,13 +171,13 @@ def test_results_for_few_values_are_looked_up() -> None:
 
 # fmt: off
 REFUSED = [
-    ("for i in range(4):\n    if i > 2: break",       "expected loops that run to their end, found Break"),
-    ("i = 0\nwhile i < qs[0]: i += 1",                "expected loops that run to their end, found While"),
+    ("for i in range(4):\n    if i > 2: break",       "expected no while, break, early return or local array, found Break"),
+    ("i = 0\nwhile i < qs[0]: i += 1",                "expected no while, break, early return or local array, found While"),
     ("for i in range(4):\n    if i > 2: w[i] = d[0]", "expected weights to be written once each, without conditions"),
     ("w[qs[0] & 15] = d[0]",                          "expected weights to be written once each, without conditions"),
-    ("x = floats(4)",                                 "expected loops that run to their end, found Declare"),
+    ("x = floats(4)",                                 "expected no while, break, early return or local array, found Declare"),
     ("for i in range(qs[0]): x = i",                  "expected loops with constant bounds"),
-    ("for i in range(8): w[i * i % 8] = d[0]",        "expected weights at places that are linear in the variables of loops"),
+    ("for i in range(8): w[i * i % 8] = d[0]",        "expected weights at indices that are linear in the loop variables"),
     ("x = c[qs[0] & 15]",                             "expected an index of c that does not depend on data"),
     ("x = CODES[2:4][qs[0] & 1]",                     "expected no slices of CODES"),
     ("a = qs[1] & 7\nx = c[a:a + 2]",                 "expected views that do not depend on data"),
@@ -193,7 +193,7 @@ def test_refusals(body: str, text: str) -> None:
 
 
 def test_a_compiler_needs_neighbours() -> None:
-    with pytest.raises(ScalarError, match=r"^decode: as arrays, expected each statement to write neighbours$"):
+    with pytest.raises(ScalarError, match=r"^decode: as arrays, expected each statement to write contiguous weights$"):
         print_function(check(source(BODIES["two writes"]), LAYOUT.arrays()), compiled=True)
 
 

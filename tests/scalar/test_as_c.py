@@ -245,7 +245,7 @@ def test_names_of_c_and_equal_names(tmp_path: Path) -> None:
     assert [printed.count(f"int32_t double_{number}(") for number in (2, 3, 4)] == [1, 1, 0]
     library, out = compiled(printed, tmp_path, "-O1"), np.zeros(1, np.float32)
     for name in ("own0", "double", "f", "f32", "TABLE"):
-        with pytest.raises(language.ScalarError, match=f"^{name}: expected another name in C$"):
+        with pytest.raises(language.ScalarError, match=f"^{name}: expected a name that is not in use in C$"):
             unit.decoder(ScalarLayout(name, (ScalarField("short", "u8", 1),), 1), functions[0])
     results = []
     for number in range(3):

@@ -463,8 +463,8 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     expected = [line.partition("  # ")[2] for example in examples for line in example.splitlines() if line.startswith("print(")]
     assert capsys.readouterr().out.splitlines() == [text.strip() for text in expected]
     seconds, memory = fuzzing.SECONDS, fuzzing.MEMORY
-    assert f"{seconds[0]:g} s and {seconds[1] * 1e6:g} us a byte" in page
-    assert f"{memory[0] >> 20} MiB and {memory[1]} times the file's size" in page
+    assert f"{seconds[0]:g} s and {seconds[1] * 1e6:g} us per byte" in page
+    assert f"{memory[0] >> 20} MiB of memory plus {memory[1]} times the file's size" in page
     for name in ("escaped", "rebuilt", "bounded", "accepted", "reported"):
         assert f"| {name} |" in page
         assert f"    {name} " in str(fuzzing.__doc__)

@@ -397,7 +397,7 @@ def test_teaching_a_construct() -> None:
 
 
 def test_an_unknown_node() -> None:
-    with pytest.raises(NotImplementedError, match=r"object has no strategy: teach it with @.*values_of.register\(object\)"):
+    with pytest.raises(NotImplementedError, match=r"object has no strategy: add one with @.*values_of.register\(object\)"):
         values_of(object(), {})
 
 

@@ -348,15 +348,15 @@ def test_dry_run(gguf: Path) -> None:
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "expected at least one change, found none to set, remove or rename"),
-    ({"remove": ["toy.gone"]}, "expected a key of the metadata to remove, found 'toy.gone'"),
-    ({"remove": "blk.0.weight"}, "expected a key of the metadata to remove, found 'blk.0.weight', which is a tensor: "
+    ({"remove": ["toy.gone"]}, "expected an existing metadata key to remove, found 'toy.gone'"),
+    ({"remove": "blk.0.weight"}, "expected an existing metadata key to remove, found 'blk.0.weight', which is a tensor: "
      "use glft convert --exclude"),
-    ({"rename": {"gone": "x"}}, "expected a tensor to rename, found 'gone'"),
-    ({"rename": {"blk.0.wieght": "x"}}, "expected a tensor to rename, found 'blk.0.wieght'; did you mean 'blk.0.weight'?"),
+    ({"rename": {"gone": "x"}}, "expected an existing tensor to rename, found 'gone'"),
+    ({"rename": {"blk.0.wieght": "x"}}, "existing tensor to rename, found 'blk.0.wieght'; did you mean 'blk.0.weight'?"),
     ({"remove": ["general.nam"]},
-     "expected a key of the metadata to remove, found 'general.nam'; did you mean 'general.name'?"),
-    ({"rename": {"blk.*": "x"}}, "expected a tensor to rename, found 'blk.*': patterns are not supported"),
-    ({"rename": {"general.name": "x"}}, "expected a tensor to rename, found 'general.name', which is a metadata key"),
+     "expected an existing metadata key to remove, found 'general.nam'; did you mean 'general.name'?"),
+    ({"rename": {"blk.*": "x"}}, "expected an existing tensor to rename, found 'blk.*': patterns are not supported"),
+    ({"rename": {"general.name": "x"}}, "expected an existing tensor to rename, found 'general.name', which is a metadata key"),
     ({"rename": {"norm": "scale"}}, "expected a new name for tensor 'norm', found 'scale', which is taken"),
     ({"rename": {"norm": "norm"}}, "expected a new name for tensor 'norm', found 'norm', which is taken"),
     ({"rename": {"norm": "x", "scale": "x"}}, "found 'x', which is taken"),
@@ -437,7 +437,7 @@ def test_a_folder_with_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.GLFT"])
 def test_the_format_is_kept(gguf: Path, tmp_path: Path, name: str) -> None:
-    text = f"edit keeps the format, GGUF, found '{name}' to write: use glft convert"
+    text = f"edit keeps the format, GGUF, found the output '{name}': use glft convert"
     for options in ({}, {"dry_run": True}):
         with pytest.raises(OptionError, match=re.escape(text)):
             edit(gguf, tmp_path / name, set={"general.name": "x"}, **options)

@@ -307,7 +307,9 @@ def test_sums_that_overflow_and_counts_that_are_none(tmp_path: Path) -> None:
 def test_inspect_shows_statistics_of_both_forms(tmp_path: Path) -> None:
     old, new = old_file(tmp_path / "m.dat", (b"blk.0.attn_q.weight", 1, SUMS), (b"blk.1.attn_q.weight", 1, SUMS * 2)), "m.gguf"
     glft("imatrix", old, tmp_path / new)
-    assert_refused(glft("verify", old), "an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
+    assert_refused(
+        glft("verify", old), "imatrix.dat has no rules to verify: use glft inspect, or convert it with glft imatrix IN OUT.gguf"
+    )
     of_old, of_new = glft("inspect", old), glft("inspect", tmp_path / new)
     assert (of_old.returncode, of_new.returncode) == (0, 0)
     about, _, *table = of_old.stdout.splitlines()

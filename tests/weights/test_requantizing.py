@@ -11,7 +11,7 @@ import glft_schema as glft
 from tests.tools.command_line import assert_refused, in_this_process
 
 REFUSAL = (
-    "2 tensors (Q4_0, Q8_0) are quantized already, such as 'a.weight': another type adds error to error; "
+    "2 tensors (Q4_0, Q8_0) are quantized already, such as 'a.weight': requantizing adds error; "
     "allow_requantize (--allow-requantize) permits it"
 )
 
@@ -31,7 +31,7 @@ def test_refused_without_the_option(source: Path, tmp_path: Path) -> None:
         with pytest.raises(glft.SchemeError) as caught:
             glft.convert(source, out, schemes=schemes)
         assert str(caught.value) == REFUSAL
-    with pytest.raises(glft.SchemeError, match=r"^1 tensor \(Q4_0\) is quantized already, such as 'a.weight': another type"):
+    with pytest.raises(glft.SchemeError, match=r"^1 tensor \(Q4_0\) is quantized already, such as 'a.weight': req"):
         glft.save_file(glft.weights.open_checkpoint(source), out, schemes={"*": "q8_0"})
     with pytest.raises(glft.SchemeError, match=r"^2 tensors \(Q4_0, Q8_0\) are quantized already"):
         glft.convert(source, tmp_path / "out.glft", schemes={"*": "q8_per_channel"})

@@ -339,7 +339,7 @@ def test_fields_and_memory_of_other_shapes_are_refused(way: str) -> None:
         ),
         (fields, 64, torch.zeros(8, 64), "expected scales as [8, 1], found [4, 1]"),
         (fields, 64, torch.zeros(4, 100), "expected weights [4, 64], found [4, 100]"),
-        (fields, 64, wide[:, :64], "expected contiguous memory, found strides (400, 4)"),
+        (fields, 64, wide[:, :64], "expected a contiguous out, found strides (400, 4)"),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(problem)}"):
             on_torch.decode(type_, given, columns, out=out)

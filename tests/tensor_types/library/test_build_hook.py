@@ -46,7 +46,7 @@ def built(tree: Path, *arguments: str, **variables: str) -> tuple[subprocess.Com
 def test_a_wheel_without_a_compiler(tree: Path) -> None:
     done, [wheel] = built(tree, "-t", "wheel", CC="no-such-compiler")
     assert done.returncode == 0, done.stderr
-    problem = "glft_schema is installed without compiled decoders, which are faster: the compiler no-such-compiler cannot run"
+    problem = "glft_schema is installed without compiled functions, which are faster: the compiler no-such-compiler cannot run"
     assert [line for line in done.stderr.splitlines() if "glft_schema is" in line] == [f"{problem}: No such file or directory"]
     assert wheel.name.endswith("-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.startswith(COMPILED)]

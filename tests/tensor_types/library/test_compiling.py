@@ -89,7 +89,8 @@ def test_a_formula_that_only_c_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     type_ = block_type("Q8_SUMS", 4313, 32, block, dequantize=decode_sums)
     blocks = np.random.default_rng(0).integers(1, 60, (10, 18), np.uint8)
     fields = {"blocks": blocks}
-    problem = "decode_sums: as arrays, expected loops that run to their end, found Break; glft.types.compile makes it C"
+    unsupported = "expected no while, break, early return or local array, found Break"
+    problem = f"decode_sums: as arrays, {unsupported}; glft.types.compile compiles it as C"
     with pytest.raises(ScalarError, match=f"^{problem}$"):
         type_.decode(fields, 32)
     types.compile(type_)
@@ -209,7 +210,7 @@ def to_views(w, d, qs):
 @pytest.mark.parametrize(
     ("encoder", "problem"),
     [
-        (to_halvings, "to_halvings: halvings has loops that are too long for arrays"),
+        (to_halvings, "to_halvings: halvings is marked alone, so it cannot run on arrays"),
         (to_views, "w: expected a view that does not depend on data"),
     ],
 )
@@ -218,7 +219,7 @@ def test_an_encoder_that_only_c_can_run(encoder: Callable[..., Any], problem: st
         pytest.skip("no C compiler")
     type_ = block_type(f"Q4_{encoder.__name__}", 4316, 32, Struct("d" / f16[2], "qs" / u8[16]), quantize=encoder)
     rows = np.random.default_rng(0).uniform(-60, 60, (5, 64)).astype(np.float32)
-    how = f"{loading.command()} compiles the library, glft_schema.types.compile a type of your own"
+    how = f"compile the library with {loading.command()}, or your own type with glft_schema.types.compile"
     with pytest.raises(TensorError, match=f"^tensor 'blk.0': {re.escape(f'{problem}; {how}')}$"):
         type_.encode(rows, "blk.0")
     types.compile(type_)
