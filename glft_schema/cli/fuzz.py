@@ -202,7 +202,8 @@ def _report(fuzzed: Fuzzed, failure: Failure, target: FuzzTarget, out: Path, com
     label = "the file" if fuzzed.interrupted or case in target.given else "the smallest file found"
     label += f", {len(case.stored)} bytes, {case.kind},"
     try:
-        manifest = write_corpus([case], out, format=target.format, manifest=name, problem=str(failure.error), found_by=command)
+        about = {"problem": str(failure.error), "found_by": command}
+        manifest = write_corpus([case], out, format=target.format, manifest=name, contents=False, **about)
     except OSError as error:
         print(f"{label} could not be written")
         print(f"glft: {safe(str(error.filename or out))}: {error.strerror or error}", file=sys.stderr)

@@ -29,7 +29,13 @@ NOT_IN_NAMES = re.compile(r"[^\w.-]", re.ASCII)  # kinds and rules may come from
 
 
 def write_corpus(
-    cases: Iterable[Case], folder: str | os.PathLike[str], *, format: Format, manifest: str = MANIFEST, **more: Any
+    cases: Iterable[Case],
+    folder: str | os.PathLike[str],
+    *,
+    format: Format,
+    manifest: str = MANIFEST,
+    contents: bool = True,
+    **more: Any,
 ) -> Path:
     """Writes files and then their manifest to a directory, which is created if it is missing.
 
@@ -38,6 +44,7 @@ def write_corpus(
         folder: the directory.
         format: their format.
         manifest: the manifest's name.
+        contents: list the tensors of valid files, which are parsed for this.
         more: further entries of the manifest.
 
     Returns:
@@ -53,7 +60,7 @@ def write_corpus(
         label = case.kind if case.corruption is None else case.corruption.rule or "field"
         name = f"{NOT_IN_NAMES.sub('-', label)[:64]}-{case.sha256[:12]}.{format.name.lower()}"
         _write(to / name, case.stored)
-        entries.append(_entry(case, name))
+        entries.append(_entry(case, name, contents))
     content = {"format": format.name, "made_by": f"glft_schema {metadata.version('glft_schema')}", **more, "files": entries}
     path = to / manifest
     _write(path, f"{json.dumps(content, indent=2)}\n".encode())
@@ -65,11 +72,12 @@ def _write(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
-def _entry(case: Case, file: str) -> dict[str, Any]:
+def _entry(case: Case, file: str, contents: bool) -> dict[str, Any]:
     """Returns the manifest's entry for a case that is stored as `file`."""
     entry: dict[str, Any] = {"file": file, "sha256": case.sha256, "bytes": len(case.stored), "kind": case.kind}
     if case.kind == VALID:
-        return {**entry, "verdict": ACCEPT, "rules": list(case.rules), "tensors": _contents(case.stored)}
+        tensors = {"tensors": _contents(case.stored)} if contents else {}
+        return {**entry, "verdict": ACCEPT, "rules": list(case.rules), **tensors}
     if (corruption := case.corruption) is None:
         return entry
     entry["verdict"] = EITHER if corruption.error is LimitError else REFUSE if corruption.error else ACCEPT

@@ -408,6 +408,16 @@ def test_a_planted_bug_is_found_and_shrunk(tmp_path: Path, monkeypatch: pytest.M
     assert run(manifest)[0] == 0
 
 
+def test_a_valid_file_that_crashes_the_parser_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(golden_gguf(), VALID, ("spec",))
+    with monkeypatch.context() as patched:
+        patched.setattr(Text, "_parse", lambda *arguments: 1 // 0)
+        manifest = write_corpus([case], tmp_path, format=GGUF, contents=False, problem="escaped")
+    assert read_corpus(manifest) == [case]
+    (entry,) = json.loads(manifest.read_text("utf-8"))["files"]
+    assert (entry["verdict"], entry["rules"], entry.keys() & {"tensors"}) == ("accept", ["spec"], set())
+
+
 @pytest.mark.full
 def test_a_bug_planted_in_a_copy_of_the_package(tmp_path: Path) -> None:
     """A copy of the package crashes for empty texts."""
@@ -463,7 +473,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     expected = [line.partition("  # ")[2] for example in examples for line in example.splitlines() if line.startswith("print(")]
     assert capsys.readouterr().out.splitlines() == [text.strip() for text in expected]
     seconds, memory = fuzzing.SECONDS, fuzzing.MEMORY
-    assert f"{seconds[0]:g} s and {seconds[1] * 1e6:g} us per byte" in page
+    assert f"{seconds[0]:g} s plus {seconds[1] * 1e6:g} us per byte" in page
     assert f"{memory[0] >> 20} MiB of memory plus {memory[1]} times the file's size" in page
     for name in ("escaped", "rebuilt", "bounded", "accepted", "reported"):
         assert f"| {name} |" in page
