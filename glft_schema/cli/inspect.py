@@ -57,7 +57,7 @@ def inspect(
     Tensors whose names differ only in the block number share a row, with all their types. Dims
     are in stored order, which for GGUF is the reverse of torch's. For a file that ends within its
     payloads, shows the number of missing bytes of each tensor, and the exit code is 2. If it ends
-    before them, `glft explain` shows the fields up to the fault.
+    before them, glft explain shows the fields up to the fault.
 
     --key prints a text as it is, without a newline if the output is piped, and an array with one
     element per line. With a wildcard pattern, it lists keys with shortened values.

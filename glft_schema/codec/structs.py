@@ -314,7 +314,7 @@ class Padding(construct.Construct):
 
     Args:
         to: the context -> the multiple; or a constant.
-        may_lack: the context -> whether the file may end within the padding.
+        may_lack: the context -> whether the file may end before the end of the padding.
     """
 
     def __init__(self, to: Any, may_lack: Callable[[Any], bool] = lambda context: False) -> None:

@@ -243,20 +243,21 @@ def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
 
 
 def _ties(state: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, str]:
-    """Returns, for each tensor, the first name of those that share its memory on this rank, or an
-    empty string for an empty shard. Raises TensorError for packed weights.
+    """Returns the tensors that share an earlier one's memory on this rank, with the first name, and
+    those with an empty shard, with an empty string. Raises TensorError for packed weights.
     """
     firsts: dict[Any, str] = {}
     ties: dict[str, str] = {}
     for name in tensors:
-        ties[name] = name
         tensor = state.get(name)
         if isinstance(tensor, torch.Tensor):
             if tensor in packed_tensors():
                 raise TensorError("expected dense weights, found packed ones, which glft_schema.save_file saves", name)
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             key = (local.device, local.data_ptr(), tuple(tensor.shape), local.stride(), local.dtype)
-            ties[name] = firsts.setdefault(key, name) if local.numel() else ""
+            first = firsts.setdefault(key, name) if local.numel() else ""
+            if first != name:
+                ties[name] = first
     return ties
 
 
@@ -265,8 +266,8 @@ def _common_ties(found: Sequence[Mapping[str, str]]) -> dict[str, str]:
     with an empty shard of a tensor has no say about the tensor."""
     firsts: dict[tuple[str, ...], str] = {}
     tied: dict[str, str] = {}
-    for name in found[0]:
-        on_ranks = tuple(ties[name] for ties in found)
+    for name in dict.fromkeys(name for ties in found for tie in ties.items() for name in reversed(tie)):
+        on_ranks = tuple(ties.get(name, name) for ties in found)
         first = firsts.setdefault(on_ranks, name) if any(on_ranks) else name
         if first != name:
             tied |= {first: first, name: first}

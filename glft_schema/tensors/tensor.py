@@ -39,7 +39,7 @@ class MatrixBlock(NamedTuple):
         columns: of the matrix, whole units of the type.
         shape: of the part.
         steps: for each dim of the part, its stride within a row of the block, or None if it spans
-        rows.
+            rows.
         first: the index of the part's first number in a row of the block.
     """
 

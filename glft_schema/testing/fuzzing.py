@@ -395,8 +395,8 @@ def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case
 
     Args:
         source: a format, or a valid file as bytes, of which all corruptions are made.
-        examples: the maximum number of valid files and further corruptions; the latter must not
-            parse.
+        examples: the maximum number of valid files and further corruptions together; the latter
+            must not parse.
         seed: as for `fuzz`.
     """
     distinct: dict[tuple[str | None, ...], Case] = {}

@@ -19,7 +19,7 @@ INFINITY = float("inf")
 
 
 def to_mxfp4(w, e, qs):
-    """The scale is the greatest power of two up to max |w|, divided by 4.
+    """The scale is 2^n / 4, n being floor(log2(max |w|)) as C rounds it.
 
     Source: quantize_row_mxfp4_ref.
     """
