@@ -12,7 +12,7 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.dtypes import FLOAT32, Array, Dtype, as_dtype, is_float, words
 from glft_schema.storage.torch_tensors import as_array, as_tensor
 from glft_schema.tensor_types.encoders.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults
-from glft_schema.tensor_types.engine.chunks import encode_chunks, matrix
+from glft_schema.tensor_types.engine.chunks import RowEncoder, TensorPart, encode_chunks, matrix
 from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL
@@ -96,7 +96,7 @@ def _quantize(
         for field, numbers in _symmetric_codes(weights, size, largest, scales.dtype).items():
             words(out[field])[...] = words(numbers)
 
-    encode_chunks(encode, as_array(w), {"scales": scales, "codes": codes}, scale_faults, name)
+    encode_chunks(RowEncoder(encode, scale_faults), as_array(w), {"scales": scales, "codes": codes}, TensorPart(name))
     return as_tensor(codes).reshape(w.shape).to(w.device), as_tensor(scales).to(w.device)
 
 

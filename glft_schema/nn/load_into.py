@@ -132,8 +132,8 @@ def fill(
     """
     device, tensors = usable_device(device), module_tensors(module)
     missing = [entry.names[0] for entry in tensors if not found.keys() & set(entry.names)]
-    left_over = sorted(found.keys() - {name for entry in tensors for name in entry.names})
-    _check(module, tensors, found, source, missing * strict, left_over * strict, packed)
+    unmatched = Unmatched(missing, sorted(found.keys() - {name for entry in tensors for name in entry.names}))
+    _check(module, tensors, found, source, unmatched if strict else Unmatched([], []), packed)
     changes: list[Callable[[], None]] = []
     for entry in tensors:
         if name := next((name for name in entry.names if name in found), None):
@@ -144,7 +144,7 @@ def fill(
         change()
     if packed:
         prepare_save_pretrained(module)
-    return Unmatched(missing, left_over)
+    return unmatched
 
 
 def _check(
@@ -152,14 +152,13 @@ def _check(
     tensors: Sequence[ModuleTensor],
     found: Mapping[str, StoredTensor],
     source: StrPath,
-    missing: Sequence[str],
-    left_over: Sequence[str],
+    unmatched: Unmatched,
     packed: bool,
 ) -> None:
     """Raises OptionError, which names `source`, if tensors do not fit a module."""
     misfits = [problem for entry in tensors for problem in _misfits(module, entry, found)]
-    problems = [f"the file lacks {_list_some(missing)}"] * bool(missing)
-    problems += [f"the module lacks {_list_some(left_over)}"] * bool(left_over)
+    problems = [f"the file lacks {_list_some(unmatched.missing)}"] * bool(unmatched.missing)
+    problems += [f"the module lacks {_list_some(unmatched.left_over)}"] * bool(unmatched.left_over)
     problems += [_list_some(misfits, "; ")] * bool(misfits)
     if not packed and (already := [names[0] for _, names in tensors if packed_owner(module, names[0])]):
         problems.append(f"{_list_some(already)}: packed already, so load with packed=True, or into a new module")

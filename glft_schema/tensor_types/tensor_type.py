@@ -29,7 +29,7 @@ from glft_schema.storage.dtypes import FLOAT32, INTEGERS, NAMES, Array, Dtype, d
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_bytes, array_over
 from glft_schema.storage.torch_tensors import array_of
-from glft_schema.tensor_types.engine.chunks import Fault, encode_chunks, importance_rows, matrix
+from glft_schema.tensor_types.engine.chunks import Fault, RowEncoder, TensorPart, encode_chunks, importance_rows, matrix
 from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar, parameters_of
 from glft_schema.tensor_types.engine.memory import new_memory
@@ -292,20 +292,8 @@ class TensorType:
             if self.block is not None and part.flags.c_contiguous and part.size:
                 part = part.reshape(-1, columns)
                 target = {key: field.reshape(len(part), -1) for key, field in target.items()}
-            encode, at_once = self._encoding(row, columns, name)
-            encode_chunks(
-                encode,
-                part,
-                target,
-                self.faults,
-                name,
-                as_float32=not self.exact,
-                at_once=at_once,
-                first=number * part.size,
-                shape=dims,
-                watch=watch,
-                lost=lost,
-            )
+            encoder = self._encoder_of_rows(row, columns, name)
+            encode_chunks(encoder, part, target, TensorPart(name, number * part.size, dims), watch=watch, lost=lost)
         return fields
 
     def _array_to_encode(self, numbers: Any, name: str) -> Array:
@@ -320,13 +308,12 @@ class TensorType:
             raise TensorError(f"{self} can only be read: it has no encoder", name)
         return array
 
-    def _encoding(self, importance: Array | None, columns: int, name: str) -> tuple[Callable[[Array, Fields], None], bool]:
-        """Returns a function that writes the fields of numbers [rows, in], and whether it may run
-        in several threads at once.
+    def _encoder_of_rows(self, importance: Array | None, columns: int, name: str) -> RowEncoder:
+        """Returns this type's encoder for matrices with `columns` columns.
 
         Args:
-            importance: float32 [columns], if there is one.
-            columns: of a row.
+            importance: float32 [columns], or None.
+            columns: numbers per row.
             name: the tensor's name in errors.
         """
         encoder = self.encoders[-1 if importance is not None else 0]
@@ -335,18 +322,19 @@ class TensorType:
 
             layout = _scalar_layout(self)
             compiled = by_library(layout, importance, columns)
-            return (compiled or by_arrays(encoder, layout, importance, columns, name)), compiled is not None
+            encode = compiled or by_arrays(encoder, layout, importance, columns, name)
+            return RowEncoder(encode, self.faults, at_once=compiled is not None)
 
         if self.exact:
 
-            def encode(numbers: Array, out: Fields) -> None:
+            def copy(numbers: Array, out: Fields) -> None:
                 for key, stored in encoder(numbers).items():
                     words(out[key])[...] = words(stored)
 
-            return encode, True
+            return RowEncoder(copy, self.faults, as_float32=False, at_once=True)
         from glft_schema.tensor_types.engine.tensor_functions import encoder_of_tensors
 
-        return encoder_of_tensors(encoder, importance, columns), False
+        return RowEncoder(encoder_of_tensors(encoder, importance, columns), self.faults)
 
     @property
     def _scalar_encoders(self) -> tuple[Encoder, ...]:

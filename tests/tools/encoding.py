@@ -10,7 +10,7 @@ from glft_schema.tensor_types.ggml import GGML_TYPES
 def encoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
     """Returns u8 [rows, bytes of a row] of float32 [rows, n], by the importance of each column."""
     type_, (rows, columns) = GGML_TYPES[name], weights.shape
-    encode, _ = type_._encoding(importance, columns, name)
+    encode = type_._encoder_of_rows(importance, columns, name).encode
     blocks = np.zeros((rows, type_.nbytes([1, columns])), np.uint8)
     encode(weights, {"blocks": blocks})
     return blocks

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -85,17 +85,43 @@ def take(fields: Fields, rows: slice) -> Fields:
     return {name: field[rows] for name, field in fields.items()}
 
 
+class RowEncoder(NamedTuple):
+    """An encoder of rows of numbers.
+
+    Attributes:
+        encode: writes the fields of numbers [rows, in].
+        faults: finds the losses of information in a chunk.
+        as_float32: whether chunks are converted to float32 for `encode`.
+        at_once: whether several threads encode. Encoders that run one array operation after another
+            are slower in several threads, because they wait for Python's global lock.
+    """
+
+    encode: Callable[[Array, Fields], None]
+    faults: Callable[[Array, Fields], Iterable[Fault]]
+    as_float32: bool = True
+    at_once: bool = False
+
+
+class TensorPart(NamedTuple):
+    """The tensor that weights are a part of, for errors and warnings.
+
+    Attributes:
+        name: its name.
+        first: the index of the first of the weights in the flattened tensor.
+        shape: its shape, or None if the weights are all of the tensor.
+    """
+
+    name: str
+    first: int = 0
+    shape: Sequence[int] | None = None
+
+
 def encode_chunks(
-    encode: Callable[[Array, Fields], None],
+    encoder: RowEncoder,
     weights: Array,
     out: Fields,
-    faults: Callable[[Array, Fields], Iterable[Fault]],
-    name: str,
+    part_of: TensorPart,
     *,
-    as_float32: bool = True,
-    at_once: bool = False,
-    first: int = 0,
-    shape: Sequence[int] | None = None,
     watch: Callable[[Array, Fields], None] | None = None,
     lost: Counter[str] | None = None,
 ) -> None:
@@ -103,18 +129,12 @@ def encode_chunks(
     to `watch`, while it is in the cache.
 
     Args:
-        encode: writes the fields of numbers [rows, in].
+        encoder: encodes and checks a chunk.
         weights: of at least one dim.
         out: the fields, by name.
-        faults: finds the losses of information in a chunk.
-        name: of the tensor, for errors and warnings.
-        as_float32: whether chunks are converted to float32 for the encoder.
-        at_once: whether several threads encode. Encoders that run one array operation after another
-            are slower in several threads, because they wait for Python's global lock.
-        first: the number of the first weight in the tensor, for errors.
-        shape: of the tensor, for errors, if `weights` has another one.
+        part_of: the tensor of `weights`.
         watch: called with each chunk of rows [rows, in], as given, and the fields that encode
-            them; in several threads if `at_once`.
+            them; in several threads if the encoder is `at_once`.
         lost: gets the count of weights for each kind of loss; by default, losses are warnings.
 
     Raises:
@@ -126,13 +146,14 @@ def encode_chunks(
     def run(chunk: tuple[slice, Counter[str]]) -> None:
         part, found = chunk
         given, encoded = as_matrix(weights[part]), take(out, part)
-        numbers = float32_of(given) if as_float32 else given
-        encode(numbers, encoded)
-        for fatal, problem, mask in faults(numbers, encoded):
+        numbers = float32_of(given) if encoder.as_float32 else given
+        encoder.encode(numbers, encoded)
+        for fatal, problem, mask in encoder.faults(numbers, encoded):
             count = int(np.count_nonzero(mask))
             if count and fatal:
-                number = first + part.start * columns + int(mask.argmax())
-                raise TensorError(problem, name, index_of(number, weights.shape if shape is None else shape))
+                index = part_of.first + part.start * columns + int(mask.argmax())
+                shape = weights.shape if part_of.shape is None else part_of.shape
+                raise TensorError(problem, part_of.name, index_of(index, shape))
             if count:
                 found[problem] += count
         if watch:
@@ -140,7 +161,7 @@ def encode_chunks(
 
     if rows and columns:
         keep_freed_memory()
-        count, size = threads() if at_once else 1, max(CHUNK // columns, 1)
+        count, size = threads() if encoder.at_once else 1, max(CHUNK // columns, 1)
         if count > 1:
             rounds = -(-rows // (count * size))
             size = max(-(-rows // (count * rounds)), LEAST_CHUNK // columns, 1)
@@ -154,7 +175,7 @@ def encode_chunks(
                 run(chunk)
             counts.update(chunk[1])
     if lost is None:
-        warn_of_lost(name, counts)
+        warn_of_lost(part_of.name, counts)
 
 
 def has_finite_sum(numbers: Array) -> bool:
