@@ -74,10 +74,10 @@ def closest(text: str, names: Sequence[str]) -> str | None:
 
     pairs = {text[i : i + 2] for i in range(len(text) - 1)}
 
-    def shared(name: str) -> float:
+    def similarity(name: str) -> float:
         return sum(name[i : i + 2] in pairs for i in range(len(name) - 1)) / (len(text) + len(name))
 
     if len(names) > COMPARED:
         fitting = [name for name in names if 2 * min(len(text), len(name)) >= SIMILAR * (len(text) + len(name))]
-        names = heapq.nlargest(COMPARED, fitting, key=shared)
+        names = heapq.nlargest(COMPARED, fitting, key=similarity)
     return next(iter(get_close_matches(text, names, n=1, cutoff=SIMILAR)), None)

@@ -40,7 +40,7 @@ from glft_schema.cli.write_report import (
     requantizing_note,
     ties,
     totals,
-    unlike_asked,
+    unmet_requests,
     warn_of_refusal,
 )
 from glft_schema.codec.rules import RULE_SETS
@@ -225,5 +225,5 @@ def report(written: list[WrittenTensor], out: Path, verbose: bool) -> list[str]:
     """Returns the lines of the report, which begins with requests that were not met."""
     parts = [totals(written), payloads(written) if verbose else [], fallbacks(written), ties(written)]
     size = (out / WEIGHTS if out.is_dir() else out).stat().st_size
-    lines = [*requantizing_note(written), *unlike_asked(written), f"{out}: {format_count(written, 'tensor')}, {size:,} bytes"]
+    lines = [*requantizing_note(written), *unmet_requests(written), f"{out}: {format_count(written, 'tensor')}, {size:,} bytes"]
     return lines + [line for number, part in enumerate(parts) if part for line in ([""] * (number > 0) + part)]

@@ -44,13 +44,13 @@ def argument(metavar: str, about: str) -> Declared:
     The annotation of its parameter is ``Annotated[Path, argument("FILE", "Weights file.")]``.
     """
 
-    def made(parameter: inspect.Parameter) -> click.Parameter:
+    def make(parameter: inspect.Parameter) -> click.Parameter:
         nargs = -1 if _is_many(parameter) else 1
         found = Argument([parameter.name], nargs=nargs, **_attributes(parameter, metavar, ARGUMENTS, {}))
         found.about = about
         return found
 
-    return made
+    return make
 
 
 def option(metavar: str | None, about: str, *names: str, **attributes: Any) -> Declared:
@@ -63,12 +63,12 @@ def option(metavar: str | None, about: str, *names: str, **attributes: Any) -> D
         attributes: attributes of click's option; ``min`` and ``max`` limit a number.
     """
 
-    def made(parameter: inspect.Parameter) -> click.Parameter:
+    def make(parameter: inspect.Parameter) -> click.Parameter:
         default = () if any(name.startswith("--") for name in names) else (f"--{option_name(parameter.name)}",)
         found = _attributes(parameter, metavar, OPTIONS, {"help": about, "multiple": _is_many(parameter), **attributes})
         return click.Option([*default, *names, parameter.name], show_default=True, **found)
 
-    return made
+    return make
 
 
 flag = partial(option, None)

@@ -29,7 +29,7 @@ from glft_schema.cli.terminal import (
     refuse_overwriting,
     unique,
 )
-from glft_schema.cli.write_report import fallbacks, mapping_note, requantizing_note, totals, unlike_asked
+from glft_schema.cli.write_report import fallbacks, mapping_note, requantizing_note, totals, unmet_requests
 from glft_schema.display import align, format_count
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.formats.registry import WITH_TYPES
@@ -151,7 +151,7 @@ def report(quantized: Quantized, out: Path, *, dry_run: bool) -> list[str]:
     """Returns the lines of the report, which begins with requests that were not met."""
     recipe, tensors = quantized.recipe, quantized.tensors
     size = f"{quantized.nbytes:,} bytes of tensors, {quantized.bits_per_weight:.2f} bits per weight"
-    lines = [*quantized.notes, *requantizing_note(tensors), *unlike_asked(tensors), *fallbacks(tensors)]
+    lines = [*quantized.notes, *requantizing_note(tensors), *unmet_requests(tensors), *fallbacks(tensors)]
     lines += [
         f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {format_count(tensors, 'tensor')}, {size}",
         *totals(tensors),

@@ -58,7 +58,7 @@ def payloads(written: Sequence[WrittenTensor]) -> list[str]:
     return align([("tensor", "type", "payload", "max error against IN"), *rows], right=1)
 
 
-def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:
+def unmet_requests(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns a line for each type that some tensors could not get: ``Q4_K: 8 of 9 tensors``."""
     asked = Counter(str(tensor.asked) for tensor in written if tensor.asked is not None)
     got = Counter(str(tensor.asked) for tensor in written if tensor.asked == tensor.type)

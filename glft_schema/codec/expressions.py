@@ -237,12 +237,12 @@ def outermost(expression: Expression) -> str:
 def in_python(expression: Expression) -> str:
     """Returns the text of an expression in Python's grammar: ``in_`` for the parameter ``in``."""
 
-    def renamed(part: Any) -> Any:
+    def rename(part: Any) -> Any:
         if isinstance(part, Reference):
             return part._replace(names=tuple(f"{name}_" if iskeyword(name) else name for name in part.names))
-        return type(part)._make(map(renamed, part)) if isinstance(part, Expression) else part
+        return type(part)._make(map(rename, part)) if isinstance(part, Expression) else part
 
-    return str(renamed(expression))
+    return str(rename(expression))
 
 
 def _reference(path: Path) -> Reference | None:

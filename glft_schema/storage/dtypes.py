@@ -63,7 +63,7 @@ def address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def own(array: Array) -> Array:
+def with_own_dtype(array: Array) -> Array:
     """Converts an array of ml_dtypes to records, and big-endian numbers to little-endian. Returns
     other arrays unchanged."""
     if array.dtype.byteorder == ">":

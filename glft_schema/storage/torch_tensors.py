@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.lazy import torch
-from glft_schema.storage.dtypes import RECORDS, Array, Dtype, name_of, own, words
+from glft_schema.storage.dtypes import RECORDS, Array, Dtype, name_of, with_own_dtype, words
 
 
 def is_tensor(value: object) -> bool:
@@ -82,4 +82,4 @@ def array_of(values: Any) -> Any:
     """Returns a tensor as an array, an array as `own` does, and other values unchanged."""
     if is_tensor(values):
         return as_array(values)
-    return own(np.asarray(values)) if isinstance(values, (np.ndarray, np.generic)) else values
+    return with_own_dtype(np.asarray(values)) if isinstance(values, (np.ndarray, np.generic)) else values

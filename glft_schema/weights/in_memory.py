@@ -12,7 +12,7 @@ import numpy as np
 from glft_schema.codec.context import LITTLE
 from glft_schema.errors import TensorError, quote
 from glft_schema.lazy import torch
-from glft_schema.storage.dtypes import RECORDS, Array, address, as_dtype, own
+from glft_schema.storage.dtypes import RECORDS, Array, address, as_dtype, with_own_dtype
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.torch_tensors import array_of, as_array, is_tensor
 from glft_schema.tensor_types import TensorType
@@ -83,7 +83,7 @@ def _of_tensor(name: str, tensor: torch.Tensor) -> StoredTensor:
 
 def _of_array(name: str, array: Any) -> StoredTensor:
     given = np.asarray(array)
-    numbers = own(given)
+    numbers = with_own_dtype(given)
     if numbers.dtype.kind not in "biufc" and numbers.dtype not in RECORDS.values():
         raise TensorError(f"expected an array of numbers, found {array.dtype}", name)
     shared = repr((address(given), given.shape, given.strides, given.dtype)) if given.size else None

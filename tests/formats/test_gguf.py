@@ -7,7 +7,6 @@ import math
 import pickle
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -289,6 +288,7 @@ def test_unknown_types_are_built_from_bytes() -> None:
 
 
 def test_the_types_of_ggml_are_those_that_its_rule_knows() -> None:
+    gguf = pytest.importorskip("gguf")
     assert {type_.name for type_ in BUILT_IN_TYPES} >= {"F32", "BF16", "I64", "Q8_K", "NVFP4"}
     assert {type_.name for type_ in BUILT_IN_TYPES} >= {type_.name for type_ in gguf.GGMLQuantizationType}
 

@@ -85,22 +85,22 @@ def respell(draw: st.DrawFn, rows: JsonRows, is_plain: bool) -> bytes:
     """
     space, is_ascii = draw(st.sampled_from(SPACES)), draw(st.booleans())
 
-    def spelled(value: Any) -> bytes:
+    def spell(value: Any) -> bytes:
         match value:
             case bytes():
                 return value
             case tuple():
-                inner = (b",%s" % space).join(spelled(key) + space + b":" + spelled(part) for key, part in value)
+                inner = (b",%s" % space).join(spell(key) + space + b":" + spell(part) for key, part in value)
                 return b"{%s%s}" % (inner, space)
             case list():
-                return b"[%s]" % (b"," + space).join(map(spelled, value))
+                return b"[%s]" % (b"," + space).join(map(spell, value))
         return json.dumps(value, ensure_ascii=is_ascii).encode()
 
     members = [(name, _reorder(draw, value, rows.keys)) for name, value in rows.decode("")]
     if not is_plain:
         members = list(_irregular(draw, members, rows))
     after = b" " * draw(st.integers(0, 9)) if is_plain else draw(st.sampled_from([b"", b" ", b"\n", b" \t "]))
-    return (b"" if is_plain else space) + spelled(tuple(members)) + after
+    return (b"" if is_plain else space) + spell(tuple(members)) + after
 
 
 def _reorder(draw: st.DrawFn, value: Any, keys: tuple[str, ...]) -> Any:
