@@ -208,9 +208,10 @@ def check_fit(adapter: File | StrPath, base: File | StrPath) -> list[Finding]:
     adapter, base = as_file(adapter), as_file(base)
     role = role_of(adapter)
     if role is None or role.name not in FITTING:
-        folder = Path(adapter.name).parent
-        hint = f"; give its folder, {quote(str(folder), 1000)}" if (folder / "adapter_config.json").is_file() else ""
-        raise OptionError(f"expected a LoRA adapter or a control vector, found {quote(adapter.name)}{hint}")
+        folder, hint = Path(adapter.name).parent, ""
+        if (folder / "adapter_config.json").is_file():
+            hint = f"; to merge it, give its folder, {quote(str(folder), 1000)}; to check it, convert it to GGUF"
+        raise OptionError(f"expected a LoRA adapter or a control vector in GGUF, found {quote(adapter.name)}{hint}")
     if GGML not in base.format.rule_sets or ARCHITECTURE not in base.metadata:
         raise OptionError(f"expected a GGUF model with {ARCHITECTURE}, found {quote(base.name)} ({base.format.name})")
     misfits = FITTING[role.name](adapter, base)

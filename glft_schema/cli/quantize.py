@@ -82,7 +82,7 @@ def quantize(
     OUT equals the output of llama-quantize byte for byte. A file type selects the type of each
     tensor by its role: Q4_K_M selects q6_k for some of attn_v, and q4_k for most others. Norms,
     biases and small tensors keep their types. If the rows of a tensor are not a multiple of the
-    type's blocks, a type with smaller blocks is used. The report begins with these tensors.
+    type's blocks, a type with smaller blocks is used. The report names these tensors.
 
     Options of llama-quantize are supported, except --prune-layers and the type COPY.
 

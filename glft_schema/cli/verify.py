@@ -111,6 +111,8 @@ def verify(
             if values and parsed.tensors:
                 _print(parsed, {"values": values_outcome(parsed, exclude)}, as_json)
             raise fault
+        if tolerance and not against:
+            raise OptionError("--tolerance requires --against")
         _check_options(parsed, rules, exclude, imatrix, bool(against or derives_from), values)
         outcomes = {"rules": rules_outcome(parsed, rules)}
         if fits is not None:

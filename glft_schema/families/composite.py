@@ -83,6 +83,8 @@ def refuse_composite(
     if composite:
         problem = f"expected weights, found codes and scales of {composite[0]}, such as {quote(composite[1])}"
         advice = "save the model unquantized with the library that wrote it"
+        if composite[0] == "glft":
+            advice = "load the model with transformers, and save model.state_dict() with glft_schema.save_file"
         copy = ", or copy the tensors as stored: as_stored (--as-stored)" if can_copy else ""
         raise FormatError(f"{problem}: {advice}{copy}", file=str(path))
 

@@ -52,7 +52,7 @@ def syntax_problem(key: str, text: Any) -> str:
             if node.name not in known:
                 return f"expected a {kind} of Jinja, found {quote(node.name)} at line {node.lineno}"
     except jinja2.TemplateSyntaxError as error:
-        return f"expected Jinja, found at line {error.lineno}: {one_line(str(error.message))}"
+        return f"expected valid Jinja, found an error at line {error.lineno}: {one_line(str(error.message))}"
     except RecursionError:
         return "expected a chat template, found expressions that are nested too deeply"
     return ""

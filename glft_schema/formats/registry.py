@@ -148,7 +148,7 @@ def refuse_ending(path: StrPath, format: Format, writes: str) -> None:
     begins the message, such as ``quantize writes``."""
     if (format_with(path) or format) is not format:
         name = quote(Path(path_text(path)).name)
-        raise OptionError(f"{writes} {format.name}, found the output {name}: use glft convert")
+        raise OptionError(f"{writes} {format.name}, found the output {name}: write {format.name}, then use glft convert")
 
 
 def indexed_format(path: StrPath) -> Format | None:

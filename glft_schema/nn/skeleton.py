@@ -129,6 +129,18 @@ def types_of(module: nn.Module) -> dict[str, str]:
     }
 
 
+def check_rows(module: nn.Module) -> None:
+    """Raises OptionError if packed weights have other bytes per row than their type, as in a folder
+    whose config names another type."""
+    for path, layer in module.named_modules():
+        if isinstance(layer, Packed):
+            rows, columns = matrix(layer.weight_shape)
+            expected, found = [rows, layer.weight_type.nbytes((1, columns))], list(layer.weight.shape)
+            if found != expected:
+                name = f"{path}.weight".removeprefix(".")
+                raise OptionError(f"{name}: expected {expected} bytes for {layer.weight_type}, found {found}: another type?")
+
+
 def encode(layer: Packed, name: str, weights: torch.Tensor) -> nn.Parameter:
     """Encodes weights in a packed layer's type, on their device; keeps packed weights unchanged.
 

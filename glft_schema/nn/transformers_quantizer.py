@@ -13,7 +13,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from glft_schema.nn.layers import packed_owner
 from glft_schema.nn.modules import Experts
-from glft_schema.nn.skeleton import choose, encode, pack_layers, types_of
+from glft_schema.nn.skeleton import check_rows, choose, encode, pack_layers, types_of
 from glft_schema.weights.glft_config import GlftConfig
 
 
@@ -48,7 +48,9 @@ class TransformersQuantizer(HfQuantizer):
         return updated + [WeightRenaming(f"{re.escape(name)}$", f"{name}.weight") for name in names]
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> None:
-        """Drops the conversions that would split packed weights when they are saved."""
+        """Checks the bytes of rows, and drops the conversions that would split packed weights when
+        they are saved."""
+        check_rows(model)
         stacks = [path for path, layer in model.named_modules() if isinstance(layer, Experts)]
         conversions = getattr(model, "_weight_conversions", [])
         model._weight_conversions = [each for each in conversions if not _targets(each, stacks, ".weight")]

@@ -12,7 +12,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import Part, Progress, Results, bytes_by_type, format_count, records_table, size_text, with_display
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.files.shards import shard_path
-from glft_schema.formats.registry import WITH_TYPES, refuse_ending
+from glft_schema.formats.registry import WITH_TYPES, format_with, refuse_ending
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
 from glft_schema.quantizer.prepared_model import IN_FLOAT32, prepare
 from glft_schema.quantizer.recipe_files import read_recipe
@@ -235,6 +235,8 @@ def as_recipe(recipe: StrPath | int | Recipe) -> Recipe:
         return recipe
     with suppress(OptionError):
         return recipe_named(recipe)
+    if isinstance(recipe, (str, os.PathLike)) and format_with(recipe):
+        raise OptionError(f"expected a file type or a recipe file after the output, found the weights file {quote(recipe)}")
     if isinstance(recipe, os.PathLike) or (isinstance(recipe, str) and os.path.isfile(recipe)):
         return read_recipe(recipe)
     names = [known.name for known in RECIPES]

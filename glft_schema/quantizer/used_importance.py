@@ -56,6 +56,8 @@ class UsedImportance(NamedTuple):
             for name, column in columns.items()
             if not any(text in name for text in exclude) and (not include or any(text in name for text in include))
         }
+        if (include or exclude) and matrix is None:
+            raise OptionError("include_weights and exclude_weights require an importance matrix (--imatrix)")
         if (include or exclude) and len(selected) in (0, len(columns)):
             texts, effect = ", ".join(map(quote, include or exclude)), "all" if selected else "none"
             raise OptionError(f"expected names with {texts} in the importance matrix: {effect} of {len(columns)} would be used")

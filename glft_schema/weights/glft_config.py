@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from glft_schema.errors import OptionError, quote
+from glft_schema.formats.registry import registered_type
+
 
 class Method(str, Enum):
     """The name of the quantization method in transformers and diffusers."""
@@ -25,6 +28,9 @@ class GlftConfig:
             types by name or fnmatch pattern of weights. A saved model has exact names. ``q8_0
             transposed`` is the type of experts that are indexed as [in, out].
         quant_method: the method's name, as in config.json.
+
+    Raises:
+        OptionError: if a type is unknown, or none is quantized.
     """
 
     types: str | Mapping[str, str] = "q4_k"
@@ -32,6 +38,12 @@ class GlftConfig:
 
     def __post_init__(self) -> None:
         self.quant_method = Method(self.quant_method)
+        entries = {"*": self.types} if isinstance(self.types, str) else self.types
+        if not isinstance(entries, Mapping) or not entries:
+            raise OptionError(f"expected a type, or types by name or pattern of weights, found {quote(self.types)}")
+        types = [registered_type(str(scheme).partition(" ")[0]) for scheme in entries.values()]
+        if not any(type_.is_quantized for type_ in types):
+            raise OptionError(f"expected a quantized type such as q4_k, found {quote(self.types)}")
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> GlftConfig:

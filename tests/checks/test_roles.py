@@ -260,7 +260,7 @@ def test_roles_are_found_and_named(tmp_path: Path, base: Path) -> None:
             OptionError, match=r"expected one of spec, ggml, .*lora, controlvector, mmproj, imatrix, llama.cpp, found 'x'"
         ):
             check_rules(file, "x")
-        with pytest.raises(OptionError, match="expected a LoRA adapter or a control vector, found "):
+        with pytest.raises(OptionError, match="expected a LoRA adapter or a control vector in GGUF, found "):
             check_fit(file, file)
     save_file({"w": torch.ones(2)}, tmp_path / "m.glft", {"general.type": "adapter"})
     write(tmp_path / "bare.gguf", {"general.name": "x"}, {})
@@ -306,5 +306,5 @@ def test_verify_checks_the_role_and_the_fit(tmp_path: Path, base: Path) -> None:
     write(adapter, LORA, PAIR)
     done = glft("verify", adapter, "--fits", base)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"{adapter} fits {base}")
-    assert_refused(glft("verify", base, "--fits", adapter), "expected a LoRA adapter or a control vector, found")
+    assert_refused(glft("verify", base, "--fits", adapter), "expected a LoRA adapter or a control vector in GGUF, found")
     assert_refused(glft("verify", adapter, "--fits", tmp_path / "none"), "none: No such file or directory")

@@ -181,6 +181,7 @@ def test_derivation(base: Path, tmp_path: Path) -> None:
     assert glft("verify", weighted, "--derives-from", base, "--exclude", "a.*").returncode == 0
 
     assert_refused(glft("verify", path, "--imatrix", base), "glft: --imatrix requires --against or --derives-from\n")
+    assert_refused(glft("verify", path, "--tolerance", 1), "glft: --tolerance requires --against\n")
     assert_refused(glft("verify", path, "--derives-from", tmp_path / "no"), f"{tmp_path / 'no'}: No such file")
     refused = glft("verify", path, "--derives-from", base, "--imatrix", base)
     assert_refused(refused, f"{base}: metadata -> general.type: expected 'imatrix', found None")

@@ -47,7 +47,7 @@ def test_quantize(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.glft", "out.safetensors"])
 def test_other_endings_are_refused(name: str, source: Path, tmp_path: Path) -> None:
-    text = f"quantize writes GGUF, found the output '{name}': use glft convert"
+    text = f"quantize writes GGUF, found the output '{name}': write GGUF, then use glft convert"
     assert_refused(glft("quantize", source, tmp_path / name, "Q8_0"), text)
     assert_refused(glft("quantize", source, tmp_path / name, "Q8_0", "--dry-run"), text)
     assert not (tmp_path / name).exists()

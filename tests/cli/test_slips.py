@@ -103,7 +103,9 @@ def test_weights_of_an_adapter_without_its_folder(model: Path, tmp_path: Path) -
     (folder / "adapter_config.json").write_text("{}")
     save_file({"w": torch.ones(1)}, folder / "adapter_model.safetensors")
     done = in_this_process("merge-lora", model, folder / "adapter_model.safetensors", tmp_path / "out.gguf")
-    assert_refused(done, f"; give its folder, '{folder}'\n")
+    hint = f"; to merge it, give its folder, '{folder}'; to check it, convert it to GGUF\n"
+    assert_refused(done, hint)
+    assert_refused(in_this_process("verify", folder / "adapter_model.safetensors", "--fits", model), hint)
 
 
 def test_a_value_that_names_a_file(model: Path, tmp_path: Path) -> None:

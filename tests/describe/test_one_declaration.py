@@ -107,7 +107,8 @@ class Copy(Process):
 
     def __init__(self, folder: Path) -> None:
         # hypothesis keeps a table of characters there, which takes a second to make
-        super().__init__("-c", SERVE, str(folder), HYPOTHESIS_STORAGE_DIRECTORY=str(ROOT / ".hypothesis"))
+        variables = {"HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis"), "GLFT_LIBRARY": "off"}
+        super().__init__("-c", SERVE, str(folder), **variables)
         self.folder = folder
 
     def run(self, program: str, *arguments: object) -> str:

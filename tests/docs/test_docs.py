@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import os
 import pkgutil
 import re
 import shutil
@@ -34,9 +35,15 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def test_state_and_caches_are_listed_with_their_reasons() -> None:
+@pytest.fixture(scope="module")
+def modules() -> dict[str, ast.Module]:
+    """The package, parsed."""
+    return sizes.parsed(sizes.PACKAGE)
+
+
+def test_state_and_caches_are_listed_with_their_reasons(modules: dict[str, ast.Module]) -> None:
     text = (ROOT / "docs" / "design.md").read_text("utf-8")
-    figures = sizes.listed(sizes.parsed(sizes.PACKAGE))
+    figures = sizes.listed(modules)
     counted = {
         "globals that functions change": figures["globals that functions change"],
         "context variable, `eval` and `exec`": figures["context variables"] + figures["`eval` and `exec`"],
@@ -76,9 +83,8 @@ def is_importable(name: str) -> bool:
     return True
 
 
-def test_references_in_docstrings_lead_somewhere() -> None:
+def test_references_in_docstrings_lead_somewhere(modules: dict[str, ast.Module]) -> None:
     """Names are known, files exist, and dotted names can be imported or have known parts."""
-    modules = sizes.parsed(sizes.PACKAGE)
     known = {*dir(builtins), *FOREIGN, "glft_schema"}.union(*map(names_of, modules.values()))
     known |= {part for where in modules for part in Path(where).with_suffix("").parts}
     files = [f"/{path.relative_to(ROOT).as_posix()}" for path in sizes.PACKAGE.rglob("*.*")]
@@ -178,7 +184,8 @@ assert (glft.load_file("again.gguf")["w"] - w).abs().max() < 1 / 7
         ("edit", built_in),
     ):
         (tmp_path / "own.py").write_text(code, "utf-8")  # formulas need their source
-        done = subprocess.run([sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True)
+        variables = {**os.environ, "GLFT_LIBRARY": "off"}
+        done = subprocess.run([sys.executable, "own.py"], cwd=tmp_path, env=variables, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), name
         for edited, lines in added.items():
             edited.write_text(edited.read_text("utf-8") + "\n".join(lines) + "\n", "utf-8")

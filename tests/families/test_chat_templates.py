@@ -29,7 +29,7 @@ GOOD = [
 WRONG_SYNTAX = {
     "": "expected a chat template, found an empty text",
     " \n": "expected a chat template, found an empty text",
-    "\n{% if x %}\n{{ x }": "expected Jinja, found at line 3: unexpected '}'",
+    "\n{% if x %}\n{{ x }": "expected valid Jinja, found an error at line 3: unexpected '}'",
     "\n{{ messages | uper }}": "expected a filter of Jinja, found 'uper' at line 2",
     "{% if tools %}{{ tools | tojsn }}{% endif %}": "expected a filter of Jinja, found 'tojsn' at line 1",  # not in the trial
     "{% if x is number %}{% elif x is any %}{% endif %}": "expected a test of Jinja, found 'any' at line 1",

@@ -139,7 +139,6 @@ def test_a_model_that_is_packed_no_longer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("types", "message"),
     [
-        ("q9_k", "ggml has no type 'q9_k': expected .* did you mean 'q8_k'"),
         ({"*.up.weight": "q8_0"}, r"expected a tensor that matches '\*\.up\.weight', found none"),
         ({"model.norm.weight": "q8_0"}, r"expected a tensor that matches 'model\.norm\.weight', found none"),
     ],
@@ -147,6 +146,39 @@ def test_a_model_that_is_packed_no_longer(tmp_path: Path) -> None:
 def test_types_that_do_not_fit(types: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(glft.SchemeError, match=message):
         load(make_folder(tmp_path, "tiny-llama"), types)
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ("q9_k", "expected a tensor type, found 'q9_k'; did you mean 'q8_k'"),
+        ({"*": "q4k"}, "expected a tensor type, found 'q4k'; did you mean 'q4_k'"),
+        ("f16", "expected a quantized type such as q4_k, found 'f16'"),
+        ({}, "expected a type, or types by name or pattern of weights, found {}"),
+        (5, "expected a type, or types by name or pattern of weights, found 5"),
+    ],
+)
+def test_configs_without_a_type(types: Any, message: str) -> None:
+    with pytest.raises(glft.OptionError, match=message):
+        glft.transformers.GlftConfig(types)
+
+
+def test_a_config_that_names_another_type(tmp_path: Path) -> None:
+    load(make_folder(tmp_path, "tiny-llama"), "q8_0").save_pretrained(tmp_path / "saved")
+    path = tmp_path / "saved" / "config.json"
+    path.write_text(path.read_text().replace("q8_0", "q4_0"))
+    with pytest.raises(
+        glft.OptionError, match=r"^model\.\S+\.weight: expected \[\d+, 36\] bytes for Q4_0, found \[\d+, 68\]: another type\?$"
+    ):
+        load(tmp_path / "saved")
+
+
+def test_a_packed_folder_is_not_converted(tmp_path: Path) -> None:
+    load(make_folder(tmp_path, "tiny-llama"), "q8_0").save_pretrained(tmp_path / "saved")
+    with pytest.raises(
+        glft.FormatError, match=r"glft.*: load the model with transformers, and save model\.state_dict\(\) with"
+    ):
+        glft.convert(tmp_path / "saved", tmp_path / "out.gguf")
 
 
 def test_a_config_that_names_another_model(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def source(tmp_path: Path) -> Path:
         ("Q8_0", {"output_tensor_type": "q8_1x"}, SchemeError, "ggml has no type 'q8_1x': expected"),
         ("Q8_0", {"include_weights": ["a"], "exclude_weights": ["b"]}, OptionError,
          "expected include_weights or exclude_weights .*, found both"),
+        ("Q8_0", {"include_weights": ["a"]}, OptionError, "include_weights and exclude_weights require an importance matrix"),
+        ("o.gguf", {}, OptionError, "expected a file type or a recipe file after the output, found the weights file 'o.gguf'"),
         ("Q8_0", {"keep_split": True}, OptionError, "keep_split .* requires a set of GGUF files as the source"),
         ("Q8_0", {"importance": {"blk.7.attn_q.weight": torch.ones(64)}}, OptionError,
          "the importance matrix covers none of these tensors"),

@@ -328,7 +328,8 @@ def run_in(folder: Path, package: Path, *arguments: object) -> subprocess.Comple
     program = "from glft_schema.cli.fuzz import fuzz; from glft_schema.cli.options import command; command(fuzz)()"
     command = [sys.executable, "-c", program, *map(str, arguments)]
     env = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_STORAGE_DIRECTORY"}
-    return subprocess.run(command, cwd=folder, env={**env, "PYTHONPATH": str(package)}, capture_output=True, text=True)
+    env |= {"GLFT_LIBRARY": "off", "PYTHONPATH": str(package)}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
 
 def test_the_working_directory_stays_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

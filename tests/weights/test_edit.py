@@ -437,7 +437,7 @@ def test_a_folder_with_one_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.GLFT"])
 def test_the_format_is_kept(gguf: Path, tmp_path: Path, name: str) -> None:
-    text = f"edit keeps the format, GGUF, found the output '{name}': use glft convert"
+    text = f"edit keeps the format, GGUF, found the output '{name}': write GGUF, then use glft convert"
     for options in ({}, {"dry_run": True}):
         with pytest.raises(OptionError, match=re.escape(text)):
             edit(gguf, tmp_path / name, set={"general.name": "x"}, **options)

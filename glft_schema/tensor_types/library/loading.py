@@ -104,7 +104,7 @@ def forget() -> None:
 @lru_cache
 def _of_package() -> Library | None:
     if not (FOLDER / MANIFEST).exists():
-        _say(logging.INFO, f"no compiled functions: types are converted by slower formulas; {command()} compiles them")
+        _say(logging.WARNING, f"no compiled functions: types are converted by slower formulas; {command()} compiles them")
         return None
     try:
         return Library(FOLDER)
