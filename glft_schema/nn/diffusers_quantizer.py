@@ -9,7 +9,7 @@ from diffusers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUA
 from diffusers.quantizers.base import DiffusersQuantizer
 
 from glft_schema.nn.layers import packed_owner
-from glft_schema.nn.skeleton import choose, encode, pack_layers, types_of
+from glft_schema.nn.skeleton import check_rows, choose, encode, pack_layers, types_of
 from glft_schema.weights.glft_config import GlftConfig
 
 
@@ -51,7 +51,7 @@ class DiffusersLayerQuantizer(DiffusersQuantizer):
         prepare_to_save(model)
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> None:
-        """Does nothing; diffusers requires the method."""
+        check_rows(model)
 
 
 def register() -> None:
@@ -63,6 +63,7 @@ def register() -> None:
 def prepare_to_save(model: Any) -> None:
     """Lets `save_pretrained` save a packed model, with its types in the config."""
     register()
-    config = GlftConfig(types_of(model))
-    model.register_to_config(quantization_config=config)
-    model.hf_quantizer = DiffusersLayerQuantizer(config)
+    if types := types_of(model):
+        config = GlftConfig(types)
+        model.register_to_config(quantization_config=config)
+        model.hf_quantizer = DiffusersLayerQuantizer(config)

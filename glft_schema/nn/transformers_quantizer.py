@@ -107,8 +107,9 @@ def prepare_to_save(model: Any) -> None:
     """Enables `save_pretrained` for a model that this quantizer did not pack."""
     register()
     note_types(model)
-    model.hf_quantizer = TransformersQuantizer(GlftConfig(types_of(model)))
-    model._weight_conversions = []  # those of the model's class would split the bytes of experts
+    if types := types_of(model):
+        model.hf_quantizer = TransformersQuantizer(GlftConfig(types))
+        model._weight_conversions = []  # those of the model's class would split the bytes of experts
 
 
 def _targets(conversion: Any, stacks: list[str], suffix: str = "") -> bool:
