@@ -34,7 +34,7 @@ def merge_lora(
         glft merge-lora model.gguf adapter/ merged.gguf
         glft merge-lora model.gguf adapter.gguf merged.gguf --scale 0.5
     """
-    with file_errors(model, tensors=model):
+    with file_errors(model):
         refuse_overwriting(out, model, adapter, imatrix)
         with progress_bar(f"writing {out.name}") as bar:
             merged = merge(model, adapter, out, scale=scale, importance=imatrix, progress=bar)

@@ -15,14 +15,14 @@ from glft_schema.describe.page.plan import plan_page
 from glft_schema.display import align, percent, size_text
 from glft_schema.errors import OptionError
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
+from glft_schema.quantizer.plan import BY_IMPORTANCE, ROWS, TYPES, Candidate, Mix, Plan
 from glft_schema.quantizer.plan import plan as plan_model
 from glft_schema.quantizer.prepared_model import IN_FLOAT32
 from glft_schema.quantizer.recipe_files import recipe_text
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.checkpoints import open_with_metadata
 
-TYPES_TO_CHOOSE = "Types to choose from. Default: K-quants, Q4_0 to Q8_0, IQ4_NL, IQ4_XS, F16; with --imatrix, also IQ1 to IQ3."
+TYPES_TO_CHOOSE = f"Types to choose from. Default: {', '.join(TYPES)}; with --imatrix, also {', '.join(BY_IMPORTANCE)}."
 
 
 def plan(

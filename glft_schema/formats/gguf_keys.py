@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from glft_schema.display import format_count
 from glft_schema.formats.file_types import FILE_TYPES
 
 ARCH = "[arch]"  # stands for the name of an architecture
@@ -135,7 +136,7 @@ def summary(metadata: Mapping[str, Any]) -> list[str]:
     parts = [text for text in (architecture, kind) if isinstance(text, str) and text != "model"]
     for key, one, many in COUNTS:
         count = metadata.get(key.replace(ARCH, str(architecture)))
-        parts += [f"{count:,} {one if count == 1 else many}"] if isinstance(count, int) else []
+        parts += [format_count(count, one, many)] if isinstance(count, int) else []
     tokens = metadata.get("tokenizer.ggml.tokens")
     return [*parts, *([f"{len(tokens):,} tokens"] if isinstance(tokens, Sequence) and not isinstance(tokens, str) else [])]
 

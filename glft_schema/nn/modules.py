@@ -7,7 +7,7 @@ decoded at each use. It is frozen: gradients reach the input and the bias, not t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, update_wrapper
 from types import FunctionType
 from typing import Any, cast
@@ -23,6 +23,16 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.upload import torch_dtype
 from glft_schema.weights.in_memory import packed_tensors
+
+
+def packed_shape(type_: TensorType, shape: Sequence[int]) -> tuple[int, int]:
+    """Returns the shape of packed weights, [rows, bytes of a row].
+
+    Raises:
+        FormatError: if the type cannot store the shape.
+    """
+    rows = matrix(shape)[0]
+    return rows, type_.nbytes(shape) // max(rows, 1)
 
 
 class Packed(nn.Module):
@@ -51,8 +61,7 @@ class Packed(nn.Module):
         found = registered_type(type_) if isinstance(type_, str) else type_
         if not found.is_quantized:
             raise OptionError(f"expected a quantized type, found {found}")
-        rows, nbytes = matrix(shape)[0], found.nbytes(shape)
-        packed = torch.empty(rows, nbytes // max(rows, 1), dtype=torch.uint8, device=device)
+        packed = torch.empty(packed_shape(found, shape), dtype=torch.uint8, device=device)
         self.weight = nn.Parameter(packed, requires_grad=False)
         self.dtype = dtype or torch.get_default_dtype()
         self.type_name, self.weight_shape = found.name, tuple(shape)

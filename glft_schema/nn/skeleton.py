@@ -16,8 +16,7 @@ from torch import nn
 from glft_schema.errors import OptionError, quote
 from glft_schema.formats.registry import WITH_TYPES, registered_type
 from glft_schema.nn.layers import can_be_packed, is_conv1d, module_tensors, owner_of, pack_tensor, replace_conv1d
-from glft_schema.nn.modules import Experts, Packed
-from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.nn.modules import Experts, Packed, packed_shape
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.schemes import choose_types
 
@@ -112,8 +111,7 @@ def pack_layers(module: nn.Module, types: Mapping[str, str]) -> set[str]:
         elif suffix:
             transposed.add(f"{name}.weight")
             shape = (shape[0], *shape[:0:-1])
-        rows = matrix(shape)[0]
-        packed = torch.empty(rows, type_.nbytes(shape) // max(rows, 1), dtype=torch.uint8, device="meta")
+        packed = torch.empty(packed_shape(type_, shape), dtype=torch.uint8, device="meta")
         pack_tensor(module, entry, packed, type_, shape, bool(suffix))
     if unused:
         raise OptionError(f"a type is given for {quote(next(iter(unused)))}, which the model lacks")
@@ -134,8 +132,7 @@ def check_rows(module: nn.Module) -> None:
     whose config names another type."""
     for path, layer in module.named_modules():
         if isinstance(layer, Packed):
-            rows, columns = matrix(layer.weight_shape)
-            expected, found = [rows, layer.weight_type.nbytes((1, columns))], list(layer.weight.shape)
+            expected, found = [*packed_shape(layer.weight_type, layer.weight_shape)], [*layer.weight.shape]
             if found != expected:
                 name = f"{path}.weight".removeprefix(".")
                 raise OptionError(f"{name}: expected {expected} bytes for {layer.weight_type}, found {found}: another type?")

@@ -107,8 +107,8 @@ def prepare_to_save(model: Any) -> None:
     """Enables `save_pretrained` for a model that this quantizer did not pack."""
     register()
     note_types(model)
-    if types := types_of(model):
-        model.hf_quantizer = TransformersQuantizer(GlftConfig(types))
+    if config := getattr(model.config, "quantization_config", None):
+        model.hf_quantizer = TransformersQuantizer(config)
         model._weight_conversions = []  # those of the model's class would split the bytes of experts
 
 

@@ -322,9 +322,8 @@ def test_other_models(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-bert")
     text = f"expected a GGUF file as the model, found '{folder}': convert it first (glft convert)"
     assert_refused(in_this_process("merge-lora", folder, tmp_path, tmp_path / "out.gguf"), text)
-    with pytest.raises(
-        glft.OptionError, match=r"merging writes GGUF, found the output 'out\.safetensors': write GGUF, then use glft"
-    ):
+    refusal = r"merging writes GGUF, found the output 'out\.safetensors': write GGUF, then use glft convert"
+    with pytest.raises(glft.OptionError, match=refusal):
         glft.adapters.merge_lora(folder, tmp_path, tmp_path / "out.safetensors")
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
     for first, scale in ((float("inf"), 1.0), (1.0, 1e300)):

@@ -139,6 +139,7 @@ def test_a_model_that_is_packed_no_longer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("types", "message"),
     [
+        ("q8_per_channel", "ggml has no type 'q8_per_channel': expected "),
         ({"*.up.weight": "q8_0"}, r"expected a tensor that matches '\*\.up\.weight', found none"),
         ({"model.norm.weight": "q8_0"}, r"expected a tensor that matches 'model\.norm\.weight', found none"),
     ],

@@ -120,7 +120,8 @@ def test_a_dry_run_says_what_would_be_refused(source: Path, tmp_path: Path) -> N
     quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
     again = quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "Q6_K", dry_run=True)
     (note,) = again.notes  # the fallback type of ffn_down is its own
-    assert note.startswith("would be refused: 13 tensors (Q8_0) are quantized already, such as 'token_embd.weight': req")
+    refusal = "13 tensors (Q8_0) are quantized already, such as 'token_embd.weight': requantizing adds error"
+    assert note.startswith(f"would be refused: {refusal}")
 
 
 def test_options_without_effect(source: Path, tmp_path: Path) -> None:

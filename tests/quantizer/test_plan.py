@@ -179,7 +179,8 @@ def test_a_type_that_cannot_hold_a_tensor(source: Path) -> None:
 
 def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
     quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
-    with pytest.raises(SchemeError, match=r"15 tensors \(Q8_0\) are quantized already, such as 'token_embd.weight': req"):
+    refusal = r"15 tensors \(Q8_0\) are quantized already, such as 'token_embd.weight': requantizing adds error"
+    with pytest.raises(SchemeError, match=refusal):
         plan(tmp_path / "q8_0.gguf", types=FEW)
     planned = plan(tmp_path / "q8_0.gguf", types=FEW, allow_requantize=True)
     assert len(planned.tensors) == 15

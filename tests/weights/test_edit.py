@@ -352,7 +352,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"remove": "blk.0.weight"}, "expected an existing metadata key to remove, found 'blk.0.weight', which is a tensor: "
      "use glft convert --exclude"),
     ({"rename": {"gone": "x"}}, "expected an existing tensor to rename, found 'gone'"),
-    ({"rename": {"blk.0.wieght": "x"}}, "existing tensor to rename, found 'blk.0.wieght'; did you mean 'blk.0.weight'?"),
+    ({"rename": {"blk.0.wieght": "x"}},
+     "expected an existing tensor to rename, found 'blk.0.wieght'; did you mean 'blk.0.weight'?"),
     ({"remove": ["general.nam"]},
      "expected an existing metadata key to remove, found 'general.nam'; did you mean 'general.name'?"),
     ({"rename": {"blk.*": "x"}}, "expected an existing tensor to rename, found 'blk.*': patterns are not supported"),
