@@ -64,7 +64,7 @@ def inspect(
 
     For llama.cpp's importance matrices, GGUF or imatrix.dat, shows statistics of the mean squared
     activations of each matrix's columns: the share of active columns, the entropy in bits and
-    relative to that of equal columns, the share of columns more than one standard deviation above
+    relative to its maximum, the share of columns more than one standard deviation above
     the mean, and the cosine similarity with the previous layer.
 
     Examples:

@@ -133,7 +133,7 @@ class TensorField(construct.Construct):
 
     Parses into a numpy array, which is a view if possible; writing to it never changes the file or
     the caller's bytes. Builds from a numpy array or torch tensor of exactly this dtype and shape.
-    Size: that of its elements.
+    Size: the size of its elements.
     """
 
     def __init__(self, number: Number, dims: tuple[Any, ...]) -> None:

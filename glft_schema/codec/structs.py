@@ -211,7 +211,7 @@ class Count(Interpreted, construct.Rebuild):
     """An integer that counts a later field.
 
     Parses into the number. Builds the count of the counted field, and refuses any other number.
-    Size: that of `integer`.
+    Size: the size of `integer`.
 
     Args:
         integer: the declaration of the number.

@@ -11,7 +11,7 @@ from typing import Any
 
 STEP = " -> "  # between the names in a path
 LABELS = ("name", "key")  # fields that identify a row
-ROOTS = ("(parsing)", "(building)", "(sizeof)", "(???)")  # the last is that of compiled constructs
+ROOTS = ("(parsing)", "(building)", "(sizeof)", "(???)")  # the last is used by compiled constructs
 
 
 def without_root(path: str | None) -> str:

@@ -114,7 +114,7 @@ class Types:
     # Numbers
 
     def kind(self, number: s.NumberNode) -> str:
-        """Returns a number's type, with its byte order if that of the containing type differs."""
+        """Returns a number's type, with its byte order if the containing type has another one."""
         little = "le" if self.is_big or self.endian == "be" else ""
         order = {"little": little, "big": "be"}.get(number.order, "") if number.size > 1 else ""
         is_known = number.kind in s.KINDS and number.kind not in HALVES
