@@ -82,9 +82,10 @@ def test_states_are_coloured_on_a_terminal(model: Path) -> None:
 
 def test_jobs_end_with_what_was_written_and_the_next_command(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out file.gguf"
-    *_, wrote, following = on_a_terminal("convert", model, out, COLUMNS="300").stdout.splitlines()
+    done = on_a_terminal("convert", model, out, COLUMNS="300")
+    wrote, following = done.stdout.splitlines()[-2:]
+    assert (done.returncode, following) == (0, f"next: glft verify '{out}'")
     assert wrote.startswith(f"wrote {out}: {out.stat().st_size} bytes in ")
-    assert following == f"next: glft verify '{out}'"
     assert "next:" not in in_this_process("convert", model, out).stdout
     parts = on_a_terminal("split", model, tmp_path / "part", "--max-bytes", "1kB", COLUMNS="300").stdout.splitlines()
     assert parts[-1] == f"next: glft verify {tmp_path / 'part'}-00001-of-00001.gguf"

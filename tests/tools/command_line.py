@@ -16,21 +16,34 @@ def glft(*arguments: object) -> subprocess.CompletedProcess[str]:
     return forked.run("glft_schema", *arguments)
 
 
+# If the only stream of a terminal or its session ends with the command, some kernels drop the
+# last lines.
+# Here the reader holds a stream, too, and writes a mark when the command has ended.
 ON_A_TERMINAL = """
-import os, pty, sys
+import os, sys, threading
 from glft_schema.cli import main
 
-child, terminal = pty.fork()
+END, codes = b"\\0", []
+terminal, stream = os.openpty()
+child = os.fork()
 if not child:
+    for number in range(3):
+        os.dup2(stream, number)
     kept = sys.stdin, sys.stdout, sys.stderr  # they would close the descriptors
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
     main()
-try:
-    while shown := os.read(terminal, 1 << 16):
-        sys.stdout.buffer.write(shown)
-except OSError:  # the end, on Linux
-    pass
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    sys.exit()
+
+def wait():
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    os.write(stream, END)
+
+threading.Thread(target=wait).start()
+shown = b""
+while not shown.endswith(END):
+    shown += os.read(terminal, 1 << 16)
+sys.stdout.buffer.write(shown[:-1])
+sys.exit(codes[0])
 """
 
 
