@@ -45,13 +45,15 @@ def missing_attribute(problem: str, name: str, names: Iterable[str]) -> Attribut
 
 
 def suggestion(name: object, names: Iterable[str]) -> str:
-    """Returns the end of an error about an unknown name: the closest name, if one is close.
+    """Returns the end of an error about an unknown name: known names that it may stand for.
 
-    Case is ignored. If none is close, the first names that begin with `name` are given.
+    These are the first that begin with `name`, otherwise the closest, if one is close. Case is
+    ignored.
     """
     by_lower, text = {known.lower(): known for known in names}, str(name).lower()
-    close = closest(text, [*by_lower])
-    matches = [close] if close is not None else [known for known in by_lower if text and known.startswith(text)][:SHOWN]
+    matches = [known for known in by_lower if text and known.startswith(text)][:SHOWN]
+    if not matches and (close := closest(text, [*by_lower])) is not None:
+        matches = [close]
     return f"; did you mean {alternatives(quote(by_lower[known]) for known in matches)}?" if matches else ""
 
 

@@ -36,11 +36,12 @@ def model(tmp_path: Path) -> Path:
         (["explain", "MODEL", "--color", "nver"], "'never'"),
         (["get-tensor", "MODEL", "blk.0.attn_q.weight", "o.npy", "--dtype", "flot16"], "'float16'"),
         (["schema", "Q4K"], "'q4_k'"),
+        (["schema", "q8"], "'q8_per_channel', 'q8_0' or 'q8_1'"),
         (["schema", "gguf", "--as", "kaitia"], "'kaitai'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_errors_suggest_the_closest_word(arguments: list[str], suggested: str, model: Path) -> None:
+def test_errors_suggest_words(arguments: list[str], suggested: str, model: Path) -> None:
     done = in_this_process(*(model if word == "MODEL" else word for word in arguments))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"; did you mean {suggested}?\n")

@@ -77,7 +77,7 @@ def merge_lora(
     Raises:
         OptionError: if the model is not GGUF, `adapter` is not an adapter, `out` has another
             format's ending, or a library is missing.
-        FormatError: if the adapter is not plain LoRA, or fits another model.
+        FormatError: if the adapter is not plain LoRA, is not finite, or fits another model.
         TensorError: if the merged weights are not finite.
         OSError: if a file cannot be read or written.
 

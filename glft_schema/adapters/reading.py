@@ -25,6 +25,7 @@ from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath
+from glft_schema.tensor_types.engine.chunks import are_finite
 from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file, of_values
 from glft_schema.weights.checkpoints import open_checkpoint
@@ -82,7 +83,7 @@ def read_updates(adapter: StrPath, base: File) -> dict[str, Update]:
 
     Raises:
         OptionError: if it is neither.
-        FormatError: if it is not plain LoRA, or does not belong to the model.
+        FormatError: if it is not plain LoRA, is not finite, or does not belong to the model.
         OSError: if a file cannot be read.
     """
     try:
@@ -177,7 +178,7 @@ def _finite(value: object, path: str, file: str) -> float:
 def _pairs(tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]) -> Iterator[tuple[str, tuple[Array, Array]]]:
     """Yields A and B by the name of their weight, transposed for an embedding.
 
-    Raises TensorError if A or B is missing, or their ranks differ.
+    Raises TensorError if A or B is missing or not finite, or their ranks differ.
     """
     halves: dict[str, dict[str, tuple[str, Array]]] = {}
     for name, tensor in tensors.items():
@@ -186,6 +187,8 @@ def _pairs(tensors: Mapping[str, StoredTensor], pattern: re.Pattern[str]) -> Ite
         if not (match := pattern.fullmatch(name)) or len(tensor.shape) != 2:
             raise TensorError(f"expected a matrix A or B of LoRA, found {list(tensor.shape)}", name)
         values = tensor.values()
+        if not are_finite(values):
+            raise TensorError("expected finite weights of an adapter, found NaN or infinity", name)
         side = match["side"].upper()
         if match["name"] == EMBEDDING:  # [rows, rank] and [columns, rank]
             side, values = ("B", values) if side == "A" else ("A", values.T)

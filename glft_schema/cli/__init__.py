@@ -30,7 +30,11 @@ LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(
 @click.option("--limit", metavar="NAME=NUMBER", multiple=True, help=LIMIT, shell_complete=completer("limits"))
 @click.pass_context
 def app(context: click.Context, limit: tuple[str, ...]) -> None:
-    """Inspects, verifies, compares, converts, edits and writes files of model weights."""
+    """Inspects, verifies, compares, converts, edits and writes files of model weights.
+
+    The exit code is 0 for success, 1 if a check fails or files differ, and 2 if a file or an
+    option is refused.
+    """
     with option_errors():
         context.with_resource(limits_in(limit))
 

@@ -315,7 +315,7 @@ def test_faults_of_gguf_adapters(pairs: Any, metadata: dict[str, Any], message: 
 
 
 def test_other_models(tmp_path: Path) -> None:
-    """No GGUF file, and a tensor whose update is not finite."""
+    """No GGUF file; an adapter that is not finite, and one whose scaled update is not."""
     glft.save_file({"x": torch.ones(2, 2)}, tmp_path / "m.glft")
     with pytest.raises(glft.OptionError, match=r"expected a GGUF file as the model, found '.*m\.glft': convert it first"):
         glft.adapters.merge_lora(tmp_path / "m.glft", tmp_path, tmp_path / "out.gguf")
@@ -326,11 +326,15 @@ def test_other_models(tmp_path: Path) -> None:
     with pytest.raises(glft.OptionError, match=refusal):
         glft.adapters.merge_lora(folder, tmp_path, tmp_path / "out.safetensors")
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
-    for first, scale in ((float("inf"), 1.0), (1.0, 1e300)):
+    for first, scale, error, names in (
+        (float("inf"), 1.0, glft.FormatError, r"^'blk\.0\.attn_q\.weight\.lora_a': expected finite .* in .*adapter\.gguf$"),
+        (float("nan"), 1.0, glft.FormatError, r"^'blk\.0\.attn_q\.weight\.lora_a': expected finite .* in .*adapter\.gguf$"),
+        (1.0, 1e300, glft.TensorError, r"blk\.0\.attn_q\.weight"),
+    ):
         a, b = pair(64, 64)
         a[0, 0] = first
         adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": (a, b)})
-        with pytest.raises(glft.TensorError, match=r"blk\.0\.attn_q\.weight"):
+        with pytest.raises(error, match=names):
             glft.adapters.merge_lora(path, adapter, tmp_path / "out.gguf", scale=scale)
     assert not (tmp_path / "out.gguf").exists()
 

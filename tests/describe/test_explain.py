@@ -162,7 +162,7 @@ def test_tied_tensors_say_so(tmp_path: Path) -> None:
         (["--range", "0:169"], "expected a range A:B with 0 <= A < B <= 168, found '0:169'"),
         (["--range", "200:"], "expected a range A:B with 0 <= A < B <= 168, found '200:'"),
         (["--range", ":", "--tensor", "a"], "expected --tensor or --range, found both"),
-        (["--tensor", "fc"], "expected a tensor that matches 'fc', found none; did you mean 'fc2'?"),
+        (["--tensor", "fc"], "expected a tensor that matches 'fc', found none; did you mean 'fc1' or 'fc2'?"),
         (["--tensor", "fc*"], "expected one tensor that matches 'fc*', found 2: 'fc1', 'fc2'"),
     ],
 )

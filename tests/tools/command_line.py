@@ -17,8 +17,7 @@ def glft(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 # If the only stream of a terminal or its session ends with the command, some kernels drop the
-# last lines.
-# Here the reader holds a stream, too, and writes a mark when the command has ended.
+# last lines. Here the reader holds a stream, too, and writes a mark when the command has ended.
 ON_A_TERMINAL = """
 import os, sys, threading
 from glft_schema.cli import main
