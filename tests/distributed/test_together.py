@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from glft_schema.weights.importance import ColumnSums
 from tests.tools import forked
 from tests.tools.command_line import glft as glft_command
 from tests.tools.depth import FULL
-from tests.tools.launch import Ended, ended, left_in, run, start
+from tests.tools.launch import Ended, left_in, run
 from tests.tools.real_files import downloaded
 
 OLD = b"the old file"
@@ -113,36 +112,41 @@ def test_with_an_importance_matrix(source: Path, tmp_path: Path) -> None:
     assert sha256(out) == sha256(alone)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds."""
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def converted(source: Path, out: Path) -> tuple[object, ...]:
     return ("convert", source, out, "--scheme", "*=q4_k")
 
 
+# A rank is killed, once, before it journals one unit more than given. A kill from outside could
+# come after the end of the job.
+KILLED = """
+import os, runpy, signal
+from glft_schema.distributed.journals import Journals
+
+rank, units = map(int, os.environ["KILLED"].split())
+add, left = Journals.add, iter(range(units))
+
+def add_or_end(*unit):
+    if next(left, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(*unit)
+
+if int(os.environ["RANK"]) == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    Journals.add = add_or_end
+runpy.run_module("glft_schema.distributed", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("killed", "finished"), [(1, 1), *(pytest.param(*pair, marks=pytest.mark.full) for pair in ((0, 0), (2, 4)))]
+    ("killed", "finished"), [(1, 1), *(pytest.param(*pair, marks=pytest.mark.full) for pair in ((0, 0), (2, 1)))]
 )
 def test_a_rank_that_is_killed(large: Path, tmp_path: Path, killed: int, finished: int) -> None:
     """The others end, the old file stays, and the next run goes on with what is finished."""
     out, alone = tmp_path / "out.gguf", tmp_path / "alone.gguf"
     out.write_bytes(OLD)
     glft.convert(large, alone, schemes={"*": "q4_k"})
-    processes = start(3, converted(large, out), timeout=3)
-
-    def journaled() -> int:
-        journals = [path for path in tmp_path.glob(".out.gguf.*.*.part") if path.exists()]
-        return sum(path.read_text().count("\n") for path in journals)
-
-    wait_for(lambda: journaled() >= finished if finished else bool(left_in(tmp_path)))
-    processes[killed].kill()
-    found = ended(processes)
+    environment = {rank: {"KILLED": f"{killed} {finished}"} for rank in range(3)}
+    found = run(3, (KILLED, "--timeout", 3, *converted(large, out)), environment=environment, module="-c")
     assert found[killed].code == -signal.SIGKILL
     for rank, each in enumerate(found):
         if rank != killed:
@@ -150,10 +154,10 @@ def test_a_rank_that_is_killed(large: Path, tmp_path: Path, killed: int, finishe
             reasons = f"rank ({killed}|0) does not answer: no progress for 3 seconds|the store of the ranks"
             assert re.search(reasons, each.error), each.error
     assert out.read_bytes() == OLD
-    data, before = left_in(tmp_path), journaled()
-    assert any(re.fullmatch(r"\.out\.gguf\.[0-9a-f]{16}\.part", name) for name in data)
+    assert any(re.fullmatch(r"\.out\.gguf\.[0-9a-f]{16}\.part", name) for name in left_in(tmp_path))
+    own = "".join(path.read_text() for path in tmp_path.glob(f".out.gguf.*.{killed}.part"))
+    assert own.count("\n") == finished
     assert [each.code for each in run(2, converted(large, out))] == [0, 0]  # other ranks go on with it
-    assert before >= finished
     assert sha256(out) == sha256(alone)
     assert left_in(tmp_path) == set()
 
@@ -299,31 +303,15 @@ def test_no_store(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         Ranks.of_environment(1)
 
 
-def children_of(process: int) -> list[int]:
-    """Returns the processes that a process has started."""
-    status = {path: path.read_text() for path in Path("/proc").glob("[0-9]*/stat") if path.exists()}
-    return [int(path.parent.name) for path, text in status.items() if int(text.rpartition(")")[2].split()[1]) == process]
-
-
 @pytest.mark.full
 def test_torchrun_begins_again_after_a_rank_is_killed(large: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.gguf"
-    command = [
-        str(Path(sys.executable).parent / "torchrun"),
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-        "-m",
-        "glft_schema.distributed",
-    ]
-    command += [*map(str, converted(large, out))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
-        wait_for(lambda: any(path.read_text() for path in tmp_path.glob(".out.gguf.*.1.part") if path.exists()))
-        os.kill(max(children_of(launcher.pid)), signal.SIGKILL)
-        assert launcher.stdout
-        text = launcher.stdout.read()
-    assert launcher.returncode == 0, text
+    out, program = tmp_path / "out.gguf", tmp_path / "killed.py"
+    program.write_text(KILLED)
+    torchrun = [Path(sys.executable).parent / "torchrun", "--nproc-per-node", 2, "--max-restarts", 1]
+    command = [*map(str, [*torchrun, program, *converted(large, out)])]
+    done = subprocess.run(command, env={**os.environ, "KILLED": "1 1"}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "(exitcode: -9) local_rank: 1 " in done.stderr
     glft.convert(large, tmp_path / "alone.gguf", schemes={"*": "q4_k"})
     assert sha256(out) == sha256(tmp_path / "alone.gguf")
     assert left_in(tmp_path) == set()

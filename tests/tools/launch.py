@@ -21,18 +21,17 @@ class Ended(NamedTuple):
     error: str
 
 
-def start(
+def run(
     ranks: int,
     arguments: Sequence[object],
     *,
     of_rank: Mapping[int, Sequence[object]] | None = None,
     environment: Mapping[int, Mapping[str, str]] | None = None,
     most_bytes: Mapping[int, int] | None = None,
-    timeout: int = TIMEOUT,
     module: str = "glft_schema.distributed",
     folder: Path | None = None,
-) -> list[Forked]:
-    """Starts all ranks, which find each other by the environment.
+) -> list[Ended]:
+    """Starts all ranks, which find each other by the environment, and waits for them.
 
     Args:
         ranks: the number of processes.
@@ -40,37 +39,29 @@ def start(
         of_rank: arguments of some ranks instead.
         environment: variables of some ranks.
         most_bytes: size of files above which writes of some ranks fail.
-        timeout: of the command line.
-        module: as `Forked`; a program has no timeout.
+        module: as `Forked`; a program gets no timeout.
         folder: the working directory.
+
+    Raises:
+        subprocess.TimeoutExpired: if a rank hangs.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     processes = []
     for rank in range(ranks):
-        own = [] if module == "-c" else ["--timeout", timeout]
+        own = [] if module == "-c" else ["--timeout", TIMEOUT]
         own += (of_rank or {}).get(rank, arguments)
         variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(ranks)}
         variables |= {"OMP_NUM_THREADS": "1", **(environment or {}).get(rank, {})}
         most = (most_bytes or {}).get(rank)
         processes.append(Forked(module, *own, environment=variables, most_bytes=most, folder=folder))
-    return processes
-
-
-def ended(processes: Sequence[Forked]) -> list[Ended]:
-    """Waits for all ranks. Raises subprocess.TimeoutExpired if one hangs."""
     try:
         found = [(process, *process.communicate(timeout=LONGEST)) for process in processes]
     finally:
         for process in processes:
             process.kill()
     return [Ended(process.returncode or 0, out, error) for process, out, error in found]
-
-
-def run(ranks: int, arguments: Sequence[object], **more: object) -> list[Ended]:
-    """Starts all ranks and waits for them; see `start`."""
-    return ended(start(ranks, arguments, **more))  # type: ignore[arg-type]
 
 
 def left_in(folder: Path) -> set[str]:
