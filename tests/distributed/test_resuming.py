@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from glft_schema.distributed.ranks import Ranks
 from glft_schema.storage.atomic import atomic_write, partial_path
 from tests.fuzz import journals
 from tests.tools import forked
-from tests.tools.launch import left_in
+from tests.tools.launch import KILLED, left_in
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 Write = Callable[..., object]  # writes a file from a source: path, progress, ranks
@@ -337,21 +337,18 @@ def test_the_end_of_rank_0_is_one_line(tmp_path: Path) -> None:
     """Without a launcher, rank 0 has the store. torch logs its end with a stack in C++, unless told
     not to before its import, so that rank 1 is a new interpreter."""
     source = tmp_path / "m.safetensors"
-    glft.save_file({"w": torch.randn(512, 4096)}, source)
+    glft.save_file({"w": torch.randn(2048, 4096)}, source)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    command = ["glft_schema.distributed", "convert", source, tmp_path / "out.gguf", "--scheme", "*=iq3_s"]
-    first = forked.Forked(*command, environment={**variables, "RANK": "0"})
+    command = ["convert", source, tmp_path / "out.gguf", "--scheme", "*=q8_0"]
+    first = forked.Forked("-c", KILLED, *command, environment={**variables, "RANK": "0", "KILLED": "0 0"})
     environment = {**os.environ, **variables, "RANK": "1"}
-    second = subprocess.Popen([sys.executable, "-m", *command], env=environment, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while not any(tmp_path.glob(".out.gguf.*.part")):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    first.kill()
-    first.communicate()
+    again = [sys.executable, "-m", "glft_schema.distributed", *command]
+    second = subprocess.Popen(again, env=environment, stderr=subprocess.PIPE, text=True)
+    first.communicate(timeout=60)
+    assert first.returncode == -signal.SIGKILL
     _, text = second.communicate(timeout=60)
     assert second.returncode == 1
     assert text.startswith("glft: rank 1: the store of the ranks is gone: ")

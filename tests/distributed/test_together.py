@@ -24,7 +24,7 @@ from glft_schema.weights.importance import ColumnSums
 from tests.tools import forked
 from tests.tools.command_line import glft as glft_command
 from tests.tools.depth import FULL
-from tests.tools.launch import Ended, left_in, run
+from tests.tools.launch import KILLED, Ended, left_in, run
 from tests.tools.real_files import downloaded
 
 OLD = b"the old file"
@@ -114,26 +114,6 @@ def test_with_an_importance_matrix(source: Path, tmp_path: Path) -> None:
 
 def converted(source: Path, out: Path) -> tuple[object, ...]:
     return ("convert", source, out, "--scheme", "*=q4_k")
-
-
-# A rank is killed, once, before it journals one unit more than given. A kill from outside could
-# come after the end of the job.
-KILLED = """
-import os, runpy, signal
-from glft_schema.distributed.journals import Journals
-
-rank, units = map(int, os.environ["KILLED"].split())
-add, left = Journals.add, iter(range(units))
-
-def add_or_end(*unit):
-    if next(left, None) is None:
-        os.kill(os.getpid(), signal.SIGKILL)
-    add(*unit)
-
-if int(os.environ["RANK"]) == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-    Journals.add = add_or_end
-runpy.run_module("glft_schema.distributed", run_name="__main__", alter_sys=True)
-"""
 
 
 @pytest.mark.long

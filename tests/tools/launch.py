@@ -12,6 +12,25 @@ from tests.tools.forked import Forked
 TIMEOUT = 30  # seconds without progress, after which ranks give up
 LONGEST = 90  # seconds until a test gives up
 
+# A rank is killed, once, before it journals one unit more than given. A kill from outside could
+# come after the end of the job.
+KILLED = """
+import os, runpy, signal
+from glft_schema.distributed.journals import Journals
+
+rank, units = map(int, os.environ["KILLED"].split())
+add, left = Journals.add, iter(range(units))
+
+def add_or_end(*unit):
+    if next(left, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    add(*unit)
+
+if int(os.environ["RANK"]) == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+    Journals.add = add_or_end
+runpy.run_module("glft_schema.distributed", run_name="__main__", alter_sys=True)
+"""
+
 
 class Ended(NamedTuple):
     """A process that has ended."""
