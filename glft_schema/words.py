@@ -36,22 +36,20 @@ class MissingKeyError(KeyError):
 
 
 def missing_attribute(problem: str, name: str, names: Iterable[str]) -> AttributeError:
-    """Returns an AttributeError that suggests public names: those that begin with `name` and an
-    underscore, otherwise the closest one. Private names get no suggestion."""
+    """Returns an AttributeError that suggests public names. Private names get no suggestion."""
     public = [known for known in names if not known.startswith("_")] if not name.startswith("_") else []
-    longer = [known for known in public if known.startswith(f"{name}_")]
-    hint = f"; did you mean {alternatives(map(quote, longer))}?" if longer else suggestion(name, public)
-    return AttributeError(f"{problem}{hint}")
+    return AttributeError(f"{problem}{suggestion(name, public)}")
 
 
 def suggestion(name: object, names: Iterable[str]) -> str:
     """Returns the end of an error about an unknown name: known names that it may stand for.
 
-    These are the first that begin with `name`, otherwise the closest, if one is close. Case is
-    ignored.
+    Case is ignored. These are an equal name, otherwise the first that begin with `name`, otherwise
+    the closest, if one is close.
     """
     by_lower, text = {known.lower(): known for known in names}, str(name).lower()
-    matches = [known for known in by_lower if text and known.startswith(text)][:SHOWN]
+    longer = [known for known in by_lower if text and known.startswith(text)]
+    matches = [text] if text in by_lower else longer[:SHOWN]
     if not matches and (close := closest(text, [*by_lower])) is not None:
         matches = [close]
     return f"; did you mean {alternatives(quote(by_lower[known]) for known in matches)}?" if matches else ""

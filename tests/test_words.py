@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import glft_schema as glft
-from glft_schema.words import MissingKeyError
+from glft_schema.words import MissingKeyError, suggestion
 from tests.tools.command_line import in_this_process
 
 
@@ -45,6 +45,20 @@ def test_errors_suggest_words(arguments: list[str], suggested: str, model: Path)
     done = in_this_process(*(model if word == "MODEL" else word for word in arguments))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"; did you mean {suggested}?\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [
+        ("OUTPUT", "; did you mean 'output'?"),  # alone, though others begin with it
+        ("out", "; did you mean 'output_norm', 'output' or 'output_bias'?"),
+        ("uotput", "; did you mean 'output'?"),
+        ("weight", ""),
+        ("", ""),
+    ],
+)
+def test_equal_names_come_before_longer_and_closest_ones(name: str, suggested: str) -> None:
+    assert suggestion(name, ["output_norm", "output", "output_bias", "output_scale", "token_embd"]) == suggested
 
 
 @pytest.mark.parametrize(

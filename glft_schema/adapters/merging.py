@@ -39,7 +39,7 @@ class MergedTensor:
     Attributes:
         name: of the tensor.
         type: its type, before and after.
-        update: the root mean square of the update, divided by that of the original weights.
+        update: the root mean square of the update, relative to the original weights.
         errors: of the stored weights against the merged ones in float32.
     """
 

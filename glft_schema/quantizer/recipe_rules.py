@@ -2,7 +2,7 @@
 
 A tensor's name determines its role. A rule gives the tensors of some roles a type if its condition
 holds; the last rule that applies wins. Rules count the tensors of a role in the order of the new
-file, by default that of llama.cpp's loader.
+file, by default the order of llama.cpp's loader.
 """
 
 from __future__ import annotations

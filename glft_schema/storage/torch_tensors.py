@@ -79,7 +79,7 @@ def dtype_in_torch(dtype: Dtype) -> torch.dtype:
 
 
 def array_of(values: Any) -> Any:
-    """Returns a tensor as an array, an array as `own` does, and other values unchanged."""
+    """Returns a tensor as an array, an array as `with_own_dtype` does, other values as given."""
     if is_tensor(values):
         return as_array(values)
     return with_own_dtype(np.asarray(values)) if isinstance(values, (np.ndarray, np.generic)) else values

@@ -75,7 +75,7 @@ class NumberErrors:
 
     @property
     def relative(self) -> float:
-        """The root mean square of the errors, divided by that of the references."""
+        """The root mean square of the errors, relative to the references."""
         if not self.reference_squares:
             return math.inf if self.squares else 0.0
         return math.sqrt(self.squares / self.reference_squares)

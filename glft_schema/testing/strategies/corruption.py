@@ -23,7 +23,8 @@ class Corruption:
             A TruncatedError may be at a later byte of the field.
         rule: the id of the broken rule; None for a field without one.
         error: the error that reading must raise; None if the file can be read and has findings.
-        reported: the error's rule id, or None; for a rule of a tensor type, that of the row's rule.
+        reported: the error's rule id, or None; for a rule of a tensor type, the id of the row's
+            rule.
         within: whether the error may also be about a field within `path`.
         sets: the rule sets that are checked for findings.
         findings: rule ids and paths of all findings of these sets, in any order.
