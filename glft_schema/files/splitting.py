@@ -60,16 +60,15 @@ def split(file: File | StrPath, prefix: StrPath, *, max_tensors: int | None = No
         used += padded
     paths = [str(shard_path(prefix, number, len(groups), file.format.endings[0])) for number in range(len(groups))]
     index = [f"{prefix}{shards.suffix}"] if isinstance(shards, ShardIndex) else []
-    with new_files(paths + index) as begun:
+    with new_files(paths + index) as created:
         for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
             metadata = file.metadata
             if keys:
                 rest = metadata.without(*(key for key in metadata if key != file.format.alignment_key))
                 metadata = (rest if number else metadata) | keys.entries(number, len(groups), len(file.tensors))
-            begun.append(path)
             _write(file, metadata, tensors, path)
+            created.append(path)
         for path in index:
-            begun.append(path)
             _write_index(path, paths, groups)
     return paths + index
 

@@ -164,11 +164,11 @@ def quantize(
         plans, result = plan_quantization(checkpoint, out, recipe, options)
         if options.get("dry_run"):
             return result
-        with new_files([*plans] if options.get("keep_split") else ()) as begun:
+        with new_files([*plans] if options.get("keep_split") else ()) as created:
             written: list[WrittenTensor] = []
             for path, plan in plans.items():
-                begun.append(path)
                 written += plan.write(path)
+                created.append(path)
         return replace(result, tensors=Results(written, "tensor"))
 
 

@@ -198,21 +198,22 @@ def partial_path(path: StrPath, key: str, part: str = "") -> str:
 
 @contextmanager
 def new_files(paths: Sequence[StrPath]) -> Iterator[list[StrPath]]:
-    """Yields a list for the paths that the caller begins to write. An error removes the files.
+    """Yields a list for the paths that the caller has written. An error removes these files.
 
+    Add a path when its file is complete: until then, a file there is another process's. Others than
+    `paths` are never removed.
     Raises OptionError if one of the paths exists.
     """
     if taken := [path for path in paths if os.path.lexists(path)]:
         raise OptionError(
             f"expected no file at the output paths, found {quote(os.path.basename(taken[0]))}: remove it, or choose other paths"
         )
-    begun: list[StrPath] = []
+    created: list[StrPath] = []
     try:
-        yield begun
+        yield created
     except BaseException:
-        for path in begun:
-            with suppress(OSError):
-                os.unlink(path)
+        for path in set(paths).intersection(created):
+            _attempt(os.unlink, path)
         raise
 
 

@@ -191,6 +191,20 @@ def test_ranks_write_a_set(tmp_path: Path) -> None:
     assert len(written) > 2
 
 
+def test_ranks_that_fail_keep_the_old_file(tmp_path: Path) -> None:
+    weights = models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
+    weights["blk.1.ffn_up.weight"][0, 0] = torch.nan
+    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
+    (tmp_path / "out.gguf").write_bytes(b"old")
+
+    def work(ranks: Ranks) -> object:
+        with together(ranks=ranks) as writers:
+            return glft.quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q8_0", ranks=writers)
+
+    assert all("NaN and infinities cannot be quantized" in str(found) for found in in_threads(3, work))
+    assert (tmp_path / "out.gguf").read_bytes() == b"old"
+
+
 def test_tensors_that_are_cut_alike_share_their_chunks() -> None:
     """Rank 0 tells the others one list, whatever the number of tensors."""
     properties = TensorProperties(dtype=torch.bfloat16)

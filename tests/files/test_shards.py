@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +17,11 @@ from glft_schema import ClosedError, Container, FormatError, TruncatedError, Typ
 from glft_schema.errors import OptionError
 from glft_schema.files import splitting
 from glft_schema.files.byte_counts import byte_counts
+from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.files.shards import shard_info
 from glft_schema.files.splitting import merge, split
+from glft_schema.tensors.tensor import Tensor
 from tests.golden import golden
 
 TENSORS = {f"t.{i}": torch.full((i + 1, 8), float(i)) for i in range(5)}
@@ -164,17 +168,18 @@ def test_a_split_that_fails_leaves_nothing(whole: Path) -> None:
 
 def test_a_split_that_fails_removes_only_its_own(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a file that another process wrote in the meantime."""
-    other = whole.with_name("part-00003-of-00003.gguf")
+    write = splitting._write
 
-    def fail(header: object, metadata: object, tensors: object, path: str) -> None:
-        Path(path).write_bytes(b"mine")
-        other.write_bytes(b"another's")
-        raise OSError("the disk fell off")
+    def fail_at_second(file: File, metadata: Mapping[str, Any], tensors: list[Tensor], path: str) -> None:
+        if "00002-of" in path:
+            Path(path).write_bytes(b"another's")
+            raise OSError("the disk fell off")
+        write(file, metadata, tensors, path)
 
-    monkeypatch.setattr(splitting, "_write", fail)
+    monkeypatch.setattr(splitting, "_write", fail_at_second)
     with glft_schema.open(whole) as file, pytest.raises(OSError, match="the disk fell off"):
         split(file, whole.with_name("part"), max_tensors=2)
-    assert {entry.name for entry in whole.parent.iterdir()} == {whole.name, other.name}
+    assert {entry.name for entry in whole.parent.iterdir()} == {whole.name, "part-00002-of-00003.gguf"}
 
 
 def test_a_split_replaces_nothing(whole: Path) -> None:

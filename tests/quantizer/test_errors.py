@@ -60,6 +60,17 @@ def test_refused(source: Path, recipe: str | int, options: dict[str, Any], error
     assert not out.exists()
 
 
+def test_the_old_file_stays(source: Path) -> None:
+    out = source.with_name("old.gguf")
+    out.write_bytes(b"old")
+    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=64)
+    weights["blk.1.ffn_up.weight"][0, 0] = torch.nan
+    models.write(source, models.keys("llama", 2, 2, 1, 0), weights)
+    with pytest.raises(glft.TensorError, match=r"'blk.1.ffn_up.weight' at \[0, 0\]: NaN and infinities cannot be quantized"):
+        quantize(source, out, "Q8_0")
+    assert out.read_bytes() == b"old"
+
+
 def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
     quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
     with pytest.raises(

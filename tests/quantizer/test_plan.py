@@ -298,6 +298,11 @@ def test_refused_on_the_command_line(source: Path, tmp_path: Path, options: list
 @pytest.mark.parametrize("option", ["-o", "--html"])
 def test_overwriting(source: Path, option: str) -> None:
     assert_refused(glft("plan", source, "--bpw", "9", option, source), "the output would overwrite the input")
+    matrix = source.with_name("imatrix.gguf")
+    matrix.write_bytes(b"old")
+    for other in ("--imatrix", "--like"):
+        done = glft("plan", source, "--bpw", "9", other, matrix, option, matrix)
+        assert_refused(done, "the output would overwrite the input")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
+import math
 import os
 import random
 import re
@@ -22,9 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
+import glft_schema as glft
 from glft_schema import Container, Typed
+from tests.families.tiny_folders import make_folder
+from tests.quantizer import models
 from tests.tools.forked_writers import LAST, WITHOUT_EFFECT, Writers, container
 from tests.tools.unmeasured import unmeasured
 
@@ -160,6 +166,68 @@ def test_every_system_call_that_fails(writers: Writers, path: Path, tmp_path: Pa
     if error != "EINTR":  # most calls are retried
         assert unseen <= Counter(UNSEEN)
     print(f"{injected} calls failed with {error}, {unseen.total()} of them unseen")
+
+
+# The commands that replace a file, and those whose files must be new. IN is a folder of inputs.
+REPLACING = {
+    "compare": "IN/in.gguf IN/nan.gguf --html OUT.html",
+    "convert": "IN/in.gguf OUT.safetensors",
+    "edit": "IN/in.gguf --set general.name=x -o OUT.gguf",
+    "get-tensor": "IN/in.gguf output.weight OUT.npy",
+    "imatrix": "IN/imatrix.gguf OUT.dat",
+    "merge": "IN/in-00001-of-00002.gguf OUT.gguf",
+    "merge-lora": "IN/in.gguf IN/lora.gguf OUT.gguf",
+    "plan": "IN/in.gguf --types q8_0 --bpw 12 -o OUT.txt",
+    "quantize": "IN/in.gguf OUT.gguf Q8_0",
+    "view": "IN/in.gguf -o OUT.html",
+}
+CREATING = {
+    "convert": "IN/model.gguf OUT/",
+    "quantize": "IN/in-00001-of-00002.gguf OUT Q8_0 --keep-split",
+    "split": "IN/in.gguf OUT --max-tensors 8",
+}
+FAULTS = ["signal=SIGINT", "error=EIO", "error=EDQUOT"]
+STEPS = [("pwrite64", 1), ("fsync", 1), ("rename", 1)]
+OF_SECOND_FILE = [("pwrite64", 2), ("fsync", 3), ("rename", 2)]  # the second fsync is of the folder
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, keys = tmp_path_factory.mktemp("inputs"), models.keys("llama", 1, 1, 1, 0)
+    weights = models.tensors(1, 0, tied=False, fused=False, width=64, down=64)
+    models.write(folder / "in.gguf", keys, weights)
+    glft.split(folder / "in.gguf", folder / "in", max_tensors=8)
+    models.write(folder / "nan.gguf", keys, {**weights, "output.weight": torch.full((2, 64), math.nan)})
+    glft.quantize(make_folder(folder, "tiny-llama"), folder / "model.gguf", "F32")
+    pair = {"lora_a": torch.ones(4, 64), "lora_b": torch.ones(2, 4)}
+    lora = {"general.type": "adapter", "general.architecture": "llama", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
+    glft.save_file({f"blk.0.attn_q.weight.{name}": factor for name, factor in pair.items()}, folder / "lora.gguf", lora)
+    sums = glft.weights.ColumnSums(torch.ones(1, 64), torch.tensor([1]))
+    glft.weights.ImportanceMatrix({"blk.0.attn_q.weight": sums}).save(folder / "imatrix.gguf")
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["error=ENOSPC", *(pytest.param(fault, marks=pytest.mark.full) for fault in FAULTS)])
+def test_a_command_that_fails_changes_nothing(writers: Writers, inputs: Path, tmp_path: Path, strace: None, fault: str) -> None:
+    """Each command that writes meets the fault at each step."""
+    out, code = tmp_path / "out" / "made", 130 if fault == "signal=SIGINT" else 2
+    problem = os.strerror(getattr(errno, fault.removeprefix("error="), 0)) if code == 2 else ""
+    out.parent.mkdir()
+    with traced(writers, tmp_path / "log", *[f"--inject={call}:{fault}:when={LAST}" for call, _ in STEPS]):
+        for commands, steps in ((REPLACING, STEPS), (CREATING, STEPS), (CREATING, OF_SECOND_FILE)):
+            for (name, text), (call, number) in itertools.product(commands.items(), steps):
+                words = text.replace("IN", str(inputs)).replace("OUT", str(out)).split()
+                if (call == "rename" and code == 130) or (text.endswith("/") and number > 1):
+                    continue  # the file is complete; there is no second file
+                before = {Path(word): b"old" for word in words if word.startswith(f"{out}.")}
+                for path, old in before.items():
+                    path.write_bytes(old)
+                done = writers.run([name, *words], call, number)
+                assert (done["code"], problem in done["errors"]) == (code, True), (name, call, done)
+                assert {path: path.read_bytes() for path in out.parent.iterdir()} == before, (name, call)
+                for path in before:
+                    path.unlink()
 
 
 ON_A_SMALL_DISK = """
