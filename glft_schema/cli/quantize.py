@@ -33,6 +33,7 @@ from glft_schema.cli.write_report import fallbacks, mapping_note, requantizing_n
 from glft_schema.display import align, format_count
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.quantizer.ecmascript import encode
 from glft_schema.quantizer.prepared_model import IN_FLOAT32
 from glft_schema.quantizer.quantize import Quantized
 from glft_schema.quantizer.quantize import quantize as quantize_model
@@ -50,7 +51,9 @@ VALUES: dict[str, Callable[[str], Any]] = {
 def quantize(
     source: Annotated[Path, argument("IN", "Model: a GGUF file, a file of a set, or a Hugging Face folder.")],
     out: Annotated[Path, argument("OUT", "GGUF file; replaced only on success.")],
-    recipe: Annotated[str, argument("TYPE", "File type such as Q4_K_M, its code, or a recipe file. See glft schema recipes.")],
+    recipe: Annotated[
+        str, argument("TYPE", "File type such as Q4_K_M, its code, COPY, or a recipe file. See glft schema recipes.")
+    ],
     imatrix: Imatrix = None,
     imatrix_keys: Annotated[
         bool, flag("Add the keys quantize.imatrix.*, which name the matrix.", "--imatrix-keys/--no-imatrix-keys")
@@ -67,6 +70,7 @@ def quantize(
     token_embedding_type: Annotated[str | None, option("TYPE", "Type of the token embedding.")] = None,
     leave_output_tensor: Annotated[bool, flag("Keep the type of output.weight.")] = False,
     pure: Annotated[bool, flag("Give all tensors the file type's main type.")] = False,
+    prune_layers: Annotated[str | None, option("N,...", "Layers to omit, such as 20,21; the others are renumbered.")] = None,
     allow_requantize: AllowRequantize = False,
     keep_split: Annotated[bool, flag("Split OUT as IN is split: OUT-00001-of-00003.gguf.")] = False,
     like: Like = None,
@@ -84,7 +88,7 @@ def quantize(
     biases and small tensors keep their types. If the rows of a tensor are not a multiple of the
     type's blocks, a type with smaller blocks is used. The report names these tensors.
 
-    Options of llama-quantize are supported, except --prune-layers and the type COPY.
+    With the type COPY, all tensors keep their types.
 
     Examples:
         glft quantize f16.gguf q4_k_m.gguf Q4_K_M
@@ -110,6 +114,7 @@ def quantize(
                 token_embedding_type=token_embedding_type,
                 leave_output_tensor=leave_output_tensor,
                 pure=pure,
+                prune_layers=layers_of(prune_layers),
                 allow_requantize=allow_requantize,
                 keep_split=keep_split,
                 override=unique("--override-kv", "key", [override_of(text) for text in override_kv]),
@@ -125,12 +130,23 @@ def quantize(
         echo_written([out], "compare", source, out)
 
 
+def layers_of(text: str | None) -> list[int]:
+    """Parses numbers of layers. Raises OptionError for anything else."""
+    numbers = text.split(",") if text is not None else []
+    if not all(number.isdecimal() and len(number) < 10 for number in numbers):
+        raise OptionError(f"expected numbers of layers for --prune-layers, such as 20,21, found {quote(text)}")
+    return [int(number) for number in numbers]
+
+
 def tensor_type_of(text: str) -> tuple[str, str]:
-    """Parses ``REGEX=TYPE``. Raises OptionError for any other form."""
+    """Parses ``REGEX=TYPE``. Raises OptionError for any other form.
+
+    Both become lower case, as in llama-quantize.
+    """
     pattern, equals, type_ = text.partition("=")
     if not (pattern and equals and type_):
         raise OptionError(f"expected REGEX=TYPE for --tensor-type, found {quote(text)}")
-    return pattern.lower(), type_.lower()
+    return encode(pattern).lower().decode("utf-8", "surrogateescape"), type_.lower()
 
 
 def override_of(text: str) -> tuple[str, str, Any]:

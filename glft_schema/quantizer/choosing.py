@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.errors import OptionError, SchemeError, quote
+from glft_schema.errors import SchemeError, quote
+from glft_schema.quantizer.ecmascript import compile_pattern, encode
 from glft_schema.quantizer.recipe_rules import BLOCK, ModelFacts, Recipe, TensorFacts, TensorRole
 from glft_schema.quantizer.recipes import is_kept
 from glft_schema.storage.dtypes import is_float
@@ -20,6 +21,7 @@ from glft_schema.weights.requantizing import refusal
 from glft_schema.weights.schemes import MEASURE, TypeChoice, as_pairs, choose_type, type_named
 
 FLOATS = ("f32", "f16", "bf16")
+Patterns = Sequence[tuple[str, re.Pattern[bytes], str]]  # text, compiled, type
 SECOND_EMBEDDING = "per_layer_token_embd.weight"  # here patterns override `embedding_type`
 
 
@@ -30,7 +32,7 @@ class RecipeTypes:
     Attributes:
         recipe: the recipe.
         model: facts of the model.
-        patterns: regular expressions with types.
+        patterns: see `patterns_of`.
         output_type, embedding_type: for ``output.weight`` and for token embeddings, or None.
         keep_output: whether ``output.weight`` keeps its type.
         pure: whether to ignore the recipe's rules.
@@ -46,7 +48,7 @@ class RecipeTypes:
 
     recipe: Recipe
     model: ModelFacts
-    patterns: Sequence[tuple[re.Pattern[str], str]] = ()
+    patterns: Patterns = ()
     output_type: str | None = None
     embedding_type: str | None = None
     keep_output: bool = False
@@ -67,7 +69,7 @@ class RecipeTypes:
         """
         counts: Counter[TensorRole] = Counter()
         named = {name: type_ for key, type_ in self.recipe.tensors.items() for name in names_matching(key, tensors)}
-        names = tensors if self.in_order else sorted(tensors, key=_loading_order)
+        names = tensors if self.in_order else sorted(tensors, key=loading_order)
         choices = {name: self._choose(name, tensors[name], types, counts, named.get(name)) for name in names}
         if self.again and not self.allow_requantize:
             self._refuse("again", refusal(self.again))
@@ -75,9 +77,8 @@ class RecipeTypes:
 
     def find_unused(self, names: Sequence[str]) -> list[str]:
         """Returns the patterns that match no name, or all if the recipe ignores patterns."""
-        texts = [pattern.pattern for pattern, _ in self.patterns]
-        matched = [any(pattern.search(name) for name in names) for pattern, _ in self.patterns]
-        return [text for text, is_found in zip(texts, matched, strict=True) if not is_found or self.recipe.default in FLOATS]
+        is_ignored, encoded = self.recipe.default in FLOATS, [encode(name) for name in names]
+        return [text for text, pattern, _ in self.patterns if is_ignored or not any(map(pattern.search, encoded))]
 
     def _choose(
         self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[TensorRole], named: str | None
@@ -85,7 +86,8 @@ class RecipeTypes:
         """Returns the type of a tensor; `named` is its type in the recipe file, or None."""
         kept = choose_type(name, tensor, types)
         has_floats = is_float(tensor.dtype)
-        if is_kept(name, len(tensor.shape), self.model, keep_output=self.keep_output) or not has_floats:
+        is_copied = self.recipe.only_copy or not has_floats
+        if is_copied or is_kept(name, len(tensor.shape), self.model, keep_output=self.keep_output):
             type_ = kept.type if self.keep_floats or not has_floats else types["f32"]
             asked = types[named] if named and types[named] != type_ else None
             return TypeChoice(type_, f"not {asked.scheme}: llama-quantize keeps its type" if asked else kept.note, asked)
@@ -122,7 +124,7 @@ class RecipeTypes:
     ) -> TensorType:
         """Returns the requested type, before fallbacks. Updates `counts` of tensors by role."""
         role, default = TensorRole.of(name), self.recipe.default
-        by_pattern = next((type_ for pattern, type_ in self.patterns if pattern.search(name)), None)
+        by_pattern = next((type_ for _, pattern, type_ in self.patterns if pattern.search(encode(name))), None)
         given = {TensorRole.EMBEDDING: self.embedding_type, TensorRole.OUTPUT: self.output_type}.get(role)
         if given is not None and not (name == SECOND_EMBEDDING and by_pattern):
             return type_named(given, types)
@@ -142,18 +144,12 @@ class RecipeTypes:
         return types[self.recipe.type_of(facts)]
 
 
-def patterns_of(tensor_types: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:
+def patterns_of(tensor_types: Mapping[str, str] | Sequence[tuple[str, str]]) -> Patterns:
     """Returns regular expressions with types. Raises OptionError for anything else."""
-    pairs = []
-    for pattern, type_ in as_pairs(tensor_types):
-        try:
-            pairs.append((re.compile(pattern), type_))
-        except (re.error, TypeError) as error:
-            raise OptionError(f"expected a regular expression, found {quote(pattern)}: {error}") from None
-    return pairs
+    return [(pattern, compile_pattern(pattern), type_) for pattern, type_ in as_pairs(tensor_types)]
 
 
-def _loading_order(name: str) -> tuple[int, bytes]:
+def loading_order(name: str) -> tuple[int, bytes]:
     """Returns the sort key of llama.cpp's loader: the layer, then the name."""
     match = BLOCK.match(name)
-    return int(match[1]) if match else -1, name.encode("utf-8", "surrogateescape")
+    return int(match[1]) if match else -1, encode(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,7 +12,9 @@ from glft_schema.codec.typed_values import Typed
 from glft_schema.families.converter import Converter
 from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
 from glft_schema.files.summary import FILE_TYPE
+from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.quantizer.choosing import loading_order
 from glft_schema.quantizer.recipe_rules import Recipe
 from glft_schema.quantizer.used_importance import UsedImportance
 from glft_schema.storage.source import StrPath
@@ -20,6 +23,7 @@ from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.convert import as_typed
 from glft_schema.weights.importance import ImportanceMatrix
 
+GUESSED = 1024  # a bit that llama.cpp sets in a file type that it guesses
 IN_FLOAT32 = Converter(outtype="f32")
 
 
@@ -50,11 +54,21 @@ class PreparedModel(NamedTuple):
         self, recipe: Recipe, override: Mapping[str, Any] | None = None, *, imatrix_keys: bool = True
     ) -> dict[str, Any]:
         """Returns the metadata entries to add to the new file."""
-        added: dict[str, Any] = {QUANTIZATION_VERSION: Typed(VERSION, "uint32"), FILE_TYPE: Typed(recipe.code, "uint32")}
+        code = self._file_type() if recipe.only_copy else recipe.code
+        added: dict[str, Any] = {QUANTIZATION_VERSION: Typed(VERSION, "uint32"), FILE_TYPE: Typed(code, "uint32")}
         for key, value in [*(override or {}).items(), *(self.used.keys.items() if imatrix_keys else ())]:
             added.pop(key, None)  # llama.cpp moves a key that it sets to the end
             added[key] = Typed(value, "uint32") if type(value) is int else value
         return added
+
+    def _file_type(self) -> int:
+        """Returns the source's file type, or llama.cpp's guess: the type that most tensors have."""
+        stated, counts, most = self.checkpoint.metadata.get(FILE_TYPE), Counter[str](), "f32"
+        for name in sorted(self.tensors, key=loading_order):
+            own = self.tensors[name].file_tensor
+            counts[scheme := own.type.scheme if own else "f32"] += 1
+            most = scheme if counts[scheme] > counts[most] else most
+        return stated if isinstance(stated, int) else GUESSED | MOSTLY.get(most, 0)
 
     def entries(self, added: Mapping[str, Any]) -> TypedMetadata:
         """Returns the source's metadata with `added` at its end."""

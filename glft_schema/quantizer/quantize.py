@@ -9,15 +9,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_values import Typed
 from glft_schema.display import Part, Progress, Results, bytes_by_type, format_count, records_table, size_text, with_display
 from glft_schema.errors import OptionError, quote, safe
+from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES, format_with, refuse_ending
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
 from glft_schema.quantizer.prepared_model import IN_FLOAT32, prepare
+from glft_schema.quantizer.pruning import renumber
 from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipe_rules import ModelFacts, Recipe
-from glft_schema.quantizer.recipes import RECIPES, recipe_named
+from glft_schema.quantizer.recipes import COPY, RECIPES, recipe_named
 from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, checkpoint_with_metadata
@@ -89,12 +92,14 @@ class QuantizeOptions(TypedDict, total=False):
             by default.
         include_weights: use importance only for tensors whose name contains one of these texts.
         exclude_weights: do not use importance for tensors whose name contains one of these texts.
-        tensor_types: regular expressions with types. The first one found in a name overrides the
-            recipe. No effect if the recipe's main type is a float type.
+        tensor_types: regular expressions of C++ (ECMAScript) with types. The first one found in a
+            name overrides the recipe. No effect if the recipe's main type is a float type.
         output_tensor_type: type of ``output.weight``, or of the tied token embedding.
         token_embedding_type: type of the token embedding.
         leave_output_tensor: keep the type of ``output.weight``.
         pure: ignore the recipe's rules, and use its default type.
+        prune_layers: numbers of layers to omit. The others are renumbered; importance belongs to
+            the old names, all other options to the new ones.
         allow_requantize: also convert tensors that are quantized already.
         keep_split: write a set of files, split like the source's set. `out` is then the prefix of
             the file names, with or without ``.gguf``. None of the files may exist.
@@ -117,6 +122,7 @@ class QuantizeOptions(TypedDict, total=False):
     token_embedding_type: str | None
     leave_output_tensor: bool
     pure: bool
+    prune_layers: Iterable[int]
     allow_requantize: bool
     keep_split: bool
     like: StrPath | None
@@ -140,7 +146,8 @@ def quantize(
         source: the model: a GGUF file, a set, a Hugging Face folder of a known family, or any
             checkpoint with the metadata of a GGUF model (see `like`).
         out: the file to write.
-        recipe: a file type such as ``Q4_K_M``, its code, the path of a recipe file, or a `Recipe`.
+        recipe: a file type such as ``Q4_K_M``, its code, the path of a recipe file, a `Recipe`, or
+            ``COPY``, with which all tensors keep their types.
         options: see `QuantizeOptions`.
 
     Returns:
@@ -189,12 +196,18 @@ def plan_quantization(
     """
     include, exclude = options.get("include_weights", ()), options.get("exclude_weights", ())
     model = prepare(checkpoint, options.get("importance"), include, exclude)
-    stored, dry_run, keep_split = model.tensors, options.get("dry_run", False), options.get("keep_split", False)
+    dry_run, keep_split, pruned = options.get("dry_run", False), options.get("keep_split", False), options.get("prune_layers")
+    names, layers = renumber(model.tensors, pruned or ())
+    stored = {new: model.tensors[name] for name, new in names.items()}
     added = model.new_entries(recipe, options.get("override"), imatrix_keys=options.get("imatrix_keys", True))
     entries = model.entries(added)
+    facts = ModelFacts.of(entries, stored, model.has_importance)
+    if pruned:
+        key = f"{facts.architecture}.{BLOCK_COUNT}"
+        entries = entries.without(key).with_texts({key: Typed(layers, "uint32")})
     chooser = RecipeTypes(
         recipe,
-        ModelFacts.of(entries, stored, model.has_importance),
+        facts,
         patterns=patterns_of(options.get("tensor_types", ())),
         output_type=options.get("output_tensor_type"),
         embedding_type=options.get("token_embedding_type"),
@@ -205,7 +218,8 @@ def plan_quantization(
         keep_floats=model.keeps_floats,
         dry_run=dry_run,
     )
-    groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
+    groups = _files_of_set(checkpoint) if keep_split else [[*names]]
+    groups = [group for files in groups if (group := [names[name] for name in files if name in names])]
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
     notes = [f"no tensor gets its type by the pattern {quote(pattern)}" for pattern in chooser.find_unused([*stored])]
     refused = tuple(chooser.problems.values())
@@ -239,7 +253,7 @@ def as_recipe(recipe: StrPath | int | Recipe) -> Recipe:
         raise OptionError(f"expected a file type or a recipe file after the output, found the weights file {quote(recipe)}")
     if isinstance(recipe, os.PathLike) or (isinstance(recipe, str) and os.path.isfile(recipe)):
         return read_recipe(recipe)
-    names = [known.name for known in RECIPES]
+    names = [known.name for known in (*RECIPES, COPY)]
     hint = suggestion(str(recipe).upper(), names) or f"; file types are {', '.join(names)}"
     raise OptionError(f"expected a file type or the path of a recipe file, found {quote(recipe)}{hint}")
 

@@ -258,6 +258,7 @@ class Recipe:
         rules: the last one that applies wins. Used only if the default is a quantized type.
         needs_importance: types that are refused without an importance matrix.
         tensors: types by name or fnmatch pattern, which override the rules; the last match wins.
+        only_copy: whether all tensors keep their types.
     """
 
     name: str
@@ -266,6 +267,7 @@ class Recipe:
     rules: tuple[TypeRule, ...] = ()
     needs_importance: frozenset[str] = frozenset()
     tensors: Mapping[str, str] = field(default_factory=dict)
+    only_copy: bool = False
 
     def type_of(self, facts: TensorFacts) -> str:
         """Applies the rules to a tensor, whose facts must have the default type."""

@@ -202,6 +202,7 @@ RECIPES = (
     _of_few_bits("IQ1_M", "iq1_m", embedding="q2_k", low="q2_k", attn_output="iq2_xxs"),
     _of_few_bits("IQ1_S", "iq1_s", embedding="q2_k", low="q2_k", attn_output="iq2_xxs"),
 )  # fmt: skip
+COPY = Recipe("COPY", 0, "f32", only_copy=True)  # its file type is the source's
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 
@@ -211,7 +212,7 @@ def recipe_named(name: object) -> Recipe:
     Raises OptionError if it is unknown.
     """
     wanted = name.upper() if isinstance(name, str) else None if isinstance(name, bool) else name
-    for recipe in RECIPES:
+    for recipe in (*RECIPES, COPY):
         if wanted in (recipe.name, recipe.code, str(recipe.code)) or ALIASES.get(str(wanted)) == recipe.name:
             return recipe
     names = ", ".join(recipe.name for recipe in RECIPES)

@@ -53,6 +53,17 @@ def test_other_endings_are_refused(name: str, source: Path, tmp_path: Path) -> N
     assert not (tmp_path / name).exists()
 
 
+def test_a_copy_without_layers(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    done = glft("quantize", source, out, "copy", "--prune-layers", "0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{out}: COPY, 13 tensors, ")
+    with glft_schema.open(source) as before, glft_schema.open(out) as after:
+        kept = {name: bytes(tensor.raw) for name, tensor in before.tensors.items() if "blk.0" not in name}
+        assert {name.replace("blk.0", "blk.1"): bytes(tensor.raw) for name, tensor in after.tensors.items()} == kept
+        assert after.metadata["llama.block_count"] == 1
+
+
 def test_a_dry_run_exits_as_the_run(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     real, dry = (glft("quantize", source, out, "IQ2_M", *more) for more in ((), ("--dry-run",)))
@@ -64,7 +75,7 @@ def test_a_dry_run_exits_as_the_run(source: Path, tmp_path: Path) -> None:
 def test_options(source: Path, tmp_path: Path) -> None:
     (tmp_path / "types.txt").write_text("attn_v=q8_0\nATTN_K=F16 attn_v=q4_0")
     out, options = tmp_path / "out.gguf", ["--token-embedding-type", "q3_k", "--pure", "--no-imatrix-keys"]
-    options += ["--tensor-type", "1.attn_v=bf16", "--tensor-type-file", tmp_path / "types.txt"]
+    options += ["--tensor-type", "1.ATTN_V=bf16", "--tensor-type-file", tmp_path / "types.txt"]
     options += ["--override-kv", "a.i=int:-3", "--override-kv", "a.f=float:0.5", "--override-kv", "a.b=bool:true"]
     done = glft("quantize", source, out, "Q4_K_S", *options, "--override-kv", "a.s=str:x=y:z")
     assert (done.returncode, done.stderr) == (0, "")
@@ -91,6 +102,7 @@ def test_options(source: Path, tmp_path: Path) -> None:
         (["Q4_K_M", "--override-kv", "a=3"], "expected KEY=TYPE:VALUE for --override-kv, TYPE one of int, float, bool"),
         (["Q4_K_M", "--override-kv", "a=int:x"], "(true or false) or str; found 'a=int:x'"),
         (["Q4_K_M", "--override-kv", "a=bool:yes"], "found 'a=bool:yes'"),
+        (["COPY", "--prune-layers", "1,x"], "expected numbers of layers for --prune-layers, such as 20,21, found '1,x'"),
         (["Q4_K_L"], "expected a file type or the path of a recipe file, found 'Q4_K_L'; did you mean 'Q4_K_"),
         (["Q4_K_M", "--override-kv", "a=int:1", "--override-kv", "a=int:2"], "--override-kv: expected each key once"),
         (["Q4_K_M", "--tensor-type-file", "bytes.txt"], "expected UTF-8 in 'bytes.txt', found an invalid byte at 1"),

@@ -101,7 +101,7 @@ def quantize(folder: Path, jobs: Sequence[dict[str, Any]]) -> list[int]:
     Args:
         folder: of the shared objects.
         jobs: source, out, ftype; and fields of `Options`, ``importance`` as numbers by tensor,
-            ``overrides`` as values by key, and ``patterns`` as pairs.
+            ``overrides`` as values by key, ``patterns`` as pairs, and ``pruned`` as layers.
 
     Returns:
         Its result for each job, 0 on success.
@@ -130,7 +130,8 @@ def main(folder: Path) -> None:
 def _run(library: ctypes.CDLL, job: dict[str, Any]) -> int:
     source, out = (job.pop(key).encode() for key in ("source", "out"))
     options = library.llama_model_quantize_default_params()
-    importance, overrides, patterns = (job.pop(key, None) for key in ("importance", "overrides", "patterns"))
+    given = ("importance", "overrides", "patterns", "pruned")
+    importance, overrides, patterns, pruned = (job.pop(key, None) for key in given)
     for key, value in {"nthread": 2, **job}.items():
         setattr(options, key, value)
     if importance:
@@ -141,6 +142,8 @@ def _run(library: ctypes.CDLL, job: dict[str, Any]) -> int:
         options.tt_overrides = (Pattern * (len(pairs) + 1))(*pairs, Pattern(None, NO_TYPE))
     if overrides:
         options.kv_overrides = (Override * (len(overrides) + 1))(*(_override(*item) for item in overrides.items()))
+    if pruned:
+        options.prune_layers = (ctypes.c_int32 * (len(pruned) + 1))(*pruned, -1)
     library.llama_model_quantize.restype = ctypes.c_uint32
     code: int = library.llama_model_quantize(source, out, ctypes.byref(options))
     return code

@@ -33,6 +33,7 @@ def source(tmp_path: Path) -> Path:
         ("Q2_K_S", {}, SchemeError, "q2_k, for tensor .*, requires an importance matrix, found none"),
         ("Q8_0", {"tensor_types": [("(", "q8_0")]}, OptionError, r"expected a regular expression, found '\(': missing \)"),
         ("Q8_0", {"tensor_types": [(1, "q8_0")]}, OptionError, "expected a regular expression, found 1"),
+        ("Q8_0", {"prune_layers": [1, 2, 9]}, OptionError, "expected layers of the model to prune, of 2 layers, found 2"),
         ("Q8_0", {"tensor_types": ["ffn=q8_0"]}, SchemeError, "expected names or patterns with types, as a mapping or pairs"),
         ("Q8_0", {"tensor_types": {"attn_q": "i32"}}, SchemeError, "'blk.0.attn_q.weight' cannot be stored as i32: "),
         ("Q8_0", {"importance": 5}, OptionError, "expected an importance matrix, its file, or importance by tensor, found 5"),

@@ -74,6 +74,10 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # llama.cpp's, ours
         {"tensor_types": [("attn_[qk]", "q8_0"), ("0.attn_q", "f16"), ("^ffn", "q8_0")]},
     ),
     (
+        {"patterns": [[r"\.[[:digit:]]\.attn_[[:alpha:]]\.w", code("q8_0")], [r"ffn_(up|down)\.(?!x)w.+t$", code("q6_k")]]},
+        {"tensor_types": {r"\.[[:digit:]]\.attn_[[:alpha:]]\.w": "q8_0", r"ffn_(up|down)\.(?!x)w.+t$": "q6_k"}},
+    ),
+    (
         {"overrides": {"llama.block_count": 16, "general.file_type": -4, "a.b": 0.1, "a.c": True, "a.d": "x"}},
         {"override": {"llama.block_count": 16, "general.file_type": Typed(4, "uint32"), "a.b": 0.1, "a.c": True, "a.d": "x"}},
     ),
@@ -89,6 +93,41 @@ def test_options(folder: Path, tmp_path: Path, number: int, tied: bool) -> None:
     models.write(tmp_path / "in.gguf", models.keys("llama", layers, 4, 2, 0), weights)
     ended = compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "F16"], **theirs, ours=ours)
     assert ended == {"Q4_K_M": "equal", "F16": "equal"}
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+@pytest.mark.parametrize("pruned", some_by_default([[0], [3, 1], [4], [0, 1, 2, 3, 4]], 2))
+def test_pruned_layers(folder: Path, tmp_path: Path, pruned: list[int], experts: int) -> None:
+    """Names, types by layer and importance by the old names; a copy, too."""
+    weights = models.tensors(5, experts, tied=False, fused=False, width=256, down=64)
+    weights |= {"a.blk.1.weight": torch.ones(2, 256), "blk.x.weight": torch.ones(2, 256)}
+    models.write(tmp_path / "in.gguf", models.keys("llama", 5, 4, 2, experts), weights)
+    for importance in (None, importances(weights)):
+        given, ours = {"pruned": sorted(pruned)}, {"prune_layers": pruned, "tensor_types": {"blk.1.ffn_up": "q8_0"}}
+        given["patterns"] = [["blk.1.ffn_up", code("q8_0")]]
+        ended = compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "IQ4_XS"], importance, **given, ours=ours)
+        assert ended == {"Q4_K_M": "equal", "IQ4_XS": "equal"}
+    job = {"source": str(tmp_path / "in.gguf"), "out": str(tmp_path / "c.gguf"), "pruned": sorted(pruned), "only_copy": True}
+    assert llama_quantize.quantize(folder, [{**job, "ftype": 0}]) == [0]
+    quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "COPY", prune_layers=pruned)
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("type_", ["f16", "q8_0", "q3_k", "tq1_0"])
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_copy(folder: Path, tmp_path: Path, type_: str, stated: bool) -> None:
+    """A file type that is not stated is guessed; a tie of types is decided by the order."""
+    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=256)
+    weights |= {"one.weight": torch.ones(1, 2, 256), **{f"bias.{i}": torch.ones(2) for i in range(5)}}
+    keys = models.keys("llama", 2, 4, 2, 0) | {"general.file_type": Typed(99, "uint32")}
+    models.write(
+        tmp_path / "in.gguf", {key: value for key, value in keys.items() if stated or "file" not in key}, weights, type_
+    )
+    job = {"source": str(tmp_path / "in.gguf"), "out": str(tmp_path / "c.gguf"), "ftype": 0, "only_copy": True}
+    assert llama_quantize.quantize(folder, [job]) == [0]
+    quantized = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "copy")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
+    assert all(tensor.copied for tensor in quantized)
 
 
 @pytest.mark.parametrize("type_", ["f16", "bf16", "q8_0", "q4_k"])
@@ -130,8 +169,13 @@ def test_a_set(folder: Path, tmp_path: Path) -> None:
         first, *rest = glft.split(file, tmp_path / "part", max_tensors=13)
     assert len(rest) == 2
     job = {"source": first, "out": str(tmp_path / "c"), "ftype": 15, "keep_split": True}
-    assert llama_quantize.quantize(folder, [job, {**job, "out": str(tmp_path / "whole.c"), "keep_split": False}]) == [0, 0]
+    whole, pruned = {"out": str(tmp_path / "whole.c"), "keep_split": False}, {"out": str(tmp_path / "c.pruned"), "pruned": [0]}
+    assert llama_quantize.quantize(folder, [job, {**job, **whole}, {**job, **pruned}]) == [0, 0, 0]
     quantize(first, tmp_path / "ours.gguf", "Q4_K_M", keep_split=True)
+    quantize(first, tmp_path / "ours.pruned", "Q4_K_M", keep_split=True, prune_layers=[0])
+    theirs, ours = (sorted(tmp_path.glob(f"{name}.pruned-*")) for name in ("c", "ours"))
+    assert [path.name[-19:] for path in ours] == [path.name[-19:] for path in theirs]
+    assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
     quantize(first, tmp_path / "whole.gguf", "Q4_K_M")
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "whole.c").read_bytes()
     for number in range(1, 4):
