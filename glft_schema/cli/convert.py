@@ -41,7 +41,7 @@ from glft_schema.cli.write_report import (
     ties,
     totals,
     unmet_requests,
-    warn_of_refusal,
+    warn_of_refused_file,
 )
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
@@ -49,7 +49,6 @@ from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.display import format_count
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.families.converter import Converter
-from glft_schema.files.container import Container
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -155,9 +154,8 @@ def convert(
                 allow_requantize=allow_requantize,
             )
     echo(*mapping_note(checkpoint, source), *report(written, out, verbose))
-    if (exclude or metadata) and out.is_file():
-        with file_errors(out), Container.parse_file(out, mmap=False) as result:
-            warn_of_refusal(checkpoint.file, result)
+    if exclude or metadata:
+        warn_of_refused_file(checkpoint.file, out)
     echo_written([out], "verify", out)
 
 

@@ -118,7 +118,7 @@ def _beside(planned: Plan, mix: Mix) -> list[str]:
 
 def _summary(mix: Mix) -> str:
     size = f"{mix.nbytes:,} bytes of tensors, {mix.bits_per_weight:.2f} bits per weight"
-    return f"{size}, a file of at most {mix.size:,} bytes, signal-to-noise ratio {mix.snr:.2f} dB"
+    return f"{size}, a file of {mix.size:,} bytes, signal-to-noise ratio {mix.snr:.2f} dB"
 
 
 def _parts(planned: Plan, mix: Mix) -> list[tuple[str, Mix]]:

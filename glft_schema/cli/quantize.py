@@ -29,9 +29,17 @@ from glft_schema.cli.terminal import (
     refuse_overwriting,
     unique,
 )
-from glft_schema.cli.write_report import fallbacks, mapping_note, requantizing_note, totals, unmet_requests
+from glft_schema.cli.write_report import (
+    fallbacks,
+    mapping_note,
+    requantizing_note,
+    totals,
+    unmet_requests,
+    warn_of_refused_file,
+)
 from glft_schema.display import align, format_count
 from glft_schema.errors import OptionError, quote, safe
+from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.ecmascript import encode
 from glft_schema.quantizer.prepared_model import IN_FLOAT32
@@ -39,6 +47,7 @@ from glft_schema.quantizer.quantize import Quantized
 from glft_schema.quantizer.quantize import quantize as quantize_model
 from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
+from glft_schema.weights.convert import ARCHITECTURE
 
 VALUES: dict[str, Callable[[str], Any]] = {
     "int": lambda text: abs(int(text)),
@@ -126,6 +135,9 @@ def quantize(
     if quantized.refused:
         echo(f"glft: {quantized.refused[0]}", error=True)
         raise Exit(REFUSED)
+    has_blocks = checkpoint.metadata.get(f"{checkpoint.metadata.get(ARCHITECTURE)}.{BLOCK_COUNT}", 1)
+    if (override_kv or prune_layers or not has_blocks) and not dry_run:
+        warn_of_refused_file(checkpoint.file if has_blocks else None, out)
     if not dry_run and out.is_file():
         echo_written([out], "compare", source, out)
 

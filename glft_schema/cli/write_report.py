@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glft_schema.checks.rule_sets import report
-from glft_schema.cli.terminal import echo
+from glft_schema.cli.terminal import echo, file_errors
 from glft_schema.display import align, format_count
 from glft_schema.errors import safe
+from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
@@ -38,6 +39,13 @@ def warn_of_refusal(before: File | None, after: File) -> None:
     if verdict.failures and (before is None or not report(before, render=False).failures):
         reason = verdict.cause or verdict.failures[0].problem
         echo(f"glft: warning: llama.cpp will refuse the new file (see glft verify): {reason}", error=True)
+
+
+def warn_of_refused_file(before: File | None, out: Path) -> None:
+    """Warns likewise about a file that is written; not about a folder or a set."""
+    if out.is_file():
+        with file_errors(out), Container.parse_file(out, mmap=False) as result:
+            warn_of_refusal(before, result)
 
 
 def totals(written: Sequence[WrittenTensor]) -> list[str]:

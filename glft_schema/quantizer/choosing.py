@@ -32,6 +32,7 @@ class RecipeTypes:
     Attributes:
         recipe: the recipe.
         model: facts of the model.
+        matrix: name of the importance matrix, or empty.
         patterns: see `patterns_of`.
         output_type, embedding_type: for ``output.weight`` and for token embeddings, or None.
         keep_output: whether ``output.weight`` keeps its type.
@@ -44,10 +45,12 @@ class RecipeTypes:
         problems: in a dry run, the reasons for refusal, at most one for each type and one for
             `again`.
         again: the types of tensors that are quantized already, by name.
+        without: tensors that the matrix lacks, except those that llama-imatrix never measures.
     """
 
     recipe: Recipe
     model: ModelFacts
+    matrix: str = ""
     patterns: Patterns = ()
     output_type: str | None = None
     embedding_type: str | None = None
@@ -59,6 +62,7 @@ class RecipeTypes:
     dry_run: bool = False
     problems: dict[str, str] = field(default_factory=dict)
     again: dict[str, TensorType] = field(default_factory=dict)
+    without: list[str] = field(default_factory=list)
 
     def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, TypeChoice]:
         """Returns a type for each tensor, in the order of llama.cpp's loader unless `in_order`.
@@ -107,9 +111,15 @@ class RecipeTypes:
         if not type_.takes(tensor.dtype):
             problem = f"tensor {quote(name)} cannot be stored as {type_.scheme}: {type_.dtype_refusal(tensor.dtype)}"
         elif needs_importance and tensor.importance is None:
-            problem = f"{type_.scheme}, for tensor {quote(name)}, requires an importance matrix, found none{MEASURE}"
+            found = f"requires an importance matrix, found none{MEASURE}"
+            if self.matrix:
+                way_out = "measure it, or give it another type (--tensor-type)"
+                found = f"requires its importance, which {self.matrix} lacks: {way_out}"
+            problem = f"{type_.scheme}, for tensor {quote(name)}, {found}"
         elif tensor.quantized:
             self.again[name] = tensor.quantized
+        if self.matrix and type_.takes_importance and tensor.importance is None and not is_head:
+            self.without.append(name)
         if problem:
             self._refuse(type_.scheme, problem)
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +115,7 @@ class Mix:
         nbytes: bytes of all payloads.
         bits_per_weight: of all payloads.
         error: mean noise-to-signal ratio over the weights of these tensors.
-        size: upper bound on the bytes of the file.
+        size: bytes of the file.
     """
 
     chosen: Mapping[str, Candidate]
@@ -140,7 +141,7 @@ class Mix:
 
     def _display(self) -> Iterator[Part]:
         ratio = f"{self.bits_per_weight:.2f} bits per weight, signal-to-noise ratio {self.snr:.1f} dB"
-        yield f"{format_count(self.chosen, 'tensor')}, {ratio}, at most {size_text(self.size)}"
+        yield f"{format_count(self.chosen, 'tensor')}, {ratio}, {size_text(self.size)}"
         yield bytes_by_type((one.type, one.nbytes) for one in self.chosen.values())
         chosen = self.chosen.items()
         rows = [{"tensor": name, "type": one.type, "bytes": one.nbytes, "SNR in dB": one.snr} for name, one in chosen]
@@ -156,10 +157,11 @@ class Plan:
         tensors: those that llama-quantize quantizes.
         kept_bytes: bytes of all other tensors.
         weights: number of weights of all tensors.
-        other_bytes: upper bound on the bytes of the file outside payloads.
+        other_bytes: bytes of the file outside payloads, without the padding after `tensors`.
         recipes: mixes of llama-quantize's file types by name, if all of their types were measured.
         left_out: why `recipes` lacks a file type, by name.
         quantized_before: the types of tensors of the source that are quantized already, by name.
+        alignment: payloads are padded to multiples of it.
     """
 
     tensors: Sequence[TensorPlan]
@@ -169,6 +171,7 @@ class Plan:
     recipes: Mapping[str, Mix] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     quantized_before: Mapping[str, TensorType] = field(default_factory=dict)
+    alignment: int = 1
 
     @property
     def warning(self) -> str:
@@ -214,7 +217,7 @@ class Plan:
     @cached_property
     def best(self) -> list[tuple[float, float]]:
         """Bits per weight and error of at most `POINTS` + 1 best mixes, from the smallest on."""
-        *_, unit, least, _ = self._search(sum(tensor.candidates[-1].nbytes for tensor in self.tensors))
+        *_, unit, least, _ = self._search(sum(tensor.candidates[-1].nbytes for tensor in self.tensors), 1)
         nbytes, weights = self.smallest.nbytes, max(sum(tensor.weights for tensor in self.tensors), 1)
         units = [*range(0, len(least) - 1, -(-len(least) // POINTS)), len(least) - 1]
         return [(8 * (nbytes + unit * i) / max(self.weights, 1), float(least[i]) / weights) for i in units]
@@ -229,7 +232,7 @@ class Plan:
     @property
     def smallest(self) -> Mix:
         """The smallest mix."""
-        return self.mix_of(self._best(0))
+        return self.mix_of({tensor.name: tensor.candidates[0] for tensor in self.tensors})
 
     def mix(self, *, size: int | None = None, bpw: float | None = None) -> Mix:
         """Returns the mix with the least error within a size limit.
@@ -237,7 +240,8 @@ class Plan:
         Solves a multiple-choice knapsack by dynamic programming. The unit is the greatest common
         divisor of all differences in size, so the result is the optimum. If that makes more than
         `MOST_UNITS`, sizes are rounded up to a larger unit, and the result is no worse than the
-        optimum for a limit that is smaller by one unit per tensor plus one.
+        optimum for a limit that is smaller by one unit per tensor plus one, and no worse than any
+        recipe that fits. What is left goes to better types of single tensors.
 
         Args:
             size: maximum size of the file in bytes.
@@ -253,16 +257,31 @@ class Plan:
             raise OptionError(f"expected a finite number of bits per weight, found {bpw}")
         smallest = self.smallest
         payloads = math.floor(round((bpw or 0) * self.weights / 8, 3)) if size is None else size - self.other_bytes
-        room = payloads - smallest.nbytes
+        most, step = payloads - self.kept_bytes, 1 if size is None else self.alignment
+        room = most - _padded(smallest.chosen.values(), step)
         if room < 0:
             limit = f"{size:,} bytes" if size is not None else f"{bpw:g} bits per weight"
             least = f"{smallest.size:,} bytes, {_up(smallest.bits_per_weight):.2f} bits per weight"
             raise OptionError(f"expected at least the size of the smallest mix ({least}), found {limit}")
-        return self.mix_of(self._best(room))
+        fitting = [one.chosen for one in self.recipes.values() if _padded(one.chosen.values(), step) <= most]
+        chosen = dict(min([self._best(room, step), *fitting], key=self._error))
+        while better := list(self._improvements(chosen, most - _padded(chosen.values(), step), step)):
+            _, name, candidate = max(better, key=itemgetter(0))
+            chosen[name] = candidate
+        return self.mix_of(chosen)
 
-    def _best(self, room: int) -> dict[str, Candidate]:
+    def _improvements(self, chosen: Mapping[str, Candidate], room: int, step: int) -> Iterator[tuple[float, str, Candidate]]:
+        """Yields better types of single tensors for `room` more bytes: gain, tensor and type."""
+        for tensor in self.tensors:
+            now = chosen[tensor.name]
+            most = room + _padded([now], step)
+            for one in tensor.candidates:
+                if one.error < now.error and _padded([one], step) <= most:
+                    yield tensor.weights * (now.error - one.error), tensor.name, one
+
+    def _best(self, room: int, step: int) -> dict[str, Candidate]:
         """Returns the types with the least error in `room` bytes above the smallest mix."""
-        options, units, _, least, picks = self._search(room)
+        options, units, _, least, picks = self._search(room, step)
         chosen, count = [], len(least) - 1
         for useful, cost, pick in zip(reversed(options), reversed(units), reversed(picks), strict=True):
             index = pick[count]
@@ -270,8 +289,9 @@ class Plan:
             count -= cost[index]
         return {tensor.name: one for tensor, one in zip(self.tensors, reversed(chosen), strict=True)}
 
-    def _search(self, room: int) -> tuple[list[list[Candidate]], list[list[int]], int, np.ndarray, list[np.ndarray]]:
-        """Finds the least errors in up to `room` bytes above the smallest mix.
+    def _search(self, room: int, step: int) -> tuple[list[list[Candidate]], list[list[int]], int, np.ndarray, list[np.ndarray]]:
+        """Finds the least errors in up to `room` bytes above the smallest mix, of payloads that are
+        padded to multiples of `step`.
 
         Returns:
             The candidates of each tensor, their costs in units, the bytes of a unit, the least
@@ -279,7 +299,7 @@ class Plan:
             room that it shares with the tensors before it.
         """
         options = [_useful(tensor) for tensor in self.tensors]
-        costs = [[one.nbytes - useful[0].nbytes for one in useful] for useful in options]
+        costs = [[_padded([one], step) - _padded(useful[:1], step) for one in useful] for useful in options]
         most = min(room, sum(cost[-1] for cost in costs))
         unit = max(math.gcd(*(one for cost in costs for one in cost)), -(-most // MOST_UNITS), 1)
         units = [[-(-one // unit) for one in cost] for cost in costs]
@@ -301,7 +321,8 @@ class Plan:
     def mix_of(self, chosen: Mapping[str, Candidate]) -> Mix:
         """Returns a type for each tensor as a mix."""
         nbytes = self.kept_bytes + sum(candidate.nbytes for candidate in chosen.values())
-        return Mix(chosen, nbytes, 8 * nbytes / max(self.weights, 1), self._error(chosen), nbytes + self.other_bytes)
+        size = self.other_bytes + self.kept_bytes + _padded(chosen.values(), self.alignment)
+        return Mix(chosen, nbytes, 8 * nbytes / max(self.weights, 1), self._error(chosen), size)
 
     def _error(self, chosen: Mapping[str, Candidate]) -> float:
         weights = {tensor.name: tensor.weights for tensor in self.tensors if tensor.name in chosen}
@@ -347,11 +368,15 @@ def plan(
     tensors = model.tensors
     facts = ModelFacts.of(model.checkpoint.metadata, tensors, model.has_importance)
     chooser = RecipeTypes(
-        Recipe("", 0, "f16"), facts, allow_requantize=allow_requantize, in_order=True, keep_floats=model.keeps_floats
+        Recipe("", 0, "f16"),
+        facts,
+        allow_requantize=allow_requantize,
+        in_order=True,
+        keep_floats=model.keeps_floats,
     )
     choices = chooser.choose(tensors, table)
     kept = [name for name, tensor in tensors.items() if is_kept(name, len(tensor.shape), facts) or not is_float(tensor.dtype)]
-    kept_bytes = sum(PlannedPayload(name, tensors[name], choices[name]).nbytes for name in kept)
+    sizes = [PlannedPayload(name, tensors[name], choices[name]).nbytes for name in kept]
     plans, done = list[TensorPlan](), 0
     total = sum(tensor.numel for name, tensor in tensors.items() if name not in kept)
 
@@ -364,8 +389,10 @@ def plan(
         if progress:
             progress(name, done / max(total, 1))
     weights = sum(tensor.numel for tensor in tensors.values())
-    measured_errors = Plan(Results(plans, "tensor"), kept_bytes, weights, _other_bytes(model), quantized_before=chooser.again)
-    return _with_recipes(measured_errors, chooser, tensors)
+    start, alignment = _head(model)
+    padding = sum(-nbytes % alignment for nbytes in sizes)
+    measured = Plan(Results(plans, "tensor"), sum(sizes), weights, start + padding, {}, {}, chooser.again, alignment)
+    return _with_recipes(measured, chooser, tensors)
 
 
 def _with_recipes(planned: Plan, chooser: RecipeTypes, tensors: Mapping[str, StoredTensor]) -> Plan:
@@ -448,8 +475,8 @@ def spread_rows(count: int, limit: int) -> list[int]:
     return sorted({int((part + part * GOLDEN % 1) * count / limit) for part in range(limit)})
 
 
-def _other_bytes(model: PreparedModel) -> int:
-    """Returns an upper bound on the bytes of a file outside its payloads, including padding."""
+def _head(model: PreparedModel) -> tuple[int, int]:
+    """Returns the bytes of a file before its payloads, and its alignment."""
     types = WITH_TYPES.types
     rows = [
         {"name": name, "dims": WITH_TYPES.dims_of(tensor.shape), "dtype": types["f16"], "offset": 0}
@@ -457,7 +484,13 @@ def _other_bytes(model: PreparedModel) -> int:
     ]
     regions = {"header": {}, "metadata": model.entries(model.new_entries(Recipe("", 0, "f16"))), WITH_TYPES.table: rows}
     start, context = measure_head(WITH_TYPES, regions)
-    return start + int(context.get("alignment", 1)) * (len(rows) + 1)
+    alignment = int(context.get("alignment", 1))
+    return start + -start % alignment, alignment
+
+
+def _padded(candidates: Iterable[Candidate], step: int) -> int:
+    """Returns the bytes of payloads that are padded to multiples of `step`."""
+    return sum(-(-candidate.nbytes // step) * step for candidate in candidates)
 
 
 def _useful(tensor: TensorPlan) -> list[Candidate]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -20,17 +19,18 @@ from glft_schema.quantizer.prepared_model import IN_FLOAT32, prepare
 from glft_schema.quantizer.pruning import renumber
 from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipe_rules import ModelFacts, Recipe
-from glft_schema.quantizer.recipes import COPY, RECIPES, recipe_named
+from glft_schema.quantizer.recipes import recipe_named
 from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, checkpoint_with_metadata
 from glft_schema.weights.convert import ConvertOptions, plan_conversion
 from glft_schema.weights.importance import ImportanceMatrix
+from glft_schema.weights.patterns import first_names
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
 from glft_schema.weights.save import FilePlan, Writer
 from glft_schema.weights.schemes import Chosen
 from glft_schema.weights.similar_keys import warn_of_typos
-from glft_schema.words import check_options, suggestion
+from glft_schema.words import check_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -208,6 +208,7 @@ def plan_quantization(
     chooser = RecipeTypes(
         recipe,
         facts,
+        model.used.name,
         patterns=patterns_of(options.get("tensor_types", ())),
         output_type=options.get("output_tensor_type"),
         embedding_type=options.get("token_embedding_type"),
@@ -222,6 +223,8 @@ def plan_quantization(
     groups = [group for files in groups if (group := [names[name] for name in files if name in names])]
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
     notes = [f"no tensor gets its type by the pattern {quote(pattern)}" for pattern in chooser.find_unused([*stored])]
+    if bare := chooser.without:
+        notes.append(f"without importance, which {chooser.matrix} lacks: {format_count(bare, 'tensor')}: {first_names(bare)}")
     refused = tuple(chooser.problems.values())
     notes = [*(f"would be refused: {problem}" for problem in refused), *notes]
     planned = (PlannedPayload(name, stored[name], choice).report() for name, choice in choices.items() if dry_run)
@@ -247,15 +250,15 @@ def as_recipe(recipe: StrPath | int | Recipe) -> Recipe:
     """Returns a recipe by name, code or path. Raises OptionError if there is none."""
     if isinstance(recipe, Recipe):
         return recipe
-    with suppress(OptionError):
+    try:
         return recipe_named(recipe)
-    if isinstance(recipe, (str, os.PathLike)) and format_with(recipe):
-        raise OptionError(f"expected a file type or a recipe file after the output, found the weights file {quote(recipe)}")
-    if isinstance(recipe, os.PathLike) or (isinstance(recipe, str) and os.path.isfile(recipe)):
-        return read_recipe(recipe)
-    names = [known.name for known in (*RECIPES, COPY)]
-    hint = suggestion(str(recipe).upper(), names) or f"; file types are {', '.join(names)}"
-    raise OptionError(f"expected a file type or the path of a recipe file, found {quote(recipe)}{hint}")
+    except OptionError:
+        if isinstance(recipe, (str, os.PathLike)) and format_with(recipe):
+            problem = f"expected a file type or a recipe file after the output, found the weights file {quote(recipe)}"
+            raise OptionError(problem) from None
+        if isinstance(recipe, os.PathLike) or (isinstance(recipe, str) and os.path.isfile(recipe)):
+            return read_recipe(recipe)
+        raise
 
 
 def _parts(out: StrPath, entries: TypedMetadata, groups: list[list[str]]) -> tuple[list[StrPath], list[TypedMetadata]]:

@@ -32,6 +32,7 @@ from glft_schema.quantizer.recipe_rules import (
     rule,
     so_far,
 )
+from glft_schema.words import suggestion
 
 OUTPUT, EMBEDDING, V, K, Q, ATTN_OUTPUT = (
     TensorRole.OUTPUT,
@@ -212,11 +213,13 @@ def recipe_named(name: object) -> Recipe:
     Raises OptionError if it is unknown.
     """
     wanted = name.upper() if isinstance(name, str) else None if isinstance(name, bool) else name
-    for recipe in (*RECIPES, COPY):
+    known = (*RECIPES, COPY)
+    for recipe in known:
         if wanted in (recipe.name, recipe.code, str(recipe.code)) or ALIASES.get(str(wanted)) == recipe.name:
             return recipe
-    names = ", ".join(recipe.name for recipe in RECIPES)
-    raise OptionError(f"expected a file type, one of {names}; found {quote(name)}")
+    names = [recipe.name for recipe in known]
+    hint = suggestion(str(name).upper(), names) or f"; file types are {', '.join(names)}"
+    raise OptionError(f"expected a file type or the path of a recipe file, found {quote(name)}{hint}")
 
 
 def is_kept(name: str, dims: int, model: ModelFacts, *, keep_output: bool = False) -> bool:

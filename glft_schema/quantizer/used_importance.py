@@ -71,6 +71,12 @@ class UsedImportance(NamedTuple):
         }
         return cls(selected, {KEYS + key: value for key, value in entries.items() if value})
 
+    @property
+    def name(self) -> str:
+        """The importance matrix with its path, for messages; empty without columns."""
+        path = self.keys.get(f"{KEYS}file")
+        return f"the importance matrix{f' {quote(path)}' * bool(path)}" if self.columns else ""
+
     def apply(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """Returns the tensors with their importance. Raises OptionError if it does not fit them."""
         try:

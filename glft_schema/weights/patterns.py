@@ -27,7 +27,7 @@ def names_matching(pattern: object, tensors: Mapping[str, object]) -> list[str]:
         return matched
     hint = suggestion(pattern, names)
     if not hint and (containing := [name for name in names if pattern.lower() in name.lower()]):
-        hint = f"; names that contain it: {_first(containing)}"
+        hint = f"; names that contain it: {first_names(containing)}"
     raise SchemeError(f"expected a tensor that matches {quote(pattern)}, found none{hint}")
 
 
@@ -35,12 +35,13 @@ def name_matching(pattern: str, tensors: Mapping[str, object]) -> str:
     """Returns the name that `names_matching` finds. Raises SchemeError if there are several."""
     name, *others = names_matching(pattern, tensors)
     if others:
-        found = f"{len(others) + 1}: {_first([name, *others])}"
+        found = f"{len(others) + 1}: {first_names([name, *others])}"
         raise SchemeError(f"expected one tensor that matches {quote(pattern)}, found {found}")
     return name
 
 
-def _first(names: list[str]) -> str:
+def first_names(names: list[str]) -> str:
+    """Returns the first names, for messages."""
     return f"{', '.join(map(quote, names[:SHOWN]))}{', ...' * (len(names) > SHOWN)}"
 
 

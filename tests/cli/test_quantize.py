@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import glft_schema
+from tests.families.tiny_folders import make_folder
 from tests.quantizer import models
 from tests.tools.command_line import assert_refused
 from tests.tools.command_line import in_this_process as glft
@@ -62,6 +63,19 @@ def test_a_copy_without_layers(source: Path, tmp_path: Path) -> None:
         kept = {name: bytes(tensor.raw) for name, tensor in before.tensors.items() if "blk.0" not in name}
         assert {name.replace("blk.0", "blk.1"): bytes(tensor.raw) for name, tensor in after.tensors.items()} == kept
         assert after.metadata["llama.block_count"] == 1
+
+
+def test_a_model_that_llama_cpp_will_refuse(tmp_path: Path) -> None:
+    """The warning of glft edit: for options that break the model, and for a model of no blocks."""
+    source, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    glft_schema.quantize(make_folder(tmp_path, "tiny-llama"), source, "F32")
+    warning = "glft: warning: llama.cpp will refuse the new file (see glft verify): "
+    for options in (["--override-kv", "llama.block_count=int:0"], ["--override-kv", "llama.attention.head_count=int:3"]):
+        done = glft("quantize", source, out, "Q8_0", *options)
+        assert done.returncode == 0
+        assert done.stderr.startswith(warning)
+    glft("edit", source, "--set", "llama.block_count=0")
+    assert glft("quantize", source, out, "Q8_0").stderr.startswith(warning)
 
 
 def test_a_dry_run_exits_as_the_run(source: Path, tmp_path: Path) -> None:

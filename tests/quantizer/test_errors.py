@@ -136,6 +136,24 @@ def test_a_dry_run_says_what_would_be_refused(source: Path, tmp_path: Path) -> N
     assert note.startswith(f"would be refused: {refusal}")
 
 
+def test_a_matrix_that_lacks_tensors(source: Path, tmp_path: Path) -> None:
+    """It is named, and so is a way out. Types that need none say which tensors went without."""
+    sums = glft.weights.ColumnSums(torch.ones(1, 256), torch.tensor([1]))
+    glft.weights.ImportanceMatrix({f"blk.{i}.attn_q.weight": sums for i in range(2)}).save(tmp_path / "some.gguf")
+    path, given = str(tmp_path / "some.gguf"), {f"blk.{i}.attn_q.weight": torch.ones(256) for i in range(2)}
+    for importance, matrix in ((path, f"the importance matrix '{path}'"), (given, "the importance matrix")):
+        with pytest.raises(SchemeError) as refused:
+            quantize(source, tmp_path / "out.gguf", "IQ2_M", importance=importance)
+        way_out = "measure it, or give it another type (--tensor-type)"
+        found = f"requires its importance, which {matrix} lacks: {way_out}"
+        assert str(refused.value) == f"iq2_s, for tensor 'blk.0.attn_k.weight', {found}"
+        done = quantize(source, tmp_path / "out.gguf", "Q4_K_M", importance=importance, tensor_types={"ffn_up": "q8_0"})
+        names = "'blk.0.attn_k.weight', 'blk.0.attn_output.weight', 'blk.0.attn_v.weight', ..."
+        assert done.notes == (f"without importance, which {matrix} lacks: 9 tensors: {names}",)
+    again = quantize(tmp_path / "out.gguf", tmp_path / "again.gguf", "COPY", importance=given)
+    assert again.notes == ()
+
+
 def test_options_without_effect(source: Path, tmp_path: Path) -> None:
     done = quantize(source, tmp_path / "out.gguf", "F16", tensor_types=[("attn_q", "q8_0")])
     assert done.notes == ("no tensor gets its type by the pattern 'attn_q'",)

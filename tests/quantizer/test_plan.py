@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -14,10 +15,10 @@ import pytest
 import torch
 
 import glft_schema
-from glft_schema import OptionError, SchemeError, TensorError, plan, quantize
+from glft_schema import OptionError, SchemeError, TensorError, Typed, plan, quantize
 from glft_schema.cli.options import bytes_of
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.quantizer import Candidate, Plan, TensorPlan
+from glft_schema.quantizer import Candidate, Mix, Plan, TensorPlan
 from glft_schema.quantizer.plan import MOST_UNITS, spread_rows
 from glft_schema.quantizer.plan_picture import Point, picture
 from glft_schema.quantizer.recipe_files import read_recipe
@@ -121,6 +122,51 @@ def test_a_mix_of_sizes_without_a_common_divisor(seed: int) -> None:
         errors = [min((e for nbytes, e in every if nbytes <= most), default=math.inf) for most in (room, room - 4 * unit)]
         assert mix.nbytes <= room + 7
         assert errors[0] - 1e-12 <= mix.error <= errors[1] + 1e-12
+
+
+def assert_full(planned: Plan, mix: Mix, size: int) -> None:
+    """Asserts that no tensor has a better type that would fit."""
+    for tensor in planned.tensors:
+        for one in tensor.candidates:
+            if one.error < mix.chosen[tensor.name].error:
+                assert planned.mix_of({**mix.chosen, tensor.name: one}).size > size
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_mix_beside_recipes(seed: int) -> None:
+    """Sizes are rounded up to large units, so that the search alone finds worse mixes."""
+    planned, random = random_plan(seed, scale=100_003), np.random.default_rng(seed)
+    for number in range(20):
+        chosen = {tensor.name: tensor.candidates[random.integers(4)] for tensor in planned.tensors}
+        recipe = planned.mix_of(chosen)
+        limits = {"size": recipe.size} if number % 2 else {"bpw": 8 * recipe.nbytes / planned.weights}
+        mix = dataclasses.replace(planned, recipes={"recipe": recipe}).mix(**limits)  # type: ignore[arg-type]
+        assert mix.error <= recipe.error
+        assert mix.size <= recipe.size
+        assert_full(planned, mix, recipe.size)
+
+
+@pytest.mark.parametrize(("columns", "alignment"), [(256, 32), (64, 32), (256, 64)])
+def test_the_size_of_a_mix_is_that_of_its_file(tmp_path: Path, columns: int, alignment: int) -> None:
+    """At the size of each file type the mix is no worse, and the file has exactly its size."""
+    weights = models.tensors(1, 0, tied=False, fused=False, width=columns, down=64)
+    sums = glft_schema.weights.ColumnSums(torch.ones(1, columns), torch.tensor([1]))
+    glft_schema.weights.ImportanceMatrix({"blk.0.attn_q.weight": sums}, ("a text",), 3).save(tmp_path / "imatrix.gguf")
+    keys = models.keys("llama", 1, 2, 1, 0) | {"general.alignment": Typed(alignment, "uint32")}
+    models.write(tmp_path / "in.gguf", keys, weights)
+    given, out = {"importance": tmp_path / "imatrix.gguf"}, tmp_path / "out.gguf"
+    planned = plan(tmp_path / "in.gguf", types=["q4_0", "q4_k", "q5_0", "q6_k", "q8_0", "f16"], **given)
+    assert {"Q4_0", "Q8_0", "F16"} <= planned.recipes.keys()
+    for name, recipe in planned.recipes.items():
+        quantize(tmp_path / "in.gguf", out, name, **given)
+        size = out.stat().st_size
+        assert recipe.size == size
+        mix = planned.mix(size=size)
+        quantize(tmp_path / "in.gguf", out, mix.recipe, **given)
+        assert out.stat().st_size == mix.size <= size
+        assert mix.error <= recipe.error
+        assert planned.mix(bpw=recipe.bits_per_weight).error <= recipe.error
+        assert_full(planned, mix, size)
 
 
 def test_the_candidates(source: Path) -> None:
@@ -246,6 +292,7 @@ def test_a_recipe_for_quantize(source: Path, tmp_path: Path) -> None:
         done = glft("plan", source, "--size", size, "-o", recipe, "--types", ",".join(types))
         assert (done.returncode, done.stderr) == (0, "")
         nbytes = quantize(source, out, recipe).nbytes
+        assert f"a file of {out.stat().st_size:,} bytes" in done.stdout
         assert out.stat().st_size <= size
         assert done.stdout.startswith(f"mix: {nbytes:,} bytes of tensors, ")
         sizes.append(nbytes)
