@@ -28,12 +28,12 @@ def words(kind: str, path: str = "") -> Iterable[str]:
     from glft_schema.checks.rule_sets import ALL_SETS
     from glft_schema.files.container import Container
     from glft_schema.formats.registry import FORMATS
-    from glft_schema.quantizer.recipes import RECIPES
+    from glft_schema.quantizer.recipes import COPY, RECIPES
 
     types = dict.fromkeys(type_.scheme for format in FORMATS for type_ in format.types if type_.has_encoder)
     formats = [format.name.lower() for format in FORMATS]
     closed: dict[str, Iterable[str]] = {"types": types, "formats": formats, "rules": ALL_SETS, "limits": DEFAULTS}
-    closed |= {"file types": [recipe.name for recipe in RECIPES]}
+    closed |= {"file types": [recipe.name for recipe in (*RECIPES, COPY)]}
     closed |= {} if path else {"names": [*formats, *types], "schemes": types}
     if kind in closed:
         return closed[kind]

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -264,20 +263,22 @@ class Plan:
             least = f"{smallest.size:,} bytes, {_up(smallest.bits_per_weight):.2f} bits per weight"
             raise OptionError(f"expected at least the size of the smallest mix ({least}), found {limit}")
         fitting = [one.chosen for one in self.recipes.values() if _padded(one.chosen.values(), step) <= most]
-        chosen = dict(min([self._best(room, step), *fitting], key=self._error))
-        while better := list(self._improvements(chosen, most - _padded(chosen.values(), step), step)):
-            _, name, candidate = max(better, key=itemgetter(0))
-            chosen[name] = candidate
-        return self.mix_of(chosen)
+        chosen = min([self._best(room, step), *fitting], key=self._error)
+        return self.mix_of(self._filled(chosen, most - _padded(chosen.values(), step), step))
 
-    def _improvements(self, chosen: Mapping[str, Candidate], room: int, step: int) -> Iterator[tuple[float, str, Candidate]]:
-        """Yields better types of single tensors for `room` more bytes: gain, tensor and type."""
-        for tensor in self.tensors:
-            now = chosen[tensor.name]
-            most = room + _padded([now], step)
-            for one in tensor.candidates:
-                if one.error < now.error and _padded([one], step) <= most:
-                    yield tensor.weights * (now.error - one.error), tensor.name, one
+    def _filled(self, mix: Mapping[str, Candidate], room: int, step: int) -> dict[str, Candidate]:
+        """Returns a mix with better types of single tensors in `room` more bytes, by their gain."""
+        chosen, left = dict(mix), -1
+        options = [(one.error - mix[tensor.name].error, tensor, one) for tensor in self.tensors for one in tensor.candidates]
+        options = sorted(options, key=lambda option: option[0] * option[1].weights)
+        while left != room:
+            left = room
+            for _, tensor, one in options:
+                now = chosen[tensor.name]
+                cost = _padded([one], step) - _padded([now], step)
+                if one.error < now.error and cost <= room:
+                    chosen[tensor.name], room = one, room - cost
+        return chosen
 
     def _best(self, room: int, step: int) -> dict[str, Candidate]:
         """Returns the types with the least error in `room` bytes above the smallest mix."""

@@ -103,7 +103,8 @@ def choose_types(
     for key, scheme in as_pairs(schemes):
         type_, names = type_named(scheme, types), names_matching(key, tensors)
         if type_.needs_importance and all(tensors[name].importance is None for name in names):
-            raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {quote(key)}{MEASURE}")
+            hint = MEASURE if all(one.importance is None for one in tensors.values()) else "; the given matrix lacks it"
+            raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {quote(key)}{hint}")
         for name in names:
             requests.setdefault(name, []).append((key, type_))
     choices = {name: _choose(name, tensor, requests.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}

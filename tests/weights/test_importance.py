@@ -437,8 +437,8 @@ def test_what_needs_it_says_so(tmp_path: Path) -> None:
     tensors, path = {"a": WEIGHTS[0].clone(), "b": WEIGHTS[1].clone()}, tmp_path / "m.gguf"
     given = {"a": importance_of(512)}
     for schemes, importance, text in (
-        ({"*": "iq1_s"}, None, "iq1_s requires an importance matrix, found none for '*'"),
-        ({"b": "iq1_s"}, given, "iq1_s requires an importance matrix, found none for 'b'"),
+        ({"*": "iq1_s"}, None, "iq1_s requires an importance matrix, found none for '*'; to measure one: glft"),
+        ({"b": "iq1_s"}, given, "iq1_s requires an importance matrix, found none for 'b'; the given matrix lacks it"),
         (
             {"*": "q8_0"},
             {"c": importance_of(512)},
