@@ -7,6 +7,7 @@ one block, or functions of tensors, which see each field of many blocks as one t
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, wraps
@@ -27,6 +28,9 @@ from glft_schema.tensor_types.engine.chunks import Fault, has_finite_sum
 from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType, no_formula
 
+TOO_LARGE = "weights are too large for the scale of their block"
+STORED_AS_ZERO = "non-zero weights are stored as 0, because the scale of their block is 0"
+
 
 def block_type(
     name: str,
@@ -38,10 +42,12 @@ def block_type(
     quantize: Encoder | tuple[Encoder, ...] | None = None,
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
+    largest: float = math.inf,
 ) -> TensorType:
     """Declares a block type for the type table of a format; `register_type` adds it to GGUF's.
 
-    The arguments are those of `register_type`. `formula_of` may add the formula.
+    The arguments are those of `register_type`, and the largest weight that the scale can reach, if
+    its encoder clips larger ones. `formula_of` may add the formula.
 
     Raises:
         ValueError: if the name is in use, or the block or a function is invalid; the message says
@@ -56,11 +62,21 @@ def block_type(
     def faults(numbers: Array, encoded: Fields) -> Iterable[Fault]:
         if not has_finite_sum(numbers):
             yield True, "NaN and infinities cannot be quantized", ~np.isfinite(numbers)
+        has_zero, parts = np.zeros(numbers.size // weights, bool), 1
         for key, field in blocks.columns("blocks", encoded["blocks"]).items():
             field = scales[key](field) if scales and key in scales else field
-            if field.dtype.kind == "f" and not has_finite_sum(field):
-                beyond = (~np.isfinite(field).all(1)).repeat(weights).reshape(numbers.shape)
-                yield True, "weights are too large for the scale of their block", beyond
+            if field.dtype.kind == "f":
+                if not has_finite_sum(field):
+                    yield True, TOO_LARGE, (~np.isfinite(field).all(1)).repeat(weights).reshape(numbers.shape)
+                has_zero |= (field == 0).any(1)
+                parts = max(parts, math.gcd(weights, field.shape[1]))
+        if math.isfinite(largest):
+            yield True, TOO_LARGE, abs(numbers) > largest
+        if has_zero.any():  # only then can all weights that share a scale become 0
+            stored = type_.decode({"blocks": encoded["blocks"].reshape(-1, blocks.size)[has_zero]}, weights)
+            lost = np.zeros((len(has_zero), parts, weights // parts), bool)
+            lost[has_zero] = ~stored.reshape(-1, *lost.shape[1:]).any(2, keepdims=True)
+            yield False, STORED_AS_ZERO, lost.reshape(numbers.shape) & (numbers != 0)
 
     whole_blocks = FuncPath(lambda dims: _row(dims) % weights == 0)
     rows = Predicate(f"a row length that is a multiple of {weights}", whole_blocks, show=lambda dims: str(_row(dims)))
@@ -70,7 +86,8 @@ def block_type(
     )
     scalar = isinstance(quantize, tuple) or quantize is None or is_scalar(quantize, [])
     encoder = quantize if scalar else blocks.encoder(quantize)  # type: ignore[arg-type]
-    return TensorType(name, code, payload, dequantize, encoder, faults, block=block, scales=scales, reserved=reserved)
+    type_ = TensorType(name, code, payload, dequantize, encoder, faults, block=block, scales=scales, reserved=reserved)
+    return type_
 
 
 class Blocks(TensorField):

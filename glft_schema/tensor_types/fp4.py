@@ -51,7 +51,7 @@ def decode_mxfp4(w, e, qs):
 NVFP4 = block_type("NVFP4", 40, 64, Struct(
     "d"  / u8[4]   * "unsigned E4M3 scale of 16 weights each",
     "qs" / u8[32]  * "E2M1, eight bytes a group: low nibbles are its first eight weights",
-), quantize=to_nvfp4, scales={"d": e4m3_scale},
+), quantize=to_nvfp4, scales={"d": e4m3_scale}, largest=6 * 448,
    reserved=[Reserved("d", "128 and more: bit 7 belongs to no unsigned scale", lambda d: d >= 128)])
 # fmt: on
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -411,6 +412,37 @@ def test_what_cannot_be_quantized_is_refused(name: str) -> None:
         with pytest.raises(TensorError, match="weights are too large for the scale of their block") as caught:
             type_.encode(weights, "w")
         assert caught.value.index == (1, weights_in(type_))
+
+
+@pytest.mark.parametrize("name", [name for name in ENCODERS + ON_GRIDS if name not in ("MXFP4", "Q8_K")])
+def test_weights_whose_scale_underflows_are_counted(name: str) -> None:
+    """A weight is lost if all weights that share its scale become 0. Others are only rounded."""
+    type_, length = GGML_TYPES[name], weights_in(GGML_TYPES[name])
+    weights = np.random.default_rng(7).standard_normal((5, length)).astype(np.float32)
+    weights[1] *= 1e-12
+    weights[2] = 0
+    weights[3, : length // 2] *= 1e-12
+    weights[4, ::2] = 0
+    weights[4] *= 1e-12
+    lost = Counter[str]()
+    importance = np.ones(length, np.float32) if type_.needs_importance else None
+    blocks = type_.encode(weights, "w", importance=importance, lost=lost)["blocks"]
+    group = 16 if name == "NVFP4" else length
+    stored = decoded(type_, blocks) if name == "Q8_1" else torch.from_numpy(llama_cpp.dequantize(name, blocks, length))
+    is_lost = ~stored.reshape(-1, group).any(1, keepdim=True).numpy() & (weights.reshape(-1, group) != 0)
+    assert int(is_lost.sum()) >= 3 * length // 2
+    assert dict(lost) == {"non-zero weights are stored as 0, because the scale of their block is 0": int(is_lost.sum())}
+
+
+def test_weights_that_nvfp4_would_clip() -> None:
+    """Its scales end at 448, and its codes at 6."""
+    weights = torch.ones(2, 64)
+    weights[0, 5] = -2688
+    assert float(GGML_TYPES["NVFP4"].round_trip(weights, "w")[0, 5]) == -2688
+    weights[1, 3] = 2690
+    with pytest.raises(TensorError, match="weights are too large for the scale of their block") as caught:
+        GGML_TYPES["NVFP4"].encode(weights, "w")
+    assert caught.value.index == (1, 3)
 
 
 # The numbers of several bytes in a block, as (first byte, bytes each, count); others are bytes.
