@@ -40,7 +40,7 @@ from glft_schema.quantizer.quantize import QuantizeOptions, as_recipe, plan_quan
 from glft_schema.quantizer.recipe_rules import Recipe
 from glft_schema.storage.dtypes import Array, Dtype, dtype_of, words
 from glft_schema.storage.source import StrPath
-from glft_schema.storage.torch_tensors import as_array
+from glft_schema.storage.torch_tensors import as_array, identity_of
 from glft_schema.weights.convert import ConvertOptions, plan_conversion
 from glft_schema.weights.in_memory import packed_tensors
 from glft_schema.weights.payloads import PlannedPayload
@@ -254,8 +254,7 @@ def _ties(state: Mapping[str, Any], tensors: Iterable[str]) -> dict[str, str]:
             if tensor in packed_tensors():
                 raise TensorError("expected dense weights, found packed ones, which glft_schema.save_file saves", name)
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            key = (local.device, local.data_ptr(), tuple(tensor.shape), local.stride(), local.dtype)
-            first = firsts.setdefault(key, name) if local.numel() else ""
+            first = firsts.setdefault((tensor.shape, identity_of(local)), name) if local.numel() else ""
             if first != name:
                 ties[name] = first
     return ties

@@ -4,11 +4,13 @@ only when a tensor is requested."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from glft_schema.errors import OptionError
 from glft_schema.lazy import torch
 from glft_schema.storage.dtypes import RECORDS, Array, Dtype, name_of, with_own_dtype, words
 
@@ -17,6 +19,35 @@ def is_tensor(value: object) -> bool:
     """Tells whether a value is a torch tensor."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and isinstance(value, tensor)
+
+
+def identity_of(tensor: torch.Tensor) -> Hashable:
+    """Returns a key that is equal for dense tensors that read the same memory in the same way."""
+    bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, bits
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has strided values in memory."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+        return False
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return False  # values are computed, as of a DTensor, or there are none, as of a FakeTensor
+    try:
+        tensor.data_ptr()
+    except (RuntimeError, ValueError):  # wrapped by torch.func, or uninitialized
+        return False
+    return True
+
+
+def not_dense(values: Any) -> str | None:
+    """Returns why a tensor or an array has not all of its values in memory; None for others."""
+    if np.ma.is_masked(values):
+        return "expected an array without masked elements: fill them"
+    if not is_tensor(values) or is_dense(values):
+        return None
+    kind = "meta" if values.is_meta else str(values.layout)
+    return f"expected a dense tensor with values in memory, found a {type(values).__name__} ({kind})"
 
 
 def has_plain_memory(tensor: torch.Tensor) -> bool:
@@ -79,7 +110,12 @@ def dtype_in_torch(dtype: Dtype) -> torch.dtype:
 
 
 def array_of(values: Any) -> Any:
-    """Returns a tensor as an array, an array as `with_own_dtype` does, other values as given."""
+    """Returns a tensor as an array, an array as `with_own_dtype` does, other values as given.
+
+    Raises OptionError as `not_dense` says.
+    """
+    if problem := not_dense(values):
+        raise OptionError(problem)
     if is_tensor(values):
         return as_array(values)
     return with_own_dtype(np.asarray(values)) if isinstance(values, (np.ndarray, np.generic)) else values

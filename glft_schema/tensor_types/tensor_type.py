@@ -28,7 +28,7 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import FLOAT32, INTEGERS, NAMES, Array, Dtype, dtype_of, is_float, is_integer, name_of, words
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_bytes, array_over
-from glft_schema.storage.torch_tensors import array_of
+from glft_schema.storage.torch_tensors import array_of, not_dense
 from glft_schema.tensor_types.engine.chunks import Fault, RowEncoder, TensorPart, encode_chunks, importance_rows, matrix
 from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar, parameters_of
@@ -298,6 +298,8 @@ class TensorType:
 
     def _array_to_encode(self, numbers: Any, name: str) -> Array:
         """Returns numbers as an array. Raises like `encode` if the type cannot encode them."""
+        if problem := not_dense(numbers):
+            raise TensorError(problem, name)
         array = array_of(numbers)
         if not isinstance(array, np.ndarray):
             raise TensorError(f"expected a tensor or an array, found {quote(numbers)}", name)

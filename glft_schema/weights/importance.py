@@ -76,6 +76,9 @@ class ImportanceMatrix:
         datasets: the texts that it was measured on.
         chunk_count: the number of chunks.
         chunk_size: tokens in a chunk.
+
+    Raises:
+        OptionError: if sums or counts have other shapes.
     """
 
     columns: Mapping[str, ColumnSums]
@@ -84,7 +87,11 @@ class ImportanceMatrix:
     chunk_size: int = TOKENS
 
     def __post_init__(self) -> None:
-        columns = {name: ColumnSums(array_of(sums), array_of(counts)) for name, (sums, counts) in self.columns.items()}
+        columns = {name: ColumnSums(*(np.asarray(array_of(part)) for part in pair)) for name, pair in self.columns.items()}
+        for name, (sums, counts) in columns.items():
+            if sums.ndim != 2 or counts.shape not in ((1,), sums.shape[:1]):
+                found = f"{list(sums.shape)} and {list(counts.shape)}"
+                raise OptionError(f"{quote(name)}: expected sums [matrices, columns] and a count of each matrix, found {found}")
         object.__setattr__(self, "columns", columns)
 
     @classmethod

@@ -14,7 +14,7 @@ from glft_schema.errors import TensorError, quote
 from glft_schema.lazy import torch
 from glft_schema.storage.dtypes import RECORDS, Array, address, as_dtype, with_own_dtype
 from glft_schema.storage.source import BytesSource
-from glft_schema.storage.torch_tensors import array_of, as_array, is_tensor
+from glft_schema.storage.torch_tensors import array_of, as_array, identity_of, is_tensor, not_dense
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
@@ -68,8 +68,8 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
 
 def _of_tensor(name: str, tensor: torch.Tensor) -> StoredTensor:
     shape = tuple(tensor.shape)
-    identity = (tensor.device, tensor.data_ptr(), shape, tensor.stride(), tensor.dtype, tensor.is_neg())
-    shared = repr(identity) if tensor.numel() else None  # numbers of a file can be chosen for equal hashes, texts cannot
+    # numbers of a file can be chosen for equal hashes, texts cannot
+    shared = repr(identity_of(tensor)) if tensor.numel() else None
     if tensor in packed_tensors():
         type_, dims = packed_tensors()[tensor]
         return replace(of_file(packed_tensor(name, type_, dims, tensor)), identity=shared)
@@ -101,30 +101,14 @@ def _reader(values: Callable[[], Array], shape: tuple[int, ...]) -> Callable[[Sl
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Raises TensorError unless `tensor` is an array, or a torch tensor with its values in
+    """Raises TensorError unless `tensor` is an array or a torch tensor with all of its values in
     memory."""
-    if isinstance(tensor, np.ndarray):
-        return
-    if not is_tensor(tensor):
+    if not isinstance(tensor, np.ndarray) and not is_tensor(tensor):
         is_other = isinstance(tensor, Opaque) and "._rebuild_" in tensor.text
         expected = "a dense tensor with values in memory" if is_other else "a tensor of torch or an array of numpy"
         raise TensorError(f"expected {expected}, found {quote(tensor)}", name)
-    if not is_dense(tensor):
-        kind = "meta" if tensor.is_meta else str(tensor.layout)
+    if problem := not_dense(tensor):
         hint = (
             ": StorageWriter saves it, see docs/scale.md, or save its full_tensor()" if hasattr(tensor, "full_tensor") else ""
         )
-        raise TensorError(
-            f"expected a dense tensor with values in memory, found a {type(tensor).__name__} ({kind}){hint}", name
-        )
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor has strided values in memory."""
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
-        return False
-    try:
-        tensor.data_ptr()
-    except (RuntimeError, ValueError):  # wrapper tensors have no storage
-        return False
-    return not hasattr(tensor, "full_tensor")  # of a DTensor
+        raise TensorError(problem + hint, name)

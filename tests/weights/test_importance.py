@@ -396,14 +396,34 @@ def test_an_importance_that_is_none() -> None:
         (wide, rf"{held}, found 1e\+300 for column 9"),
         ([1.0] * 512, "expected the importance as a tensor or an array of real numbers, found "),
         (torch.ones(512, dtype=torch.complex64), "expected the importance as a tensor or an array of real numbers, found "),
+        (torch.ones(512).to_sparse(), r"importance: expected a dense tensor with values in memory, found a Tensor \(torch"),
+        (torch.ones(512, device="meta"), r"importance: expected a dense tensor with values in memory, found a Tensor \(meta\)"),
+        (np.ma.masked_less(np.arange(512), 3), "importance: expected an array without masked elements: fill them"),
     ):
         for name in ("Q4_K", "Q8_0"):  # ignores it, but checks it
             with pytest.raises(TensorError, match=text):
                 GGML_TYPES[name].encode(weights, "w", importance=importance)
     with pytest.raises(TensorError, match="expected 512 or 1024 importance values, one per column, found 500"):
         type_.encode(WEIGHTS, "w", importance=importance_of(500))
+    with pytest.raises(TensorError, match=r"expected importance values \[2, 512\], found \[512, 2\]"):
+        type_.encode(WEIGHTS, "w", importance=torch.ones(2, 512).T)
     with pytest.raises(TensorError, match="IQ2_XXS requires an importance matrix"):
         GGML_TYPES["IQ2_XXS"].encode(weights, "w")
+
+
+@pytest.mark.parametrize(
+    ("sums", "counts", "found"),
+    [
+        (torch.ones(2, 512), torch.ones(3), "[2, 512] and [3]"),
+        (torch.ones(2, 512), torch.ones(2, 1), "[2, 512] and [2, 1]"),
+        (torch.ones(512), torch.ones(1), "[512] and [1]"),
+        (torch.ones(2, 512), 1, "[2, 512] and []"),
+    ],
+)
+def test_counts_that_do_not_fit_the_sums(sums: torch.Tensor, counts: object, found: str) -> None:
+    problem = f"'w': expected sums [matrices, columns] and a count of each matrix, found {found}"
+    with pytest.raises(OptionError, match=f"^{re.escape(problem)}$"):
+        ImportanceMatrix({"w": ColumnSums(sums, counts)})  # type: ignore[arg-type]
 
 
 def test_tensors_without_numbers() -> None:

@@ -15,6 +15,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from glft_schema import (
     Container,
@@ -97,6 +98,10 @@ def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], me
     assert not path.exists()
 
 
+with FakeTensorMode():
+    FAKE = torch.ones(2)
+
+
 @pytest.mark.parametrize(
     ("tensor", "schemes", "message"),
     [
@@ -117,6 +122,8 @@ def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], me
         (torch.eye(2).to_sparse(), {}, "found a Tensor (torch.sparse_coo)"),
         (torch.nn.UninitializedParameter(), {}, "found a UninitializedParameter"),
         (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), {}, "found a NestedTensor"),
+        (FAKE, {}, "expected a dense tensor with values in memory, found a FakeTensor"),
+        (np.ma.masked_less(np.arange(4.0), 2), {"w": "f32"}, "expected an array without masked elements: fill them"),
         (np.zeros(2, dtype_of("float4_e2m1fn_x2")), {}, "GLFT has no type for float4_e2m1fn_x2"),
         (torch.zeros(2, dtype=torch.uint8).view(torch.bits8), {}, "no format has a type for torch.bits8"),
         ([1.0], {}, "expected a tensor of torch or an array of numpy, found [1.0]"),
@@ -243,6 +250,16 @@ def test_tied_arrays_are_stored_once(path: Path) -> None:
     assert aliases == {"view": "a", "fixed": "a", "big too": "big"}
     loaded = load_file(path)
     assert all(np.array_equal(loaded[name], arrays[name]) for name in ("part", "transposed", "big", "big too", "none"))
+
+
+def test_views_with_other_numbers_are_not_tied(tmp_path: Path) -> None:
+    waves = torch.randn(4, 64, dtype=torch.complex64)
+    tensors = {"a": waves, "conjugate": waves.conj(), "real": torch.view_as_real(waves), "negative": waves.conj().imag}
+    tensors["imag"] = waves.imag
+    written = save_file(tensors, tmp_path / "m.safetensors")
+    assert all(tensor.alias_of is None for tensor in written)
+    loaded = load_file(tmp_path / "m.safetensors")
+    assert all(torch.equal(loaded[name], tensor.resolve_conj().resolve_neg()) for name, tensor in tensors.items())
 
 
 def test_tied_tensors_are_stored_once(path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from glft_schema.errors import QuantizationWarning, TensorError, quote
 from glft_schema.storage.dtypes import Array, name_of
-from glft_schema.storage.torch_tensors import array_of
+from glft_schema.storage.torch_tensors import array_of, not_dense
 from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
@@ -59,6 +59,8 @@ def importance_rows(importance: Any, dims: Sequence[int], name: str) -> Array:
     Raises:
         TensorError: if the importance is invalid.
     """
+    if problem := not_dense(importance):
+        raise TensorError(f"importance: {problem}", name)
     given = array_of(importance)
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "fiubV":
         raise TensorError(f"expected the importance as a tensor or an array of real numbers, found {quote(importance)}", name)
@@ -67,6 +69,8 @@ def importance_rows(importance: Any, dims: Sequence[int], name: str) -> Array:
     if numbers.size not in (columns, stacks * columns):
         either = f"{columns} or {stacks * columns}" if stacks > 1 else f"{columns}"
         raise TensorError(f"expected {either} importance values, one per column, found {numbers.size}", name)
+    if numbers.size > columns and given.ndim > 1 and given.shape[-1] != columns:
+        raise TensorError(f"expected importance values [{stacks}, {columns}], found {list(given.shape)}", name)
     valid = (numbers >= 0) & np.isfinite(numbers)
     if not valid.all():
         column = int(valid.argmin())
