@@ -38,7 +38,13 @@ def to_unsigned(x: torch.Tensor) -> torch.Tensor:
 
 
 def constant(w: torch.Tensor, numbers: Any, kind: str) -> torch.Tensor:
-    return _constant(numbers, kind, w.device)
+    return outside_modes(_constant)(numbers, kind, w.device)  # type: ignore[no-any-return]
+
+
+def outside_modes(cached: Any) -> Any:
+    """Returns a cached function, or the function itself under a mode such as FakeTensorMode, whose
+    tensors later calls cannot use."""
+    return cached.__wrapped__ if torch._C._len_torch_dispatch_stack() else cached
 
 
 @lru_cache(maxsize=1 << 10)
@@ -55,7 +61,7 @@ def where(test: torch.Tensor, one: Any, other: Any, kind: str) -> torch.Tensor:
 
 
 def shift(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    if x.dtype != torch.uint8 or x.device.type != "cpu":
+    if x.dtype != torch.uint8 or x.device.type != "cpu" or type(by) is not torch.Tensor:
         return x >> by
     out = torch.empty(np.broadcast_shapes(x.shape, by.shape), dtype=x.dtype, device=x.device)  # shifts by a tensor are slow
     for at, places, given in shifts(tuple(x.shape), tuple(by.shape)):

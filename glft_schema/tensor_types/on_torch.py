@@ -72,7 +72,7 @@ def decode(
 def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
     """Returns a new tensor, uninitialised."""
     memory = torch.empty(shape, dtype=dtype, device=device)
-    if memory.device.type == "cpu":
+    if has_plain_memory(memory):
         ask_for_large_pages(memory.data_ptr(), memory.nbytes)
     return memory
 
@@ -98,7 +98,7 @@ def _by_operations(type_: TensorType, fields: Tensors, columns: int, out: torch.
     weights = out.view(-1, cell)
     used, step = type_.formula, _by_function
     if layout:
-        used = _as_arrays(type_.formula, layout, cell, out.device, is_fused)
+        used = torch_arrays.outside_modes(_as_arrays)(type_.formula, layout, cell, out.device, is_fused)
         step = _by_compiler if is_fused else _one_by_one
         weights = weights.view(-1, *_dims(used, given, weights)) if is_fused else weights
     for rows, is_fixed in fixed_chunks(len(weights), cell):

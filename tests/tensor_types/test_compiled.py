@@ -10,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import glft_schema
 from glft_schema import save_file
 from glft_schema.formats.glft import GLFT
+from glft_schema.scalar import torch_arrays
 from glft_schema.tensor_types import TensorType, on_torch
 from glft_schema.tensor_types.engine import chunks, compiled, decoding
 from glft_schema.tensor_types.engine.functions import Fields
@@ -177,3 +179,21 @@ def test_what_is_not_compiled_stays_in_the_cache(monkeypatch: pytest.MonkeyPatch
     decoding.in_chunks(step, {"weights": weights}, out)
     assert sizes == [16] * 4
     assert np.array_equal(out, 3 * weights)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "IQ3_S", "TQ1_0"])
+def test_a_call_under_a_mode_leaves_nothing_behind(name: str) -> None:
+    """Tensors that FakeTensorMode makes are not cached, nor are cached ones used under it."""
+    type_ = GGML_TYPES[name]
+    packed = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (4, type_.nbytes([256])), np.uint8))
+    fields = on_torch.unpack(type_, packed, 256)
+    expected = type_.decode({key: field.numpy() for key, field in fields.items()}, 256)
+    torch_arrays._constant.cache_clear()
+    on_torch._as_arrays.cache_clear()
+    for _ in range(2):
+        with FakeTensorMode() as mode:
+            fakes = {key: mode.from_tensor(field) for key, field in fields.items()}
+            assert on_torch.decode(type_, fakes, 256).shape == (4, 256)
+        out = torch.empty(4, 256)
+        on_torch._by_operations(type_, fields, 256, out)
+        assert np.array_equal(out.numpy(), expected, equal_nan=True)

@@ -41,8 +41,9 @@ _LOCK = threading.RLock()  # torch compiles in one thread at a time
 
 
 def compiles(out: torch.Tensor) -> bool:
-    """Tells whether formulas that write into `out` are compiled."""
-    return out.is_cuda
+    """Tells whether formulas that write into `out` are compiled: on a GPU, but not under modes such
+    as FakeTensorMode."""
+    return out.is_cuda and not torch._C._len_torch_dispatch_stack()
 
 
 def fixed_chunks(rows: int, columns: int) -> Iterator[tuple[slice, bool]]:
