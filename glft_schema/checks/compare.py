@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.typed_text import STRING, texts_of_change, to_text
 from glft_schema.codec.typed_values import StoredValue, Typed
-from glft_schema.display import VALUE, Part, Progress, Results, chart, records_table, with_display
+from glft_schema.display import VALUE, Part, Progress, Results, chart, format_count, records_table, with_display
 from glft_schema.errors import TensorError, safe
 from glft_schema.formats.registry import FORMATS, WITH_TYPES
 from glft_schema.lazy import outside_graphs
@@ -178,7 +178,12 @@ class Comparison:
             kinds = {"in other types": is_retyped, "under other names": states[RENAMED], "in other bytes": states[CHANGED]}
             return f"{subject} hold the same weights{' and'.join(f' {kind}' for kind, holds in kinds.items() if holds)}"
         counted = sum(tensor.errors is not None for tensor in apart)
-        ratio = f": signal-to-noise ratio {self.errors.snr:.1f} dB over {counted} of {len(common)} tensors" if counted else ""
+        errors, parts = self.errors, []
+        if counted and (errors.squares or not errors.unlike):
+            parts.append(f"signal-to-noise ratio {errors.snr:.1f} dB over {counted} of {len(common)} tensors")
+        if errors.unlike:
+            parts.append(format_count(errors.unlike, "NaN or infinity differs", "NaN or infinities differ"))
+        ratio = ": " + ", ".join(parts) if parts else ""
         is_same = all(_may_be_same(tensor) for tensor in apart)
         return f"{subject} hold {'the same weights, quantized differently' if is_same else 'different weights'}{ratio}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,21 @@ def test_values_that_cannot_be_compared(tmp_path: Path) -> None:
     assert tensor.problem == "complex values are not compared"
     assert tensor.before == ("w", "C64", (2,))
     assert states(compare(waves, {"v": torch.ones(2)})) == {"v": "added", "w": "removed"}
+
+
+def test_numbers_that_became_nan() -> None:
+    before = {"w": torch.randn(4, 64), "v": torch.randn(4, 64)}
+    after = {name: tensor.clone() for name, tensor in before.items()}
+    after["w"][0, 0] = float("nan")
+    comparison = compare(before, after)
+    assert comparison.summary[0] == "A and B hold different weights: 1 NaN or infinity differs"
+    assert comparison.errors.snr == -torch.inf
+    after["w"][1, :2] = float("inf")
+    after["v"] *= 1.01
+    comparison = compare(before, after)
+    ratio = r"signal-to-noise ratio 4\d\.\d dB over 2 of 2 tensors"
+    assert re.fullmatch(f"A and B hold different weights: {ratio}, 3 NaN or infinities differ", comparison.summary[0])
+    assert [tensor.name for tensor in comparison.differing] == ["w", "v"]
 
 
 def test_exclusion_progress_and_refusals(model: Path, tmp_path: Path) -> None:

@@ -82,9 +82,9 @@ class NumberErrors:
 
     @property
     def snr(self) -> float:
-        """The signal-to-noise ratio in dB; infinite without errors."""
+        """The signal-to-noise ratio in dB; infinite without errors, -infinite if all are unlike."""
         if not self.squares or not self.reference_squares:
-            return -math.inf if self.squares else math.inf
+            return -math.inf if self.squares or self.unlike else math.inf
         return 10 * (math.log10(self.reference_squares) - math.log10(self.squares))
 
     @property
