@@ -14,16 +14,18 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from glft_schema.display import with_display
-from glft_schema.errors import OptionError, quote, safe
+from glft_schema.errors import OptionError, TensorError, quote, safe
 from glft_schema.files.container import open
 from glft_schema.files.file import File
+from glft_schema.formats.registry import FORMATS
 from glft_schema.nn.layers import ModuleTensor, can_be_packed, module_tensors, owner_of, pack_tensor, packed_owner
 from glft_schema.nn.saving import prepare_save_pretrained
-from glft_schema.storage.dtypes import Array, name_of, words
+from glft_schema.storage.dtypes import Array, is_float, name_of, words
 from glft_schema.storage.source import StrPath
-from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
+from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, not_dense
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.upload import usable_device
 from glft_schema.words import suggestion
@@ -95,14 +97,14 @@ def rename_tensors(file: File, names: Renaming, source: StrPath, *, strict: bool
         raise OptionError(f"expected names as a mapping or a function, found {quote(names)}")
     if strict and not callable(names) and (unknown := [name for name in names if name not in file.tensors]):
         hint = suggestion(unknown[0], file.tensors)
-        raise OptionError(f"{source}: names has {_list_some(unknown)}, which the file lacks{hint}")
+        raise OptionError(f"{source}: names has {list_some(unknown)}, which the file lacks{hint}")
     rename = names if callable(names) else lambda name: names.get(name, name)
     pairs = [(new, tensor) for name, tensor in file.tensors.items() if (new := rename(name)) is not None]
     if wrong := [new for new, _ in pairs if not isinstance(new, str)]:
         raise OptionError(f"expected the new name of a tensor as text or None, found {quote(wrong[0])}")
     twice = [f"{name}: several tensors of the file" for name, count in Counter(new for new, _ in pairs).items() if count > 1]
     if twice:
-        raise OptionError(f"{source}: {_list_some(twice, '; ')}")
+        raise OptionError(f"{source}: {list_some(twice, '; ')}")
     return {name: of_file(tensor) for name, tensor in pairs}
 
 
@@ -157,11 +159,11 @@ def _check(
 ) -> None:
     """Raises OptionError, which names `source`, if tensors do not fit a module."""
     misfits = [problem for entry in tensors for problem in _misfits(module, entry, found)]
-    problems = [f"the file lacks {_list_some(unmatched.missing)}"] * bool(unmatched.missing)
-    problems += [f"the module lacks {_list_some(unmatched.left_over)}"] * bool(unmatched.left_over)
-    problems += [_list_some(misfits, "; ")] * bool(misfits)
+    problems = [f"the file lacks {list_some(unmatched.missing)}"] * bool(unmatched.missing)
+    problems += [f"the module lacks {list_some(unmatched.left_over)}"] * bool(unmatched.left_over)
+    problems += [list_some(misfits, "; ")] * bool(misfits)
     if not packed and (already := [names[0] for _, names in tensors if packed_owner(module, names[0])]):
-        problems.append(f"{_list_some(already)}: packed already, so load with packed=True, or into a new module")
+        problems.append(f"{list_some(already)}: packed already, so load with packed=True, or into a new module")
     if problems:
         raise OptionError(f"{source}: {'; '.join(problems)}")
 
@@ -182,6 +184,7 @@ def _change(
     if packed and payload and all(each in experts or can_be_packed(module, each) for each in entry.names):
         values = as_tensor(payload.packed_rows()).to(device)
         return partial(pack_tensor, module, entry, values, payload.type, stack.shape, transposed)
+    _check_range(name, tensor, own.dtype)
     if not own.is_meta:
         return partial(_write, module, entry, tensor)
     if payload and packed_owner(module, entry.names[0]):
@@ -191,9 +194,12 @@ def _change(
 
 @contextmanager
 def _naming(source: StrPath, name: str, device: torch.device) -> Iterator[None]:
-    """Raises OptionError, which names a tensor, if a device lacks the memory for it."""
+    """Raises OptionError, which names a tensor, if a device lacks the memory for it, or its numbers
+    are out of range."""
     try:
         yield
+    except TensorError as error:
+        raise OptionError(f"{source}: {error}") from None
     except (RuntimeError, MemoryError) as error:  # RuntimeError includes torch.OutOfMemoryError
         if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)):
             raise
@@ -206,7 +212,9 @@ def _misfits(module: nn.Module, entry: ModuleTensor, found: Mapping[str, StoredT
     for name in given:
         tensor, first, owner = found[name], found[given[0]], packed_owner(module, name)
         type_ = tensor.file_tensor.type if tensor.file_tensor else name_of(tensor.dtype)
-        if tensor.file_tensor and tensor.file_tensor.type.bytes_only:
+        if problem := _refusal(own):
+            yield f"{name}: {problem}"
+        elif tensor.file_tensor and tensor.file_tensor.type.bytes_only:
             yield f"{name}: {tensor.file_tensor.type.bytes_only}"
         elif owner is not None:
             expected, shape = owner.weight_type, owner.weight_shape
@@ -218,6 +226,25 @@ def _misfits(module: nn.Module, entry: ModuleTensor, found: Mapping[str, StoredT
             yield f"{name}: expected {own.dtype}, found {type_}"
         elif tensor is not first and not are_equal(tensor, first):
             yield f"{name}: expected the values of {given[0]}, with which it is tied; names={{{name!r}: None}} leaves it out"
+
+
+def _refusal(own: torch.Tensor) -> str | None:
+    """Returns why values cannot be written into a tensor, or None."""
+    if is_lazy(own):
+        return "the module is lazy: call it once before"
+    if own.is_meta:
+        return None
+    if problem := not_dense(own):
+        return problem
+    return "elements share memory: replace the tensor by its clone()" if torch._debug_has_internal_overlap(own) == 1 else None
+
+
+def _check_range(name: str, tensor: StoredTensor, dtype: torch.dtype) -> None:
+    """Raises TensorError if a finite number becomes infinite in float16, or from float64 in
+    float32."""
+    stored, own = name_of(tensor.dtype), str(dtype).removeprefix("torch.")
+    if own != stored and is_float(tensor.dtype) and (own == "float16" or (stored, own) == ("float64", "float32")):
+        next(type_ for format in FORMATS for type_ in format.types if type_.exact == own).encode(tensor.values(), name)
 
 
 def are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
@@ -246,13 +273,14 @@ def _replace(module: nn.Module, entry: ModuleTensor, values: torch.Tensor) -> No
 def _write(module: nn.Module, entry: ModuleTensor, tensor: StoredTensor) -> None:
     """Writes values into a tensor's memory."""
     own = entry.tensor.detach()
-    if packed_owner(module, entry.names[0]):
-        assert tensor.packed is not None
-        own.copy_(as_tensor(tensor.packed.packed_rows()))
-    elif tensor.file_tensor is not None and own.is_contiguous():
-        tensor.file_tensor.dequantize(out=own)
-    else:
-        own.copy_(as_tensor(tensor.values()))
+    with torch.inference_mode(own.is_inference()):  # an inference tensor can only be written in this mode
+        if packed_owner(module, entry.names[0]):
+            assert tensor.packed is not None
+            own.copy_(as_tensor(tensor.packed.packed_rows()))
+        elif tensor.file_tensor is not None and own.is_contiguous():
+            tensor.file_tensor.dequantize(out=own)
+        else:
+            own.copy_(as_tensor(tensor.values()))
 
 
 def _values(tensor: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -262,7 +290,7 @@ def _values(tensor: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
     return as_tensor(tensor.values()).to(dtype) if tensor.file_tensor is None else tensor.file_tensor.dequantize(dtype)
 
 
-def _list_some(parts: Sequence[str], separator: str = ", ") -> str:
+def list_some(parts: Sequence[str], separator: str = ", ") -> str:
     """Joins the first `LISTED` parts, and counts the rest."""
     others = len(parts) - LISTED
     return separator.join(safe(part, LONGEST) for part in parts[:LISTED]) + (f" and {others} more" if others > 0 else "")

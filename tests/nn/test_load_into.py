@@ -145,6 +145,52 @@ def test_what_does_not_fit(path: Path, packed: bool) -> None:
     assert type(net.down) is nn.Linear
 
 
+@pytest.mark.parametrize(
+    ("buffer", "problem"),
+    [
+        (torch.zeros(1, 64).expand(4, 64), "b: elements share memory: replace the tensor by its clone()"),
+        (torch.zeros(4, 64).to_sparse(), "b: expected a dense tensor with values in memory, found a Tensor (torch.sparse_coo)"),
+        (nn.UninitializedBuffer(), "b: the module is lazy: call it once before"),
+        (torch.zeros(4, 64).half(), "tensor 'b' at [1, 2]: a finite number is too large for float16"),
+        (torch.zeros(4, 64, device="meta").half(), "tensor 'b' at [1, 2]: a finite number is too large for float16"),
+    ],
+)
+def test_memory_that_cannot_hold_the_values(buffer: torch.Tensor, problem: str, tmp_path: Path) -> None:
+    """The module is unchanged, also where other tensors fit."""
+    values = torch.randn(4, 64)
+    values[1, 2] = 1e6
+    glft.save_file({"a": values, "b": values}, tmp_path / "b.safetensors")
+    net = nn.Module()
+    net.register_buffer("a", torch.zeros(4, 64))
+    net.register_buffer("b", buffer)
+    with pytest.raises(OptionError) as caught:
+        glft.load_into(net, tmp_path / "b.safetensors")
+    assert str(caught.value) == f"{tmp_path / 'b.safetensors'}: {problem}"
+    assert not net.a.any()
+
+
+def test_infinities_and_large_numbers_that_float16_holds(tmp_path: Path) -> None:
+    values = torch.tensor([65504.0, float("inf"), -float("inf"), float("nan"), 1e-9])
+    glft.save_file({"weight": values}, tmp_path / "b.safetensors")
+    net = nn.Module()
+    net.register_buffer("weight", torch.zeros(5).half())
+    glft.load_into(net, tmp_path / "b.safetensors")
+    assert torch.equal(net.weight.nan_to_num(7, 8, 9), values.half().nan_to_num(7, 8, 9))
+
+
+@pytest.mark.parametrize("is_contiguous", [True, False])
+def test_tensors_of_inference_mode(is_contiguous: bool, tmp_path: Path) -> None:
+    values = torch.randn(4, 64)
+    glft.save_file({"b": values}, tmp_path / "b.safetensors")
+    net = nn.Module()
+    with torch.inference_mode():
+        net.register_buffer("b", torch.zeros(4, 64) if is_contiguous else torch.zeros(64, 4).T)
+    kept = net.b
+    glft.load_into(net, tmp_path / "b.safetensors")
+    assert net.b is kept
+    assert torch.equal(net.b, values)
+
+
 def test_values_that_a_buffer_of_integers_cannot_have(path: Path) -> None:
     net = Net()
     net.scale = torch.ones(1, dtype=torch.int64)
