@@ -85,6 +85,7 @@ def pack_tensor(
         transposed: as in `Experts`.
     """
     weight, layers = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module]()
+    weight._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers initializes no bytes that it leaves on disk
     for name in entry.names:
         parent, attribute = owner_of(module, name.removesuffix(".weight"))
         owner = getattr(parent, attribute)

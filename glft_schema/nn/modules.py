@@ -8,12 +8,14 @@ decoded at each use. It is frozen: gradients reach the input and the bias, not t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, update_wrapper
+from functools import cache, partial, update_wrapper
 from types import FunctionType
 from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.optim.swa_utils import AveragedModel
 
 from glft_schema.errors import OptionError, quote
 from glft_schema.formats.registry import registered_type
@@ -281,20 +283,19 @@ class Experts(Packed):
 
     def __getitem__(self, expert: int | torch.Tensor) -> torch.Tensor:
         """Returns an expert's weights. Raises IndexError unless `expert` is one valid index."""
-        _, rows, columns = self.weight_shape
-        weights = packed_weights(self._bytes(expert), self.type_name, rows * columns, self.dtype).view(rows, columns)
-        return weights.T if self.transposed else weights
+        return self.forward(None, expert)  # which loads weights that accelerate keeps on disk
 
-    def forward(self, input: torch.Tensor, expert: int | torch.Tensor) -> torch.Tensor:
-        """Returns ``input @ weights.T`` in the input's dtype, for an expert's weights [out, in].
-        Raises IndexError as ``experts[i]``."""
-        return packed_linear(input, self._bytes(expert), self.type_name, *self.weight_shape[1:])
-
-    def _bytes(self, expert: int | torch.Tensor) -> torch.Tensor:
-        packed = self.weight[expert]
+    def forward(self, input: torch.Tensor | None, expert: int | torch.Tensor) -> torch.Tensor:
+        """Returns ``input @ weights.T`` in the input's dtype, for an expert's weights [out, in];
+        without an input, ``experts[i]``. Raises IndexError as ``experts[i]``."""
+        packed, (_, rows, columns) = self.weight[expert], self.weight_shape
         if packed.dim() != 1:
             raise IndexError(f"expected the index of one expert, found {quote(expert)}")
-        return packed.unsqueeze(0)
+        packed = packed.unsqueeze(0)
+        if input is not None:
+            return packed_linear(input, packed, self.type_name, rows, columns)
+        weights = packed_weights(packed, self.type_name, rows * columns, self.dtype).view(rows, columns)
+        return weights.T if self.transposed else weights
 
 
 @cache
@@ -316,3 +317,22 @@ def _empty(general: type[Packed], type_name: str, shape: tuple[int, ...]) -> Any
     """Returns a module without attributes, to copy or unpickle into."""
     kind = _class_of(cast(Any, general), type_name, shape)
     return kind.__new__(kind)
+
+
+def _update_averaged(averaged: AveragedModel, model: nn.Module) -> None:
+    """Averages parameters, but copies packed weights, whose bytes have no mean."""
+    type(averaged).update_parameters(averaged, model)
+    packed = {id(layer.weight) for layer in averaged.modules() if isinstance(layer, Packed)}
+    for own, other in zip(averaged.parameters(), model.parameters(), strict=True):
+        if id(own) in packed:
+            own.copy_(other)
+
+
+def _keep_packed(parent: nn.Module, name: str, module: nn.Module | None) -> None:
+    """Makes an `AveragedModel` of a model with packed layers update it by `_update_averaged`."""
+    layers = module.modules() if module is not None and isinstance(parent, AveragedModel) else ()
+    if any(isinstance(layer, Packed) for layer in layers):
+        parent.update_parameters = partial(_update_averaged, parent)  # type: ignore[arg-type, assignment]
+
+
+register_module_module_registration_hook(_keep_packed)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
@@ -11,7 +13,9 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
+from glft_schema.errors import OptionError
 from glft_schema.nn.layers import packed_owner
+from glft_schema.nn.load_into import list_some
 from glft_schema.nn.modules import Experts
 from glft_schema.nn.skeleton import check_rows, choose, encode, pack_layers, types_of
 from glft_schema.weights.glft_config import GlftConfig
@@ -26,9 +30,7 @@ class TransformersQuantizer(HfQuantizer):
     quantization_config: GlftConfig  # type: ignore[assignment]
     is_trainable = is_qat_trainable = is_compileable = True  # biases, norms and adapters; packed weights are frozen
     _transposed: set[str]
-
-    def __init__(self, quantization_config: Any, **options: Any) -> None:
-        super().__init__(quantization_config, **options)
+    _dense: dict[str, Any]  # the model's modules before they are packed
 
     def _process_model_before_weight_loading(self, model: Any, **options: Any) -> None:
         types = self.quantization_config.types
@@ -38,7 +40,22 @@ class TransformersQuantizer(HfQuantizer):
             types = _with_tied(model, choose(model, types, kept))
         assert not isinstance(types, str)
         model.config._experts_implementation = "eager"  # to index one expert at a time
+        self._dense = dict(model.named_modules())
         self._transposed = pack_layers(model, _adapt_names(model, types))
+        model._move_missing_keys_from_meta_to_device = partial(self._move_missing, model)
+
+    def _move_missing(self, model: Any, missing: set[str], *others: Any) -> None:
+        """Puts the dense layers back whose weights the checkpoint lacks, before transformers
+        allocates and initializes them."""
+        lacking = sorted(missing - model.all_tied_weights_keys.keys())
+        paths = [name.removesuffix(".weight") for name in lacking if packed_owner(model, name)]
+        for path in paths:
+            if getattr(packed := model.get_submodule(path), "bias", None) is not None:
+                self._dense[path].bias = packed.bias
+            model.set_submodule(path, self._dense[path])
+        if paths:
+            warnings.warn(f"{list_some(paths)}: not packed, because the checkpoint lacks the weights", stacklevel=2)
+        type(model)._move_missing_keys_from_meta_to_device(model, missing, *others)
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Adapts the conversions so that unpacked checkpoints load into packed experts."""
@@ -49,8 +66,11 @@ class TransformersQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> None:
         """Checks the bytes of rows, and drops the conversions that would split packed weights when
-        they are saved."""
+        they are saved. Raises OptionError if layers on disk are not packed."""
+        if not self.pre_quantized and "disk" in getattr(model, "hf_device_map", {}).values():
+            raise OptionError("layers on disk are read as they were saved: save the packed model, and load it instead")
         check_rows(model)
+        del model._move_missing_keys_from_meta_to_device, self._dense
         stacks = [path for path, layer in model.named_modules() if isinstance(layer, Experts)]
         conversions = getattr(model, "_weight_conversions", [])
         model._weight_conversions = [each for each in conversions if not _targets(each, stacks, ".weight")]

@@ -36,12 +36,13 @@ def inputs() -> dict[str, torch.Tensor]:
     }
 
 
-def loaded(folder: Path, type_: str) -> tuple[Any, Any]:
+def loaded(folder: Path, type_: str, **schemes: str) -> tuple[Any, Any]:
     """Returns a tiny Flux with the weights of a GGUF file in float32, and as diffusers loads it."""
     torch.manual_seed(0)
     model = diffusers.FluxTransformer2DModel(**CONFIG).eval()
     model.save_config(folder)
-    schemes = {"*": "f32", "*.weight": type_, "*norm*": "f32", "*_embedder*": "f32", "x_embedder*": "f32", "proj_out*": "f32"}
+    defaults = {"*": "f32", "*.weight": type_, "*norm*": "f32", "*_embedder*": "f32", "x_embedder*": "f32", "proj_out*": "f32"}
+    schemes = defaults | schemes
     glft.save_file(model.state_dict(), folder / "m.gguf", {"general.architecture": "flux"}, schemes=schemes, rules=[])
     glft.load_into(model, folder / "m.gguf")
     config = diffusers.GGUFQuantizationConfig(compute_dtype=torch.float32)
@@ -62,6 +63,19 @@ def test_closer_to_the_exact_weights(type_: str, tmp_path: Path) -> None:
         after = model(**inputs())[0]
     theirs, ours = (float((found - expected).abs().max() / expected.abs().max()) for found in (before, after))
     assert ours < 1e-6 < theirs
+
+
+def test_layers_of_float_types_stay(tmp_path: Path) -> None:
+    """As in files that have BF16 among quantized types."""
+    model = loaded(tmp_path, "q8_0", **{"*.to_k.weight": "bf16"})[1]
+    kept = [name for name, layer in model.named_modules() if name.endswith(".to_k")]
+    with torch.no_grad():
+        before = model(**inputs())[0]
+        assert glft.diffusers.replace_gguf_linear(model) == 17 - len(kept)
+        after = model(**inputs())[0]
+    assert kept
+    assert {type(model.get_submodule(name)).__name__ for name in kept} == {"GGUFLinear"}
+    torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-4)
 
 
 def test_keeps_the_bytes(tmp_path: Path) -> None:

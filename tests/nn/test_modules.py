@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from glft_schema import FormatError, OptionError, save_file
 from glft_schema import open as open_file
@@ -264,6 +265,24 @@ def test_dtypes_and_copies() -> None:
     assert half(x.bfloat16()).dtype == torch.bfloat16
     assert "in_features=512, out_features=40" in repr(layer)
     assert "type=Q6_K" in repr(layer)
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+@pytest.mark.parametrize("average", [{}, {"avg_fn": get_ema_avg_fn(0.9999)}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9999)}])
+def test_averages_of_models(average: dict[str, Any], use_buffers: bool) -> None:
+    """Bytes have no average: packed weights are those of the model, other parameters averages."""
+    model = nn.Sequential(linear("q8_0", bias=True), nn.BatchNorm1d(40))
+    averaged = AveragedModel(model, use_buffers=use_buffers, **average)
+    averaged.update_parameters(model)
+    before = model[0].bias.detach().clone()
+    model[0].bias.detach().add_(1)
+    for weights in (model[0].dequantize(), random_weights(40, 512) + 1):
+        model[0].set_weights(weights)
+        averaged.update_parameters(nn.Sequential(model))  # as of a model in DistributedDataParallel
+        assert torch.equal(averaged.module[0].weight, model[0].weight)
+    change = averaged.module[0].bias.detach() - before
+    torch.testing.assert_close(change, torch.full((40,), 1 - 0.9999**2 if average else 2 / 3), rtol=1e-2, atol=1e-6)
+    assert "update_parameters" not in vars(AveragedModel(nn.Linear(2, 2)))
 
 
 def test_autocast() -> None:

@@ -98,6 +98,59 @@ def test_tied_weights_have_one_type(types: dict[str, str], expected: str, tmp_pa
     assert float(errors.abs().max() / plain.lm_head.weight.detach().abs().max()) < 1 / 8
 
 
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-bert", "tiny-gpt-oss-bf16", "tiny-qwen3moe"])
+def test_packed_layers_on_disk(name: str, tmp_path: Path) -> None:
+    """Experts are indexed, so that accelerate sees no call of their module."""
+    model = load(make_folder(tmp_path, name), "q8_0")
+    model.save_pretrained(tmp_path / "packed")
+    first, *others = (path for path, _ in model.named_children())
+    places = {"device_map": {first: "cpu", **dict.fromkeys(others, "disk")}, "offload_folder": tmp_path / "offloaded"}
+    for options in (places, {**places, "device_map": {first: "disk", **dict.fromkeys(others, "cpu")}}):
+        again = type(model).from_pretrained(tmp_path / "packed", dtype=torch.float32, **options)
+        assert any(parameter.is_meta for parameter in again.parameters())
+        assert torch.equal(compute(again), compute(model))
+        with pytest.warns(UserWarning, match="Attempting to save a model with offloaded modules"):
+            again.save_pretrained(tmp_path / "again")
+        assert torch.equal(compute(load(tmp_path / "again")), compute(model))
+
+
+def test_layers_on_disk_must_be_packed_already(tmp_path: Path) -> None:
+    folder, config = make_folder(tmp_path, "tiny-llama"), glft.transformers.GlftConfig("q8_0")
+    places = {"model": "disk", "lm_head": "cpu"}
+    with pytest.raises(glft.OptionError, match=r"^layers on disk are read as they were saved: save the packed model, and"):
+        transformers.LlamaForCausalLM.from_pretrained(
+            folder, quantization_config=config, device_map=places, offload_folder=tmp_path / "offloaded"
+        )
+
+
+@pytest.mark.parametrize("types", ["q8_0", {"*": "q8_0"}])
+@pytest.mark.parametrize(
+    ("name", "kind", "heads"),
+    [
+        ("tiny-llama", "LlamaForTokenClassification", "score"),
+        ("tiny-bert", "BertForSequenceClassification", "classifier"),
+        ("tiny-bert", "BertForMaskedLM", "cls.predictions.transform.dense"),
+        ("tiny-gpt2", "GPT2DoubleHeadsModel", "multiple_choice_head.summary"),
+    ],
+)
+def test_heads_that_the_checkpoint_lacks(name: str, kind: str, heads: str, types: Any, tmp_path: Path) -> None:
+    """They are initialized as without packing, and everything else is packed and saved."""
+    folder = make_folder(tmp_path, name)
+    config = glft.transformers.GlftConfig(types)
+    with pytest.warns(UserWarning, match=f"^{heads}: not packed, because the checkpoint lacks the weights$"):
+        model = getattr(transformers, kind).from_pretrained(folder, quantization_config=config, dtype=torch.float32)
+    head = model.get_submodule(heads)
+    assert type(head) is torch.nn.Linear
+    assert 0.01 < float(head.weight.detach().std()) < 0.03  # initializer_range is 0.02
+    assert not head.bias.any() if head.bias is not None else True
+    assert head.weight.requires_grad
+    assert len(packed(model)) >= 8
+    model.save_pretrained(tmp_path / "saved")
+    again = type(model).from_pretrained(tmp_path / "saved", dtype=torch.float32)
+    assert saved_types(tmp_path / "saved").keys() == packed(model).keys() == packed(again).keys()
+    assert torch.equal(compute(again), compute(model))
+
+
 def test_the_base_model_and_back(tmp_path: Path) -> None:
     """Their names differ by a prefix."""
     model = load(make_folder(tmp_path, "tiny-llama"), "q8_0")
