@@ -16,8 +16,8 @@ import numpy as np
 from glft_schema.adapters.regular_expressions import Patterns
 from glft_schema.checks.roles import check_fit
 from glft_schema.errors import FormatError, OptionError, TensorError, quote
-from glft_schema.families.config import LARGEST, Config, config_of, read_json, refusing
-from glft_schema.families.export import family_in_gguf
+from glft_schema.families.config import LARGEST, Config, read_json, refusing
+from glft_schema.families.export import gguf_config
 from glft_schema.families.operations import KEEP, PermuteRows, Transpose
 from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.families.tensor_names import Names
@@ -109,8 +109,7 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
     """Returns the updates of a folder of peft."""
     settings, weights = read_settings(folder)
     _check_plain(settings, folder)
-    family = family_in_gguf(base.metadata)
-    config = config_of(base.metadata, family.keys, family.arch)
+    family, config = gguf_config(base)
     names, updates = Names(family, config, len(base.tensors)), dict[str, Update]()
     alphas = Patterns.of(settings, "alpha_pattern", str(folder / CONFIG))
     pairs = dict(_pairs(open_checkpoint(weights), IN_PEFT))

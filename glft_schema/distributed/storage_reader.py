@@ -170,7 +170,7 @@ def tensors_by_name(file: File, names: Renaming | None = None) -> dict[str, Stor
         family = family_in_gguf(metadata)
     except FormatError:  # no model of a declared family
         return tensors
-    mapped, config = hf_model(tensors, metadata, fused=True)
+    mapped, config = hf_model(tensors, file, fused=True)
     places = Names(family, config, len(tensors)).places(tensors, fused=True)
     if OUTPUT in places and OUTPUT not in tensors:  # tied
         (embedding,), (output,) = places[EMBEDDING].in_hf(config), places[OUTPUT].in_hf(config)

@@ -34,6 +34,7 @@ SCALINGS = {  # rope_type -> GGUF's name, and its fields
 
 
 ALIASES = {"num_local_experts": "num_experts"}  # name in some transformers versions -> name here
+OLD_NAMES = {"rope.scaling.factor": "rope.scale_linear"}  # key -> its name in GGUF files of 2023
 
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -51,12 +52,15 @@ class ConfigKey(NamedTuple):
             omits the key.
         loader: how llama.cpp's loader treats the key; ``sliding`` if it reads the key only in
             models with a sliding window.
+        absent: the field's value if a GGUF model lacks the key, as the loader assumes, or a
+            function of the config that returns it; None omits the field. By default, as `default`.
     """
 
     key: str
     field: str
     default: Any = REQUIRED
     loader: Literal["required", "read", "ignored", "sliding"] = "read"
+    absent: Any = REQUIRED
 
 
 @contextmanager
@@ -139,7 +143,7 @@ def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[st
         FormatError: if a required field is missing, or a value has the wrong type or is not finite.
     """
     entries = {}
-    for key, field, default, _ in keys:
+    for key, field, default, *_ in keys:
         if field not in config:
             if default is REQUIRED:
                 raise FormatError(f"expected the field {field}, found none", CONFIG)
@@ -198,24 +202,35 @@ def check_sizes(config: Config, tensors: Mapping[str, Any], fields: Iterable[str
 
 
 def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str) -> Config:
-    """Returns the config with the values of metadata keys.
+    """Returns the config with the values of metadata keys, and the loader's for missing keys.
 
     Raises:
-        FormatError: if a required key is missing, or a value has the wrong type or is not finite.
+        FormatError: if a value has the wrong type or is not finite, or differs from that of another
+            key with the same field.
     """
     config: Config = {}
-    for key, field, default, _ in keys:
-        value = metadata.get(_full(key, arch))
-        if value is None and default is REQUIRED:
-            raise FormatError(f"expected the key {_full(key, arch)}, found none", "metadata")
-        if value is not None and field:
-            _check_type(_full(key, arch), value, "metadata")
-            config[field] = shortest(value) if isinstance(value, float) else value
+    for key, field, default, _, absent in keys:
+        name = _full(key, arch)
+        value = metadata.get(name, metadata.get(_full(OLD_NAMES.get(key, key), arch)))
+        if value is None:
+            value = default if absent is REQUIRED else absent
+            value = value(config) if callable(value) else value
+        if not field or value is None or value is REQUIRED:
+            continue
+        _check_type(name, value, "metadata")
+        value = shortest(value) if isinstance(value, float) else value
+        if (other := config.setdefault(field, value)) != value:
+            raise FormatError(f"expected {quote(other)} for {name}, as {field} of {CONFIG}, found {quote(value)}", "metadata")
     for field, name in ((f"{ROPE}.rope_theta", "rope_theta"), (f"{ROPE}.swa_theta", "rope_local_base_freq")):
         if field in config:
             config[name] = config.pop(field)
     scaling = {field.removeprefix(f"{SCALED}."): config.pop(field) for field in list(config) if field.startswith(SCALED)}
-    return config | ({"rope_scaling": scaling} if scaling else {})
+    scaling = {"rope_type": "linear", **scaling, "factor": scaling.get("factor") or 1.0}
+    if scaling["rope_type"] == "yarn":
+        scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    elif scaling["rope_type"] == "none" or scaling["factor"] == 1:
+        return config
+    return config | {"rope_scaling": scaling}
 
 
 def _full(key: str, arch: str) -> str:

@@ -9,10 +9,12 @@ import numpy as np
 
 from glft_schema.errors import FormatError, TensorError, quote
 from glft_schema.families.config import Config, config_of
+from glft_schema.families.loader import TOKENIZER, ModelSizes, broken_limits, broken_tensors, read_keys
 from glft_schema.families.operations import TensorOperation
-from glft_schema.families.page import Family
+from glft_schema.families.page import EXPERT_COUNT, Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
+from glft_schema.files.file import File
 from glft_schema.storage.dtypes import FLOAT32, Dtype
 from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values
@@ -21,28 +23,29 @@ ROWS_OF = {
     "vocab_size": "token_embd.weight",
     "type_vocab_size": "token_types.weight",
 }  # config field -> tensor with as many rows
-IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+IDS = {  # config field -> key, and the loader's value by kind of vocabulary
+    "bos_token_id": ("tokenizer.ggml.bos_token_id", {"llama": 1, "gpt2": 11, "bert": 101}),
+    "eos_token_id": ("tokenizer.ggml.eos_token_id", {"llama": 2, "gpt2": 11}),
+    "pad_token_id": ("tokenizer.ggml.padding_token_id", {"bert": 0}),
+}
 OUTPUT = "output.weight"
 
 
-def hf_model(
-    tensors: Mapping[str, StoredTensor], metadata: Mapping[str, Any], fused: bool = False
-) -> tuple[dict[str, StoredTensor], Config]:
+def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = False) -> tuple[dict[str, StoredTensor], Config]:
     """Returns the tensors of a GGUF model by their names in Hugging Face, and the config.
 
     Tensors that GGUF holds in float32 get the dtype of the model's matrices if that loses nothing.
 
     Args:
         tensors: of the model.
-        metadata: its metadata.
+        file: the GGUF file.
         fused: name the parameters of transformers' modules instead of a folder's tensors; see `T`.
 
     Raises:
-        FormatError: if no family has the architecture, or a key is missing.
+        FormatError: as `gguf_config`.
         TensorError: if the family has no such tensor, or a shape does not fit the metadata.
     """
-    family = family_in_gguf(metadata)
-    config = config_of(metadata, family.keys, family.arch)
+    family, config = gguf_config(file)
     left = dict(tensors)
     config |= family.restored(left, config)
     exported: dict[str, StoredTensor] = {}
@@ -67,13 +70,30 @@ def hf_model(
             config["quantization_config"] = {"quant_method": operation.type.scheme}
         exported.update(zip(place.in_hf(config), results, strict=True))
     config |= {field: tensors[name].shape[0] for field, name in ROWS_OF.items() if name in tensors}
-    config |= {field: metadata[f"tokenizer.ggml.{key}"] for field, key in IDS.items() if f"tokenizer.ggml.{key}" in metadata}
+    kind = file.metadata.get("tokenizer.ggml.model")
+    config |= {field: file.metadata.get(key, defaults.get(kind)) for field, (key, defaults) in IDS.items()}
     fixed = {
         "architectures": [family.architectures[0]],
         "model_type": family.model_type,
         "tie_word_embeddings": OUTPUT not in left,
     }
     return exported, {**fixed, **config, **family.config_without_keys(config, tensors)}
+
+
+def gguf_config(file: File) -> tuple[Family, Config]:
+    """Returns the family of a GGUF model, and the config that llama.cpp computes with.
+
+    Raises:
+        FormatError: if no family has the architecture, llama.cpp refuses a key or the dims of a
+            tensor, or config.json cannot state a value. A missing vocabulary is no error.
+    """
+    family = family_in_gguf(file.metadata)
+    numbers = ModelSizes(file, family.arch)
+    for finding in (*read_keys(numbers), *broken_limits(numbers), *broken_tensors(numbers)):
+        is_absent = finding.name.startswith(TOKENIZER) and finding.path == "metadata"
+        if not is_absent and not finding.rule.endswith(("-tensors", "-names", "-blocks")):
+            raise FormatError(finding.problem, finding.path)
+    return family, config_of(file.metadata, family.keys, family.arch)
 
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
@@ -83,7 +103,9 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
             return family
     arch = metadata.get("general.architecture")
     problem = f"expected a known architecture ({', '.join(BY_ARCH)}), found {quote(arch)}"
-    raise FormatError(f"{problem}{' with experts' if arch in BY_ARCH else ''}", "metadata -> general.architecture")
+    if arch in BY_ARCH:
+        problem += " with experts" if metadata.get(f"{arch}.{EXPERT_COUNT}") else f" without {arch}.{EXPERT_COUNT}"
+    raise FormatError(problem, "metadata -> general.architecture")
 
 
 def _narrow(

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from glft_schema.errors import Finding, quote
-from glft_schema.families.config import KEY_TYPES
+from glft_schema.families.config import KEY_TYPES, OLD_NAMES
 from glft_schema.families.page import BLOCK_COUNT, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
 from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, locate
@@ -254,7 +254,7 @@ def _dependent_keys(numbers: ModelSizes) -> list[Requirement]:
         slides = family.pattern and numbers.number("attention.sliding_window", family.window)
         keys = [every_model.PATTERN, *family.keys_by_loader("sliding")] if slides else []
         has_factor = numbers.value("rope.scaling.factor") is not None
-        return _keys(" ".join([*keys, *([] if has_factor else [every_model.OLD_FACTOR])]), numbers.full(""), False)
+        return _keys(" ".join([*keys, *(() if has_factor else OLD_NAMES.values())]), numbers.full(""), False)
     return []
 
 

@@ -19,6 +19,11 @@ def head_count(config: Config) -> int:
     return int(config["num_attention_heads"])
 
 
+def expert_rows(config: Config) -> int:
+    """Returns the number of rows of an expert's gate that llama.cpp assumes without a key."""
+    return int(config["intermediate_size"]) // int(config["num_experts_per_tok"])
+
+
 def yarn_attention(config: Config) -> float:
     """Returns llama.cpp's factor of attention with yarn, or the config's own with other scaling."""
     return 0.1 * math.log(config["rope.factor"]) + 1 if config["rope.rope_type"] == "yarn" else config["rope.attention_factor"]
@@ -44,7 +49,12 @@ def gemma_scale(config: Config, of_27b: int) -> int:
 
 
 def sliding_layers(config: Config, period: int) -> list[str]:
-    """Returns the kind of attention of each block: one in `period` is not sliding."""
+    """Returns the kind of attention of each block: one in `period` is not sliding.
+
+    A window of 0 is none.
+    """
+    if config["sliding_window"] == 0:
+        return full_layers(config)
     return ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
 

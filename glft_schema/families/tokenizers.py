@@ -55,10 +55,11 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
         Exception: from transformers, for a vocabulary that it does not support.
     """
     found = {field: value for field, key in FIELDS.items() if (value := metadata.get(KEYS + key)) is not None}
-    for field in ("tokenizer_type", "tokens"):
+    for field in ("tokenizer_type", "tokens", *(["merges"] if found.get("tokenizer_type") == "gpt2" else [])):
         if field not in found:
             raise FormatError("expected a vocabulary, found none", f"metadata -> {KEYS}{FIELDS[field]}")
     tokens = found["tokens"] = list(found["tokens"])
+    found.setdefault("scores", [0.0] * len(tokens))
     found |= {field: list(found[field]) for field in ("scores", "token_type", "merges") if field in found}
     ids = {name: metadata[KEYS + key] for name, key in SPECIAL.items() if KEYS + key in metadata}
     settings: dict[str, Any] = {name: _token(tokens, number, SPECIAL[name]) for name, number in ids.items()}

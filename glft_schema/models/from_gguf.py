@@ -130,7 +130,7 @@ def _of_gguf(
 
     if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
         raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder, found {quote(str(path))}")
-    tensors, fields = hf_model(in_memory(checkpoint.tensors), checkpoint.metadata, fused=True)
+    tensors, fields = hf_model(in_memory(checkpoint.tensors), checkpoint.file, fused=True)
     config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
     config._experts_implementation = "eager"  # to index one expert at a time
     module = _without_values(getattr(transformers, fields["architectures"][0]), config, dtype or _dtype_of(tensors))

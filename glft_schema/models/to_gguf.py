@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from glft_schema.errors import OptionError, TensorError, alternatives
-from glft_schema.families.config import config_of
 from glft_schema.families.donors import OUTPUT, Donor
+from glft_schema.families.export import gguf_config
 from glft_schema.families.folders import EMBEDDING, gguf_tensors
 from glft_schema.families.operations import apply
 from glft_schema.families.page import Family
@@ -101,7 +101,7 @@ def by_example(tensors: Mapping[str, StoredTensor], file: File, family: Family |
     if family is None or donor.arch != family.arch:
         expected = f"the {family.arch} family" if family else "a declared family"
         raise OptionError(f"expected a GGUF model of {expected} as the example, found {donor.arch}")
-    config = config_of(donor.metadata, family.keys, family.arch)
+    _, config = gguf_config(file)
     mapped = gguf_tensors(tensors, replace(family, generated=lambda config: {}), config)  # of the example, instead
     if OUTPUT in mapped and OUTPUT not in file.tensors:
         mapped[EMBEDDING] = _tied_embedding(mapped[EMBEDDING], mapped.pop(OUTPUT))

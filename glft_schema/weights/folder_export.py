@@ -55,7 +55,7 @@ def write_folder(
     if source.file is None or source.file.format is not WITH_TYPES:
         raise OptionError(f"expected a {WITH_TYPES.name} file to write a Hugging Face folder of, found another source")
     with refusing(source.file.name, "valid metadata"):
-        tensors, config = hf_model(source.tensors, source.metadata)
+        tensors, config = hf_model(source.tensors, source.file)
     stored = {name: StoredTensor(t.shape, t.dtype, t.load, None, t.file_tensor) for name, t in tensors.items()}
     with _new_folder(Path(out)) as folder:
         written = save(stored, folder / WEIGHTS)

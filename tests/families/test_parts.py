@@ -39,7 +39,7 @@ def mapped(tmp_path_factory: pytest.TempPathFactory) -> Mapped:
             glft.quantize(folder, parent / f"{name}.gguf", "Q8_0", allow_requantize=True)
         file = glft.open(parent / f"{name}.gguf")
         tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}
-        found[f"{name} from GGUF"] = hf_model(tensors, file.metadata, fused=True)[0]
+        found[f"{name} from GGUF"] = hf_model(tensors, file, fused=True)[0]
     return found
 
 

@@ -162,6 +162,5 @@ KNOWN_PRE = frozenset(PRE_TOKENIZERS.values()) - {"bert-bge-large", "jina-v2-en"
 PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")  # required if general.name contains one of PHI3_NAMES
 PHI3_NAMES = ("phi-3", "phi3")
 
-OLD_FACTOR = "rope.scale_linear"  # read without rope.scaling.factor
 PATTERN = "attention.sliding_window_pattern"  # read if there is a sliding window
 # fmt: on

@@ -41,13 +41,13 @@ GPT_OSS = Family(
     ),
     keys=(
         *rows.SIZES_OF_EXPERTS, *rows.HEADS[:-1],
-        K("rope.freq_base",                   "rope.rope_theta", 150_000.0),
+        K("rope.freq_base",                   "rope.rope_theta", 150_000.0, absent=10_000.0),
         K("rope.freq_base_swa",               "", None),
         *rows.RMS,
         K("expert_count",                     "num_experts"),
         K("expert_used_count",                "num_experts_per_tok"),
-        K("attention.key_length",             "head_dim", 64),
-        K("attention.value_length",           "head_dim", 64),
+        K("attention.key_length",             "head_dim", 64, absent=rows.head_size),
+        K("attention.value_length",           "head_dim", 64, absent=rows.head_size),
         rows.FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", loader="required"),
         K("attention.sliding_window_pattern", "", None),  # also read if the window is 0

@@ -28,7 +28,7 @@ LLAMA = Family(
     keys=(
         *rows.SIZES, *rows.HEADS, *rows.RMS, *rows.HEAD_SIZE, rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size"),
-        K("rope.dimension_count",             "head_dim", rows.head_size),
+        K("rope.dimension_count",             "head_dim", rows.head_size, absent=None),
     ),
     fields=(
         F("hidden_act", "silu"),

@@ -8,6 +8,7 @@ from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
 from glft_schema.families.rope_factors import DIMENSIONS, longrope_config, longrope_factors
+from glft_schema.tensors.stored_tensor import StoredTensor
 
 
 def rotated_columns(config: Config) -> int:
@@ -24,6 +25,15 @@ def longrope_attention(config: Config) -> float | None:
     return math.sqrt(1 + math.log(scale) / math.log(context)) if scale > 1 else 1.0
 
 
+def phi3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
+    """Returns the fields of `longrope_config`, with a factor of attention that is not computed."""
+    factor, fields = config.pop("rope.attention_factor"), longrope_config(tensors, config)
+    if scaling := fields.get("rope_scaling"):
+        implied = longrope_attention(config | {"rope.long_factor": scaling["long_factor"]}) or 1.0
+        scaling |= {} if math.isclose(factor, implied, rel_tol=1e-6) else {"attention_factor": factor}
+    return fields
+
+
 # fmt: off
 PHI3 = Family(
     "phi3", ("Phi3ForCausalLM",), "phi3",
@@ -38,9 +48,10 @@ PHI3 = Family(
         T("", "rope_factors_short",              "pairs", required=False, type="F32"),
     ),
     keys=(
-        K("rope.scaling.attn_factor",         "", longrope_attention),
+        K("rope.scaling.attn_factor",         "rope.attention_factor", longrope_attention, absent=1.0),
         K("context_length",                   "max_position_embeddings", loader="required"),
-        K("rope.scaling.original_context_length", "original_max_position_embeddings", 4096),
+        K("rope.scaling.original_context_length", "original_max_position_embeddings", 4096,
+          absent=lambda config: config["max_position_embeddings"]),
         K("embedding_length",                 "hidden_size", loader="required"),
         K("feed_forward_length",              "intermediate_size", loader="required"),
         K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
@@ -61,6 +72,6 @@ PHI3 = Family(
     ),
     vocabularies=("phi3 sentencepiece", "bpe"),
     generated=longrope_factors,
-    restored=longrope_config,
+    restored=phi3_config,
     ropes=("default", "longrope", "su"),
 )

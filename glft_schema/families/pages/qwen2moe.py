@@ -26,8 +26,9 @@ QWEN2MOE = Family(
         K("expert_count",                     "num_experts", loader="required"),
         K("expert_used_count",                "num_experts_per_tok", loader="required"),
         rows.FILE_TYPE,
-        K("expert_feed_forward_length",       "moe_intermediate_size"),
-        K("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+        K("expert_feed_forward_length",       "moe_intermediate_size", absent=rows.expert_rows),
+        K("expert_shared_feed_forward_length", "shared_expert_intermediate_size",
+          absent=lambda config: config["intermediate_size"]),
     ),
     fields=(
         F("hidden_act", "silu"),

@@ -15,8 +15,8 @@ QWEN3 = Family(
     ),
     keys=(
         *rows.SIZES, *rows.HEADS, *rows.RMS,
-        K("attention.key_length",             "head_dim", 128),
-        K("attention.value_length",           "head_dim", 128),
+        K("attention.key_length",             "head_dim", 128, absent=rows.head_size),
+        K("attention.value_length",           "head_dim", 128, absent=rows.head_size),
         rows.FILE_TYPE,
     ),
     fields=(

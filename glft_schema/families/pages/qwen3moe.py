@@ -19,7 +19,7 @@ QWEN3MOE = Family(
         K("expert_count",                     "num_experts", loader="required"),
         K("expert_used_count",                "num_experts_per_tok", loader="required"),
         *rows.OWN_HEAD_SIZE, rows.FILE_TYPE,
-        K("expert_feed_forward_length",       "moe_intermediate_size"),
+        K("expert_feed_forward_length",       "moe_intermediate_size", absent=rows.expert_rows),
     ),
     fields=(
         F("hidden_act", "silu"),
