@@ -29,7 +29,7 @@ def mapping_note(checkpoint: Checkpoint, source: Path) -> list[str]:
     if checkpoint.converter:
         how = f"converted by llama.cpp's converter, {safe(checkpoint.converter)}"
     kinds = dict.fromkeys(re.sub(r"\b\d+\b", "N", safe(name)) for name in checkpoint.dropped)
-    left_out = [f"left out, since GGUF does not have them: {', '.join(kinds)}"] if kinds else []
+    left_out = [f"left out, since the model's GGUF does not have them: {', '.join(kinds)}"] if kinds else []
     return [f"{source}: a Hugging Face folder, {how}", *left_out] if family or checkpoint.converter else []
 
 

@@ -38,6 +38,11 @@ OLD_NAMES = {"rope.scaling.factor": "rope.scale_linear"}  # key -> its name in G
 
 
 LARGEST = float(np.finfo(np.float32).max)
+TEXT_MODELS = {  # model_type of a text_config -> architectures, as llama.cpp's converter takes it
+    "gemma3_text": ["Gemma3ForCausalLM"],
+    "llama": ["LlamaForCausalLM"],
+    "qwen2": ["Qwen2ForCausalLM"],
+}
 REQUIRED: Any = object()  # as a default: the field is required
 Config = dict[str, Any]
 
@@ -100,6 +105,18 @@ def read_json(path: Path, kind: type = dict) -> Any:
     return found
 
 
+def read_text_config(folder: Path) -> Config:
+    """Returns the fields of a folder's config.json, of the text model if it has other parts.
+
+    Raises FormatError, OSError as `read_json`.
+    """
+    stored: Config = read_json(folder / CONFIG)
+    text = stored.get("text_config")
+    if not isinstance(text, dict):
+        return stored
+    return {"architectures": TEXT_MODELS.get(str(text.get("model_type")), stored.get("architectures")), **text}
+
+
 def read_config(folder: Path) -> Config:
     """Returns the fields of a folder's config.json, with those of the rotary embedding as `rope.*`.
 
@@ -112,7 +129,7 @@ def read_config(folder: Path) -> Config:
             number of the rotary embedding is not finite.
         OSError: if it cannot be read.
     """
-    stored = read_json(folder / CONFIG)
+    stored = read_text_config(folder)
     config = {ALIASES.get(field, field): value for field, value in stored.items() if value is not None}
     of_config = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
     rope = config.get("rope_parameters") or {**of_config, **config.get("rope_scaling", {})}

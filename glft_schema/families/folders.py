@@ -23,6 +23,7 @@ from glft_schema.families.config import (
     metadata_of,
     read_config,
     read_json,
+    read_text_config,
     refusing,
 )
 from glft_schema.families.converter import ADVICE
@@ -31,7 +32,7 @@ from glft_schema.families.kept_metadata import KEPT, kept_metadata
 from glft_schema.families.operations import as_float32, quantized_type
 from glft_schema.families.page import OF_ANY, Family
 from glft_schema.families.pages import FAMILIES
-from glft_schema.families.tensor_names import Names, is_float32
+from glft_schema.families.tensor_names import Names, is_float32, names_on_page
 from glft_schema.families.untrusted_folders import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.container import open as open_container
@@ -126,18 +127,21 @@ def open_folder(path: StrPath) -> FolderModel:
         QUANTIZATION_VERSION: VERSION,
         **{key: Typed(*pair) for key, pair in vocabulary.items()},
     }
-    return FolderModel(family, tensors, WITH_TYPES.metadata.metadata(entries), tuple(filter(family.drops, names)))
+    mapped = names_on_page(names, family)
+    dropped = tuple(name for name in names if name not in mapped)
+    return FolderModel(family, tensors, WITH_TYPES.metadata.metadata(entries), dropped)
 
 
 def declared_family(folder: Path) -> Family | None:
     """Returns the family of a folder's architecture, or None. Other fields may be invalid."""
     architecture = _architecture(folder)
-    return next((family for family in FAMILIES if architecture in family.architectures), None)
+    headed = f"{str(architecture).removesuffix('Model')}ForCausalLM"
+    return next((family for family in FAMILIES if {architecture, headed} & {*family.architectures}), None)
 
 
 def _architecture(folder: Path) -> Any:
-    found = read_json(folder / CONFIG).get("architectures")
-    return found[0] if isinstance(found, list) and found else None
+    found = read_text_config(folder).get("architectures")
+    return found[0] if isinstance(found, list) and found and isinstance(found[0], str) else None
 
 
 def family_of(folder: Path) -> Family:
@@ -224,7 +228,7 @@ def gguf_tensors(tensors: Mapping[str, StoredTensor], family: Family, config: Co
     check_sizes(config, tensors, [HEAD_SIZE])  # before tensors of this size are generated
     mapped = {name: of_values(values) for name, values in family.generated(config).items()}
     names, used = Names(family, config, len(tensors)), set[str]()
-    sources = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items() if not family.drops(name)}
+    sources = {text: tensors[name] for name, text in names_on_page(tensors, family).items()}
     for stored in sources:
         if stored in used:
             continue

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
 from typing import Any, NamedTuple
 
 from glft_schema.errors import FormatError, TensorError
@@ -15,6 +16,9 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 SUFFIXES = (".weight", ".bias")
+BODY, HEAD = "model.", "lm_head."
+TEXT_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?")  # prefix in multimodal models
+OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first release of BERT
 
 
 class NameParts(NamedTuple):
@@ -55,6 +59,21 @@ def check_block_count(blocks: int, tensors: int) -> None:
 def is_float32(name: str, shape: tuple[int, ...]) -> bool:
     """Returns whether GGUF holds a tensor in float32 even if others are narrower."""
     return len(shape) < 2 or name.endswith(("_norm.weight", *FLOAT32)) or not name.endswith(".weight")
+
+
+def names_on_page(stored: Iterable[str], family: Family) -> dict[str, str]:
+    """Returns the names of a folder's tensors on the family's page, by their names in the folder.
+
+    Tensors that GGUF does not have are left out, such as those of a multimodal model's other parts.
+    A model that is saved without its head lacks a prefix.
+    """
+    names = {name: reduce(lambda text, old: text.replace(*old), OLD_NAMES.items(), name) for name in stored}
+    if any(map(TEXT_MODEL.match, names)):
+        names = {name: TEXT_MODEL.sub("", name, 1) for name in names if TEXT_MODEL.match(name) or name.startswith(HEAD)}
+    names = {name: text.removeprefix(family.prefix) for name, text in names.items()}
+    if not family.prefix and not any(text.startswith(BODY) for text in names.values()):
+        names = {name: text if text.startswith(HEAD) else BODY + text for name, text in names.items()}
+    return {name: text for name, text in names.items() if not family.drops(text)}
 
 
 class Names:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import FormatError
+from glft_schema.errors import FormatError, quote
 from glft_schema.families.config import Config, read_json
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import keys_of, library
@@ -29,6 +29,7 @@ ADDED, SETTINGS_FILES = "added_tokens.json", ("chat_template.jinja", "chat_templ
 TOKENIZER_FILES = (TOKENIZER, SENTENCEPIECE, SETTINGS, ADDED, *SETTINGS_FILES)
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's types of tokens
 ADDED_SCORE, UNUSED_SCORE = -1000.0, -10000.0
+WORDPIECE = "WordPiece"
 SPACE = "\u2581"  # SentencePiece's sign for a space
 ANY_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL)
@@ -70,6 +71,9 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> dict[str, T
 
 def wordpiece(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
     """WordPiece, with a prefix for words instead of continuations."""
+    if (type_ := read_json(folder / TOKENIZER)["model"].get("type", WORDPIECE)) != WORDPIECE:
+        problem = f"expected a {WORDPIECE} tokenizer for bert, as llama.cpp's converter writes it, found {quote(type_)}"
+        raise FormatError(problem, file=str(folder / TOKENIZER))
     tokens, pre = json_tokens(folder, config)
     words = [token if token.type == CONTROL else token._replace(text=_phantom(token.text)) for token in tokens]
     writer.add_token_type_count(config.get("type_vocab_size", 1))

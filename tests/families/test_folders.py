@@ -47,6 +47,46 @@ def test_equals_the_converters_file(name: str, tmp_path: Path) -> None:
     assert found["tensors"] == RECORDED[name]["tensors"]
 
 
+# fmt: off
+SAVED_OTHERWISE: dict[str, tuple[str, str, dict[str, str], str]] = {  # folder, architecture, new parts of names, other part
+    "without a head":      ("tiny-qwen3", "Qwen3Model", {"model.": ""}, ""),
+    "of a causal model":   ("tiny-qwen3", "Qwen3ForCausalLM", {"model.": ""}, ""),
+    "llama":               ("tiny-llama", "LlamaModel", {"model.": ""}, ""),
+    "gamma and beta":      ("tiny-bert", "BertModel", {"Norm.weight": "Norm.gamma", "Norm.bias": "Norm.beta"}, ""),
+    "transformers 4":      ("tiny-gemma3", "Gemma3ForConditionalGeneration", {"model.": "language_model.model."},
+                            "vision_tower.vision_model.embeddings.patch_embedding.weight"),
+    "transformers 5":      ("tiny-gemma3", "Gemma3ForConditionalGeneration", {"model.": "model.language_model."},
+                            "model.multi_modal_projector.mm_soft_emb_norm.weight"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", SAVED_OTHERWISE)
+def test_names_of_other_classes(case: str, tmp_path: Path) -> None:
+    """The converter's file of the usual names, without the head that is not there."""
+    name, architecture, parts, other = SAVED_OTHERWISE[case]
+    folder = make_folder(tmp_path, name)
+    path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    if other:
+        text = {field: value for field, value in config.items() if field != "architectures"}
+        config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    tensors = {tensor: values for tensor, values in load_file(path).items() if tensor != "lm_head.weight"}
+    for old, new in parts.items():
+        tensors = {tensor.replace(old, new): values for tensor, values in tensors.items()}
+    save_file(tensors | ({other: torch.ones(3)} if other else {}), path)
+    done = in_this_process("convert", folder, tmp_path / "out.gguf")
+    assert done.returncode == 0, done.stderr
+    assert other in done.stdout
+    found, expected = contents(tmp_path / "out.gguf"), RECORDED[name]
+    without = {tensor: row for tensor, row in expected["tensors"].items() if tensor != "output.weight"}
+    assert found["tensors"] == without
+    counted = ("general.size_label",)  # from the number of parameters
+    assert {k: v for k, v in found["keys"].items() if k not in counted} == {
+        k: v for k, v in expected["keys"].items() if k not in counted
+    }
+
+
 @pytest.mark.filterwarnings("ignore:no tokenizer is written")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_there_and_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +301,7 @@ def test_report_names_the_family(tmp_path: Path) -> None:
         f"{tmp_path / 'tiny-gpt2'}: a Hugging Face folder, mapped to GGUF as declared for the gpt2 family\n"
     )
     done = in_this_process("convert", make_folder(tmp_path, "tiny-bert"), tmp_path / "out.gguf")
-    assert "left out, since GGUF does not have them: pooler.dense.bias, pooler.dense.weight\n" in done.stdout
+    assert "left out, since the model's GGUF does not have them: pooler.dense.bias, pooler.dense.weight\n" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -442,6 +482,16 @@ def test_models_that_the_loader_refuses_are_not_written(tmp_path: Path) -> None:
     glft.convert(folder, tmp_path / "out.gguf", rules=["spec", "ggml"])
     with pytest.raises(glft.FormatError, match=r"llama.cpp would refuse the file: .*\(4 more\)"):
         glft.save_file({"x": torch.ones(2)}, tmp_path / "x.gguf", glft.open(tmp_path / "out.gguf").metadata, rules="llama.cpp")
+
+
+def test_a_unigram_tokenizer_of_bert(tmp_path: Path) -> None:
+    """Multilingual sentence models have BERT's class and XLM-R's tokenizer."""
+    folder = make_folder(tmp_path, "tiny-bert")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"] = {"type": "Unigram", "unk_id": 0, "vocab": [[token, -1.0] for token in tokenizer["model"]["vocab"]]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    done = in_this_process("convert", folder, tmp_path / "out.gguf")
+    assert_refused(done, "expected a WordPiece tokenizer for bert, as llama.cpp's converter writes it, found 'Unigram'")
 
 
 def test_more_tokens_than_the_config(tmp_path: Path) -> None:
