@@ -40,8 +40,8 @@ def general_keys(folder: Path, arch: str, shapes: Mapping[str, Sequence[int]]) -
         return keys_of(writer)
 
 
-def tokenizer_keys(folder: Path, arch: str, config: Config) -> dict[str, Typed]:
-    """Returns the keys ``tokenizer.*`` of a folder. Raises as `vocabulary_keys`."""
+def tokenizer_keys(folder: Path, arch: str, config: Config) -> tuple[dict[str, Typed], list[str]]:
+    """Returns what `vocabulary_keys` returns, and raises as it does."""
     with refusing(folder, "a valid tokenizer"):
         family = next(family for family in FAMILIES if family.arch == arch)
         return vocabulary_keys(folder, family, config)

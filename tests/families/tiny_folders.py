@@ -16,6 +16,10 @@ ROWS, WIDE, HEADS, GROUPS, SIZE, EXPERTS = 64, 96, 4, 2, 16, 3  # columns, feed-
 BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() and b != 173 else chr(256 + b) for b in range(256)]
 SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
 MARKS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+SPACES = [
+    {"type": "Prepend", "prepend": "\u2581"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+]
 LOWER = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
 WORDS = ["\u2581a", "b", "\u2581the", "\u00e9"]
 TOKENS = len(SPECIAL) + len(BYTES) + len(WORDS)
@@ -227,14 +231,15 @@ def bert_shapes() -> dict[str, tuple[int, ...]]:
 def write_model(folder: Path) -> None:
     """Writes tokenizer.model: SentencePiece's protobuf, with a score and a type for each piece."""
     pieces = [*SPECIAL[:3], *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS, SPECIAL[3]]
-    types = [2, 3, 3, *[6] * 256, *[1] * len(WORDS), 4]
+    types = [2, 3, 3, *[6] * 256, *[1] * (len(WORDS) + 1)]
     table = b""
     for number, (piece, type_) in enumerate(zip(pieces, types, strict=True)):
         text = piece.encode()
         row = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", -number) + b"\x18" + bytes([type_])
         table += b"\x0a" + bytes([len(row)]) + row
     trainer = b"\x18\x02\x98\x02\x01"  # model_type BPE, byte_fallback
-    (folder / "tokenizer.model").write_bytes(table + b"\x12" + bytes([len(trainer)]) + trainer)
+    normalizer = b"\x1a\x02\x20\x00"  # spaces are kept
+    (folder / "tokenizer.model").write_bytes(table + b"\x12" + bytes([len(trainer)]) + trainer + normalizer)
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
     added = {str(TOKENS - 1): {"content": "<|endoftext|>", "special": True}} if "phi3" in folder.name else {}
     if "llama" in folder.name:
@@ -264,7 +269,7 @@ def write_json(folder: Path, byte_fallback: bool = False) -> None:
         {"type": "BPE", "dropout": None, "unk_token": "<unk>" if byte_fallback else None, "fuse_unk": byte_fallback,
          "byte_fallback": byte_fallback, "vocab": vocab, "merges": merges},
         pre_tokenizer=None if byte_fallback else pre,
-        normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"} if byte_fallback else LOWER,
+        normalizer={"type": "Sequence", "normalizers": SPACES} if byte_fallback else LOWER,
         decoder={"type": "Sequence", "decoders": steps} if byte_fallback else pre,
     )  # fmt: skip
 
