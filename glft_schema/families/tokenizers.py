@@ -1,35 +1,26 @@
 """The vocabulary in metadata of GGUF as a tokenizer of transformers: the inverse of `vocabulary`.
 
-transformers converts the values of the keys, except for WordPiece.
+The tokenizer splits texts as llama.cpp does, by the tokens, scores or merges, and the rules of
+``tokenizer.ggml.pre``. Parts of a tokenizer that GGUF does not store, such as Qwen2's normalizer,
+are missing, as they are in llama.cpp.
+
+Source: llama.cpp's src/llama-vocab.cpp, compared with that of xllamacpp 2026.10.11549.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
-from functools import cache
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
-from glft_schema.errors import FormatError, quote
+from glft_schema.errors import FormatError, MetadataWarning, quote
 from glft_schema.families.libraries import library
-from glft_schema.families.vocabulary import ARCHITECTURE, CONTROL, SPACE
+from glft_schema.families.pages.every_model import PHI3_NAMES, PHI3_TOKENS
+from glft_schema.families.pre_tokenizers import BEGINNING, IGNORE_MERGES, RULES
+from glft_schema.families.vocabulary import ARCHITECTURE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED
 from glft_schema.formats.chat_templates import TEMPLATE
 
 KEYS = "tokenizer.ggml."
-FIELDS = {  # field of transformers' conversion -> key
-    "tokenizer_type": "model",
-    "pre_tokenizer_type": "pre",
-    "tokens": "tokens",
-    "scores": "scores",
-    "token_type": "token_type",
-    "merges": "merges",
-    "precompiled_charsmap": "precompiled_charsmap",
-    "bos_token_id": "bos_token_id",
-    "eos_token_id": "eos_token_id",
-    "unk_token_id": "unknown_token_id",
-    "pad_token_id": "padding_token_id",
-    "add_prefix_space": "add_space_prefix",
-}
 SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -39,41 +30,59 @@ SPECIAL = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
+OF_LLAMA = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}  # without a key
 WITH_BOS = ("llama", "bert")  # kinds of vocabulary that begin texts with a token, unless a key says otherwise
+ALWAYS_CONTROL = (  # whatever type a file gives them
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
+    "_<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> "
+    "<\uff5cend\u2581of\u2581sentence\uff5c> [e~["
+)
+ADVICE = "take the tokenizer of the original folder (tokenizer= or --tokenizer)"
+PROBES = ("Hello, world! It's 2024.\n\n", "  na\u00efve\tcaf\u00e9 \u6f22\u5b57 \U0001f680")
 
 
 def begins_with_bos(metadata: Mapping[str, Any]) -> bool:
     """Returns whether the tokenizer of a GGUF model begins texts with a BOS token."""
-    return bool(metadata.get(KEYS + "add_bos_token", metadata.get(KEYS + "model") in WITH_BOS))
+    kind, pre = (metadata.get(KEYS + key) for key in ("model", "pre"))
+    return bool(metadata.get(KEYS + "add_bos_token", kind in WITH_BOS or (kind == "gpt2" and pre in BEGINNING.split())))
 
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
     """Returns the tokenizer of a GGUF model.
 
     Raises:
-        FormatError: if a key is missing, or the number of a special token is out of range.
-        Exception: from transformers, for a vocabulary that it does not support.
+        FormatError: if a key is missing, llama.cpp's rules for the vocabulary are not known, the
+            number of a special token is out of range, or two tokens are equal.
+        Exception: from transformers or tokenizers, for an invalid vocabulary.
+
+    Warns:
+        MetadataWarning: if some texts are not split as in llama.cpp.
     """
-    found = {field: value for field, key in FIELDS.items() if (value := metadata.get(KEYS + key)) is not None}
-    for field in ("tokenizer_type", "tokens", *(["merges"] if found.get("tokenizer_type") == "gpt2" else [])):
-        if field not in found:
-            raise FormatError("expected a vocabulary, found none", f"metadata -> {KEYS}{FIELDS[field]}")
-    tokens = found["tokens"] = list(found["tokens"])
-    found.setdefault("scores", [0.0] * len(tokens))
-    found |= {field: list(found[field]) for field in ("scores", "token_type", "merges") if field in found}
-    ids = {name: metadata[KEYS + key] for name, key in SPECIAL.items() if KEYS + key in metadata}
+    for key in ("model", "tokens", *(["merges"] if metadata.get(KEYS + "model") == "gpt2" else [])):
+        if KEYS + key not in metadata:
+            raise FormatError("expected a vocabulary, found none", f"metadata -> {KEYS}{key}")
+    kind, tokens = metadata[KEYS + "model"], list(metadata[KEYS + "tokens"])
+    defaults = OF_LLAMA if kind == "llama" else {}
+    ids = {name: id_ for name, key in SPECIAL.items() if (id_ := metadata.get(KEYS + key, defaults.get(key))) is not None}
     settings: dict[str, Any] = {name: _token(tokens, number, SPECIAL[name]) for name, number in ids.items()}
     if context := metadata.get(f"{metadata.get(ARCHITECTURE)}.context_length"):
         settings["model_max_length"] = context
     if TEMPLATE in metadata:
         settings["chat_template"] = metadata[TEMPLATE]
-    if found["tokenizer_type"] == "bert":
-        return _wordpiece(found, metadata, settings)
-    for name in ("add_bos_token", "add_eos_token"):
-        if KEYS + name in metadata:
-            settings[name] = metadata[KEYS + name]
-    settings.setdefault("add_bos_token", begins_with_bos(metadata))
-    return _convert(metadata.get(ARCHITECTURE), found, settings)
+    if kind == "bert":
+        tokenizer = _wordpiece(tokens, metadata, settings)
+    else:
+        settings |= {"add_bos_token": begins_with_bos(metadata), "add_eos_token": metadata.get(KEYS + "add_eos_token", False)}
+        backend = _backend(kind, tokens, metadata)
+        tokenizer = library("transformers").PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
+    found = {name: getattr(tokenizer, f"{name}_id") for name in ids}
+    if len(tokenizer) != len(tokens) or found != ids:
+        raise FormatError(
+            f"expected {len(tokens)} tokens and {ids}, found {len(tokenizer)} and {found}", f"metadata -> {KEYS}tokens"
+        )
+    if kind != "bert" and any(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) != text for text in PROBES):
+        warnings.warn("the tokenizer loses characters of some texts, for which it has no tokens", MetadataWarning, stacklevel=2)
+    return tokenizer
 
 
 def _token(tokens: list[str], number: int, key: str) -> str:
@@ -83,29 +92,62 @@ def _token(tokens: list[str], number: int, key: str) -> str:
     return tokens[number]
 
 
-def _convert(architecture: Any, found: dict[str, Any], settings: dict[str, Any]) -> Any:
-    """Returns a tokenizer that transformers converts."""
-    try:
-        backend, more = _conversion()(architecture, found)
-    except ValueError:  # an architecture that it does not know
-        backend, more = _conversion()(found["tokenizer_type"], found)  # llama or gpt2, which are architectures, too
-    return library("transformers").PreTrainedTokenizerFast(tokenizer_object=backend, **{**settings, **more})
+def _backend(kind: str, tokens: list[str], metadata: Mapping[str, Any]) -> Any:
+    """Returns BPE of the library tokenizers, which finds special tokens in texts first."""
+    if kind not in ("llama", "gpt2"):
+        raise FormatError(f"expected llama, gpt2 or bert, found {quote(kind)}: {ADVICE}", f"metadata -> {KEYS}model")
+    vocab = {text: number for number, text in enumerate(tokens)}
+    backend = (_byte_level if kind == "gpt2" else _sentencepiece)(vocab, metadata)
+    types = metadata.get(KEYS + "token_type", [NORMAL] * len(tokens))
+    is_phi3 = any(name in str(metadata.get("general.name")).lower() for name in PHI3_NAMES)
+    added = library("tokenizers").AddedToken
+    for text, type_ in zip(tokens, types, strict=True):
+        if type_ in (CONTROL, UNKNOWN, USER_DEFINED) or text in ALWAYS_CONTROL.split():
+            strips = is_phi3 and text not in PHI3_TOKENS[1:]
+            backend.add_tokens([added(text, special=type_ != USER_DEFINED, normalized=False, rstrip=strips)])
+    return backend
 
 
-@cache
-def _conversion() -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
-    """Returns transformers' function from a vocabulary to a backend and more settings."""
-    try:
-        module = importlib.import_module("transformers.integrations.gguf")
-    except ImportError:
-        module = importlib.import_module("transformers.integrations.ggml")  # of older versions
-    return module.convert_gguf_tokenizer  # type: ignore[no-any-return]
+def _byte_level(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
+    """Returns byte-level BPE, with the rules of the pre-tokenizer that the metadata names."""
+    library_, pre = library("tokenizers"), metadata.get(KEYS + "pre", "default")
+    rules = next((rules for names, rules in RULES.items() if pre in names.split()), None)
+    if rules is None:
+        problem = f"expected a pre-tokenizer whose rules are known, found {quote(pre)}: {ADVICE}"
+        raise FormatError(problem, f"metadata -> {KEYS}pre")
+    pairs = dict.fromkeys(tuple(text.split(" ", 1)) for text in metadata.get(KEYS + "merges", ()))
+    merges = [pair for pair in pairs if {*pair, "".join(pair)} <= vocab.keys()]  # others make added tokens, found before
+    backend = library_.Tokenizer(library_.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in IGNORE_MERGES.split()))
+    steps = library_.pre_tokenizers
+    splits = [steps.Split(library_.Regex(rule), "isolated") for rule in rules]
+    backend.pre_tokenizer = steps.Sequence([*splits, steps.ByteLevel(add_prefix_space=False, use_regex=False)])
+    backend.decoder = library_.decoders.ByteLevel()
+    return backend
 
 
-def _wordpiece(found: dict[str, Any], metadata: Mapping[str, Any], settings: dict[str, Any]) -> Any:
+def _sentencepiece(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
+    """Returns BPE with tokens for bytes: any two tokens that form a third merge, by its score."""
+    library_, scores = library("tokenizers"), list(metadata.get(KEYS + "scores", [0.0] * len(vocab)))
+    merges = [(text[:i], text[i:]) for text in vocab for i in range(1, len(text)) if text[:i] in vocab and text[i:] in vocab]
+    plain = {text for text, type_ in zip(vocab, metadata.get(KEYS + "token_type", scores), strict=True) if type_ == NORMAL}
+    formed = {left + right for left, right in merges} & plain
+    if len({scores[vocab[text]] for text in formed}) < len(formed) or not set().union(*plain) <= vocab.keys():
+        problem = "tokens of equal scores, or with characters that are no tokens: llama.cpp may split texts otherwise"
+        warnings.warn(problem, MetadataWarning, stacklevel=4)
+    merges.sort(key=lambda pair: -scores[vocab[pair[0] + pair[1]]])
+    backend = library_.Tokenizer(library_.models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
+    prefix = metadata.get(KEYS + "add_space_prefix", True)
+    normalizers, decoders = library_.normalizers, library_.decoders
+    backend.normalizer = normalizers.Sequence([*[normalizers.Prepend(SPACE)] * prefix, normalizers.Replace(" ", SPACE)])
+    strip = [decoders.Strip(" ", 1, 0)] * prefix
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return backend
+
+
+def _wordpiece(tokens: list[str], metadata: Mapping[str, Any], settings: dict[str, Any]) -> Any:
     """Returns a WordPiece tokenizer, which marks continuations with ``##`` instead of words."""
-    types = found.get("token_type", [0] * len(found["tokens"]))
-    words = [text if type_ == CONTROL else _word(text) for text, type_ in zip(found["tokens"], types, strict=True)]
+    types = metadata.get(KEYS + "token_type", [NORMAL] * len(tokens))
+    words = [text if type_ == CONTROL else _word(text) for text, type_ in zip(tokens, types, strict=True)]
     normalizer = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}
     settings |= {name: metadata.get(f"{KEYS}normalizer.{key}") for name, key in normalizer.items()}
     if settings["do_lower_case"] is None:

@@ -80,7 +80,7 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> tuple[dict[
 def wordpiece(writer: Any, folder: Path, config: Config, settings: Config) -> list[str] | None:
     """WordPiece, with a prefix for words instead of continuations."""
     tokens, tokenizer = json_tokens(folder, config)
-    if (type_ := tokenizer["model"].get("type", WORDPIECE)) != WORDPIECE:
+    if (type_ := type(tokenizer.model).__name__) != WORDPIECE:
         problem = f"expected a {WORDPIECE} tokenizer for bert, as llama.cpp's converter writes it, found {quote(type_)}"
         raise FormatError(problem, file=str(folder / TOKENIZER))
     words = [token if token.type == CONTROL else token._replace(text=_phantom(token.text)) for token in tokens]

@@ -18,6 +18,7 @@ from glft_schema.families.export import hf_model
 from glft_schema.families.folders import write_pooling
 from glft_schema.families.kept_metadata import keep_metadata
 from glft_schema.families.tokenizers import tokenizer_of
+from glft_schema.families.vocabulary import SETTINGS
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -25,6 +26,7 @@ from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
 
 WEIGHTS = "model.safetensors"
+CLASS = '"PreTrainedTokenizerFast"'  # in versions 4 and 5 of transformers
 
 
 def is_folder(path: StrPath) -> bool:
@@ -89,6 +91,8 @@ def _write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> str | None:
     try:
         with refusing(folder, "a vocabulary that transformers can write"):
             tokenizer_of(metadata).save_pretrained(folder)
+        settings = folder / SETTINGS
+        settings.write_text(settings.read_text().replace('"TokenizersBackend"', CLASS))
     except OptionError:
         return "transformers is not installed"
     except FormatError as error:

