@@ -123,7 +123,7 @@ FAULTS = {
     "text":    (("m.gguf", "none", "-o", "o.gguf"), "none: No such file or directory"),
     "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "found 51: use a longer text or a smaller context (--context)"),
     "model":   (("m.glft", "t.txt", "-o", "o.gguf"), "expected a GGUF file or a Hugging Face folder, found '"),
-    "words":   (("rwkv.gguf", "t.txt", "-o", "o.gguf"), "rwkv.gguf: metadata -> tokenizer.ggml.model: expected llama, gpt2 or bert, found 'rwkv'"),
+    "words":   (("rwkv.gguf", "t.txt", "-o", "o.gguf"), "tokenizer.ggml.model: expected llama, gpt2 or bert, found 'rwkv'"),
 }
 # fmt: on
 
