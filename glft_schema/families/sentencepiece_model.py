@@ -17,7 +17,7 @@ VARINT, SIZED, NBYTES = 0, 2, {1: 8, 5: 4}  # codes of values
 NORMAL = 1  # the default type of a piece
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """A piece. Its type has the number that GGUF gives to it."""
 
     text: str
@@ -35,7 +35,7 @@ class SentencePieceModel(NamedTuple):
         dummy_prefix: whether a space is added before a text.
     """
 
-    pieces: list[Piece]
+    pieces: list[StoredPiece]
     model_type: int
     normalizes: bool
     dummy_prefix: bool
@@ -49,7 +49,7 @@ def read_model(stored: bytes) -> SentencePieceModel:
         if field == PIECES:
             piece = dict(_fields(value))
             score = struct.unpack("<f", piece.get(SCORE, bytes(4)))[0]
-            pieces.append(Piece(piece[TEXT].decode(), piece.get(TYPE, NORMAL), score))
+            pieces.append(StoredPiece(piece[TEXT].decode(), piece.get(TYPE, NORMAL), score))
         elif field in options:
             options[field] |= _fields(value)
     trainer, normalizer = options[TRAINER], options[NORMALIZER]
