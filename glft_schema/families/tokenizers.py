@@ -147,7 +147,8 @@ def _sentencepiece(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
 def _wordpiece(tokens: list[str], metadata: Mapping[str, Any], settings: dict[str, Any]) -> Any:
     """Returns a WordPiece tokenizer, which marks continuations with ``##`` instead of words."""
     types = metadata.get(KEYS + "token_type", [NORMAL] * len(tokens))
-    words = [text if type_ == CONTROL else _word(text) for text, type_ in zip(tokens, types, strict=True)]
+    special = {settings.get(name) for name in SPECIAL}  # whatever type a file gives them, if any
+    words = [text if type_ == CONTROL or text in special else _word(text) for text, type_ in zip(tokens, types, strict=True)]
     normalizer = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}
     settings |= {name: metadata.get(f"{KEYS}normalizer.{key}") for name, key in normalizer.items()}
     if settings["do_lower_case"] is None:
