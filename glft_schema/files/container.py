@@ -36,6 +36,7 @@ class ContainerConstruct(construct.Construct):
     """Parses into a `File`, builds from one or from a mapping of regions. No fixed size.
 
     As a field of another Struct it takes all bytes left; ``Prefixed`` and ``FixedSized`` bound it.
+    Expressions on the field see the attributes of `File`: ``this.weights.header.version``.
     """
 
     @outside_graphs
@@ -124,8 +125,9 @@ class ContainerConstruct(construct.Construct):
             format, regions = _regions(obj)
             rules = context._params.get("rules", ())
             limits = obj.limits if isinstance(obj, File) else current()
-            lay_out(format, with_offsets(format, regions), rules, limits).write(Sink(stream))
-        return obj
+            layout, built = lay_out(format, with_offsets(format, regions), rules, limits)
+            layout.write(Sink(stream))
+        return obj if isinstance(obj, File) else built
 
 
 Container = ContainerConstruct()

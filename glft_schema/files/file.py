@@ -17,7 +17,7 @@ from glft_schema.limits import Limits
 from glft_schema.storage.source import Source
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
-from glft_schema.words import missing_attribute
+from glft_schema.words import MissingKeyError, missing_attribute
 
 Parse = Callable[[Source, "str | torch.device"], "File"]
 
@@ -26,7 +26,7 @@ Parse = Callable[[Source, "str | torch.device"], "File"]
 class File:
     """A parsed weights file. Payloads are read when requested.
 
-    The regions of the format are attributes: ``file.header``, ``file.descriptors``.
+    The regions of the format are attributes and keys: ``file.header``, ``file["header"]``.
     Files are equal if their bytes are equal. A file pickles as its path, or as its bytes if it has
     none; so do its tensors, metadata and regions. Unpickling raises OSError if the file has changed
     since it was opened. A file is a context manager. After `close` every access raises ClosedError,
@@ -62,6 +62,16 @@ class File:
             problem = f"no region {region!r}; the regions are {', '.join(self._record)}"
             raise missing_attribute(problem, region, dir(self))
         return getattr(self.regions, region)
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns an attribute: ``this.weights.header`` of construct reads the key ``header``."""
+        try:
+            return getattr(self, name)
+        except (AttributeError, TypeError):
+            raise MissingKeyError(name, self._record) from None
+
+    __iter__ = None  # ambiguous: iterate over `regions` or `tensors`
+    __contains__ = None
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._record]

@@ -97,8 +97,10 @@ class _Recorder:
 NO_BYTES = bytes(1 << 12)  # padding that is kept as bytes
 
 
-def lay_out(format: Format, regions: Mapping[str, Any], rules: Any = (), limits: Limits | None = None) -> Layout:
-    """Returns the layout of a file without reading its payloads.
+def lay_out(
+    format: Format, regions: Mapping[str, Any], rules: Any = (), limits: Limits | None = None
+) -> tuple[Layout, Context]:
+    """Returns the layout of a file, and its built regions, without reading its payloads.
 
     Args:
         format: the format of the regions.
@@ -111,9 +113,9 @@ def lay_out(format: Format, regions: Mapping[str, Any], rules: Any = (), limits:
     """
     stream, context = _Recorder(), new_context(False, rules=rule_sets(rules), limits=limits or current())
     with our_errors():
-        format.struct._build(regions, stream, context, "(building)")
+        built = format.struct._build(regions, stream, context, "(building)")
     stream.end()
-    return Layout(tuple(stream.spans), byte_order(context), stream.tell())
+    return Layout(tuple(stream.spans), byte_order(context), stream.tell()), built
 
 
 def with_offsets(

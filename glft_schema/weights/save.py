@@ -207,7 +207,7 @@ def plan_file(
             regions[region] = value or {}
         elif value:
             raise OptionError(f"{target.name} files have no {region}, found {quote(value)}")
-    layout = lay_out(target, with_offsets(target, regions, 1 if alignment is None else alignment, aliases), rules)
+    layout, _ = lay_out(target, with_offsets(target, regions, 1 if alignment is None else alignment, aliases), rules)
     if LLAMA_CPP in asked:
         _refuse_unloadable(layout)
     in_order = {str(row["name"]): payloads[str(row["name"])] for row in rows}
