@@ -165,8 +165,7 @@ class _Printer:
         low, high = self._value(node.low), self._value(node.high)
         if isinstance(low, BlockNumber) or isinstance(high, BlockNumber) or low.ndim or high.ndim:
             raise self._refusal("expected loops with constant bounds")
-        assigned = {part.name for part in tree.walk(node.body) if isinstance(part, tree.Assign)}
-        assigned |= {name for part in tree.walk(node.body) if isinstance(part, tree.Call) for name in part.targets}
+        assigned = tree.assigned(node.body)
         if assigned & self._environment.keys():  # carried from one iteration to the next
             for number in range(int(low), int(high)):
                 self._environment[node.name] = np.array(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -66,15 +66,13 @@ class ScalarLayout:
         fields = {one.name: ArrayType(one.number, counts[one.name]) for one in self.fields}
         return {"w": ArrayType(output, self.weights or columns, "out"), **fields}
 
-    def encoder_arrays(self) -> dict[str, ArrayType]:
+    def encoder_arrays(self, columns: int | None = None) -> dict[str, ArrayType]:
         """Returns the arrays that an encoder may use, by name: `w`, the fields, which it writes,
         and for blocks the importance of each weight and the `mean_square` of the row's weights."""
         from glft_schema.scalar.tree import ArrayType
 
-        weights, fields = (
-            ArrayType("f32", self.weights),
-            {one.name: ArrayType(one.number, one.count, "out") for one in self.fields},
-        )
+        fields = {name: replace(one, use="out") for name, one in self.arrays(columns=columns).items()}
+        weights = replace(fields.pop("w"), use="in")
         extra = {"importance": weights, "mean_square": ArrayType("f32", 1)} if self.weights else {}
         return {"w": weights, **extra, **fields}
 

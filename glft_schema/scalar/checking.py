@@ -21,14 +21,15 @@ from glft_schema.scalar.tree import ANY, ArrayReference, ArrayType, Expression, 
 LOCAL: dict[Any, str] = {language.floats: "f32", language.integers: "i32"}
 
 
-def check(function: Callable[..., Any], arrays: Mapping[str, ArrayType], *, bounds: bool = True) -> tree.Function:
+def check(function: Callable[..., Any], arrays: Mapping[str, ArrayType]) -> tree.Function:
     """Returns the typed tree of a function of arrays.
+
+    An index that might be outside its array is rejected; if the length is unknown, only one that
+    always is.
 
     Args:
         function: its parameters are some of the names of `arrays`.
         arrays: the type of each array.
-        bounds: reject each index that might be outside its array, not only those that always are.
-            Lengths that are arguments are unknown and not checked.
 
     Raises:
         ScalarError: if the function does not follow the language; the text names the function and
@@ -37,7 +38,7 @@ def check(function: Callable[..., Any], arrays: Mapping[str, ArrayType], *, boun
     names = [name for name, one in inspect.signature(function).parameters.items() if one.kind is not one.KEYWORD_ONLY]
     if unknown := [name for name in names if name not in arrays]:
         raise ScalarError(f"{function.__name__}: expected parameters among {', '.join(arrays)}, found {', '.join(unknown)}")
-    checked = _Checker(function, (), {}, {}, bounds).check({name: ArrayReference(arrays[name], name) for name in names})
+    checked = _Checker(function, (), {}, {}).check({name: ArrayReference(arrays[name], name) for name in names})
     if checked.results:
         raise ScalarError(f"{function.__name__}: expected a function without results")
     return checked

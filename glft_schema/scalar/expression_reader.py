@@ -50,7 +50,6 @@ class ExpressionReader(ABC):
         callers: the calling functions, whose trees are still incomplete.
         constants: by keyword.
         known: the trees of called functions.
-        bounds: see `check`.
     """
 
     def __init__(
@@ -59,9 +58,8 @@ class ExpressionReader(ABC):
         callers: tuple[Any, ...],
         constants: Mapping[str, Any],
         known: dict[Any, tree.Function],
-        bounds: bool,
     ) -> None:
-        self.function, self.callers, self.known, self.bounds = function, (*callers, function), known, bounds
+        self.function, self.callers, self.known = function, (*callers, function), known
         self.names = {**vars(builtins), **function.__globals__, **(function.__kwdefaults__ or {}), **constants}
         self.environment: dict[str, Value] = {}  # what is assigned on every path
         self.checked = tree.Function(function.__name__, inspect.getdoc(function) or "", {}, alone=hasattr(function, "alone"))
@@ -253,7 +251,7 @@ class ExpressionReader(ABC):
         """Returns an index, after checking its span against the length of the array."""
         at, length = self.of_kind(self.value(node.slice), "int32", node), array.type.length
         (low, high), end = at.span, ANY[1] if length is None else length
-        if high < 0 or low >= end or (self.bounds and length is not None and not (low >= 0 and high < end)):
+        if high < 0 or low >= end if length is None else low < 0 or high >= end:
             raise self.refusal(node, f"expected an index of {array.name} from 0 to {end - 1}, found {_show(at)}")
         return at
 
@@ -340,7 +338,7 @@ class ExpressionReader(ABC):
         key = function, tuple(map(_signature, arguments)), tuple(sorted(constants.items()))
         if key not in self.known:
             names = list(given.arguments)[: len(arguments)]
-            checker = type(self)(function, self.callers, constants, self.known, self.bounds)
+            checker = type(self)(function, self.callers, constants, self.known)
             self.known[key] = checker.check(dict(zip(names, arguments, strict=True)))
         return self.known[key], tuple(arguments)
 

@@ -248,3 +248,9 @@ def walk(node: Any) -> Iterator[Any]:
         yield node
         for part in vars(node).values():
             yield from walk(part)
+
+
+def assigned(body: list[Statement]) -> set[str]:
+    """Returns the variables that statements assign, without those of loops."""
+    names = {part.name for part in walk(body) if isinstance(part, Assign)}
+    return names.union(*(part.targets for part in walk(body) if isinstance(part, Call)))

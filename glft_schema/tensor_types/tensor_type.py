@@ -523,7 +523,7 @@ def _check_formula(type_: TensorType) -> None:
     """Raises ValueError if a scalar function does not follow the language. Those of this package
     are checked when the library is built."""
     if type_.layout and not type_.formula.__module__.startswith(PACKAGE):
-        _check(type_.formula, type_.layout, type_.layout.arrays)
+        _check(type_, type_.formula, type_.layout.arrays)
 
 
 def _check_encoders(type_: TensorType, required: Sequence[bool | None]) -> None:
@@ -546,15 +546,25 @@ def _check_encoders(type_: TensorType, required: Sequence[bool | None]) -> None:
                 raise ValueError(f"expected two encoders, or importance without a default, found {declared}")
             if not {*names} <= {*declared.parameters}:
                 raise ValueError(f"expected an encoder of (w, {', '.join(names)}), which writes all fields, found {declared}")
-            _check(encoder, layout, layout.encoder_arrays)
+            _check(type_, encoder, layout.encoder_arrays)
 
 
-def _check(function: Any, layout: ScalarLayout, arrays: Callable[[], Mapping[str, Any]]) -> None:
+def _check(type_: TensorType, function: Any, arrays: Callable[..., Mapping[str, Any]]) -> None:
+    """Raises ValueError unless a scalar function follows the language and writes every number.
+
+    Functions of rows are checked for rows of any length, then for rows of 1, 2 and 3 units.
+    """
+    layout = _scalar_layout(type_)
     if other := next((field for field in layout.fields if field.number not in NUMPY), None):
         raise ValueError(f"{other.name}: expected numbers {alternatives(NUMPY)} for scalar functions, found {other.number}")
-    from glft_schema.scalar.checking import check  # slow to import
+    from glft_schema.scalar.checking import check  # slow to import, as below
+    from glft_schema.scalar.writes import check_writes
 
-    check(function, arrays())
+    checked, unit = [check(function, arrays())], type_.unit([1, ROW])
+    if not layout.weights:
+        checked = [check(function, arrays(columns=units * unit)) for units in (1, 2, 3)]
+    for one in checked:
+        check_writes(one)
 
 
 def _requires_importance(encoder: Encoder) -> bool | None:

@@ -143,11 +143,11 @@ def test_whole_functions_that_are_refused() -> None:
         check(without_source["decode"], ARRAYS)
 
 
-def test_bounds_may_be_left_to_the_function() -> None:
-    taken = function("x = qs[qs[0]]")
-    assert check(taken, ARRAYS, bounds=False).variables == {"x": "int32"}
-    with pytest.raises(ScalarError, match="expected an index of qs from 0 to 7, found 8 to 263 in"):
-        check(function("x = qs[qs[0] + 8]"), ARRAYS, bounds=False)
+def test_indices_are_proved_if_the_length_is_known() -> None:
+    rows = function("x = row[qs[0]]")
+    assert check(rows, ARRAYS).variables == {"x": "int32"}
+    with pytest.raises(ScalarError, match="expected an index of row from 0 to 63, found 0 to 255 in"):
+        check(rows, {**ARRAYS, "row": ArrayType("i8", 64)})
 
 
 # fmt: off

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from glft_schema import types
-from glft_schema.codec import Struct, f16, f64, u8
+from glft_schema.codec import Struct, f16, f64, i8, u8
 from glft_schema.errors import OptionError, TensorError
 from glft_schema.scalar.language import ScalarError, alone, float16, float32, nearest, root, run
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.library import building, loading
 from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL
-from glft_schema.tensor_types.tensor_type import TensorType, formula_of
+from glft_schema.tensor_types.tensor_type import IN, OUT, TensorType, formula_of
 from tests.scalar.sources import same_bits
 
 OWN = block_type("Q4_COMPILED", 4310, 32, Struct("d" / f16[2] * "scales", "qs" / u8[16] * "codes"))
@@ -75,6 +75,8 @@ def test_a_compiler_that_makes_no_library(monkeypatch: pytest.MonkeyPatch) -> No
 def decode_sums(w, d, qs):
     """The sums of the codes so far, up to the first 0."""
     total = 0
+    for i in range(32):
+        w[i] = float32(0)
     for i in range(16):
         if qs[i] == 0:
             break
@@ -231,6 +233,12 @@ def test_an_encoder_that_only_c_can_run(encoder: Callable[..., Any], problem: st
     assert type_.encode(rows, "blk.0")["blocks"].tobytes() == b"".join(blocks)
 
 
+def to_half(w, d, qs):
+    d[0], d[1] = w[0], w[1]
+    for i in range(8):
+        qs[i] = 0
+
+
 def to_nothing(w, d):
     d[0], d[1] = w[0], w[1]
 
@@ -276,6 +284,7 @@ BY_IMPORTANCE = "(w, importance, mean_square, d, qs)"
         (to_float, f"to_float, line {line_of(to_float, 2)}: expected int32, found float32 in 'qs[0] = w[2]'"),
         (to_sums, f"to_sums, line {line_of(to_sums, 3)}: expected an index of qs from 0 to 15, found 1 to 16 in 'qs[i]'"),
         (to_itself, f"to_itself, line {line_of(to_itself, 2)}: expected an array to read, found the output d in 'd[0]'"),
+        (to_half, "to_half: expected every number of qs to be written on every path, found no proof for qs[8] of 16"),
         (to_mean, "to_mean: expected parameters among w, importance, mean_square, d, qs, found mean"),
         (to_optional, "expected two encoders, or importance without a default, found (w, d, qs, importance=None)"),
         ((to_own,), f"{TWO}, found (w, d, qs)"),
@@ -288,6 +297,46 @@ def test_encoders_that_are_refused(quantize: Any, problem: str) -> None:
     for _ in range(2):  # the name stays free
         with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
             block_type("Q4_REFUSED", 4317, 32, Struct("d" / f16[2], "qs" / u8[16]), quantize=quantize)
+
+
+def decode_all_but_last(w, d, codes):
+    for i in range(len(w) - 1):
+        w[i] = d[0] * float32(codes[i])
+
+
+def decode_two(w, d, codes):
+    for i in range(2):
+        w[i] = d[0] * float32(codes[i])
+
+
+def decode_beyond(w, d, codes):
+    for i in range(len(w)):
+        w[i] = d[0] * float32(codes[i + 1])
+
+
+def to_first(w, d, codes):
+    d[0], codes[0] = w[0], 1
+
+
+@pytest.mark.parametrize(
+    ("functions", "problem"),
+    [
+        (
+            {"formula": decode_all_but_last},
+            "expected every number of w to be written on every path, found no proof for w[0] of 1",
+        ),
+        ({"formula": decode_two}, "expected an index of codes from 0 to 0, found 0 to 1 in 'codes[i]'"),
+        ({"formula": decode_beyond}, "expected an index of codes from 0 to 0, found 1 in 'codes[i + 1]'"),
+        (
+            {"quantize": to_first},
+            "expected every number of codes to be written on every path, found no proof for codes[1] of 2",
+        ),
+    ],
+)
+def test_functions_of_rows_that_are_refused(functions: Any, problem: str) -> None:
+    payload = Struct("d" / f16[OUT], "codes" / i8[OUT, IN])
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        TensorType("Q8_REFUSED_ROWS", 4318, payload, **functions)
 
 
 def test_numbers_that_scalar_functions_do_not_have() -> None:
