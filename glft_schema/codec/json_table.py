@@ -22,6 +22,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from construct.core import evaluate
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.expressions import compile_expression
 from glft_schema.codec.fast_rows import NotFast, Reader, row_reader
-from glft_schema.codec.json_text import JsonPart, after_spaces, decode, levels_of, parts, to_json, value_at
+from glft_schema.codec.json_text import JsonPart, after_spaces, count_parts, decode, levels_of, parts, to_json, value_at
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Struct, unwrap
@@ -108,6 +109,9 @@ class JsonTable(construct.Construct):
         if size <= bytes_left(stream):
             limits_of(context).check("metadata", size, path, " bytes")
         rows = JsonRows(read_exactly(stream, size, path), start, self.keys, self.reserved)
+        containers, members = count_parts(rows.stored)  # a row is a member with its keys, and has fewer containers
+        number = members // (len(self.keys) + 1) + max(containers - members, 0)
+        limits_of(context).check("objects", number, path, " tensors, entries and arrays")
         entries = rows.decode(path)
         rows.reserved = next((value for name, value in reversed(entries) if name == self.reserved), None)
         count_objects(context, len(entries) + (len(rows.reserved) if isinstance(rows.reserved, tuple) else 0), path)
@@ -604,7 +608,7 @@ class IntegerAt(JsonField):
 
     def span(self, entry: JsonPart, values: Mapping[str, JsonPart], text: str) -> tuple[int, int]:
         first, last = super().span(entry, values, text)
-        elements = list(parts(text, first)) if text[first] == "[" and first < last else []
+        elements = [*islice(parts(text, first), self.of + 1)] if text[first] == "[" and first < last else []
         return elements[self.index][2:] if len(elements) == self.of else (first, last)
 
     def _parse(self, stream: Entry, context: Context, path: str) -> int:
@@ -651,9 +655,9 @@ class IntegersAt(JsonField):
 
     def _parse(self, stream: Entry, context: Context, path: str) -> list[int]:
         found = self._value(stream, path)
+        limits_of(context).check(self.limit, len(found) if isinstance(found, list) else 0, path)
         if not isinstance(found, list) or not all(map(_is_integer, found)):
             raise FormatError(f"expected integers, found {quote(found)}", path)
-        limits_of(context).check(self.limit, len(found), path)
         if not self._is_paired(context):
             return found
         if not found or found[-1] % 2:

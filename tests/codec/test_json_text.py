@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+from typing import Any
 
 import pytest
 
 from glft_schema import FormatError
 from glft_schema.codec import json_text
-from glft_schema.codec.json_text import decode, levels_of, parts, to_json
+from glft_schema.codec.json_text import count_parts, decode, levels_of, parts, to_json
 
 BOUND = "x: expected a number that a 64-bit float can hold"
 
@@ -86,3 +88,30 @@ def test_levels_and_new_texts() -> None:
     value = {"ä\x7f": ['"\\\b\f\n\r\t\x00\x1f', 1]}
     assert to_json(value) == '{"ä\x7f":["\\"\\\\\\b\\f\\n\\r\\t\\u0000\\u001f",1]}'
     assert json.loads(to_json(value)) == value
+
+
+def counted(value: Any) -> tuple[int, int]:
+    """Returns how many objects and arrays are in a decoded value, and how many members."""
+    inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    counts = [counted(part) for part in inside]
+    members = len(value) if isinstance(value, dict) else 0
+    return isinstance(value, (dict, list)) + sum(one for one, _ in counts), members + sum(two for _, two in counts)
+
+
+def test_parts_are_counted_outside_of_strings() -> None:
+    random_ = random.Random(0)
+
+    def text() -> str:
+        return "".join(random_.choices('ab[]{}":\\, é\n', k=random_.randint(0, 6)))
+
+    def value(depth: int) -> Any:
+        kind = random_.random()
+        if depth == 0 or kind < 0.3:
+            return random_.choice([1, -1.5, None, True, text()])
+        count = range(random_.randint(0, 4))
+        return [value(depth - 1) for _ in count] if kind < 0.6 else {text(): value(depth - 1) for _ in count}
+
+    for _ in range(300):
+        made = value(5)
+        assert count_parts(json.dumps(made, ensure_ascii=False).encode()) == counted(made)
+    assert count_parts(b"") == (0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Mapping
 from io import BytesIO
@@ -292,6 +293,53 @@ def test_limits_are_not_rules() -> None:
     for limit in ("metadata", "objects", "dims"):
         with Limits(**{limit: 0}), pytest.raises(LimitError, match=f"limit {limit}"):
             Container.parse(stored)
+
+
+def long(element: str, nbytes: int) -> str:
+    return ",".join([element] * (nbytes // (len(element) + 1)))
+
+
+# fmt: off
+LONG = {
+    "offsets":        ('{"a":{"dtype":"F32","shape":[0],"data_offsets":[%s]}}', "0"),
+    "shape":          ('{"a":{"dtype":"F32","shape":[%s],"data_offsets":[0,0]}}', "10"),
+    "type":           ('{"a":{"dtype":[%s],"shape":[0],"data_offsets":[0,0]}}', "1.5"),
+    "texts":          ('{"a":{"dtype":"F32","shape":[0],"data_offsets":[%s]}}', '"xy"'),
+    "metadata":       ('{"__metadata__":{"a":[%s]}}', "10"),
+    "a row":          ('{"a":[%s]}', "10"),
+    "a replaced row": ('{"a":{"dtype":"F32","shape":[0],"data_offsets":[%s]},"a":{}}', "0"),
+}
+NESTED = {
+    "arrays":         ('{"a":{"dtype":"F32","shape":[0],"data_offsets":[%s]}}', "[0]"),
+    "an unknown key": ('{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0],"x":[%s]}}', "[]"),
+    "objects":        ('{"a":{"dtype":"F32","shape":[0],"data_offsets":[%s]}}', '{"":0}'),
+    "members":        ('{"a":{"dtype":"F32","shape":[0],"data_offsets":{%s}}}', '"":0'),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_lists_take_little_memory(name: str) -> None:
+    text, element = LONG[name]
+    stored = file_of(text % long(element, 100_000), b"")
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            Container.parse(stored)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 40 * len(stored)
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_arrays_and_members_are_counted_before_they_are_decoded(name: str) -> None:
+    text, element = NESTED[name]
+    with (
+        Limits(objects=1000),
+        pytest.raises(LimitError, match=r"^tensor_infos: expected at most 1000 tensors, entries and arrays"),
+    ):
+        Container.parse(file_of(text % long(element, 40_000), b""))
 
 
 def test_no_type_has_two_codes() -> None:
