@@ -102,13 +102,31 @@ class StoredValue(NamedTuple):
         return isinstance(self.value, Array) and self.value.type.name == ARRAY
 
 
+class LongNumbers(np.ndarray[Any, Any]):
+    """A view of a long array of numbers. ``==`` and truth are about the whole, as for a list."""
+
+    __hash__ = None
+
+    def __eq__(self, other: Any) -> bool:
+        return bool(np.array_equal(self, other))
+
+    def __ne__(self, other: Any) -> bool:
+        return not self == other
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def __repr__(self) -> str:
+        return repr(np.asarray(self))
+
+
 def _plain_array(array: Array) -> Any:
     values = array.values
     if array.type.name == ARRAY:
         return [_plain_array(inner) for inner in values]
     if isinstance(values, StoredNumbers):
         numbers = values.array() != 0 if array.type.name == "bool" else values.array()
-        return numbers if len(values) > LONG else numbers.tolist()
+        return numbers.view(LongNumbers) if len(values) > LONG else numbers.tolist()
     if isinstance(values, StoredStrings) and len(values) > LONG:
         return values
     return [StoredValue(array.type, value).plain for value in values]

@@ -25,7 +25,7 @@ def check_writes(function: tree.Function) -> None:
     Raises:
         ScalarError: if a number might be left unwritten; the text names it.
     """
-    outputs = {name: type_ for name, type_ in function.parameters.items() if _is_output(type_)}
+    outputs: dict[str, Any] = {name: type_ for name, type_ in function.parameters.items() if _is_output(type_)}
     written = _after_call(function, {name: (name, 0) for name in outputs})
     for name, type_ in outputs.items():
         for index in range(type_.length):
@@ -82,14 +82,17 @@ def _after(body: Sequence[Statement], state: State, breaks: list[State], returns
 
 
 def _after_loop(node: tree.For | tree.While, state: State, returns: list[State]) -> State | None:
-    bounds = [_value(node.low, state), _value(node.high, state)] if isinstance(node, tree.For) else [None]
+    name, bounds = "", list[Any]([None])
+    if isinstance(node, tree.For):
+        name, bounds = node.name, [_value(node.low, state), _value(node.high, state)]
     if None in bounds or not any(map(_writes, tree.walk(node.body))):
-        state = {**state, **dict.fromkeys((*tree.assigned(node.body), getattr(node, "name", "")))}
+        state = {**state, **dict.fromkeys((*tree.assigned(node.body), name))}
         _after(node.body, state, [], returns)
         return state
-    after, breaks = state, list[State]()
+    after: State | None = state
+    breaks: list[State] = []
     for number in range(*bounds):
-        after = None if after is None else _after(node.body, {**after, node.name: number}, breaks, returns)
+        after = None if after is None else _after(node.body, {**after, name: number}, breaks, returns)
     return _join([after, *breaks])
 
 

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 import glft_schema
-from glft_schema import Container, load_file, save_file
+from glft_schema import Container, Typed, load_file, save_file
 from tests.catalogue.gguf_cases import READ, REFUSED, placed, w
 from tests.golden import golden
 from tests.tools.command_line import assert_refused
@@ -60,6 +60,21 @@ def test_convert_a_checkpoint(source: Path, tmp_path: Path) -> None:
     assert glft("convert", source, tmp_path / "CAPITALS.GGUF").returncode == 0
     assert (tmp_path / "CAPITALS.GGUF").read_bytes()[:4] == b"GGUF"
     assert glft("convert", source, out, "--metadata", "No=x", "--rules", "ggml").returncode == 0
+
+
+@pytest.mark.parametrize("key", ["general.architecture", "general.type", "tokenizer.ggml.model", "split.count"])
+def test_a_long_array_in_the_place_of_one_value(gguf: Path, tmp_path: Path, key: str) -> None:
+    """Each verb refuses it, or does without it, as it does a short one."""
+    for name, count in (("short", 2), ("long", 1025)):
+        with glft_schema.open(gguf) as file:
+            metadata = file.metadata | {key: Typed([1] * count, "array[int32]")}
+            Container.build_file({**file.regions, "metadata": metadata}, tmp_path / f"{name}.gguf")
+    verbs = [("inspect",), ("verify", "--rules", "llama.cpp"), ("compare", gguf), ("quantize", tmp_path / "out.gguf", "Q8_0")]
+    for verb, *rest in verbs:
+        short, long = (glft(verb, tmp_path / f"{name}.gguf", *rest) for name in ("short", "long"))
+        assert long.returncode == short.returncode
+        assert "Traceback" not in long.stderr
+        assert "truth value" not in long.stderr
 
 
 def test_inspect(gguf: Path) -> None:

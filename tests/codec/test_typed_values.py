@@ -22,6 +22,11 @@ def test_long_arrays_are_views_and_lazy() -> None:
         assert isinstance(view, np.ndarray)
         assert np.array_equal(view, numbers)
         assert not view.flags.writeable
+        assert view == numbers.tolist()
+        assert view != numbers.tolist()[:-1]
+        assert [view == other for other in (1, "n", None, texts)] == [False] * 4
+        assert bool(view) is True
+        assert (np.asarray(view) == 3).sum() == 1
         assert file.metadata["f"].dtype == bool
         tokens = file.metadata["t"]
         assert isinstance(tokens, StoredStrings)

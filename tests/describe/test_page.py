@@ -444,6 +444,11 @@ def test_a_broken_file_is_a_page_of_what_precedes_the_fault(tmp_path: Path, caps
     path.write_bytes(b"what is this?")
     assert glft_view(path, "-o", out, capsys=capsys)[0] == 2
     assert not out.exists()
+    path.write_bytes(b"")
+    code, _, problem = glft_view(path, "-o", out, capsys=capsys)
+    assert code == 2
+    assert "found 0: the file is empty (at byte 0)" in problem
+    assert data_of(out.read_text())["metadata"] == []
 
 
 def test_an_unknown_type() -> None:

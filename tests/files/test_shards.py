@@ -132,6 +132,10 @@ def rewritten(path: Path, changes: dict[str, object], **regions: object) -> None
         ({"split.count": 1}, "found a single file"),
         ({"split.tensors.count": 6}, "found file 2 of 3 with 6 tensors in all"),
         ({"split.no": Typed("1", "string")}, "metadata -> split.no: expected a non-negative integer, found '1'"),
+        (
+            {"split.count": Typed([1] * 1025, "array[int32]")},
+            "metadata -> split.count: expected a non-negative integer, found array",
+        ),
         ({"split.count": Typed(-3, "int16")}, "metadata -> split.count: expected a non-negative integer, found -3"),
     ],
 )

@@ -122,7 +122,7 @@ class Content:
             ("Bits per weight", f"{8 * payload / weights:.4g}" if weights else "0", "on average"),
             ("Metadata", f"{len(self._metadata):,}", f"entr{'y' if len(self._metadata) == 1 else 'ies'}"),
         ]
-        magic = self._maps[0].at(0).name
+        magic = self._maps[0].at(0).name if self._maps[0].nbytes else ""
         for name, value in file.regions.get("header", {}).items():
             if name != magic:
                 text = f"{value:,}" if isinstance(value, int) else str(value)
