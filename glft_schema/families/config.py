@@ -21,22 +21,15 @@ BLOCKS = "num_hidden_layers"
 KEY_TYPES = WITH_TYPES.metadata.keys
 ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
 SCALED = f"{ROPE}.scaling"  # prefix of the rope fields that GGUF stores
-YARN = ("factor", "original_max_position_embeddings", "extrapolation_factor", "attention_factor", "beta_fast", "beta_slow")
-LONGROPE = ("short_factor", "long_factor", "factor", "original_max_position_embeddings")  # of which two are tensors in GGUF
-SCALINGS = {  # rope_type -> GGUF's name, and its fields
-    "linear": ("linear", ("factor",)),
-    "yarn": ("yarn", YARN),
-    "longrope": ("longrope", LONGROPE),
-    "su": ("longrope", LONGROPE),
-    "default": (None, ()),
-    "llama3": (None, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),  # a tensor in GGUF
+SLIDING = f"{ROPE}.sliding_attention"  # prefix of fields of layers with a sliding window
+ALIASES = {  # another name that transformers reads -> name in families that have it
+    "num_local_experts": "num_experts",
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
 }
-
-
-ALIASES = {"num_local_experts": "num_experts"}  # name in some transformers versions -> name here
 OLD_NAMES = {"rope.scaling.factor": "rope.scale_linear"}  # key -> its name in GGUF files of 2023
-
-
 LARGEST = float(np.finfo(np.float32).max)
 TEXT_MODELS = {  # model_type of a text_config -> architectures, as llama.cpp's converter takes it
     "gemma3_text": ["Gemma3ForCausalLM"],
@@ -115,42 +108,6 @@ def read_text_config(folder: Path) -> Config:
     if not isinstance(text, dict):
         return stored
     return {"architectures": TEXT_MODELS.get(str(text.get("model_type")), stored.get("architectures")), **text}
-
-
-def read_config(folder: Path) -> Config:
-    """Returns the fields of a folder's config.json, with those of the rotary embedding as `rope.*`.
-
-    transformers 5 stores the rotary fields in ``rope_parameters``, possibly by layer type. Earlier
-    versions store ``rope_theta``, ``rope_local_base_freq`` and ``rope_scaling``. Null fields count
-    as missing.
-
-    Raises:
-        FormatError: if the file is not a JSON object, the rope type is not one of `SCALINGS`, or a
-            number of the rotary embedding is not finite.
-        OSError: if it cannot be read.
-    """
-    stored = read_text_config(folder)
-    config = {ALIASES.get(field, field): value for field, value in stored.items() if value is not None}
-    of_config = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
-    rope = config.get("rope_parameters") or {**of_config, **config.get("rope_scaling", {})}
-    if "full_attention" in rope:
-        config[f"{ROPE}.swa_theta"] = rope["sliding_attention"].get("rope_theta")
-        config[f"{ROPE}.swa_type"] = rope["sliding_attention"].get("rope_type", "default")
-        rope = rope["full_attention"]
-    elif "rope_local_base_freq" in config:
-        config[f"{ROPE}.swa_theta"] = config["rope_local_base_freq"]
-    type_ = rope.get("rope_type", rope.get("type", "default"))
-    if type_ not in SCALINGS:
-        raise FormatError(f"expected a rope_type of {', '.join(SCALINGS)}, found {quote(type_)}", file=str(folder / CONFIG))
-    scaling, fields = SCALINGS[type_]
-    for field, value in rope.items():
-        check_finite(value, f"{CONFIG} -> {field}")
-    given = {field: value for field, value in {**rope, "rope_type": type_}.items() if value is not None}
-    config.update({f"{ROPE}.{field}": value for field, value in given.items()})
-    if scaling:
-        config.update({f"{SCALED}.{field}": given[field] for field in fields if field in given})
-        config[f"{SCALED}.rope_type"] = scaling
-    return config
 
 
 def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[str, Any]:
@@ -238,7 +195,7 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
         value = shortest(value) if isinstance(value, float) else value
         if (other := config.setdefault(field, value)) != value:
             raise FormatError(f"expected {quote(other)} for {name}, as {field} of {CONFIG}, found {quote(value)}", "metadata")
-    for field, name in ((f"{ROPE}.rope_theta", "rope_theta"), (f"{ROPE}.swa_theta", "rope_local_base_freq")):
+    for field, name in ((f"{ROPE}.rope_theta", "rope_theta"), (f"{SLIDING}.rope_theta", "rope_local_base_freq")):
         if field in config:
             config[name] = config.pop(field)
     scaling = {field.removeprefix(f"{SCALED}."): config.pop(field) for field in list(config) if field.startswith(SCALED)}

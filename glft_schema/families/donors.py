@@ -24,7 +24,8 @@ import numpy as np
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import shortest
 from glft_schema.errors import MetadataWarning, OptionError, TensorError, quote, safe
-from glft_schema.families.config import Config, metadata_of, read_config, refusing
+from glft_schema.families.config import Config, metadata_of, refusing
+from glft_schema.families.config_places import read_config
 from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
 from glft_schema.families.libraries import library
 from glft_schema.families.operations import (
@@ -123,7 +124,7 @@ class Donor:
         family = declared_family(folder) if folder else None
         if folder and family and family.arch == self.arch:
             with refusing(folder, "a valid config.json"):
-                return self.complete(self._by_table(tensors, family, read_config(folder))), family
+                return self.complete(self._by_table(tensors, family, read_config(folder, family))), family
         return self.complete(self._by_names(tensors)), None
 
     def _by_table(self, tensors: Mapping[str, StoredTensor], family: Family, config: Config) -> dict[str, StoredTensor]:

@@ -16,19 +16,18 @@ from glft_schema.errors import FormatError, MetadataWarning, TensorError, quote,
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import (
     CONFIG,
-    SCALINGS,
     Config,
     check_sizes,
     check_token_count,
     metadata_of,
-    read_config,
     read_json,
     read_text_config,
     refusing,
 )
+from glft_schema.families.config_places import SCALINGS, read_config
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.guarded_calls import start_guarded
-from glft_schema.families.kept_metadata import KEPT, kept_metadata
+from glft_schema.families.kept_metadata import GENERATION, KEPT, kept_metadata
 from glft_schema.families.operations import as_float32, quantized_type
 from glft_schema.families.page import OF_ANY, Family
 from glft_schema.families.pages import FAMILIES
@@ -46,7 +45,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor, of_file, of_values
 
 FOLDER_KEYS = "glft_schema.families.folder_keys"  # a module for a process of its own
 CARD, MODULES = "README.md", "modules.json"
-PARSED = (CARD, "generation_config.json", *TOKENIZER_FILES)  # by other libraries
+PARSED = (CARD, GENERATION, *TOKENIZER_FILES)  # by other libraries
 EMBEDDING = "token_embd.weight"
 HEAD_SIZE = "head_dim"
 QUANTIZATION_VERSION, VERSION = "general.quantization_version", 2
@@ -95,7 +94,7 @@ def open_folder(path: StrPath) -> FolderModel:
     with start_guarded(FOLDER_KEYS) as call:
         with refusing(folder, "a valid config.json"):
             family = family_of(folder)
-            config = read_config(folder)
+            config = read_config(folder, family)
             values = metadata_of(config, family.keys, family.arch)
             file = open_container(folder)
             refuse_composite(file.tensors, folder, family=family)
@@ -107,12 +106,12 @@ def open_folder(path: StrPath) -> FolderModel:
             warnings.warn(note, MetadataWarning, stacklevel=3)
         check_vocabulary_size(tensors, config, folder)
         with refusing(folder, "a valid modules.json"):
-            pooling = pooling_keys(folder, family)
+            values |= pooling_keys(folder, family)
         for name in PARSED:
             if (folder / name).is_file():
                 check_size(folder / name, (folder / name).stat().st_size)
         general, vocabulary = dict[str, Any](), dict[str, Any]()
-        kept = kept_metadata(folder)
+        kept = kept_metadata(folder, family, config, values)
         if kept is None:
             shapes = {name: tensor.shape for name, tensor in tensors.items()}
             general = call("general_keys", folder, family.arch, shapes, file=folder / CARD)
@@ -121,11 +120,10 @@ def open_folder(path: StrPath) -> FolderModel:
             for note in notes:
                 warnings.warn(f"{safe(str(folder), 1000)}: {note}", MetadataWarning, stacklevel=3)
     entries = {
-        **({key: Typed(kept[key], kept.type_of(key)) for key in kept} if kept else {}),
+        **(kept or {}),
         **{key: Typed(*pair) for key, pair in general.items()},
         **values,
         "general.file_type": file_type(tensors),
-        **pooling,
         QUANTIZATION_VERSION: VERSION,
         **{key: Typed(*pair) for key, pair in vocabulary.items()},
     }
@@ -197,7 +195,7 @@ def unknown_fields(family: Family, config: Config, folder: Path) -> list[str]:
     if type_ not in family.ropes:
         problem = f"expected a rope_type of {', '.join(family.ropes)} for {family.arch}, found {quote(type_)}"
         raise FormatError(problem, "rope_type", file=file)
-    of_rope = {f"rope.{name}" for name in SCALINGS[type_][1]}
+    of_rope = {f"rope.{name}" for name in SCALINGS[type_].required + SCALINGS[type_].others}
     unknown = (name.removeprefix("rope.") for name in config if name not in of_rope and not family.covers(name))
     return [f"{safe(file, 1000)}: unknown field {quote(name)}: llama.cpp computes without it" for name in unknown]
 

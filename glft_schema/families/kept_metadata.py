@@ -7,17 +7,23 @@ tokenizer's files have changed since.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_values import Typed
+from glft_schema.families.config import Config, read_json
+from glft_schema.families.export import IDS
+from glft_schema.families.page import Family
 from glft_schema.families.vocabulary import TOKENIZER_FILES
 from glft_schema.files.container import Container
 from glft_schema.files.container import open as open_container
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import read_regular
 
-KEPT = "metadata.gguf"
+KEPT, GENERATION = "metadata.gguf", "generation_config.json"
 DIGEST = "glft_schema.tokenizer_sha256"  # the key
 
 
@@ -37,13 +43,29 @@ def keep_metadata(metadata: TypedMetadata, folder: Path) -> None:
     Container.build_file({"format": WITH_TYPES.name, "metadata": kept, WITH_TYPES.table: []}, folder / KEPT)
 
 
-def kept_metadata(folder: Path) -> TypedMetadata | None:
+def kept_metadata(folder: Path, family: Family, config: Config, computed: Mapping[str, object]) -> dict[str, Any] | None:
     """Returns the metadata of the model that a folder was written from, or None.
 
+    Keys that the other files decide are left out: token ids are those of the generation config or
+    the config, and keys of config fields that no longer have a value are missing.
+
+    Args:
+        folder: the folder.
+        family: of the model.
+        config: of the folder.
+        computed: the values of keys that the folder's other files have.
+
     Raises:
-        FormatError: if the file is invalid.
+        FormatError: if a file is invalid.
     """
     if not (folder / KEPT).is_file():
         return None
     metadata: TypedMetadata = open_container(folder / KEPT).metadata
-    return metadata.without(DIGEST) if metadata.get(DIGEST) == tokenizer_digest(folder) else None
+    if (metadata.get(DIGEST), metadata.get("general.architecture")) != (tokenizer_digest(folder), family.arch):
+        return None
+    generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    decided = {f"{family.arch}.{key.key}" for key in family.keys if key.field or key.default is not None}
+    left_out = {DIGEST, f"{family.arch}.pooling_type", *decided} - computed.keys()
+    kept = {key: Typed(metadata[key], metadata.type_of(key)) for key in metadata if key not in left_out}
+    ids = {f"tokenizer.ggml.{key}": {**config, **generation}.get(field) for field, key in IDS.items()}
+    return kept | {key: number for key, number in ids.items() if isinstance(number, int)}

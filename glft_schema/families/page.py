@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -52,8 +52,8 @@ WITHOUT_EFFECT = (
     "num_return_sequences early_stopping diversity_penalty encoder_no_repeat_ngram_size bad_words_ids suppress_tokens "
     "begin_suppress_tokens output_scores return_dict_in_generate remove_invalid_values "
     "exponential_decay_length_penalty prefix pruned_heads cross_attention_hidden_size tf_legacy_loss unsloth_* "
-    "rope_theta rope_scaling rope_parameters rope_local_base_freq rope.rope_theta rope.rope_type rope.type "
-    "rope.scaling.* rope.swa_theta rope.original_max_position_embeddings "
+    "rope_theta rope_scaling rope_parameters rope_local_base_freq rope.rope_theta rope.rope_type "
+    "rope.scaling.* partial_rotary_factor *original_max_position_embeddings "
 )
 SCALED = ("default", "linear", "yarn")
 
@@ -187,6 +187,8 @@ class Family:
         restored: removes the generated tensors from those of GGUF, and returns config fields.
         fields: of config.json without a key.
         ropes: types of rope scaling that the keys and tensors can express.
+        defaults: values that transformers takes for missing fields of config.json, if they matter.
+        rope: the rope_parameters of a config.json that states none.
     """
 
     arch: str
@@ -204,6 +206,8 @@ class Family:
     generated: Callable[[Config], dict[str, Array]] = lambda config: {}
     restored: Callable[[dict[str, StoredTensor], Config], Config] = lambda tensors, config: {}
     ropes: tuple[str, ...] = SCALED
+    defaults: Config = field(default_factory=dict)
+    rope: Config = field(default_factory=dict)
 
     def drops(self, name: str) -> bool:
         """Tells whether GGUF does not have a tensor of a folder."""
@@ -236,7 +240,13 @@ class Family:
     def covers(self, field: str) -> bool:
         """Returns whether the page covers a field of config.json."""
         names = {*(key.field for key in self.keys), *(one.name for one in (*self.fields, *OF_ANY))}
-        return ALIASES.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
+        return self.aliases.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """Other names of config fields that have a key, and the names on this page."""
+        fields = {key.field for key in self.keys}
+        return {name: field for name, field in ALIASES.items() if field in fields}
 
     @cached_property
     def loader_tensors(self) -> tuple[Loaded, ...]:

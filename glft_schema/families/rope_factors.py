@@ -34,7 +34,7 @@ def llama3_factors(config: Config) -> dict[str, Array]:
     if config["rope.rope_type"] != "llama3":
         return {}
     columns, base = config["head_dim"], np.float32(config["rope.rope_theta"])
-    factor, low, high, context = (config.get(f"rope.{name}", default) for name, default in LLAMA3.items())
+    factor, low, high, context = (config[f"rope.{name}"] for name in LLAMA3)
     shortest_wave, longest_wave, span = (np.float32(number) for number in (context / high, context / low, high - low))
     factor, low, context = (np.float32(number) for number in (factor, low, context))
     with np.errstate(all="ignore"):

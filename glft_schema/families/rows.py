@@ -74,8 +74,8 @@ YARN = (
     F("rope.extrapolation_factor", 1, "llama.cpp extrapolates fully"),
     F("rope.truncate",         True, "llama.cpp rounds the dims between which yarn interpolates"),
     F("rope.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),
-    F("partial_rotary_factor", ANY),  # as rope.partial_rotary_factor
-    F("rope.swa_type",         "default", "llama.cpp scales no positions of sliding windows"),
+    F("rope.sliding_attention.rope_type", "default", "llama.cpp scales no positions of sliding windows"),
+    F("rope.sliding_attention.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),
 )
 WINDOW = F("sliding_window", no_window, FULL, warns=True)
 SLIDING_QWEN = (

@@ -136,6 +136,45 @@ def test_kept_metadata_counts_while_the_tokenizer_is_unchanged(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:no tokenizer is written")
+@pytest.mark.parametrize("generation", [False, True])
+def test_changed_configs_decide_their_keys(generation: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    glft.convert(make_folder(tmp_path, "tiny-yarn"), tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    path = tmp_path / "back" / "config.json"
+    config = json.loads(path.read_text())
+    del config["rope_scaling"]
+    path.write_text(json.dumps(config | {"eos_token_id": 7, "pad_token_id": 5}))
+    if generation:
+        (path.parent / "generation_config.json").write_text('{"eos_token_id": 9, "pad_token_id": [5]}')
+    glft.convert(tmp_path / "back", tmp_path / "again.gguf")
+    first, again = (glft.open(tmp_path / name).metadata for name in ("out.gguf", "again.gguf"))
+    assert [key for key in first if "scaling" in key] == [
+        "llama.rope.scaling.type",
+        "llama.rope.scaling.factor",
+        "llama.rope.scaling.original_context_length",
+    ]
+    assert not [key for key in again if "scaling" in key]
+    pad = {} if generation else {"padding": 5}
+    ids = {name: again[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", *pad)}
+    assert ids == {"bos": 1, "eos": 9 if generation else 7, **pad}
+    assert str(again["tokenizer.ggml.scores"]) == str(first["tokenizer.ggml.scores"])
+
+
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
+def test_removed_pooling_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder = make_folder(tmp_path, "tiny-bert")
+    with_pooling(folder, {"pooling_mode": "cls"})
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    (tmp_path / "back" / "modules.json").unlink()
+    glft.convert(tmp_path / "back", tmp_path / "again.gguf")
+    first, again = (glft.open(tmp_path / name).metadata for name in ("out.gguf", "again.gguf"))
+    assert first.keys() - again.keys() == {"bert.pooling_type"}
+
+
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
 def test_norms_plus_one_round_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     folder = make_folder(tmp_path, "tiny-gemma3")
@@ -401,7 +440,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
                        "use llama.cpp's converter"),
     "no field":       ("tiny-llama", edit_config(hidden_size=None), "config.json: expected the field hidden_size, found none"),
     "rope":           ("tiny-llama", edit_config(rope_scaling={"rope_type": "dynamic"}),
-                       "expected a rope_type of linear, yarn, longrope, su, default, llama3, found 'dynamic'"),
+                       "expected a rope_type of linear, yarn, longrope, default, llama3, found 'dynamic'"),
     "assumed":        ("tiny-qwen3moe", edit_config(norm_topk_prob=False),
                        "norm_topk_prob: expected True, as llama.cpp assumes, found False"),
     "no object":      ("tiny-llama", write("config.json", "[]"), "expected JSON with an object"),
@@ -432,7 +471,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "blocks":         ("tiny-llama", edit_config(num_hidden_layers=10**9), "expected a block count of at most 21"),
     "type":           ("tiny-llama", edit_config(hidden_size="64"),
                        "config.json -> hidden_size: expected uint32 for llama.embedding_length, found '64'"),
-    "rope lists":     ("tiny-phi3",  edit_config(rope_scaling=[1]), "expected a valid config.json, found TypeError"),
+    "rope lists":     ("tiny-phi3",  edit_config(rope_scaling=[1]), "expected a valid config.json, found AttributeError"),
     "no JSON":        ("tiny-qwen3", write("tokenizer.json"), "expected a valid tokenizer, found"),
     "no model":       ("tiny-llama", write("tokenizer.model"), "expected a valid tokenizer, found"),
     "modules":        ("tiny-bert",  write("modules.json", "[1]"), "expected a valid modules.json, found TypeError"),
@@ -450,7 +489,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "too large":      ("tiny-llama", edit_config(rms_norm_eps=1e300),
                        "config.json -> rms_norm_eps: expected a finite number in float32, found 1e+300"),
     "huge":           ("tiny-llama", edit_config(hidden_size=10**400), "config.json -> hidden_size: expected a finite number"),
-    "rope list":      ("tiny-phi3",  edit_config(rope_scaling={"type": "longrope", "long_factor": [math.nan]}),
+    "rope list":      ("tiny-phi3",  edit_config(rope_scaling={"type": "su", "long_factor": [math.nan], "short_factor": [1]}),
                        "config.json -> long_factor: expected a finite number in float32, found nan"),
     "heads":          ("tiny-llama-3", edit_config(head_dim=10**12),
                        "head_dim: expected at most 264 by the weights, found 1000000000000"),

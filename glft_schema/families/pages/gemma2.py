@@ -45,4 +45,5 @@ GEMMA2 = Family(
     window=4096,
     dropped=("lm_head.weight",),
     ropes=("default",),
+    defaults={"num_key_value_heads": 4, "query_pre_attn_scalar": 256},
 )

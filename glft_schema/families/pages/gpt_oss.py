@@ -69,4 +69,7 @@ GPT_OSS = Family(
     limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
     pattern=2,
     restored=without_truncation,
+    defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
+    rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0,
+          "truncate": False},
 )

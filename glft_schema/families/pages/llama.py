@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from glft_schema.families import rows
 from glft_schema.families.operations import PermuteRows
 from glft_schema.families.page import Bias, F, Family, K, T
@@ -11,7 +13,7 @@ from glft_schema.families.rope_factors import llama3_config, llama3_factors
 # fmt: off
 PERMUTED = rows.attention("q", "k", "v", PermuteRows("num_attention_heads"), PermuteRows("num_key_value_heads"))
 LLAMA = Family(
-    "llama", ("LlamaForCausalLM", "MistralForCausalLM"), "llama",
+    "llama", ("LlamaForCausalLM",), "llama",
     tensors=(
         *rows.BLOCKS, rows.LM_HEAD,
         *PERMUTED,
@@ -43,3 +45,4 @@ LLAMA = Family(
     restored=llama3_config,
     ropes=("default", "linear", "yarn", "llama3"),
 )
+MISTRAL = replace(LLAMA, architectures=("MistralForCausalLM",), defaults={"num_key_value_heads": 8, "sliding_window": 4096})

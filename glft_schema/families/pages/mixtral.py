@@ -31,4 +31,5 @@ MIXTRAL = Family(
         rows.WINDOW, *rows.YARN,
     ),
     vocabularies=LLAMA.vocabularies,
+    defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
 )

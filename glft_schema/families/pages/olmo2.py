@@ -31,4 +31,5 @@ OLMO2 = Family(
     ),
     vocabularies=("bpe",),
     pattern=4,
+    defaults={"rms_norm_eps": 1e-5},
 )

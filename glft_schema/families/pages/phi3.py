@@ -16,12 +16,16 @@ def rotated_columns(config: Config) -> int:
     return int(config.get("rope.partial_rotary_factor", 1.0) * config["hidden_size"]) // int(config["num_attention_heads"])
 
 
+def length_ratio(config: Config) -> float:
+    """Returns the context length relative to that of the original training."""
+    return float(config["max_position_embeddings"] / config["original_max_position_embeddings"])
+
+
 def longrope_attention(config: Config) -> float | None:
     """Returns the factor of attention with longrope scaling, or None without it."""
     if "rope.long_factor" not in config:
         return None
-    context = config.get("original_max_position_embeddings", 4096)
-    scale = config["max_position_embeddings"] / context
+    context, scale = config["original_max_position_embeddings"], length_ratio(config)
     return math.sqrt(1 + math.log(scale) / math.log(context)) if scale > 1 else 1.0
 
 
@@ -67,11 +71,12 @@ PHI3 = Family(
         F("hidden_act", "silu"),
         rows.WINDOW,
         F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths"),
+        F("rope.factor", length_ratio, "llama.cpp computes it from the lengths"),
         F("rope.partial_rotary_factor", ANY),  # see rotated_columns
-        F("partial_rotary_factor", ANY),
     ),
     vocabularies=("phi3 sentencepiece", "bpe"),
     generated=longrope_factors,
     restored=phi3_config,
-    ropes=("default", "longrope", "su"),
+    ropes=("default", "longrope"),
+    defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
 )

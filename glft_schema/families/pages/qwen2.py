@@ -18,4 +18,5 @@ QWEN2 = Family(
         *rows.SLIDING_QWEN, *rows.YARN
     ),
     vocabularies=("sentencepiece", "bpe"),
+    defaults={"num_key_value_heads": 32},
 )

@@ -40,5 +40,6 @@ QWEN2MOE = Family(
         *rows.SLIDING_QWEN, *rows.YARN,
     ),
     vocabularies=("bpe",),
+    defaults={"num_key_value_heads": 16},
     limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
 )

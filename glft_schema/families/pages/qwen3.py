@@ -25,4 +25,5 @@ QWEN3 = Family(
         *rows.SLIDING_QWEN, *rows.YARN
     ),
     vocabularies=("sentencepiece", "bpe"),
+    defaults={"num_key_value_heads": 32},
 )

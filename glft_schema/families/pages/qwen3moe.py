@@ -30,5 +30,6 @@ QWEN3MOE = Family(
         *rows.SLIDING_QWEN, *rows.YARN
     ),
     vocabularies=("bpe",),
+    defaults={"num_key_value_heads": 4, "norm_topk_prob": False},
     limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
 )

@@ -31,4 +31,5 @@ STARCODER2 = Family(
         rows.WINDOW, *rows.YARN,
     ),
     vocabularies=("bpe",),
+    defaults={"num_key_value_heads": 2},
 )
