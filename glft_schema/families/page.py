@@ -242,7 +242,7 @@ class Family:
         names = {*(key.field for key in self.keys), *(one.name for one in (*self.fields, *OF_ANY))}
         return self.aliases.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
 
-    @cached_property
+    @property
     def aliases(self) -> dict[str, str]:
         """Other names of config fields that have a key, and the names on this page."""
         fields = {key.field for key in self.keys}
