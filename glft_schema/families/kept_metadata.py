@@ -67,5 +67,5 @@ def kept_metadata(folder: Path, family: Family, config: Config, computed: Mappin
     decided = {f"{family.arch}.{key.key}" for key in family.keys if key.field or key.default is not None}
     left_out = {DIGEST, f"{family.arch}.pooling_type", *decided} - computed.keys()
     kept = {key: Typed(metadata[key], metadata.type_of(key)) for key in metadata if key not in left_out}
-    ids = {f"tokenizer.ggml.{key}": {**config, **generation}.get(field) for field, key in IDS.items()}
+    ids = {key: {**config, **generation}.get(field) for field, (key, _) in IDS.items()}
     return kept | {key: number for key, number in ids.items() if isinstance(number, int)}
