@@ -44,6 +44,8 @@ LIMITS = {
     "metadata":  Maximum(1 << 28, "bytes of GLFT metadata or of a JSON header", "it is held in memory and parsed as a whole"),
     "stream":    Maximum(1 << 32, "bytes of a stream other than a regular file",
                        "it is held in memory and may never end; save a larger file to disk and open it there"),
+    "repeats":   Maximum(16, "times the stored bytes of the tensors of a torch file, or of those that a new file cannot share",
+                       "a small file may have one tensor under thousands of names; models have an embedding under up to four"),
     "manifest":  Maximum(1 << 26, "bytes of a manifest", "it is held in memory; 400,000 tensors fit"),
     "whole_file": Maximum(1 << 26, "bytes of any other file that is read as a whole: an index, config, tokenizer, card or text",
                        "it is held in memory, and JSON takes up to 20 times its size; the largest tokenizers have 34 MB"),
@@ -53,6 +55,7 @@ LIMITS = {
                        "the same tokenizer takes 4 s"),
 }
 # fmt: on
+MIB = 1 << 20
 A_LIMIT = "a limit of glft_schema"
 
 
@@ -63,8 +66,8 @@ class Limits:
     opened with.
 
     Attributes:
-        objects, nesting, dims, alignment, text, strings, metadata, stream, manifest, whole_file,
-            parser_memory, parser_seconds: see `LIMITS`.
+        objects, nesting, dims, alignment, text, strings, metadata, stream, repeats, manifest,
+            whole_file, parser_memory, parser_seconds: see `LIMITS`.
 
     Raises:
         OptionError: if a name is unknown or a value is not a non-negative integer.
@@ -122,6 +125,12 @@ def current() -> Limits:
     """Returns the limits of the innermost enclosing block, or the defaults."""
     blocks = _blocks.get()
     return blocks[-1] if blocks else Limits()
+
+
+def check_repeats(nbytes: int, stored: int, path: str = "tensors") -> None:
+    """Raises LimitError if tensors of `nbytes` in total, at `path`, repeat the `stored` bytes, and
+    a MiB, too often."""
+    current().check("repeats", nbytes // (stored + MIB), path, " times their stored bytes")
 
 
 def limit_error(name: str, most: str, found: str, path: str, file: str | None = None) -> LimitError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,13 @@ from glft_schema.families.pages import FAMILIES
 from glft_schema.families.tensor_names import Names, is_float32, names_on_page
 from glft_schema.families.untrusted_folders import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
-from glft_schema.files.container import open as open_container
 from glft_schema.files.shards import is_file_name
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.file_source import check_size
 from glft_schema.storage.source import StrPath, path_text
-from glft_schema.tensors.stored_tensor import StoredTensor, of_file, of_values
+from glft_schema.tensors.stored_tensor import StoredTensor, of_values
 
 FOLDER_KEYS = "glft_schema.families.folder_keys"  # a module for a process of its own
 CARD, MODULES = "README.md", "modules.json"
@@ -78,8 +77,12 @@ def is_model_folder(path: StrPath) -> bool:
     return (Path(path_text(path)) / CONFIG).is_file()
 
 
-def open_folder(path: StrPath) -> FolderModel:
+def open_folder(path: StrPath, open_weights: Callable[[], Mapping[str, StoredTensor]]) -> FolderModel:
     """Opens a Hugging Face folder of a declared family.
+
+    Args:
+        path: the folder.
+        open_weights: returns its tensors, in the order in which they are written.
 
     Raises:
         FormatError: if the architecture is unknown, a field of the config is missing, the tokenizer
@@ -96,11 +99,10 @@ def open_folder(path: StrPath) -> FolderModel:
             family = family_of(folder)
             config = read_config(folder, family)
             values = metadata_of(config, family.keys, family.arch)
-            file = open_container(folder)
-            refuse_composite(file.tensors, folder, family=family)
+            weights = open_weights()
+            refuse_composite(weights, folder, family=family)
             notes = [*unknown_fields(family, config, folder), *check_fields(family, config, None, folder)]
-            names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
-            tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
+            tensors = gguf_tensors(weights, family, config)
             notes += check_fields(family, config, tensors, folder)  # lists blocks, whose number was compared with the tensors
         for note in notes:
             warnings.warn(note, MetadataWarning, stacklevel=3)
@@ -127,8 +129,8 @@ def open_folder(path: StrPath) -> FolderModel:
         QUANTIZATION_VERSION: VERSION,
         **{key: Typed(*pair) for key, pair in vocabulary.items()},
     }
-    mapped = names_on_page(names, family)
-    dropped = tuple(name for name in names if name not in mapped)
+    mapped = names_on_page(weights, family)
+    dropped = tuple(name for name in weights if name not in mapped)
     return FolderModel(family, tensors, WITH_TYPES.metadata.metadata(entries), dropped)
 
 

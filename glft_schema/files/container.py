@@ -189,7 +189,7 @@ def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError
     if isinstance(fault, TruncatedError):
         with suppress(FormatError):
             return open(path, mmap=mmap, allow_truncated=True), fault
-    if fault.file is None or not os.path.isfile(fault.file):
+    if fault.file is None or not os.path.isfile(fault.file) or indexed_format(fault.file):
         raise fault
     with _close_on_error(open_source(fault.file, mmap)) as source:
         return parse_partly(source), fault

@@ -6,7 +6,7 @@ The metadata of a GGUF file such as ``model-00001-of-00003.gguf`` has its index 
 llama.cpp's llama-model-loader.cpp and gguf-split.
 
 safetensors files have an index, ``model.safetensors.index.json``, whose ``weight_map`` maps each
-tensor to a file name. Source: transformers.
+tensor to a file name, and torch files ``pytorch_model.bin.index.json``. Source: transformers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,13 +24,14 @@ from typing import Any, NamedTuple
 from glft_schema.codec.text import is_utf8
 from glft_schema.errors import FormatError, quote, safe
 from glft_schema.files.file import File
-from glft_schema.formats.format import Format, ShardIndex
+from glft_schema.formats.format import Format
 from glft_schema.formats.registry import index_suffixes
 from glft_schema.storage.file_source import read_regular
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
 
+TORCH_FILE, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"  # ends of names
 NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<ending>\.[^.]*)", re.DOTALL)
 
 
@@ -67,17 +68,12 @@ def shard_path(prefix: StrPath, number: int, count: int, ending: str) -> Path:
 
 
 class ShardedTensors(Tensors):
-    """The tensors of several files by name, in the order of the files.
+    """The tensors of several files by name, in the order of the files."""
 
-    Args:
-        shards: the files.
-        names: the file of each tensor, by name.
-    """
-
-    def __init__(self, shards: Iterable[File], names: Mapping[str, File]) -> None:
+    def __init__(self, shards: Iterable[File]) -> None:
         self.gaps = tuple(gap for shard in shards for gap in shard.tensors.gaps)
         self.trailing = sum(shard.tensors.trailing for shard in shards)
-        self._shards = names
+        self._shards = {name: shard for shard in shards for name in shard.tensors}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._shards[name].tensors[name]
@@ -94,21 +90,19 @@ class ShardedFile(File):
 
     Args:
         shards: the files.
-        names: the index in `shards` of each tensor's file; by default all tensors, in file order.
         name: the name of the set; by default the path of the first file.
     """
 
-    def __init__(self, shards: tuple[File, ...], names: Mapping[str, int] | None = None, name: str | None = None) -> None:
+    def __init__(self, shards: tuple[File, ...], name: str | None = None) -> None:
         self._shards = shards
-        self._names = {name: i for i, shard in enumerate(shards) for name in shard.tensors} if names is None else names
-        self._tensors = ShardedTensors(shards, {name: shards[i] for name, i in self._names.items()})
+        self._tensors = ShardedTensors(shards)
         first = shards[0]
         super().__init__(first.format, first.regions, first.source, first.device, first.limits, first._parse)
         self.name = name or first.name
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.source.check_open()
-        return ShardedFile, (self._shards, self._names, self.name)
+        return ShardedFile, (self._shards, self.name)
 
     @property
     def shards(self) -> tuple[File, ...]:
@@ -173,39 +167,57 @@ def whole_set(file: File) -> tuple[str, Path] | None:
         match = NAME.fullmatch(str(file.name))
         first = shard_path(match["prefix"] if match else "NAME", 0, split.files, file.format.endings[0])
         return f"file {split.number + 1} of {split.files}", first
-    index = index_of(file)
-    return ("one of the files of an index", index) if index else None
+    return listed_in(Path(file.name))
 
 
-def check_whole(file: File, path: StrPath) -> None:
-    """Raises FormatError, which names the file to open, if an open file is part of a set."""
-    if part := whole_set(file):
+def listed_in(path: Path) -> tuple[str, Path] | None:
+    """Returns a description of a file that an index in its folder lists, and the index, or None."""
+    for suffix in (*(suffix for _, suffix in index_suffixes()), TORCH_INDEX):
+        for index in sorted(path.parent.glob(f"*{suffix}")):
+            with suppress(FormatError, OSError):  # not an index, or not readable
+                if path.name in _read_index(index)[1]:
+                    return "one of the files of an index", index
+    return None
+
+
+def check_whole(file: File | None, path: StrPath) -> None:
+    """Raises FormatError, which names the file to open, if a file is part of a set.
+
+    Args:
+        file: the open file; None for a torch file.
+        path: its path.
+    """
+    if part := whole_set(file) if file else listed_in(Path(path_text(path))):
         raise FormatError(f"expected a whole model, found {part[0]}: open {safe(part[1].name)}", file=os.fsdecode(path))
 
 
 def find_set(folder: Path) -> Path:
-    """Returns the index in a folder, or its only weights file of a format with an index.
+    """Returns the index in a folder, or its only weights file of a format with an index; those of
+    torch if there are no others.
 
     Raises:
         FormatError: if there are several, or none.
     """
-    suffixes = index_suffixes()
-    indices = sorted(path for _, suffix in suffixes for path in folder.glob(f"*{suffix}"))
-    if len(indices) > 1:
-        raise FormatError(
-            f"expected one index in the directory, found {', '.join(safe(index.name) for index in indices)}", file=str(folder)
-        )
-    if indices:
-        return indices[0]
-    files = sorted(path for format, _ in suffixes for ending in format.endings for path in folder.glob(f"*{ending}"))
-    if len(files) != 1:
-        expected = " or ".join(f"an index (*{suffix}) or one {format.name} file" for format, suffix in suffixes)
-        others = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
-        hint = (
-            f"; give one of its GGUF files: {', '.join(map(safe, others[:5]))}{', ...' * (len(others) > 5)}" if others else ""
-        )
-        raise FormatError(f"expected {expected}, found {len(files)} files{hint}", file=str(folder))
-    return files[0]
+    kinds = [(format.name, suffix, format.endings) for format, suffix in index_suffixes()]
+    for _, suffix, endings in (*kinds, ("torch", TORCH_INDEX, (TORCH_FILE,))):
+        indices = sorted(folder.glob(f"*{suffix}"))
+        files = sorted(path for ending in endings for path in folder.glob(f"*{ending}"))
+        if len(indices) > 1:
+            found = ", ".join(safe(index.name) for index in indices)
+            raise FormatError(f"expected one index in the directory, found {found}", file=str(folder))
+        for index in indices:
+            whole = index.with_name(index.name.removesuffix(".index.json"))
+            if whole in files and _read_index(index)[1] != [whole.name]:
+                found = f"{safe(whole.name)}, which transformers loads, and {safe(index.name)}, which does not list it alone"
+                raise FormatError(f"expected one model in the directory, found {found}: remove one", file=str(folder))
+        if indices or len(files) == 1:
+            return (indices or files)[0]
+        if files:
+            break
+    expected = " or ".join(f"an index (*{suffix}) or one {name} file" for name, suffix, _ in kinds)
+    others = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
+    hint = f"; give one of its GGUF files: {', '.join(map(safe, others[:5]))}{', ...' * (len(others) > 5)}" if others else ""
+    raise FormatError(f"expected {expected}, found {len(files)} files{hint}", file=str(folder))
 
 
 def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) -> File:
@@ -218,45 +230,55 @@ def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) ->
 
     Raises:
         OSError: if a file of the set is missing or cannot be opened.
-        FormatError: if the index or a file is invalid, or a tensor is missing.
+        FormatError: if the index or a file is invalid, or the index does not list their tensors.
+    """
+    weight_map, names = read_index(index)
+    shards = dict[str, File]()
+    try:
+        for name in names:
+            shards[name] = open_one(index.parent / name)
+            if shards[name].format is not format:
+                raise FormatError(f"expected a {format.name} file, found {shards[name].format.name}", file=shards[name].name)
+        check_listed(index, weight_map, {name: shard.tensors for name, shard in shards.items()})
+    except BaseException:
+        for shard in shards.values():
+            shard.close()
+        raise
+    return ShardedFile(tuple(shards.values()), str(index))
+
+
+def read_index(index: Path) -> tuple[dict[str, str], list[str]]:
+    """Returns the file name of each tensor, and all file names.
+
+    Raises:
+        OSError: if a file is missing, or the index cannot be read.
+        FormatError: if it is not an index of files in its folder.
     """
     weight_map, names = _read_index(index)
     if not names:
         raise FormatError("expected at least one tensor, found none", "weight_map", file=str(index))
     if bad := [name for name in names if not is_file_name(name)]:
         raise FormatError(f"expected the name of a file in the directory, found {quote(bad[0])}", "weight_map", file=str(index))
-    shards: list[File] = []
-    try:
-        for name in names:
-            shards.append(open_one(index.parent / name))
-            if shards[-1].format is not format:
-                raise FormatError(f"expected a {format.name} file, found {shards[-1].format.name}", file=shards[-1].name)
-        number_of = {name: i for i, name in enumerate(names)}
-        numbers = {tensor: number_of[name] for tensor, name in weight_map.items()}
-        for tensor, number in numbers.items():
-            if tensor not in shards[number].tensors:
-                problem = f"expected this tensor in {safe(names[number])}, found none"
-                raise FormatError(problem, "weight_map", tensor=tensor, file=str(index))
-    except BaseException as error:
-        for shard in shards:
-            shard.close()
-        if isinstance(error, FileNotFoundError):
+    if (match := NAME.fullmatch(names[0])) and len(names) < int(match["count"]):
+        problem = f"expected {int(match['count'])} files, as the name {safe(names[0])} says, found {len(names)}"
+        raise FormatError(problem, "weight_map", file=str(index))
+    for path in (index.parent / name for name in names):
+        if not path.exists():
             problem = f"{safe(index.name)} lists this file, which is missing: download it, too"
-            raise FileNotFoundError(errno.ENOENT, problem, error.filename) from None
-        raise
-    return ShardedFile(tuple(shards), numbers, str(index))
+            raise FileNotFoundError(errno.ENOENT, problem, str(path))
+    return weight_map, names
 
 
-def index_of(file: File) -> Path | None:
-    """Returns the index in a file's folder that lists the file, or None."""
-    if not isinstance(file.format.shards, ShardIndex):
-        return None
-    path = Path(file.name)
-    for index in sorted(path.parent.glob(f"*{file.format.shards.suffix}")):
-        with suppress(FormatError, OSError):  # not an index, or not readable
-            if path.name in _read_index(index)[1]:
-                return index
-    return None
+def check_listed(index: Path, weight_map: Mapping[str, str], tensors: Mapping[str, Collection[str]]) -> None:
+    """Raises FormatError unless an index lists exactly the tensors that each of its files has."""
+    for tensor, name in weight_map.items():
+        if tensor not in tensors[name]:
+            raise FormatError(f"expected this tensor in {safe(name)}, found none", "weight_map", tensor=tensor, file=str(index))
+    for name, held in tensors.items():
+        for tensor in held:
+            if weight_map.get(tensor) != name:
+                problem = f"expected {quote(name)} for this tensor, which it has, found {safe(weight_map.get(tensor, 'none'))}"
+                raise FormatError(problem, "weight_map", tensor=tensor, file=str(index))
 
 
 def _read_index(index: Path) -> tuple[dict[str, Any], list[Any]]:

@@ -14,6 +14,7 @@ from glft_schema.files.file import File
 from glft_schema.files.shards import shard_info, shard_path
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.registry import FORMATS
+from glft_schema.limits import check_repeats
 from glft_schema.storage.atomic import atomic_write, new_files
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.storage.tensor_bytes import write_all
@@ -119,4 +120,6 @@ def _write(file: File, metadata: Mapping[str, Any], tensors: list[Tensor], path:
     regions = {"header": file.header, "metadata": metadata}
     regions = {name: region for name, region in regions.items() if file.format.field(name) is not None}
     payloads = {tensor.name: tensor for tensor in tensors}
+    distinct = {tensor.identity: tensor.nbytes for tensor in tensors}
+    check_repeats(sum(tensor.nbytes for tensor in tensors), sum(distinct.values()))
     Container.build_file({"format": file.format.name, **regions, file.format.table: rows, "data": payloads}, path)

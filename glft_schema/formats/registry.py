@@ -99,6 +99,7 @@ def format_of(source: Source) -> Format:
     found, path = start[: max(len(magic) for format in FORMATS for magic in format.magics)], Path(source.name)
     other = f", the start of {about}" if about else OWN
     hint = f"; give its folder, {str(path.parent)!r}" if path.name == "config.json" else other
+    hint = "; open_checkpoint and glft convert read torch files" if path.name.endswith(".bin.index.json") else hint
     raise FormatError(f"expected {alternatives(expected)}, found {found!r}{hint}", MAGIC, 0, file=source.name)
 
 

@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from glft_schema.errors import OptionError, TruncatedError, quote
 from glft_schema.limits import current
@@ -53,6 +53,10 @@ class FileSource(Source):
         if not self.has_path:
             return BytesSource, (bytes(self.read(0, self.size)),)
         return _reopen, (self.name, self.mapped, self.start, self._size_given, self.version)
+
+    def stream(self) -> IO[bytes]:
+        """Returns a stream of the whole file, which must be closed."""
+        return os.fdopen(os.dup(self._fd), "rb")
 
     def _size_now(self) -> int:
         return min(self.size, os.fstat(self._fd).st_size - self.start)

@@ -1,4 +1,4 @@
-"""Opens checkpoints of any kind: a weights file, the files of a set, or a torch file."""
+"""Opens checkpoints of any kind: a weights file, the files of a set, or torch files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +19,14 @@ from glft_schema.families.donors import Donor
 from glft_schema.families.folders import declared_family, is_model_folder, open_folder
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
-from glft_schema.files.shards import check_whole
+from glft_schema.files.shards import TORCH_INDEX, check_whole, find_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.storage.file_source import open_regular
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
-from glft_schema.weights.torch_files import TORCH_MAGICS, load_torch
+from glft_schema.weights.torch_files import is_torch, load_torch, load_torch_set
 
 
 class Checkpoint(NamedTuple):
@@ -54,11 +54,12 @@ Weights = StrPath | File | Mapping[str, Any] | Checkpoint  # a path, an open fil
 
 
 def open_checkpoint(path: StrPath, exclude: Iterable[str] = (), *, as_stored: bool = False) -> dict[str, StoredTensor]:
-    """Opens a checkpoint: whatever `glft_schema.open` opens, or a torch file.
+    """Opens a checkpoint: whatever `glft_schema.open` opens, a torch file, or the index or the
+    folder of torch files.
 
     A torch file is read without torch's reader, so it cannot run code. If its dict has the weights
-    under ``state_dict``, ``model_state_dict`` or ``model``, that entry is used. Other Python
-    objects are not constructed, and can be excluded.
+    under ``state_dict``, ``model_state_dict`` or ``model``, that entry is used, with the tensors
+    beside it. Other Python objects are not constructed, and can be excluded.
 
     Args:
         path: the file or folder.
@@ -129,8 +130,16 @@ def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
     """Opens a Hugging Face folder by its family, or by llama.cpp's converter."""
     if converter.path is not None or (declared_family(path) is None and converter.script()):
         return _of_file(converter.open(path))._replace(converter=converter.name)
-    model = open_folder(path)
+    model = open_folder(path, partial(_in_order, path))
     return Checkpoint(model.tensors, model.metadata, family=model.family.arch, dropped=model.dropped)
+
+
+def _in_order(folder: Path) -> dict[str, StoredTensor]:
+    """Returns the tensors of a folder, those of each safetensors file by name."""
+    opened = _open_path(folder)
+    shards = opened.file.shards if opened.file else ()
+    names = [name for shard in shards for name in sorted(shard.tensors)] or opened.tensors
+    return in_memory({name: opened.tensors[name] for name in names})
 
 
 def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder: Path | None) -> Checkpoint:
@@ -144,7 +153,7 @@ def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder:
 def _open_whole(source: StrPath | Checkpoint) -> Checkpoint:
     """Opens a checkpoint. Raises FormatError for a single file of a set."""
     checkpoint = open_entries(source)
-    if isinstance(source, (str, os.PathLike)) and checkpoint.file:
+    if isinstance(source, (str, os.PathLike)):
         check_whole(checkpoint.file, source)
     return checkpoint
 
@@ -178,15 +187,10 @@ def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Chec
 
 
 def _open_path(path: StrPath) -> Checkpoint:
-    if not os.path.isdir(path_text(path)):
-        fd = open_regular(path)
-        try:
-            magic = os.read(fd, 4)
-        finally:
-            os.close(fd)
-        if magic.startswith(TORCH_MAGICS):
-            return Checkpoint(load_torch(path), {})
-    return _of_file(open_container(path))
+    found = find_set(Path(path)) if os.path.isdir(path_text(path)) else Path(path_text(path))
+    if found.name.endswith(TORCH_INDEX):
+        return Checkpoint(load_torch_set(found), {})
+    return Checkpoint(load_torch(found), {}) if is_torch(found) else _of_file(open_container(found))
 
 
 def _of_file(file: File) -> Checkpoint:

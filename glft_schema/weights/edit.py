@@ -23,12 +23,12 @@ from glft_schema.codec.structs import Padding
 from glft_schema.codec.typed_text import texts_of_change
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import with_display
-from glft_schema.errors import FormatError, OptionError, quote
+from glft_schema.errors import FormatError, OptionError, quote, safe
 from glft_schema.families.chat_templates import template_problem
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules, parse_source
-from glft_schema.files.shards import find_set, index_of, shard_info
+from glft_schema.files.shards import find_set, whole_set
 from glft_schema.formats.registry import indexed_format, refuse_ending
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.atomic import atomic_write
@@ -141,9 +141,8 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
     with open(source, mmap=False, whole_set=False) as file, file.limits:
         if out is not None:
             refuse_ending(out, file.format, "edit keeps the format,")
-        shard, index = shard_info(file), index_of(file)
-        if shard or index:
-            found = shard or f"a file that {quote(index.name if index else None)} lists"
+        if part := whole_set(file):
+            found = f"{part[0]} ({safe(part[1].name)})"
             raise OptionError(f"expected a file that is not part of a set, found {found}: merge the set first")
         entries, changes = _edit_metadata(file, values, removed)
         names = _new_names(file, rename)

@@ -19,7 +19,6 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
 from glft_schema.tensors.tensor import PayloadLocation, Tensor
-from glft_schema.weights.torch_pickle import Opaque
 
 
 def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: Any) -> Tensor:
@@ -104,9 +103,7 @@ def check_dense(name: str, tensor: Any) -> None:
     """Raises TensorError unless `tensor` is an array or a torch tensor with all of its values in
     memory."""
     if not isinstance(tensor, np.ndarray) and not is_tensor(tensor):
-        is_other = isinstance(tensor, Opaque) and "._rebuild_" in tensor.text
-        expected = "a dense tensor with values in memory" if is_other else "a tensor of torch or an array of numpy"
-        raise TensorError(f"expected {expected}, found {quote(tensor)}", name)
+        raise TensorError(f"expected a tensor of torch or an array of numpy, found {quote(tensor)}", name)
     if problem := not_dense(tensor):
         hint = (
             ": StorageWriter saves it, see docs/scale.md, or save its full_tensor()" if hasattr(tensor, "full_tensor") else ""

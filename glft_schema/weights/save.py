@@ -21,6 +21,7 @@ from glft_schema.formats.file_types import MAIN_TYPES
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import target_format
 from glft_schema.lazy import outside_graphs
+from glft_schema.limits import check_repeats
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import BytesSource, StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -192,6 +193,9 @@ def plan_file(
     tied = _alias_tied(stored, choices)
     aliases = {} if set(rules).intersection(target.unshared_by) else tied
     payloads = payloads_of(choices, stored, options.get("progress"), options.get("measure", False))
+    if not aliases:
+        distinct = sum(payload.nbytes for name, payload in payloads.items() if name not in tied)
+        check_repeats(sum(payload.nbytes for payload in payloads.values()), distinct)
     if target.alignment_key and alignment is not None:
         metadata = target.metadata.with_number(metadata or {}, target.alignment_key, alignment)
     is_chosen = isinstance(options.get("schemes"), TypeChooser)

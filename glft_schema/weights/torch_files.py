@@ -7,7 +7,11 @@ has five pickles, then the storages, each preceded by its number of elements.
 from __future__ import annotations
 
 import math
-from typing import Any
+import os
+from contextlib import closing
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -15,14 +19,15 @@ from numpy.lib.stride_tricks import as_strided
 from glft_schema.codec.construct_errors import inside
 from glft_schema.errors import FormatError, TensorError, TruncatedError, quote
 from glft_schema.files.parsing import gc_paused
-from glft_schema.formats.registry import ZIP
+from glft_schema.files.shards import check_listed, read_index
+from glft_schema.formats.registry import ZIP, format_of
 from glft_schema.formats.torch_zip import Span, read_directory
-from glft_schema.limits import current
-from glft_schema.storage.dtypes import BFLOAT16, NAMES, Array, Dtype, dtype_of, name_of, words
+from glft_schema.limits import check_repeats, current
+from glft_schema.storage.dtypes import NAMES, Array, Dtype, dtype_of, name_of
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.storage.tensor_bytes import array_over
-from glft_schema.weights.torch_pickle import Opaque, Pickle, Storage, TensorView, read_pickle
+from glft_schema.weights.torch_pickle import Opaque, Storage, TensorView, read_pickle
 
 # A zip archive, or a pickle with the magic number of torch before 1.6. A shorter prefix could also
 # be the header length at the start of a safetensors file.
@@ -30,11 +35,8 @@ TORCH_MAGICS = (ZIP, b"\x80\x02\x8a\x0a")
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the first two pickles of a legacy file
 VERSIONS = [b"%d" % version for version in range(1, 11)]  # of archives that torch reads
 
-MAX_REPEATED = 1 << 24  # bytes that tensors may have in total, beyond twice the bytes of their storages
-
 ALIGNMENT = 16  # bytes; torch may crash on unaligned complex128 tensors
-LONGEST = 16  # bytes to read of a text record
-FIRST = 1 << 16  # bytes that are read first to find the end of pickles
+PER_TENSOR = 80  # bytes of a pickle, at least
 
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # weights in checkpoints of training scripts
 ONLY_TENSORS = "expected a torch file that holds only tensors, found"
@@ -53,6 +55,12 @@ DTYPES |= {dtype: dtype for dtype in (  # of tensors in untyped storages
 # fmt: on
 
 
+def is_torch(path: StrPath) -> bool:
+    """Returns whether a regular file begins like a torch file. Raises OSError from the system."""
+    with closing(open_source(path, mmap=False)) as source:
+        return bytes(source.read(0, min(source.size, 4))).startswith(TORCH_MAGICS)
+
+
 def load_torch(path: StrPath) -> dict[str, Any]:
     """Returns the entries of a torch file. Tensors are views of the mapped file.
 
@@ -60,81 +68,99 @@ def load_torch(path: StrPath) -> dict[str, Any]:
         OSError: from the system.
         LimitError: if the file exceeds a limit.
         FormatError: if it is not a torch file, or does not hold a dict with entries.
-        TensorError: if a tensor's dtype cannot be read, or tensors repeat more than `MAX_REPEATED`
-            bytes.
+        TensorError: if a tensor's dtype cannot be read.
     """
     source = open_source(path)
     try:
-        is_archive = source.read(0, min(source.size, len(ZIP))) == ZIP
-        with gc_paused():
-            value, records = (_read_archive if is_archive else _read_legacy)(source)
-        for key in NESTED_KEYS:
-            if isinstance(value, dict) and isinstance(value.get(key), dict):
-                value = value[key]
-        if isinstance(value, Opaque):
-            raise FormatError(f"{ONLY_TENSORS}: other Python objects ({value}); save model.state_dict() instead")
-        if not isinstance(value, dict) or not value:
-            raise FormatError(f"expected a dict of tensors, found {quote(value)}")
-        make = _Tensors(source, records).of
-        with gc_paused():
-            return {name: make(entry, str(name)) if isinstance(entry, TensorView) else entry for name, entry in value.items()}
+        start = bytes(source.read(0, min(source.size, 4)))
+        if not start.startswith(TORCH_MAGICS):
+            raise FormatError(f"expected a torch file, found {format_of(source).name}")
+        with source.stream() as stream, gc_paused():
+            value, records = (_read_archive if start == ZIP else _read_legacy)(stream)
+            entries, make = _weights(value), _Tensors(source, records).of
+            return {name: make(entry, str(name)) if isinstance(entry, TensorView) else entry for name, entry in entries.items()}
     except FormatError as error:
         raise error.at(error.path, error.offset, error.tensor, source.name) from None
     finally:
         source.close()  # tensors keep the file mapped
 
 
-def _read_archive(source: Source) -> tuple[Any, dict[str, Span]]:
+def load_torch_set(index: Path) -> dict[str, Any]:
+    """Returns the entries of all torch files that an index lists. Raises as `open_index`, and as
+    `load_torch`."""
+    weight_map, names = read_index(index)
+    shards = {name: load_torch(index.parent / name) for name in names}
+    check_listed(index, weight_map, shards)
+    return {name: entry for shard in shards.values() for name, entry in shard.items()}
+
+
+def _weights(value: Any) -> dict[Any, Any]:
+    """Returns the entries of `NESTED_KEYS`, with the tensors beside them, or all entries."""
+    for key in NESTED_KEYS:
+        if isinstance(value, dict) and isinstance(nested := value.get(key), dict):
+            beside = {name: entry for name, entry in value.items() if isinstance(entry, TensorView)}
+            if both := nested.keys() & beside.keys():
+                raise FormatError(f"expected unique names, found a tensor in and beside {quote(key)}", tensor=min(both))
+            value = nested | beside
+    if isinstance(value, Opaque):
+        raise FormatError(f"{ONLY_TENSORS}: other Python objects ({value}); save model.state_dict() instead")
+    if not isinstance(value, dict) or not value:
+        raise FormatError(f"expected a dict of tensors, found {quote(value)}")
+    return value
+
+
+def _read_archive(stream: IO[bytes]) -> tuple[Any, dict[str, Span]]:
     """Returns the object of an archive, and the bytes of its storages by key."""
-    records = read_directory(source)
+    records = read_directory(stream)
+
+    def read(name: str) -> bytes:
+        start, nbytes = records.get(name, (0, 0))
+        _check_size(nbytes, name)
+        stream.seek(start)
+        return stream.read(nbytes)
+
     if "constants.pkl" in records:
         raise FormatError(f"{ONLY_TENSORS}: TorchScript; save model.state_dict() instead")
-    spans = (records.get(name, (0, 0)) for name in ("version", "byteorder"))
-    version, order = (bytes(source.read(start, min(nbytes, LONGEST))) for start, nbytes in spans)
+    version, order = read("version"), read("byteorder")
     if version.strip() not in VERSIONS or order not in (b"", b"little"):
         found = f"version {quote(version)} and byteorder {quote(order)}"
         raise FormatError(f"expected version 1 to 10 and little-endian numbers, found {found}")
-    start, nbytes = records.get("data.pkl", (0, 0))
-    current().check("metadata", nbytes, "data.pkl", " bytes")
     with inside("data.pkl"):
-        value = read_pickle(bytes(source.read(start, nbytes))).value
+        value, _ = read_pickle(BytesIO(read("data.pkl")))
     return value, {name.removeprefix("data/"): span for name, span in records.items() if name.startswith("data/")}
 
 
-def _read_legacy(source: Source) -> tuple[Any, dict[str, Span]]:
+def _read_legacy(stream: IO[bytes]) -> tuple[Any, dict[str, Span]]:
     """Returns the object of a legacy file, and the bytes of its storages by key."""
-    magic, protocol, system, pickle, keys = _pickles(source)
-    little = system.value.get("little_endian") if isinstance(system.value, dict) else None
-    if (magic.value, protocol.value, little) != (MAGIC, PROTOCOL, True):
-        found = f"protocol {quote(protocol.value)}, little-endian {quote(little)}"
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    start = BytesIO(stream.read(current().objects * PER_TENSOR))
+    try:
+        (magic, _), (protocol, _), (system, _), (value, storages), (keys, _) = (read_pickle(start) for _ in range(5))
+    except TruncatedError:
+        _check_size(size, "")
+        raise
+    little = system.get("little_endian") if isinstance(system, dict) else None
+    if (magic, protocol, little) != (MAGIC, PROTOCOL, True):
+        found = f"protocol {quote(protocol)}, little-endian {quote(little)}"
         raise FormatError(f"expected protocol {PROTOCOL} and little-endian numbers, found {found}")
-    records, at = dict[str, Span](), keys.end
-    for key in keys.value if isinstance(keys.value, list) else ():
-        storage, numel = pickle.storages.get(key if isinstance(key, str) else ""), int.from_bytes(source.read(at, 8), "little")
+    records, at = dict[str, Span](), start.tell()
+    for key in keys if isinstance(keys, list) else ():
+        stream.seek(at)
+        storage, numel = storages.get(key if isinstance(key, str) else ""), int.from_bytes(stream.read(8), "little")
         if storage is None or storage.numel != numel or key in records:
             raise FormatError(f"expected each storage once, with the number of its elements, found {quote(key)}", offset=at)
         records[key] = at + 8, numel * _dtype(storage.type, key).itemsize
         at = sum(records[key])
-    if at > source.size:
-        raise TruncatedError(f"expected {at} bytes, found {source.size}", offset=source.size)
-    return pickle.value, records
+    if at > size:
+        raise TruncatedError(f"expected {at} bytes, found {size}", offset=size)
+    return value, records
 
 
-def _pickles(source: Source) -> list[Pickle]:
-    """Returns the five pickles at the start of a legacy file."""
-    nbytes = FIRST
-    while True:  # they have no length, and storages of any size follow them
-        stored = bytes(source.read(0, min(nbytes, source.size)))
-        pickles = [read_pickle(stored)]
-        try:
-            while len(pickles) < 5:
-                pickles.append(read_pickle(stored, pickles[-1].end))
-            return pickles
-        except TruncatedError:
-            if nbytes >= source.size:
-                raise
-        nbytes *= 8
-        current().check("metadata", nbytes, "", " bytes of pickles")
+def _check_size(nbytes: int, path: str) -> None:
+    """Raises LimitError if pickles or texts are too large. In memory they take up to 80 times their
+    size."""
+    current().check("objects", nbytes // PER_TENSOR, path, f" tensors with {PER_TENSOR} bytes of a pickle each")
 
 
 def _dtype(name: str, tensor: str) -> Dtype:
@@ -157,8 +183,7 @@ class _Tensors:
         self._whole = source.private(0, source.size)
         self._records = records
         self._storages: dict[str, Array] = {}  # uint8, by key
-        self._seen: set[str] = set()
-        self._stored = self._total = 0  # bytes of storages, and of different tensors
+        self._stored, self._nbytes = sum(nbytes for _, nbytes in records.values()), 0  # bytes of storages, and of tensors
 
     def of(self, view: TensorView, name: str) -> Array:
         """Returns a tensor. Raises FormatError or TensorError as `load_torch`."""
@@ -170,24 +195,17 @@ class _Tensors:
         if (numel and last >= most) or math.prod(size or 1 for size in view.shape) >= (1 << 63) // dtype.itemsize:
             problem = f"expected elements of its storage of {most}, found dims {list(view.shape)} up to element {last}"
             raise FormatError(problem, tensor=name)
-        identity = repr((view.storage.key, view.offset, dtype, view.shape, view.stride))  # hashes of numbers can be equal
-        if identity not in self._seen:  # tied tensors are stored once
-            self._seen.add(identity)
-            self._total += numel * dtype.itemsize
-        if self._total > 2 * self._stored + MAX_REPEATED:
-            problem = f"expected {self._stored} bytes of values up to this tensor, as stored, found {self._total}"
-            raise TensorError(f"{problem}, repeated by strides or in other tensors: save tensor.contiguous()", name)
+        self._nbytes += numel * dtype.itemsize
+        check_repeats(self._nbytes, self._stored, f"tensors up to {quote(name)}")
         if not numel:
             return np.empty(view.shape, dtype)
         numbers = storage[: most * dtype.itemsize].view(dtype)[view.offset :]
         found = as_strided(numbers, view.shape, [step * dtype.itemsize for step in view.stride])
         if "conj" in view.flags and found.dtype.kind == "c":  # torch ignores the value
             found = np.asarray(found.conj())
-        if "neg" not in view.flags or found.dtype == np.bool_:
+        if "neg" not in view.flags:
             return found
-        if found.dtype == BFLOAT16:
-            return np.asarray(words(found) ^ 0x8000).view(BFLOAT16)
-        if found.dtype.names:
+        if found.dtype.kind not in "cf":  # torch has such views only of imaginary parts
             raise TensorError(f"expected numbers that can be negated, found {name_of(found.dtype)}", name)
         return np.asarray(-found)
 
@@ -200,5 +218,4 @@ class _Tensors:
                 raise FormatError(problem, offset=start or None, tensor=name)
             stored = self._source.read(start, nbytes) if start % ALIGNMENT else self._whole[start : start + nbytes]
             self._storages[storage.key] = array_over(stored, dtype_of("uint8"), (nbytes,))
-            self._stored += nbytes
         return self._storages[storage.key]

@@ -90,6 +90,78 @@ def test_names_of_other_classes(case: str, tmp_path: Path) -> None:
     }
 
 
+BUFFERS = {  # of old releases of transformers
+    "tiny-llama": ("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(8)),
+    "tiny-gpt2": ("transformer.h.0.attn.bias", torch.ones(1, 1, 64, 64, dtype=torch.uint8).tril()),
+    "tiny-bert": ("embeddings.position_ids", torch.arange(256)[None]),
+}
+
+
+@pytest.mark.parametrize("kind", ["whole", "index", "legacy"])
+@pytest.mark.parametrize("name", BUFFERS)
+def test_folders_of_torch_files_equal_the_converters_file(name: str, kind: str, tmp_path: Path) -> None:
+    folder, out = make_folder(tmp_path, name), tmp_path / "out.gguf"
+    tensors = load_file(folder / "model.safetensors") | dict([BUFFERS[name]])
+    (folder / "model.safetensors").unlink()
+    write_torch(tensors, folder, kind)
+    glft.convert(folder, out)
+    found = contents(out)
+    assert found["keys"] == RECORDED[name]["keys"]
+    assert found["tensors"] == RECORDED[name]["tensors"]
+
+
+def write_torch(tensors: dict[str, torch.Tensor], folder: Path, kind: str) -> None:
+    names = list(tensors)
+    files = {"pytorch_model.bin": names}
+    if kind == "index":
+        files = {f"pytorch_model-0000{i + 1}-of-00002.bin": names[i::2] for i in range(2)}
+        weight_map = {name: file for file, held in files.items() for name in held}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    for file, held in files.items():
+        torch.save({name: tensors[name] for name in held}, folder / file, _use_new_zipfile_serialization=kind != "legacy")
+
+
+def test_what_is_refused_of_a_folder_of_torch_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder, out = make_folder(tmp_path, "tiny-qwen2"), tmp_path / "out.gguf"
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    write_torch(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"]}, folder, "index")
+    index, shard = folder / "pytorch_model.bin.index.json", folder / "pytorch_model-00001-of-00002.bin"
+    assert len(glft.convert(index, tmp_path / "out.safetensors")) == len(tensors) + 1
+    with pytest.raises(
+        glft.FormatError, match=r"expected a whole model, found one of the files of an index: open pytorch_model\.bin"
+    ):
+        glft.convert(shard, tmp_path / "out.safetensors")
+    with pytest.raises(glft.FormatError, match="open_checkpoint and glft convert read torch files"):
+        glft.open(folder)
+    listed = json.loads(index.read_text())
+    del listed["weight_map"]["lm_head.weight"]
+    index.write_text(json.dumps(listed))
+    with pytest.raises(glft.FormatError, match=r"which it has, found none \(tensor 'lm_head\.weight'\) in .*bin\.index\.json"):
+        glft.convert(folder, out)
+    index.unlink()
+    with pytest.raises(glft.FormatError, match=r"or one safetensors file, found 0 files"):  # shards need their index
+        glft.convert(folder, out)
+    shard.rename(folder / "pytorch_model.bin")
+    (folder / "pytorch_model.bin").write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(glft.FormatError, match="a Git LFS pointer: fetch the file with git lfs pull"):
+        glft.convert(folder, out)
+    torch.save(Code(), folder / "pytorch_model.bin")
+    with pytest.raises(
+        glft.FormatError, match=r"only tensors, found: other Python objects \(an object of __builtin__\.print\)"
+    ):
+        glft.convert(folder, out)
+    assert capfd.readouterr().out == ""
+    assert not out.exists()
+
+
+class Code:
+    """An object whose unpickling runs code."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("run",)
+
+
 @pytest.mark.filterwarnings("ignore:no tokenizer is written")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_there_and_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors
@@ -25,6 +28,7 @@ TENSORS = {
     "ü": torch.zeros(0, 3),
 }
 METADATA = {"format": "pt"}
+Change = Callable[[dict[str, str], Path], Any]
 INDEX = "part.safetensors.index.json"
 
 
@@ -74,11 +78,58 @@ def test_a_folder_stands_for_its_index_or_its_only_file(index: Path, whole: Path
     assert load_file(tmp_path / "one").keys() == TENSORS.keys()
 
 
-def test_only_listed_tensors_are_in_a_set(index: Path) -> None:
-    listed = json.loads(index.read_text(encoding="utf-8"))
-    del listed["weight_map"]["c"]
-    index.write_text(json.dumps(listed), encoding="utf-8")
-    assert load_file(index).keys() == TENSORS.keys() - {"c"}
+def without(name: str) -> Change:
+    return lambda listed, folder: listed.pop(name)
+
+
+def twice(listed: dict[str, str], folder: Path) -> None:
+    """Puts a tensor of another file into the first, too."""
+    path = folder / "part-00001-of-00003.safetensors"
+    other = next(name for name, file in listed.items() if file != path.name)
+    save_file({**load_file(path), other: TENSORS[other]}, path)
+
+
+def fewer_files(listed: dict[str, str], folder: Path) -> None:
+    for name in [name for name, file in listed.items() if file.startswith("part-00003")]:
+        del listed[name]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (without("c"), r"expected 'part-0000\d-of-00003.safetensors' for this tensor, which it has, found none \(tensor 'c'\)"),
+        (twice, r"expected 'part-00001-of-00003.safetensors' for this tensor, which it has, found part-0000[23]-of"),
+        (fewer_files, "expected 3 files, as the name part-00001-of-00003.safetensors says, found 2"),
+    ],
+)
+def test_an_index_lists_each_tensor_of_its_files(change: Change, problem: str, index: Path) -> None:
+    content = json.loads(index.read_text(encoding="utf-8"))
+    change(content["weight_map"], index.parent)
+    index.write_text(json.dumps(content), encoding="utf-8")
+    for use in (
+        load_file,
+        glft_schema.weights.open_checkpoint,
+        lambda path: merge(path, index.with_name("merged.safetensors")),
+    ):
+        with pytest.raises(FormatError, match=f"weight_map: {problem}"):
+            use(index)
+    assert_refused(in_this_process("verify", index), "weight_map: expected ")
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "bin"])
+def test_a_file_beside_an_index_is_not_ignored(ending: str, tmp_path: Path) -> None:
+    """transformers takes ``model.safetensors``, whatever an index lists."""
+    whole = tmp_path / {"safetensors": "model.safetensors", "bin": "pytorch_model.bin"}[ending]
+    write = safetensors.torch.save_file if ending == "safetensors" else torch.save
+    write({"new": torch.ones(2)}, whole)
+    write({"old": torch.ones(2)}, whole.with_stem("other"))
+    index = Path(f"{whole}.index.json")
+    index.write_text(json.dumps({"weight_map": {"new": whole.name}}))
+    assert list(glft_schema.weights.open_checkpoint(tmp_path)) == ["new"]
+    index.write_text(json.dumps({"weight_map": {"old": f"other.{ending}"}}))
+    problem = f"expected one model in the directory, found {whole.name}, which transformers loads, and {index.name}, which does"
+    with pytest.raises(FormatError, match=re.escape(problem)):
+        glft_schema.weights.open_checkpoint(tmp_path)
 
 
 def test_files_of_another_format_are_refused(index: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def _by_torch(path: str) -> dict[str, torch.Tensor]:
         return {}
     for key in NESTED_KEYS:
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            loaded = loaded[key]
+            loaded = {name: value for name, value in loaded.items() if isinstance(value, torch.Tensor)} | loaded[key]
     tensors = loaded.items() if isinstance(loaded, dict) else ()
     dense = {name: value for name, value in tensors if isinstance(value, torch.Tensor) and value.layout == torch.strided}
     return {name: value for name, value in dense.items() if not (value.is_meta or value.is_quantized)}

@@ -87,7 +87,7 @@ PLACES = {"b": "model-1.safetensors", "a": "model-1.safetensors", "h": "model-2.
 def test_sharded_folder(tmp_path: Path) -> None:
     write_shards(tmp_path, {"weight_map": PLACES})
     assert_state(tmp_path)
-    assert list(open_checkpoint(tmp_path)) == list(open_checkpoint(tmp_path / "model.safetensors.index.json")) == list(PLACES)
+    assert list(open_checkpoint(tmp_path)) == list(open_checkpoint(tmp_path / "model.safetensors.index.json"))
     (tmp_path / "model-2.safetensors").unlink()
     with pytest.raises(FileNotFoundError):
         open_checkpoint(tmp_path)
@@ -186,18 +186,13 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
             open_checkpoint(path)
 
 
-def test_torch_files_that_are_more_than_they_seem(tmp_path: Path) -> None:
-    path = tmp_path / "large.pt"
-    torch.save({"a": torch.ones(1).expand(1 << 12, 1 << 12)}, path)
-    problem = r"tensor 'a': expected 4 bytes of values up to this tensor, as stored, found 67108864, repeated by strides"
-    with pytest.raises(TensorError, match=problem):
-        open_checkpoint(path)
-    torch.save({"a": torch.ones(1).expand(8, 8)}, path)
-    assert open_checkpoint(path)["a"].load().shape == (8, 8)
+def test_a_compressed_torch_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.save({"a": torch.ones(8)}, path)
     with zipfile.ZipFile(path) as stored, zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
         for name in stored.namelist():
             bomb.writestr(name, stored.read(name))
-    with pytest.raises(FormatError, match=r"directory -> 0 -> method: expected 0, an uncompressed archive, found 8"):
+    with pytest.raises(FormatError, match="expected a record that is neither compressed nor encrypted, found another"):
         open_checkpoint(tmp_path / "bomb.pt")
 
 

@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import glft_schema.numpy
 from glft_schema import (
     Container,
     FormatError,
@@ -604,3 +605,27 @@ def test_the_error_of_chunks_that_several_threads_compare(tmp_path: Path, monkey
     finally:
         torch.set_num_threads(before)
     assert {tensor.error for tensor in saved} == {expected}
+
+
+def test_a_payload_is_not_copied_for_thousands_of_names(tmp_path: Path) -> None:
+    """A GLFT file can share it; the others would be much larger than the source."""
+    row = np.zeros(1 << 20, np.float32)
+    small, out = tmp_path / "shared.glft", tmp_path / "out.gguf"
+    glft_schema.numpy.save_file(dict.fromkeys(map(str, range(2000)), row), small)
+    assert small.stat().st_size < 5_000_000
+    problem = r"^tensors: expected at most 16 times their stored bytes \(a limit .*\), found 1600 \(limit repeats\)$"
+    for write in (
+        lambda: convert(small, out),
+        lambda: convert(small, out.with_suffix(".safetensors")),
+        lambda: glft_schema.numpy.save_file(dict.fromkeys(map(str, range(2000)), row), out),
+    ):
+        with pytest.raises(LimitError, match=problem):
+            write()
+    glft_schema.numpy.save_file(dict.fromkeys(map(str, range(2000)), row), out, rules=())
+    with pytest.raises(LimitError, match=r"found \d+ \(limit repeats\)$"):
+        glft_schema.split(out, tmp_path / "part", max_tensors=1500)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf", "shared.glft"]
+    convert(small, tmp_path / "again.glft")
+    assert (tmp_path / "again.glft").stat().st_size == small.stat().st_size
+    tied = dict.fromkeys(map(str, range(4)), row)
+    assert len(glft_schema.numpy.save_file(tied, out)) == 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import pickle
-import re
 import struct
 import sys
 import zipfile
@@ -130,9 +129,9 @@ def test_other_objects(tmp_path: Path) -> None:
     }  # fmt: skip
     expected = "expected a tensor of torch or an array of numpy"
     for name, found in {
-        "sparse": "expected a dense tensor with values in memory, found an object of torch._utils._rebuild_sparse_tensor",
-        "quantized": "expected a dense tensor with values in memory, found an object of torch._utils._rebuild_qtensor",
-        "meta": "expected a dense tensor with values in memory, found an object of torch._utils._rebuild_meta_tensor",
+        "sparse": f"{expected}, found an object of torch._utils._rebuild_sparse_tensor",
+        "quantized": f"{expected}, found an object of torch._utils._rebuild_qtensor",
+        "meta": f"{expected}, found an object of torch._utils._rebuild_meta_tensor",
         3: "tensor '3': expected a string as the name of a tensor",
         "numpy": f"tensor 'numpy': {expected}, found an object of numpy._core.multiarray.scalar",
         "whole": f"tensor 'whole': {expected}, found an object of torch.nn.modules.linear.Linear",
@@ -187,57 +186,56 @@ def of_zip64(extra: bytes) -> bytes:
 
 WHOLE = archive(GOOD)
 ALL = len(WHOLE)
+ENDS = "end: expected end records of the directory before them, found others"
+NAMED = r"directory: expected \d+ unique names in one folder, found another number, a duplicate name or a second folder"
+STORED = "expected a record that is neither compressed nor encrypted, found another"
+HEADER = "expected a header as in the directory, found another"
 ZIP_FAULTS = {
     "bytes in front": (b"x" * 16 + WHOLE, "expected .*, found"),
     "a byte behind": (WHOLE + b"x", "a torch file, a zip archive up to its end, found another end: it may be incomplete"),
     "a comment": (archive(GOOD, {"comment": 4}) + b"abcd", "a zip archive up to its end, found another end"),
-    "a lying comment": (archive(GOOD, {"comment": 4}), "end record -> n_comment: expected 0, found 4"),
-    "another end record in a comment": (archive(GOOD, {"comment": 22}) + WHOLE[-22:], "directory: expected it to end at byte"),
     "cut off": (WHOLE[:-30], "a zip archive up to its end, found another end"),
-    "disks": (archive(GOOD, {"disks": 1}), "disks: expected 0, found 1"),
-    "entries elsewhere": (archive(GOOD, {"here": 1}), "here: expected the number of entries, found 1"),
-    "other numbers": (archive(GOOD, {"count": 2}), "end: the end record and the zip64 end record disagree"),
-    "other numbers in zip64": (archive(GOOD, None, {"start": 2}), "the end record and the zip64 end record disagree"),
-    "zip64 elsewhere": (archive(GOOD, None, {"end64": 2}), "the end record and the zip64 end record disagree"),
-    "zip64 nbytes": (archive(GOOD, None, {"nbytes": 45}), "nbytes: expected 44, found 45"),
-    "zip64 disks": (archive(GOOD, None, {"disks": 1}), "disks: expected 0, found 1"),
-    "zip64 disk": (archive(GOOD, None, {"disk": 1}), "disk: expected 0, found 1"),
-    "zip64 number of disks": (archive(GOOD, None, {"n_disks": 2}), "n_disks: expected 1, found 2"),
-    "zip64 entries elsewhere": (archive(GOOD, None, {"here": 1}), "here: expected the number of entries, found 1"),
-    "zip64 magic": (WHOLE[: ALL - 98] + b"x" + WHOLE[ALL - 97 :], "magic: expected 0x06064B50, found 0x06064B78"),
-    "a gap behind the directory": (
-        archive(GOOD, {"size": 100}, {"size": 100}),
-        r"directory: expected it to end at byte \d+, before the end records, found 100 bytes from byte \d+ on",
-    ),
-    "fewer entries": (archive(GOOD, {"count": 2}, {"count": 2}), r"directory: expected 2 entries, found \d+ more bytes"),
-    "more entries": (archive(GOOD, {"count": 99}, {"count": 99}), "expected at most"),
-    "a magic": (WHOLE.replace(b"PK\1\2", b"PK\1\3", 1), "directory -> 0 -> magic: expected 0x02014B50, found 0x03014B50"),
+    "a lying comment": (archive(GOOD, {"comment": 4}), ENDS),
+    "another end record in a comment": (archive(GOOD, {"comment": 22}) + WHOLE[-22:], ENDS),
+    "disks": (archive(GOOD, {"disks": 1}), ENDS),
+    "entries elsewhere": (archive(GOOD, {"here": 1}), ENDS),
+    "other numbers": (archive(GOOD, {"count": 2}), ENDS),
+    **{f"zip64 {name}": (archive(GOOD, None, {name: number}), ENDS) for name, number in (
+        ("start", 2), ("end64", 2), ("nbytes", 45), ("disks", 1), ("disk", 1), ("n_disks", 2), ("here", 1))},
+    "zip64 magic": (WHOLE[: ALL - 98] + b"x" + WHOLE[ALL - 97 :], ENDS),
+    "a gap behind the directory": (archive(GOOD, {"size": 100}, {"size": 100}), ENDS),
+    "bytes before the directory": (archive(GOOD, {"start": 1}, {"start": 1}), ENDS),
+    "numbers beyond 64 bits": (archive(GOOD, {"start": 0xFFFFFFFF}, {"start": (1 << 64) - 1}), ENDS),
+    "fewer entries": (archive(GOOD, {"count": 2}, {"count": 2}), NAMED),
+    "more entries": (archive(GOOD, {"count": 99}, {"count": 99}), NAMED),
+    "a name again": (archive([*GOOD, GOOD[0]]), NAMED),
+    "a name again, counted once": (archive([*GOOD, GOOD[0]], {"count": len(GOOD)}, {"count": len(GOOD)}), NAMED),
+    "a name in upper case": (archive([*GOOD, GOOD[0]._replace(name="archive/DATA.PKL")]), NAMED),
+    "no folder": (changed(name="data"), NAMED),
+    "another folder": (changed(name="other/data/0"), NAMED),
+    "a magic": (WHOLE.replace(b"PK\1\2", b"PK\1\3", 1), "directory: expected the directory of an archive, found another: Bad"),
     "a local magic": (WHOLE[:3] + b"\5" + WHOLE[4:], "expected .*, found"),
-    "a name again": (archive([*GOOD, GOOD[0]]), "expected unique names in one folder"),
-    "a name in upper case": (archive([*GOOD, GOOD[0]._replace(name="archive/DATA.PKL")]),
-                             "expected unique names in one folder"),
-    "no folder": (changed(name="data"), "name: expected a UTF-8 name in a folder, found b'data'"),
-    "another folder": (changed(name="other/data/0"), "expected unique names in one folder, found a second folder"),
-    "a name with NUL": (changed(name="archive/data/0\0x"), "name: expected a UTF-8 name in a folder"),
-    "a name that is not UTF-8": (changed(name=b"archive/\xff"), "name: expected a UTF-8 name in a folder"),
-    "another local name": (changed(local="archive/data/x"), "local header: expected b'archive/data/0' and its flags"),
-    "a deflated record": (changed(method=8), "method: expected 0, an uncompressed archive, found 8"),
-    "deflated by its header": (changed(local_method=8), "found b'archive/data/0', flags 0 and method 8"),
-    "a folder with bytes": (changed(external=16), "external: expected no folder, which has no bytes, found 16"),
-    "another disk": (changed(disk=1), "disk: expected 0, found 1"),
-    "an encrypted record": (changed(flags=1), "flags: expected no flags except 0x0808, such as encrypted, found 1"),
-    "two records at a place": (changed(start=0), "headers -> 2 -> magic: expected 0x04034B50"),
+    "a name with NUL": (changed(name="archive/data/0\0x"), HEADER),
+    "a name that is not UTF-8": (changed(name=b"archive/\xff", flags=0x800), "found another: 'utf-8' codec can't decode"),
+    "another local name": (changed(local="archive/data/x"), HEADER),
+    "deflated by its header": (changed(local_method=8), HEADER),
+    "a header behind the end": (changed(start=1 << 30), HEADER),
+    "a deflated record": (changed(method=8), STORED),
+    "a folder with bytes": (changed(external=16), STORED),
+    "another disk": (changed(disk=1), STORED),
+    "an encrypted record": (changed(flags=1), STORED),
+    "compressed bytes": (changed(packed=4), STORED),
+    "two records at a place": (changed(start=0), "expected at most 0 bytes before the next record or the directory, found"),
     "a record into the next": (changed(nbytes=200), "expected at most 16 bytes before the next record or .*, found 200"),
-    "compressed bytes": (changed(packed=4), "expected 16 bytes, as without compression, found 4"),
-    "a header behind the end": (changed(start=1 << 30), "expected .* bytes, found 0"),
-    "zip64 without a part": (of_zip64(b""), "extra: expected 2 numbers of 64 bits in one part 1, found b''"),
-    "zip64 with a short part": (of_zip64(struct.pack("<2HQ", 1, 8, 16)), "expected 2 numbers of 64 bits in one part 1"),
-    "zip64 with a part that is cut off": (of_zip64(struct.pack("<2HQ", 1, 16, 16)), "expected 2 numbers of 64 bits"),
+    "zip64 without a part": (of_zip64(b""), "expected at most 16 bytes before the next record or .*, found 4294967295"),
+    "zip64 with a short part": (of_zip64(struct.pack("<2HQ", 1, 8, 16)), "found another: Corrupt zip64 extra field"),
+    "zip64 with a part that is cut off": (of_zip64(struct.pack("<2HQ", 1, 16, 16)), "found another: Corrupt extra field"),
+    "a newer zip": (WHOLE.replace(b"PK\1\2\0\0\0\0", b"PK\1\2\0\0\xff\0"), "found another: zip file version 25.5"),
     "an old version": (changed("version", stored=b"0\n"), r"expected version 1 to 10 and .*, found version b'0\\n' and"),
     "no version": (archive([m for m in GOOD if "version" not in m.name]), "found version b'' and"),  # type: ignore[operator]
     "big-endian": (changed("byteorder", stored=b"big"), "little-endian numbers, found version .* and byteorder b'big'"),
     "TorchScript": (archive([*GOOD, Member("archive/constants.pkl", b"")]), "only tensors, found: TorchScript; save model"),
-    "no pickle": (changed("data.pkl", name="archive/data.txt"), "data.pkl: expected a whole pickle, found 0 bytes of it"),
+    "no pickle": (changed("data.pkl", name="archive/data.txt"), "data.pkl: expected a whole pickle, found 0 bytes"),
     "a short storage": (changed(stored=b"1234"), "expected the storage '0' of 16 bytes, found 4 bytes"),
     "a missing storage": (changed(name="archive/data/9"), "expected the storage '0' of 16 bytes, found none"),
 }  # fmt: skip
@@ -257,36 +255,36 @@ def test_archives_that_readers_disagree_on(fault: str, tmp_path: Path) -> None:
     assert caught.value.file == str(tmp_path / "m.pt") or fault == "bytes in front"
 
 
-BROKEN = "expected a pickle as torch.save writes it, with its pickle_protocol 2, found 0x{:02X} in it"
+BROKEN = "expected a pickle as torch.save writes it, with its pickle_protocol 2, found another"
 GLOBAL = b"cos\nsystem\n"
 PICKLES = {
-    "a frame of protocol 4": (b"\x80\4\x95" + bytes(8) + b".", BROKEN.format(0x95)),
-    "an empty stack": (b"\x80\2.", BROKEN.format(ord("."))),
-    "no mark": (b"\x80\2}t.", BROKEN.format(ord("t"))),
-    "too few objects": (b"\x80\2N\x86.", BROKEN.format(0x86)),
-    "no memo": (b"\x80\2h\7.", BROKEN.format(ord("h"))),
-    "bytes that are not UTF-8": (b"\x80\2X\1\0\0\0\xff.", BROKEN.format(ord("X"))),
-    "an odd number of items": (b"\x80\2}(Nu.", BROKEN.format(ord("u"))),
-    "items of a number": (b"\x80\2K\1NNs.", BROKEN.format(ord("s"))),
-    "a list in a number": (b"\x80\2K\1Na.", BROKEN.format(ord("a"))),
-    "a call of a number": (b"\x80\2K\1)R.", BROKEN.format(ord("R"))),
-    "a call of an object": (b"\x80\2" + GLOBAL + b")R)R.", BROKEN.format(ord("R"))),
-    "a call without a tuple": (b"\x80\2" + GLOBAL + b"NR.", BROKEN.format(ord("R"))),
-    "an object of a number": (b"\x80\2K\1)\x81.", BROKEN.format(0x81)),
-    "a long name": (b"\x80\2c" + b"x" * 1000 + b"\nx\n.", BROKEN.format(ord("c"))),
-    "a persistent number": (b"\x80\2K\1Q.", BROKEN.format(ord("Q"))),
-    "a negative storage": (entry(tensor(numel=b"J\xff\xff\xff\xff")), BROKEN.format(ord("Q"))),
+    "a frame of protocol 4": (b"\x80\4\x95" + bytes(8) + b".", BROKEN),
+    "an empty stack": (b"\x80\2.", BROKEN),
+    "no mark": (b"\x80\2}t.", BROKEN),
+    "too few objects": (b"\x80\2N\x86.", BROKEN),
+    "no memo": (b"\x80\2h\7.", BROKEN),
+    "bytes that are not UTF-8": (b"\x80\2X\1\0\0\0\xff.", BROKEN),
+    "an odd number of items": (b"\x80\2}(Nu.", BROKEN),
+    "items of a number": (b"\x80\2K\1NNs.", BROKEN),
+    "a list in a number": (b"\x80\2K\1Na.", BROKEN),
+    "a call of a number": (b"\x80\2K\1)R.", BROKEN),
+    "a call of an object": (b"\x80\2" + GLOBAL + b")R)R.", BROKEN),
+    "a call without a tuple": (b"\x80\2" + GLOBAL + b"NR.", BROKEN),
+    "an object of a number": (b"\x80\2K\1)\x81.", BROKEN),
+    "a long name": (b"\x80\2c" + b"x" * 1000 + b"\nx\n.", r"other Python objects \('x*'... \(1002 in all\)\); save"),
+    "a persistent number": (b"\x80\2K\1Q.", BROKEN),
+    "a negative storage": (entry(tensor(numel=b"J\xff\xff\xff\xff")), BROKEN),
     "a storage of two types": (
         b"\x80\2}" + text("a") + tensor() + b"s" + text("b") + tensor("torch\nIntStorage") + b"s.",
-        BROKEN.format(ord("Q")),
+        BROKEN,
     ),
-    "a view of a storage": (entry(tensor(numel=b"K\4" + text("1") + b"K\0K\2\x87")), BROKEN.format(ord("Q"))),
-    "fewer strides": (entry(tensor(view=b"K\0K\4\x85)")), BROKEN.format(ord("R"))),
-    "a negative stride": (entry(tensor(view=b"K\3K\4\x85J\xff\xff\xff\xff\x85")), BROKEN.format(ord("R"))),
-    "a size that is a float": (entry(tensor(view=b"K\0G" + bytes(8) + b"\x85K\1\x85")), BROKEN.format(ord("R"))),
-    "an argument cut off": (b"\x80\2X\xff\0\0\0abc", "data.pkl: expected a whole pickle, found 10 bytes of it"),
+    "a view of a storage": (entry(tensor(numel=b"K\4" + text("1") + b"K\0K\2\x87")), BROKEN),
+    "fewer strides": (entry(tensor(view=b"K\0K\4\x85)")), BROKEN),
+    "a negative stride": (entry(tensor(view=b"K\3K\4\x85J\xff\xff\xff\xff\x85")), BROKEN),
+    "a size that is a float": (entry(tensor(view=b"K\0G" + bytes(8) + b"\x85K\1\x85")), BROKEN),
+    "an argument cut off": (b"\x80\2X\xff\0\0\0abc", "data.pkl: expected a whole pickle, found 10 bytes"),
     "a number cut off": (b"\x80\2J\0", "expected a whole pickle, found 4 bytes"),
-    "a byte cut off": (b"\x80\2K", "expected a whole pickle, found 3 bytes"),
+    "a byte cut off": (b"\x80\2K", BROKEN),
     "a name cut off": (b"\x80\2cos", "expected a whole pickle, found 5 bytes"),
     "no end": (b"\x80\2}", "expected a whole pickle, found 3 bytes"),
     "65 dims": (entry(tensor(view=b"K\0(" + b"K\1" * 65 + b"t(" + b"K\1" * 65 + b"t")), "limit dims"),
@@ -321,12 +319,12 @@ def test_dtypes_that_torch_does_not_have(tmp_path: Path) -> None:
             opened(with_pickle(entry(tensor(storage)), FOUR), tmp_path)
 
 
-@pytest.mark.parametrize("storage", ["ComplexFloatStorage", "FloatStorage", "IntStorage", "BFloat16Storage", "ByteStorage"])
+@pytest.mark.parametrize("storage", ["ComplexFloatStorage", "FloatStorage"])
 @pytest.mark.parametrize("flag", ["conj", "neg"])
 @pytest.mark.parametrize("value", [b"\x88", b"\x89"], ids=["True", "False"])
 def test_flags_count_whatever_their_value(storage: str, flag: str, value: bytes, tmp_path: Path) -> None:
     """As in torch, which refuses to conjugate real numbers."""
-    payload = {"C": 2 * FOUR, "B": FOUR[-4:] + FOUR[:4]}.get(storage[0], FOUR)[: 4 if storage == "ByteStorage" else None]
+    payload = 2 * FOUR if storage[0] == "C" else FOUR
     stored = with_pickle(entry(tensor(f"torch\n{storage}", more=b"}" + text(flag) + value + b"s")), payload)
     (tmp_path / "torch.pt").write_bytes(stored)
     found = as_tensor(opened(stored, tmp_path)["a"].load())
@@ -336,9 +334,14 @@ def test_flags_count_whatever_their_value(storage: str, flag: str, value: bytes,
     assert torch.equal(found, torch.load(tmp_path / "torch.pt", weights_only=True)["a"])
 
 
-def test_bools_are_not_negated(tmp_path: Path) -> None:
-    stored = with_pickle(entry(tensor("torch\nBoolStorage", more=b"}" + text("neg") + b"\x88s")), b"\0\1\0\1")
-    assert opened(stored, tmp_path)["a"].load().tolist() == [False, True, False, True]
+@pytest.mark.parametrize(
+    ("storage", "found"), [("BoolStorage", "bool"), ("IntStorage", "int32"), ("BFloat16Storage", "bfloat16")]
+)
+def test_only_floats_are_negated(storage: str, found: str, tmp_path: Path) -> None:
+    payload = bytes({"bool": 4, "int32": 16, "bfloat16": 8}[found])
+    stored = with_pickle(entry(tensor(f"torch\n{storage}", more=b"}" + text("neg") + b"\x88s")), payload)
+    with pytest.raises(TensorError, match=f"tensor 'a': expected numbers that can be negated, found {found}"):
+        opened(stored, tmp_path)
 
 
 def legacy(*values: object, behind: bytes = b"") -> bytes:
@@ -372,11 +375,11 @@ def test_legacy_files(tmp_path: Path) -> None:
         (legacy(*HEAD, entry(tensor()), ["0"], behind=struct.pack("<Q", 5) + FOUR), "expected each storage once"),
         (legacy(*HEAD, entry(tensor()), 3), "expected the storage '0' of 16 bytes, found none"),
         (legacy(*HEAD, entry(tensor()), ["0"], behind=BEHIND[:-1]), r"expected \d+ bytes, found \d+ \(at"),
-        (legacy(*HEAD, entry(tensor())), "expected a whole pickle, found 0 bytes"),
+        (legacy(*HEAD, entry(tensor())), r"expected a whole pickle, found \d+ bytes"),
     ):
         with pytest.raises(FormatError, match=message):
             opened(bad, tmp_path)
-    with Limits(metadata=1000), pytest.raises(LimitError, match=r"expected at most 1000 bytes of pickles .*, found 524288"):
+    with Limits(objects=100), pytest.raises(LimitError, match=r"expected at most 100 tensors with 80 bytes .*, found 12\d\d"):
         opened(stored, tmp_path)
 
 
@@ -385,31 +388,40 @@ def test_limits(tmp_path: Path) -> None:
         opened(WHOLE, tmp_path)
     with Limits(metadata=300), pytest.raises(LimitError, match=r"directory: expected at most 300 bytes .*, found"):
         opened(WHOLE, tmp_path)
-    with Limits(metadata=400), pytest.raises(LimitError, match=r"data.pkl: expected at most 400 bytes .*, found 10\d\d"):
-        opened(with_pickle(entry(text("x" * 1000)), FOUR), tmp_path)
-    lists = b"\x80\2" + b"]" * 300_000 + b"."
-    with pytest.raises(
-        LimitError, match=r"data.pkl: expected at most 237500 objects in 300003 bytes .*, found more \(limit objects\)"
+    with (
+        Limits(objects=10),
+        pytest.raises(
+            LimitError,
+            match=r"data.pkl: expected at most 10 tensors with 80 bytes of a pickle each .*, found 12 \(limit objects\)",
+        ),
     ):
-        opened(with_pickle(lists), tmp_path)
+        opened(with_pickle(entry(text("x" * 1000)), FOUR), tmp_path)
 
 
 def test_repeated_elements(tmp_path: Path) -> None:
-    """Neither one tensor nor many may have much more values than the file."""
+    """Neither one tensor nor many, equal or not, may have much more values than the file."""
     rows = torch.arange(1 << 20, dtype=torch.uint8)
-    views = {str(i): rows[i:] for i in range(17)}
-    assert len(opened(saved(views), tmp_path)) == 17
-    assert len(opened(saved({str(i): rows for i in range(100)}), tmp_path)) == 100
-    views |= {str(i): rows[i:] for i in range(20)}
-    with pytest.raises(
-        TensorError, match=r"tensor '18': expected 1048576 bytes of values up to this tensor, as stored, found 19922\d+,"
-    ):
-        opened(saved(views), tmp_path)
-    shares = {str(i): torch.ones(1).expand(1 << 10, 1 << 10) for i in range(5)}
-    with pytest.raises(
-        TensorError, match=r"tensor '4': .*, repeated by strides or in other tensors: save tensor.contiguous\(\)"
-    ):
-        opened(saved(shares), tmp_path)
+    views = {str(i): rows[i:] for i in range(34)}
+    assert len(opened(saved(views), tmp_path)) == 34
+    flagged = torch.ones(1 << 20, dtype=torch.complex64).conj().imag  # each name would be computed
+    for many in (views | {"34": rows}, {str(i): rows for i in range(99)}, {str(i): flagged for i in range(99)}):
+        problem = r"tensors up to '\d+': expected at most 16 times their stored bytes .*, found 17 \(limit repeats\)"
+        with pytest.raises(LimitError, match=problem):
+            opened(saved(many), tmp_path)
+    with Limits(repeats=100):
+        assert len(opened(saved({str(i): rows for i in range(99)}), tmp_path)) == 99
+    with pytest.raises(LimitError, match=r"tensors up to 'a': .* found 63 "):
+        opened(saved({"a": torch.ones(1).expand(1 << 12, 1 << 12)}), tmp_path)
+    assert opened(saved({"a": torch.ones(1).expand(8, 8)}), tmp_path)["a"].shape == (8, 8)
+
+
+def test_tensors_beside_nested_ones_are_not_lost(tmp_path: Path) -> None:
+    ours = opened(
+        saved({"model": {"a": torch.ones(2)}, "b": torch.ones(3), "step": 3, "optimizer": {"c": torch.ones(1)}}), tmp_path
+    )
+    assert {name: tensor.shape for name, tensor in ours.items()} == {"a": (2,), "b": (3,)}
+    with pytest.raises(FormatError, match=r"expected unique names, found a tensor in and beside 'model' \(tensor 'a'\)"):
+        opened(saved({"model": {"a": torch.ones(2)}, "a": torch.ones(3)}), tmp_path)
 
 
 def with_decoy(nbytes: int) -> bytes:
@@ -444,8 +456,8 @@ def test_small_files_of_much(tmp_path: Path) -> None:
     assert found["shared"] == f"expected a dict of tensors, found {'(' * 77}..."
     assert found["deep"] == found["circular"] == f"expected a dict of tensors, found {'[' * 77}..."
     assert found["keys"] == f"tensor 'a': expected a tensor of torch or an array of numpy, found {{{'(' * 76}..."
-    assert found["calls"].endswith("objects in 288011 bytes (a limit of glft_schema), found more (limit objects)")
-    assert re.match(r"directory: expected it to end at byte \d+, before the end records, found \d+ bytes from", found["decoy"])
+    assert found["calls"].startswith("expected a dict of tensors, found (([],), {None: None")
+    assert found["decoy"].startswith(ENDS)
 
 
 def test_every_seed_of_the_search_keeps_its_promises() -> None:
