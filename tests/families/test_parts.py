@@ -11,6 +11,7 @@ import glft_schema as glft
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import open_folder
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
+from glft_schema.weights.checkpoints import open_checkpoint
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.tools.guarded_here import know_tokenizers
 
@@ -35,7 +36,7 @@ def mapped(tmp_path_factory: pytest.TempPathFactory) -> Mapped:
         folder = make_folder(parent, name)
         with pytest.MonkeyPatch.context() as patch:
             know_tokenizers(patch)
-            found[f"{name} to GGUF"] = dict(open_folder(folder).tensors)
+            found[f"{name} to GGUF"] = dict(open_folder(folder, partial(open_checkpoint, folder, as_stored=True)).tensors)
             glft.quantize(folder, parent / f"{name}.gguf", "Q8_0", allow_requantize=True)
         file = glft.open(parent / f"{name}.gguf")
         tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}

@@ -12,7 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from glft_schema.families.folders import open_folder
 from glft_schema.families.guarded_calls import start_guarded
 from glft_schema.families.untrusted_folders import check_loadable, check_no_code
 from glft_schema.testing.fuzzing import PropertyError, escaping
+from glft_schema.weights.checkpoints import open_checkpoint
 from tests.families.tiny_folders import make_folder
 from tests.tools.guarded_here import know_tokenizers
 
@@ -98,7 +99,7 @@ def check_promises(stored: bytes) -> None:
 
 
 def _open(folder: Path) -> None:
-    model = open_folder(folder)
+    model = open_folder(folder, partial(open_checkpoint, folder, as_stored=True))
     for name, tensor in model.tensors.items():
         with suppress(TensorError):
             values = tensor.load()

@@ -34,11 +34,11 @@ def test_a_broken_promise_is_seen(kind: ModuleType, monkeypatch: pytest.MonkeyPa
     """An error that is not documented, a message of two lines, and a file beyond the folder."""
     opener = "open_folder" if kind is folders else "open"
     stored = next(iter(kind.seeds()))
-    monkeypatch.setattr(kind, opener, lambda path: {}["none"])
+    monkeypatch.setattr(kind, opener, lambda *paths: {}["none"])
     with pytest.raises(PropertyError, match=r"escaped: .* found KeyError: 'none'"):
         kind.check_promises(stored)
 
-    def fail(path: object) -> None:
+    def fail(*paths: object) -> None:
         raise FormatError("a\nb")
 
     monkeypatch.setattr(kind, opener, fail)
