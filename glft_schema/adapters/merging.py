@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
+from glft_schema.adapters.reading import read_updates
 from glft_schema.display import Progress, Results, with_display
 from glft_schema.errors import OptionError, TiedWarning, quote
 from glft_schema.families.export import OUTPUT
@@ -28,6 +29,7 @@ from glft_schema.weights.checkpoints import open_entries
 from glft_schema.weights.convert import convert
 from glft_schema.weights.importance import read_importance
 from glft_schema.weights.in_memory import in_memory
+from glft_schema.weights.peft_adapters import EMBEDDING, Update
 from glft_schema.weights.schemes import Chosen, TypeChoice
 
 
@@ -113,7 +115,7 @@ def _merge(tensor: Tensor, update: Update) -> StoredTensor:
     """Returns a tensor with its update, in float32, a few rows at a time."""
 
     def read(index: Slices) -> Array:
-        return _sum(tensor, update, index[0])[:, index[1]]
+        return _sum(tensor, update, index[0])[(slice(None), *index[1:])]
 
     return StoredTensor(tensor.shape, FLOAT32, lambda: _sum(tensor, update, slice(0, tensor.shape[0])), read=read)
 
@@ -129,10 +131,10 @@ def _add(weights: Array, update: Update, rows: slice) -> Array:
 
 def _compare(tensor: Tensor, stored: Tensor, update: Update) -> MergedTensor:
     """Returns the size of an update, and the errors of the stored weights."""
-    errors, change = NumberErrors(), NumberErrors()
-    for rows in row_chunks(*tensor.shape):
+    errors, change, matrix = NumberErrors(), NumberErrors(), (-1, tensor.shape[-1])
+    for rows in row_chunks(tensor.shape[0], math.prod(tensor.shape[1:])):
         before = float32_of(tensor.array(rows))
         merged = _add(before, update, rows)
-        errors.add(stored.array(rows), merged)
-        change.add(merged, before)
+        errors.add(stored.array(rows).reshape(matrix), merged.reshape(matrix))
+        change.add(merged.reshape(matrix), before.reshape(matrix))
     return MergedTensor(tensor.name, stored.type, change.relative, errors)

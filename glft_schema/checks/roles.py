@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from glft_schema.codec.rules import GGML
+from glft_schema.display import format_count
 from glft_schema.errors import Finding, OptionError, quote
 from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, finding_of, locate
 from glft_schema.files.container import as_file
@@ -237,6 +238,10 @@ def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
         for tensor, axis, size in ((a, int(is_flipped), inputs), (b, 1, outputs)):
             if _sizes(tensor)[axis] != size:
                 problem = f"expected {size} for {quote(name)} of the base, dims {list(dims)}, found dims {list(tensor.dims)}"
+                yield rows.tensor(tensor.name, "dims"), problem
+            elif math.prod(tensor.dims[2:]) != (count := math.prod(base.tensors[name].dims[2:])):
+                matrices = format_count(range(count), "matrix", "matrices")
+                problem = f"expected {matrices} for {quote(name)} of the base, found dims {list(tensor.dims)}"
                 yield rows.tensor(tensor.name, "dims"), problem
 
 

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import ByName
-from glft_schema.errors import MetadataWarning, OptionError, safe
+from glft_schema.errors import MetadataWarning, OptionError, quote, safe
 from glft_schema.families.composite import refuse_composite
+from glft_schema.families.config import config_of, read_json
 from glft_schema.families.converter import Converter
 from glft_schema.families.donors import Donor
+from glft_schema.families.export import family_in_gguf, gguf_config
 from glft_schema.families.folders import declared_family, is_model_folder, open_folder
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
@@ -26,6 +28,7 @@ from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
+from glft_schema.weights.peft_adapters import CONFIG, in_llama_cpp, is_adapter, updates_of_peft, weights_of
 from glft_schema.weights.torch_files import is_torch, load_torch, load_torch_set
 
 
@@ -99,6 +102,9 @@ def open_with_metadata(
         FormatError, TensorError: if it cannot be mapped; see `open_folder`, `Converter.open` and
             `Donor.tensors_of`.
     """
+    if target is WITH_TYPES and not isinstance(source, Checkpoint) and is_adapter(source):
+        adapter = _open_adapter(Path(source), like)
+        return adapter._replace(tensors=leave_out(adapter.tensors, exclude))
     folder = None if isinstance(source, Checkpoint) or not is_model_folder(source) else Path(source)
     if converter.path is not None and (folder is None or target is not WITH_TYPES or like is not None):
         raise OptionError("converter (--converter) maps a Hugging Face folder to a GGUF file, without like (--like)")
@@ -109,7 +115,7 @@ def open_with_metadata(
     if not isinstance(source, Checkpoint) and not are_weights:
         family = declared_family(folder) if folder and like is not None else None
         refuse_composite(checkpoint.tensors, source, as_stored is False and like is None, family)
-        if folder is None and target is WITH_TYPES and like is None and is_model_folder(parent := Path(source).parent):
+        if folder is None and target is WITH_TYPES and like is None and _is_mapped(parent := Path(source).parent):
             problem = "names are kept, and no metadata are added; give the folder for those of GGUF"
             warnings.warn(f"{safe(str(source), 1000)}: {problem}: {str(parent)!r}", MetadataWarning, stacklevel=4)
     return checkpoint if like is None else _by_example(checkpoint, target, Donor.of(open_container(like)), folder)
@@ -124,6 +130,25 @@ def checkpoint_with_metadata(source: StrPath | Checkpoint, *options: Any) -> Ite
     finally:
         if checkpoint.file is not None and checkpoint.converter and not isinstance(source, Checkpoint):
             checkpoint.file.close()
+
+
+def _is_mapped(folder: Path) -> bool:
+    return is_model_folder(folder) or is_adapter(folder)
+
+
+def _open_adapter(folder: Path, like: StrPath | None) -> Checkpoint:
+    """Opens an adapter of peft as llama.cpp's, by its base model: a GGUF file or a Hugging Face folder."""
+    weights, named = weights_of(folder), read_json(folder / CONFIG).get("base_model_name_or_path")
+    found = like if like is not None else named
+    if not isinstance(found, (str, os.PathLike)) or not os.path.exists(found):
+        problem = "expected the base model of an adapter as like (--like), a GGUF file or a Hugging Face folder"
+        raise OptionError(f"{problem}, found {quote(found)}, which is not a local path")
+    base = open_with_metadata(found, target=WITH_TYPES)
+    family = family_in_gguf(base.metadata)
+    model = gguf_config(base.file) if base.file else (family, config_of(base.metadata, family.keys, family.arch))
+    updates = updates_of_peft(folder, open_checkpoint(weights), model, base.tensors)
+    tensors, keys = in_llama_cpp(updates, base.metadata, base.tensors)
+    return Checkpoint(tensors, WITH_TYPES.metadata.metadata(keys))
 
 
 def _open_mapped(path: Path, converter: Converter) -> Checkpoint:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
+from glft_schema.codec.typed_values import Typed
 from glft_schema.models.from_gguf import load_model
 from tests.families.conftest import any_fingerprint, libraries  # noqa: F401
 from tests.families.tiny_folders import CONFIGS, make_folder
@@ -191,6 +192,11 @@ LAYER = "base_model.model.model.layers.0.self_attn"
 OTHER = "base_model.model.model.layers.0.mlp.other"
 FAULTS: dict[str, tuple[Any, str]] = {
     "dora": (lambda f: settings(f, use_dora=True), "expected plain LoRA, found DoRA"),
+    "alora": (lambda f: settings(f, alora_invocation_tokens=[3]), "expected plain LoRA, found aLoRA"),
+    "loftq": (lambda f: settings(f, init_lora_weights="loftq"), "init_lora_weights: expected plain LoRA, found 'loftq', which"),
+    "other rank": (lambda f: settings(f, r=2), "expected the rank that adapter_config.json states, 2, found 4"),
+    "rank pattern": (lambda f: settings(f, rank_pattern={"0.self_attn.q_proj": 8}), "adapter_config.json states, 8, found 4"),
+    "default rank": (lambda f: settings(f, r=None), "expected the rank that adapter_config.json states, None, found 4"),
     "modules": (lambda f: settings(f, modules_to_save=["lm_head"]), "found modules_to_save"),
     "experts": (lambda f: settings(f, target_parameters=["experts.down_proj"]), "found target_parameters"),
     "bias": (lambda f: settings(f, bias="all"), "bias: expected 'none', found 'all'"),
@@ -281,7 +287,11 @@ def test_faults_of_folders(fault: str, tmp_path: Path) -> None:
     ("name", "layer", "message"),
     [
         ("tiny-qwen2", "lm_head", "the adapter fits another model: it changes output.weight of [264, 64], the model has none"),
-        ("tiny-qwen3moe", "model.layers.0.mlp.experts.1.down_proj", "expected a layer that GGUF neither stacks nor splits"),
+        (
+            "tiny-qwen3moe",
+            "model.layers.0.mlp.experts.1.down_proj",
+            "expected an adapter of each of 3 layers that GGUF stacks, found 1",
+        ),
     ],
 )
 def test_layers_without_a_matrix_of_their_own(name: str, layer: str, message: str, tmp_path: Path) -> None:
@@ -304,8 +314,18 @@ def test_layers_without_a_matrix_of_their_own(name: str, layer: str, message: st
             "expected a tensor of the base, found 'blk.9.attn_q.weight', which it lacks",
         ),
         ({"blk.0.attn_q.weight": pair(64, 32)}, {}, "expected 64 for 'blk.0.attn_q.weight' of the base"),
+        (
+            {"blk.0.attn_q.weight": (torch.ones(3, 4, 64), torch.ones(3, 64, 4))},
+            {},
+            "expected 1 matrix for 'blk.0.attn_q.weight' of the base, found dims [64, 4, 3]",
+        ),
+        (
+            {"blk.0.attn_q.weight": pair(64, 64)},
+            {"adapter.alora.invocation_tokens": Typed([3], "array[uint32]")},
+            "metadata -> adapter.alora.invocation_tokens: expected plain LoRA, found aLoRA",
+        ),
     ],
-    ids=["architecture", "kind", "tensor", "shape"],
+    ids=["architecture", "kind", "tensor", "shape", "stack", "alora"],
 )
 def test_faults_of_gguf_adapters(pairs: Any, metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")

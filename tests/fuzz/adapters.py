@@ -19,10 +19,11 @@ import safetensors.torch
 import torch
 
 import glft_schema as glft
-from glft_schema.adapters.reading import CONFIG, WEIGHTS, Update, read_updates
+from glft_schema.adapters.reading import read_updates
 from glft_schema.errors import FormatError, OptionError, TensorError
 from glft_schema.files.file import File
 from glft_schema.testing.fuzzing import PropertyError, escaping
+from glft_schema.weights.peft_adapters import CONFIG, WEIGHTS, Update
 
 DOCUMENTED = (OptionError, FormatError, TensorError, OSError)
 FILES = (CONFIG, WEIGHTS[0], "adapter.gguf")  # by the first byte

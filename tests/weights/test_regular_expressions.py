@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from glft_schema.adapters.regular_expressions import MOST, Patterns, compile_pattern, matches
+from glft_schema.weights.regular_expressions import MOST, Patterns, compile_pattern, matches
 from glft_schema.errors import FormatError
 
 ONE = ["a", "b", "1", ".", r"\.", r"\d", r"\W", "[ab]", "[^a]", "[]a]", "[0-9.]", "^", "$"]
