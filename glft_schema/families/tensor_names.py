@@ -141,5 +141,5 @@ def suffixes(row: T) -> tuple[str, ...]:
 
 def _pattern(row: T) -> str:
     """Returns the regular expression of a row's names, with groups for the block and the ending."""
-    name = re.escape(row.name).replace(r"\{i\}", "(?P<i>[0-9]+)").replace(r"\{part\}", r"\w+")
+    name = re.escape(row.name).replace(r"\{i\}", "(?P<i>0|[1-9][0-9]{0,8})").replace(r"\{part\}", r"\w+")
     return f"{name}(?P<ending>{'|'.join(map(re.escape, row.endings[: len(suffixes(row))]))})"

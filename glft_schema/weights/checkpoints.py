@@ -137,7 +137,7 @@ def _is_mapped(folder: Path) -> bool:
 
 
 def _open_adapter(folder: Path, like: StrPath | None) -> Checkpoint:
-    """Opens an adapter of peft as llama.cpp's, by its base model: a GGUF file or a Hugging Face folder."""
+    """Opens an adapter of peft as llama.cpp's, by its base model, a GGUF file or a folder."""
     weights, named = weights_of(folder), read_json(folder / CONFIG).get("base_model_name_or_path")
     found = like if like is not None else named
     if not isinstance(found, (str, os.PathLike)) or not os.path.exists(found):

@@ -28,7 +28,6 @@ from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensor_types.engine.chunks import are_finite
 from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values
-from glft_schema.weights.regular_expressions import Patterns
 
 CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 PREFIX = "base_model.model."  # of names in peft's files
@@ -52,6 +51,10 @@ OTHER_METHODS = {  # settings of adapters that are more than A and B
     "lora_bias": "a bias of B",
     "layer_replication": "layer_replication",
 }
+ONE = r"(?:\\[dDwW]|\\[^A-Za-z0-9]|\[\^?(?:\w-\w|[\w.])+\]|[^\\\[\](){}|*+?^$])"  # matches one letter
+PIECES = rf"\^?(?:{ONE}(?:[*+?]\??|\{{\d(?:,\d?)?\}})?|\((?:\?:)?[\w|]+\))*\$?"
+PATTERN = re.compile(rf"{PIECES}(?:\|{PIECES})*")  # of layers, without what takes exponential time
+LONGEST, REPEATED = 200, 3  # letters and repetitions of a pattern
 PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal", "mica")  # others also change the weights of the base
 
 
@@ -127,7 +130,7 @@ def _updates(
 ) -> dict[str, Update]:
     family, config = model
     names, layers = Names(family, config, len(base)), dict[NameParts, dict[str, Update]]()
-    ranks, alphas = (Patterns.of(settings, field, file) for field in ("rank_pattern", "alpha_pattern"))
+    ranks, alphas = (_patterns(settings, field, file) for field in ("rank_pattern", "alpha_pattern"))
     for stored, (a, b) in found.items():
         layer = stored.removeprefix(PREFIX)
         name = layer.removeprefix(family.prefix) + ".weight"
@@ -139,12 +142,14 @@ def _updates(
             has = f"{config[family.field_of(BLOCK_COUNT)]} blocks with {', '.join(its)}"
             problem = f"{OTHER_MODEL}: it changes {quote(modules)}, the {family.arch} model has {has}"
             raise TensorError(problem, stored) from None
-        if (rank := ranks.find(layer, settings.get("r", DEFAULT_RANK))) != len(a):
+        if name not in place.in_hf(config):  # another text for its numbers, or an expert that the model lacks
+            raise names.no_such_tensor(stored)
+        if (rank := _find(ranks, layer, settings.get("r", DEFAULT_RANK))) != len(a):
             raise TensorError(f"expected the rank that {CONFIG} states, {quote(rank)}, found {len(a)}", stored)
         parts = layers.setdefault(place, {})
         if name in parts:
             raise TensorError(f"expected one adapter of {place.in_gguf[0]}, found two", stored)
-        parts[name] = Update(b, a, _scale(settings, alphas.find(layer, settings.get("lora_alpha")), len(a), file))
+        parts[name] = Update(b, a, _scale(settings, _find(alphas, layer, settings.get("lora_alpha")), len(a), file))
     updates = dict[str, Update]()
     for place, parts in layers.items():
         name, update = place.in_gguf[0], _in_gguf(place, parts, config)
@@ -156,7 +161,7 @@ def _updates(
 
 
 def _in_gguf(place: NameParts, parts: Mapping[str, Update], config: Config) -> Update:
-    """Returns the update of a tensor in GGUF from those of a layer, or of all experts of a stack."""
+    """Returns the update of a tensor in GGUF from that of a layer, or those of all experts."""
     operation, (first, update), expected = place.row.operation, next(iter(parts.items())), list(place.in_hf(config))
     if not isinstance(operation, (PermuteRows, Transpose, Stack)) and operation is not KEEP:
         raise TensorError("expected a layer that GGUF does not split", first)
@@ -193,7 +198,7 @@ def in_llama_cpp(
     """
     alphas = {name: update.scale * update.down.shape[-2] for name, update in updates.items()}
     tensors, alpha = dict[str, StoredTensor](), next(filter(None, alphas.values()), 1.0)  # 0 would be no scaling
-    has_output = any(OUTPUT == f"{row.gguf}.weight" for row in family_in_gguf(metadata).tensors)
+    has_output = any(f"{row.gguf}.weight" == OUTPUT for row in family_in_gguf(metadata).tensors)
     for name, update in updates.items():
         if not name.startswith("blk.") and name not in (EMBEDDING, OUTPUT):
             raise TensorError("expected a tensor to which llama.cpp applies adapters, found another: use glft merge-lora", name)
@@ -223,6 +228,28 @@ def _check_plain(settings: Config, file: str) -> None:
         hint = "PiSSA, OLoRA, CorDA and LoRA-GA are saved as plain LoRA with path_initial_model_for_weight_conversion"
         problem = f"expected plain LoRA, found {quote(start)}, which also changes the weights of the base; {hint}"
         raise FormatError(problem, "init_lora_weights", file=file)
+
+
+def _patterns(settings: Config, field: str, file: str) -> list[tuple[re.Pattern[str], Any]]:
+    """Returns the values by pattern in a field of the settings.
+
+    Raises FormatError for a pattern outside `PATTERN`, which Python's `re` may match for hours.
+    """
+    if not isinstance(given := settings.get(field) or {}, Mapping):
+        raise FormatError(f"expected an object with values by pattern, found {quote(given)}", field, file=file)
+    compiled = []
+    for pattern, value in given.items():
+        repeated = sum(map(pattern.replace("(?:", "(").count, "*+?{"))
+        if len(pattern) > LONGEST or repeated > REPEATED or not PATTERN.fullmatch(pattern):
+            parts = f"letters, classes, words in groups, and at most {REPEATED} repetitions of a letter"
+            raise FormatError(f"expected a pattern of {parts}, found {quote(pattern)}", field, file=file)
+        compiled.append((re.compile(rf"(.*\.)?({pattern})$"), value))  # as in peft
+    return compiled
+
+
+def _find(patterns: list[tuple[re.Pattern[str], Any]], layer: str, default: Any) -> Any:
+    """Returns the value of the first pattern that matches a layer, or the default."""
+    return next((value for pattern, value in patterns if pattern.match(layer)), default)
 
 
 def _scale(settings: Config, alpha: object, rank: int, file: str) -> float:

@@ -44,7 +44,7 @@ LAYERS = {"attn_q": (8, 8), "attn_k": (8, 8), "attn_v": (8, 8), "attn_output": (
 SETTINGS: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", "target_modules": ["q_proj"]}
 OTHER_SETTINGS: tuple[dict[str, Any], ...] = (
     {"alpha_pattern": {"layers.0.self_attn.q_proj": 8, "k_proj": 2.5}},
-    {"alpha_pattern": {r"^model\.layers\.[0-9]+\.(self_attn|mlp)\.[qk]_proj$": 8, "(?:.*q){1,2}_p.+?": 1}},
+    {"alpha_pattern": {r"^model\.layers\.[0-9]+\.(self_attn|mlp)\.[qk]_proj$": 8, ".*q_p.+?": 1}},
     {"alpha_pattern": {"(a+)+b": 1, "(.*)*x": 2, "((a{9}){9}){9}": 3}, "rank_pattern": {"(a+)+b": 1}},
     {"use_rslora": True, "lora_alpha": 0.5},
     {"lora_alpha": True},

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
 from glft_schema.models.from_gguf import load_model
+from glft_schema.weights.peft_adapters import _find, _patterns
 from tests.adapters.test_merging import TOKENS, adapted, gguf_of, settings
 from tests.families.conftest import any_fingerprint, libraries  # noqa: F401
 from tests.families.tiny_folders import EXPERTS
@@ -20,6 +21,7 @@ from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
 
 peft = pytest.importorskip("peft", reason="needs peft")
+get_pattern_key = pytest.importorskip("peft.utils.other").get_pattern_key
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of peft and transformers
 OF_LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "lm_head"]
 
@@ -49,7 +51,7 @@ def applied(base: Path, adapter: Path) -> tuple[np.ndarray, np.ndarray]:
     ids=str,
 )
 def test_llama_cpp_computes_as_peft(name: str, layers: list[str], options: dict[str, Any], tmp_path: Path) -> None:
-    """q and k are permuted; layers with another scale than the one of llama.cpp have it in their B."""
+    """q and k are permuted; layers with another scale than llama.cpp's have it in their B."""
     base = gguf_of(tmp_path, name)
     model = adapted(base, tmp_path / "adapter", layers, **options)
     glft.convert(tmp_path / "adapter", tmp_path / "a.gguf", like=base)
@@ -169,7 +171,7 @@ def test_a_base_that_is_elsewhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_2", "olora"])
 def test_a_start_that_changes_the_base(start: str, tmp_path: Path) -> None:
-    """peft changes the weights of the base as it loads the adapter, or saves an adapter that is plain."""
+    """peft changes the base as it loads the adapter, or saves an adapter that is plain."""
     base = gguf_of(tmp_path, "tiny-llama")
     torch.manual_seed(0)
     model = peft.get_peft_model(
@@ -200,3 +202,30 @@ def test_starts_of_plain_lora(start: Any, tmp_path: Path) -> None:
     loaded = peft.PeftModel.from_pretrained(load_model(base), tmp_path / "adapter").merge_and_unload().state_dict()
     for name, values in load_model(tmp_path / "out.gguf").state_dict().items():
         torch.testing.assert_close(values, loaded[name], atol=1e-5, rtol=1e-5)
+
+
+NAMES = [f"model.layers.{i}.{part}" for i in (0, 1, 10) for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj")]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["q_proj", "layers.1.self_attn.q_proj", r"^model\.layers\.[1-9]+\.(self_attn|mlp)\.q_proj$", ".*k_p.{1,3}j", "q_proj|mlp.*",
+     r"layers\.(?:0|10)\..*_proj", r"\d.mlp.down_proj", "[^q]_proj", "model", "self_attn.[a-k]_proj", ".*?down_proj", "_proj"],
+)  # fmt: skip
+def test_patterns_match_as_in_peft(pattern: str) -> None:
+    compiled = _patterns({"p": {"none": 1, pattern: 2, ".*": 3}}, "p", "file")
+    found = [_find(compiled, name, 0) for name in NAMES]
+    assert found == [{pattern: 2, ".*": 3}[get_pattern_key([pattern, ".*"], name)] for name in NAMES]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+b", "(a|a)*b", "a*a*a*a*b", "((a{0,9}){0,9}){0,9}b", "(.|.)(.|.)", "a**", "(", "(?=a)", "(?i)a", r"(a)\1", "[z-a]",
+     "[[:a:]", "a{9999}", "a" * 201],
+)  # fmt: skip
+def test_other_patterns_are_refused(pattern: str, tmp_path: Path) -> None:
+    base = gguf_of(tmp_path, "tiny-llama")
+    adapted(base, tmp_path / "adapter", ["q_proj"])
+    settings(tmp_path / "adapter", rank_pattern={pattern: 1})
+    with pytest.raises(glft.FormatError, match=r"expected (a pattern of letters, classes, words|valid settings of an adapter)"):
+        glft.convert(tmp_path / "adapter", tmp_path / "a.gguf", like=base)
