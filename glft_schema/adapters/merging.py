@@ -115,7 +115,8 @@ def _merge(tensor: Tensor, update: Update) -> StoredTensor:
     """Returns a tensor with its update, in float32, a few rows at a time."""
 
     def read(index: Slices) -> Array:
-        return _sum(tensor, update, index[0])[(slice(None), *index[1:])]
+        columns = (slice(None), *index[1:])
+        return _sum(tensor, update, index[0])[columns]
 
     return StoredTensor(tensor.shape, FLOAT32, lambda: _sum(tensor, update, slice(0, tensor.shape[0])), read=read)
 

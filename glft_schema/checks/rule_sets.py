@@ -10,7 +10,7 @@ from glft_schema.checks.roles import ROLES, role_findings, role_of
 from glft_schema.codec.rules import GGML, RULE_SETS, SPEC, rule_sets
 from glft_schema.errors import Finding, OptionError, quote
 from glft_schema.families.chat_templates import broken_template
-from glft_schema.families.loader import LLAMA_CPP, check_model, reason_unchecked
+from glft_schema.families.loader import LLAMA_CPP, check_model, reason_unchecked, wrong_ids
 from glft_schema.families.requirements import locate
 from glft_schema.files import parsing
 from glft_schema.files.container import as_file
@@ -54,8 +54,8 @@ def check_rules(file: File | StrPath, rules: str | Iterable[str], *, render: boo
     findings = parsing.check_rules(file, rule_sets(name for name in names if name in RULE_SETS))
     first = file.shards[0]
     broken = [finding for name in own if name in ROLES for finding in role_findings(first, ROLES[name])]
-    if render and SPEC in names and GGML in file.format.rule_sets:
-        broken += broken_template(first)
+    if SPEC in names and GGML in file.format.rule_sets:
+        broken += [*wrong_ids(first), *(broken_template(first) if render else ())]
     added = locate(first, broken)
     added += check_model(file) if LLAMA_CPP in own else []
     order = {shard.name: i for i, shard in enumerate(file.shards)}

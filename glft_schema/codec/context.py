@@ -64,6 +64,7 @@ class Parameters(Context):
         limits: its resource limits; the caller's by default.
         trace: records the positions of fields; None in a plain parse.
         objects: the number of rows and arrays so far, which the limit ``objects`` counts.
+        templates: the number of characters of chat templates so far.
         findings: collects broken rules that not every reader enforces; only set if requested.
         positions: the first byte of each field by path, filled by building; only set if requested.
         rules: the rule sets that building enforces in addition to required rules.
@@ -80,6 +81,7 @@ class Parameters(Context):
     limits: Limits
     trace: Trace | None
     objects: int
+    templates: int
     findings: list[Finding]
     positions: dict[str, int]
     rules: tuple[str, ...]

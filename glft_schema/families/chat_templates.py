@@ -17,22 +17,22 @@ from glft_schema.files.file import File
 from glft_schema.formats.chat_templates import GENERATION, LONGEST, TEMPLATE, environment, syntax_problem
 from glft_schema.limits import Limits
 
+EMPTY = "an empty text"
 SECONDS, MEMORY = 10, 1 << 28  # limits for one template; MEMORY is in bytes
 TEXTS = {"user": "Hello", "assistant": "Hi"}  # a conversation
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
 
-def template_problem(key: str, text: Any) -> str:
-    """Returns the problem of a key's chat template, found by parsing and rendering it, or an empty
-    string. Named templates, such as those for tools, are only parsed."""
-    problem = syntax_problem(key, text)
-    return problem or (_render_apart(text) if key == TEMPLATE and isinstance(text, str) and len(text) <= LONGEST else "")
+def unrendered(key: str, text: Any) -> str:
+    """Returns why a key's chat template renders no conversation, or an empty string. Named
+    templates, such as those for tools, and what is not Jinja, are not rendered."""
+    is_rendered = key == TEMPLATE and isinstance(text, str) and len(text) <= LONGEST and not syntax_problem(key, text)
+    return _render_apart(text) if is_rendered else ""
 
 
 def broken_template(file: File) -> Iterator[Finding]:
     """Yields a finding if the chat template parses but does not render."""
-    text = file.metadata.get(TEMPLATE)
-    if not syntax_problem(TEMPLATE, text) and (problem := template_problem(TEMPLATE, text)):
+    if problem := unrendered(TEMPLATE, file.metadata.get(TEMPLATE)):
         yield Finding("gguf-chat-rendering", (SPEC,), RowPaths(file).key(TEMPLATE, "value"), problem)
 
 
@@ -56,11 +56,14 @@ def rendering_problem(_: Path, text: str) -> str:
         try:
             template = sandbox.from_string(GENERATION.sub("", text))
             found = template.render(messages=messages, tools=None, documents=None, add_generation_prompt=True, **TOKENS)
-            problems = [] if found.strip() else ["an empty text"]
-            break
+            if found.strip():
+                return ""
+            problems.append(EMPTY)
         except Exception as error:
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == "<template>"]
             line = f"at line {lines[-1]}: " if lines else ""
             problems.append(f"{line}{one_line(str(getattr(error, 'msg', error)) or type(error).__name__)}")
-    is_broken = problems and not refusals  # a template may refuse this conversation
-    return f"expected a chat template that renders a conversation, found {problems[0]}" if is_broken else ""
+    if refusals:  # a template may refuse this conversation
+        return ""
+    found = next((problem for problem in problems if problem != EMPTY), EMPTY)
+    return f"expected a chat template that renders a conversation, found {found}"

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from glft_schema.codec.rules import SPEC
 from glft_schema.errors import Finding, quote
 from glft_schema.families.config import KEY_TYPES, OLD_NAMES
 from glft_schema.families.page import BLOCK_COUNT, Loaded
@@ -26,7 +27,9 @@ from glft_schema.words import suggestion
 LLAMA_CPP = "llama.cpp"
 TOKENIZER = "tokenizer.ggml."
 TOKENS, MODEL, PRE = f"{TOKENIZER}tokens", f"{TOKENIZER}model", f"{TOKENIZER}pre"
-PER_TOKEN = (f"{TOKENIZER}scores", f"{TOKENIZER}token_type")
+TYPES, BYTE, SHORTEST_BYTE = f"{TOKENIZER}token_type", 6, 3  # the loader parses the text from its third byte
+PER_TOKEN = (f"{TOKENIZER}scores", TYPES)
+MAPPED = 32  # bytes: the loader maps payloads only at multiples of this
 COUNT, NAME = "split.count", "general.name"
 EXTRA_NAMES, EXTRA_FLAGS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
 BLOCKS = "{i}"  # in the name of a tensor of each block
@@ -205,9 +208,30 @@ def broken_model(file: File) -> Iterator[Finding]:
     for shard in file.shards if len(file.shards) > 1 else ():
         yield from _broken_keys(shard, _keys("split.no split.tensors.count" if shard is first else "split.no", "", True))
     yield from read_keys(numbers)
+    yield from _misaligned(file)
     yield from broken_limits(numbers)
     yield from _vocabulary(numbers)
     yield from broken_tensors(numbers)
+
+
+def _misaligned(file: File) -> Iterator[Finding]:
+    """Yields a finding for each file with a payload at which llama.cpp may abort."""
+    for shard in file.shards:
+        if tensor := next((tensor for tensor in shard.tensors.values() if tensor.position % MAPPED), None):
+            problem = f"expected payloads at multiples of {MAPPED} bytes, found {quote(tensor.name)} at {tensor.position}"
+            yield _finding("alignment", shard, RowPaths(shard).tensor(tensor.name, "offset"), problem, tensor.name)
+
+
+def wrong_ids(file: File) -> Iterator[Finding]:
+    """Yields a finding for each special token that is none of the tokens, without offsets."""
+    tokens = file.metadata.get(TOKENS)
+    if not isinstance(tokens, Sequence) or isinstance(tokens, str):
+        return
+    for key in file.metadata:
+        id_ = file.metadata[key] if key.startswith(TOKENIZER) and key.endswith("_token_id") else 0
+        if isinstance(id_, int) and not 0 <= id_ < len(tokens):
+            problem = f"expected one of {len(tokens)} tokens for {key}, found {id_}: llama.cpp takes a default instead"
+            yield Finding("gguf-token-ids", (SPEC,), RowPaths(file).key(key, "value"), problem)
 
 
 def read_keys(numbers: ModelSizes) -> Iterator[Finding]:
@@ -314,6 +338,13 @@ def _vocabulary(numbers: ModelSizes) -> Iterator[Finding]:
         if key in metadata and key not in numbers.unknown and len(metadata[key]) < len(tokens):
             yield values(key, f"expected {len(tokens)} elements of {key}, one for each token, found {len(metadata[key])}")
     texts = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    if TYPES in metadata and TYPES not in numbers.unknown:
+        of_bytes = [text for text, type_ in zip(texts, metadata[TYPES], strict=False) if type_ == BYTE]
+        short = [text for text in of_bytes if len(text.encode("utf-8", "surrogateescape")) < SHORTEST_BYTE]
+        if of_bytes and model == "bert":
+            yield values(TYPES, f"expected no token of type byte in a bert vocabulary, found {quote(of_bytes[0])}")
+        elif short:
+            yield values(TOKENS, f"expected texts such as <0x41> for tokens of type byte, found {quote(short[0])}")
     if twice := next((text for text, count in Counter(texts).items() if count > 1), None):
         yield values(TOKENS, f"expected tokens that differ, found {quote(twice)} twice")
     name = metadata.get(NAME)

@@ -126,12 +126,17 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
         FormatError: if the files do not belong together.
     """
     split, keys = shard_info(first), first.format.shard_keys
-    if keys is None or split is None or split.number != 0:
+    if keys is None or split is None:
         return first
-    match = NAME.fullmatch(str(first.name))
-    if not match or (int(match["number"]), int(match["count"]), match["ending"]) != (1, split.files, first.format.endings[0]):
-        name = shard_path("NAME", 0, split.files, first.format.endings[0])
-        raise FormatError(f"expected the first of {split.files} files to be named {name}", file=first.name)
+    match, ending = NAME.fullmatch(str(first.name)), first.format.endings[0]
+    named = match and (int(match["number"]) - 1, int(match["count"]), match["ending"])
+    if named is None and split.number != 0:
+        return first
+    if not match or named != (split.number, split.files, ending):
+        name = shard_path("NAME", split.number, split.files, ending)
+        raise FormatError(f"expected file {split.number + 1} of {split.files} to be named {name}", file=first.name)
+    if split.number != 0:
+        return first
     shards = [first]
     try:
         for number in range(1, split.files):

@@ -110,7 +110,7 @@ def merge(file: File | StrPath, path: StrPath) -> None:
         else:
             metadata = {**shard.metadata, **metadata}
     if keys:
-        metadata = metadata.without(*keys)
+        metadata = metadata.without(*(key for key in keys if key in metadata))
     _write(file, metadata, list(file.tensors.values()), path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from glft_schema.codec.context import Context
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from jinja2.sandbox import SandboxedEnvironment  # imported when a file has a template
 
 TEMPLATE = "tokenizer.chat_template"  # prefix of the keys of chat templates
-LONGEST = 1 << 18  # characters; longer ones are not checked. Jinja parses 500,000 in a second
+LONGEST = 1 << 16  # characters of a file's templates; others are not checked. Jinja parses them in at most 2 s
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # transformers' own tag
 
 
@@ -26,7 +27,11 @@ class ChatTemplate(Check):
     broken_by = ("", "{{ messages | uper }}")
 
     def check(self, context: Context, path: str) -> None:
-        if problem := syntax_problem(context.key, context.value):
+        if not (context.key.startswith(TEMPLATE) and isinstance(context.value, str)):
+            return
+        parameters = context._params
+        parameters["templates"] = parameters.get("templates", 0) + len(context.value)
+        if parameters.templates <= LONGEST and (problem := syntax_problem(context.key, context.value)):
             self.report(context, problem, f"{path} -> {self.field}")
 
 
@@ -41,8 +46,11 @@ def syntax_problem(key: str, text: Any) -> str:
     """Returns the problem of a key's chat template, or an empty string, without rendering it."""
     if not (key.startswith(TEMPLATE) and isinstance(text, str) and len(text) <= LONGEST):
         return ""
-    if not text.strip():
-        return "expected a chat template, found an empty text"
+    return _problem_of(text) if text.strip() else "expected a chat template, found an empty text"
+
+
+@lru_cache(64)  # each pass over a file asks again
+def _problem_of(text: str) -> str:
     import jinja2
 
     sandbox = environment()
@@ -55,4 +63,6 @@ def syntax_problem(key: str, text: Any) -> str:
         return f"expected valid Jinja, found an error at line {error.lineno}: {one_line(str(error.message))}"
     except RecursionError:
         return "expected a chat template, found expressions that are nested too deeply"
+    except ValueError as error:  # of Python, about a number
+        return f"expected valid Jinja, found a number that Python cannot read: {one_line(str(error))}"
     return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -23,12 +24,14 @@ from glft_schema.codec.structs import Padding
 from glft_schema.codec.typed_text import texts_of_change
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import with_display
-from glft_schema.errors import FormatError, OptionError, quote, safe
-from glft_schema.families.chat_templates import template_problem
+from glft_schema.errors import FormatError, MetadataWarning, OptionError, quote, safe
+from glft_schema.families.chat_templates import unrendered
+from glft_schema.families.loader import wrong_ids
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules, parse_source
 from glft_schema.files.shards import find_set, whole_set
+from glft_schema.formats.chat_templates import syntax_problem
 from glft_schema.formats.registry import indexed_format, refuse_ending
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.atomic import atomic_write
@@ -127,6 +130,7 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
         OSError: from the system; `out` is unchanged.
 
     Warns:
+        MetadataWarning: if a chat template renders no conversation.
         SimilarKeyWarning: if a new key resembles a well-known one.
     """
     check_options(edit, options, EditOptions)
@@ -149,6 +153,9 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
         changes += [Change("rename", old, None, new) for old, new in rename.items()]
         edited, copied = _splice(file, entries, names)
         result = _parse(file, edited)
+        before = {finding.problem for finding in wrong_ids(file)}
+        if wrong := next((finding for finding in wrong_ids(result) if finding.problem not in before), None):
+            raise FormatError(wrong.problem, wrong.path)
         if check := options.get("check"):
             check(file, result)
         warn_of_typos((change.name for change in changes if change.action == "add"), file.metadata, stacklevel=3)
@@ -177,8 +184,11 @@ def _edit_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> tu
         return old, []
     new: Mapping[str, Any]
     for key, value in set.items():
-        if wrong := template_problem(key, value):
+        if wrong := syntax_problem(key, value):
             raise FormatError(wrong, f"metadata -> {key}")
+        if doubt := unrendered(key, value):
+            advice = "it is set nevertheless; try it with messages like those of your application"
+            warnings.warn(f"{key}: {doubt}: {advice}", MetadataWarning, stacklevel=4)
     if isinstance(old, TypedMetadata):
         new = old.with_texts(set).without(*removed)
         for key in set:

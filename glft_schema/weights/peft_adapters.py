@@ -175,8 +175,8 @@ def _in_gguf(place: NameParts, parts: Mapping[str, Update], config: Config) -> U
         return operation.map_to_gguf([of_values(matrix) for matrix in matrices], config, first)[0].values()
 
     if isinstance(operation, Stack):
-        up, down = (mapped(part[side] for part in map(parts.__getitem__, expected)) for side in range(2))
-        return Update(up, down, update.scale)
+        ordered = [parts[name] for name in expected]
+        return Update(mapped(part.up for part in ordered), mapped(part.down for part in ordered), update.scale)
     return update._replace(up=mapped([update.up])) if isinstance(operation, PermuteRows) else update
 
 

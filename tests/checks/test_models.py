@@ -584,3 +584,70 @@ def test_real_model(smollm2: Path) -> None:
 @pytest.mark.network
 def test_changes_of_a_real_model(smollm2: Path, tmp_path: Path) -> None:
     assert compare(smollm2, tmp_path / "model.gguf", 1499) > 2
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 16, 32, 64])
+def test_alignments(alignment: int, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """llama.cpp aborts if it cannot map the payloads; verify names the first."""
+    with glft.open(tiny("tiny-llama")) as file:
+        metadata, weights = dict(file.metadata), {name: tensor.dequantize() for name, tensor in file.tensors.items()}
+        typed = {key: glft.Typed(value, file.metadata.type_of(key)) for key, value in metadata.items()}
+    path = tmp_path / "model.gguf"
+    glft.save_file(weights, path, typed, alignment=alignment, rules=[])
+    with Loader() as loader, glft.open(path) as file:
+        start = next(iter(file.tensors.values())).position
+        assert bool(loader.refusal(path)) == bool(start % 32) == (alignment < 32)
+        found = [finding.problem for finding in glft.check_rules(file, "llama.cpp")]
+        name = next(iter(file.tensors))
+    assert found == [f"expected payloads at multiples of 32 bytes, found '{name}' at {start}"] * (alignment < 32)
+    assert in_this_process("verify", path).returncode == (alignment < 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "problem"),
+    [
+        ("tiny-llama", "ab", "expected texts such as <0x41> for tokens of type byte, found 'ab'"),
+        ("tiny-llama", "\u03b2", "expected texts such as <0x41> for tokens of type byte, found '\u03b2'"),
+        ("tiny-llama", "\u20ac", ""),
+        ("tiny-llama", "", ""),
+        ("tiny-llama", "<0x4", ""),
+        ("tiny-gpt2", "<0", "expected texts such as <0x41> for tokens of type byte, found '<0'"),
+        ("tiny-gpt2", "<0x41>", ""),
+        ("tiny-bert", "<0x41>", "expected no token of type byte in a bert vocabulary, found '<0x41>'"),
+        ("tiny-bert", "", "expected no token of type byte in a bert vocabulary, found '[EMPTY_50]'"),
+    ],
+)  # fmt: skip
+def test_tokens_of_bytes(name: str, token: str, problem: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    with glft.open(tiny(name)) as file:
+        tokens, types = (list(file.metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type"))
+    tokens[50], types[50] = token, 6
+    path = tmp_path / "model.gguf"
+    glft.edit(tiny(name), path, set={"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    with Loader() as loader:
+        assert bool(loader.refusal(path)) == bool(problem)
+    assert [finding.problem for finding in glft.check_rules(path, "llama.cpp")] == [problem] * bool(problem)
+
+
+def test_special_tokens_beyond_the_vocabulary(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """llama.cpp loads the model with a default; edit refuses, and verify lists what is stored."""
+    path, key = tmp_path / "model.gguf", "tokenizer.ggml.eos_token_id"
+    with glft.open(tiny("tiny-llama")) as file:
+        count = len(file.metadata["tokenizer.ggml.tokens"])
+    problem = f"expected one of {count} tokens for {key}, found {count}: llama.cpp takes a default instead"
+    with pytest.raises(glft.FormatError, match=re.escape(problem)):
+        glft.edit(tiny("tiny-llama"), path, set={key: count})
+    glft.edit(tiny("tiny-llama"), path, set={key: count - 1})
+    assert glft.check_rules(path, ["spec", "llama.cpp"]) == []
+    stored = key.encode() + struct.pack("<II", KINDS["u32"], count - 1)
+    path.write_bytes(path.read_bytes().replace(stored, stored[:-4] + struct.pack("<I", count)))
+    with Loader() as loader:
+        assert not loader.refusal(path)
+    (found,) = glft.check_rules(path, ["spec", "llama.cpp"])
+    assert (found.problem, found.sets, found.offset) == (
+        problem,
+        ("spec",),
+        path.read_bytes().index(stored[:-4]) + len(stored) - 4,
+    )
+    done = in_this_process("verify", path)
+    assert (done.returncode, problem in done.stdout) == (0, True)
+    glft.edit(path, set={"general.name": "x"})  # other keys can be edited

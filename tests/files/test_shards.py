@@ -23,6 +23,7 @@ from glft_schema.files.shards import shard_info
 from glft_schema.files.splitting import merge, split
 from glft_schema.tensors.tensor import Tensor
 from tests.golden import golden
+from tests.tools.command_line import in_this_process
 
 TENSORS = {f"t.{i}": torch.full((i + 1, 8), float(i)) for i in range(5)}
 
@@ -115,8 +116,33 @@ def test_a_missing_file(first: Path, second: Path) -> None:
 @pytest.mark.parametrize("name", ["other.gguf", "part-00002-of-00003.gguf", "part-00001-of-00004.gguf"])
 def test_a_wrong_name(first: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     path = shutil.copy(first, tmp_path_factory.mktemp("other") / name)
-    with pytest.raises(FormatError, match=r"expected the first of 3 files to be named NAME-00001-of-00003\.gguf"):
+    with pytest.raises(FormatError, match=r"expected file 1 of 3 to be named NAME-00001-of-00003\.gguf"):
         glft_schema.open(path)
+
+
+@pytest.mark.parametrize("numbers", [(1, 0, 2), (2, 1, 0), (7, 1, 2)])
+def test_numbers_that_names_contradict(numbers: tuple[int, ...], first: Path) -> None:
+    """llama.cpp refuses the set. Only a file with its own name stands for itself."""
+    paths = sorted(first.parent.glob("part*"))
+    for path, number in zip(paths, numbers, strict=True):
+        rewritten(path, {"split.no": number})
+    for path, number, own in zip(paths, numbers, range(3), strict=True):
+        if number != own:
+            with pytest.raises(
+                FormatError, match=rf"expected file {number + 1} of 3 to be named NAME-0000{number + 1}-of-00003"
+            ):
+                glft_schema.open(path)
+            done = in_this_process("verify", path)
+            assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_set_of_one_file(whole: Path, tmp_path: Path) -> None:
+    """Its keys are removed; it may lack some."""
+    with glft_schema.open(whole) as file:
+        entries = {key: Typed(value, file.metadata.type_of(key)) for key, value in file.metadata.items()}
+    save_file(TENSORS, tmp_path / "one.gguf", entries | {"split.count": 1}, schemes={"t.4": "f16"})
+    merge(tmp_path / "one.gguf", tmp_path / "merged.gguf")
+    assert (tmp_path / "merged.gguf").read_bytes() == whole.read_bytes()
 
 
 def rewritten(path: Path, changes: dict[str, object], **regions: object) -> None:

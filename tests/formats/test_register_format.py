@@ -264,7 +264,7 @@ def test_shards_have_the_ending_of_their_format(tmp_path: Path) -> None:
     FORMATS[FORMATS.index(TYPED)] = format
     entries = {key: glft.Typed(number, "uint32") for key, number in (("s.no", 0), ("s.count", 3), ("s.all", 1))}
     save_file({"w": torch.zeros(2)}, path, entries, format="typed")
-    with pytest.raises(FormatError, match=r"expected the first of 3 files to be named NAME-00001-of-00003\.typed"):
+    with pytest.raises(FormatError, match=r"expected file 1 of 3 to be named NAME-00001-of-00003\.typed"):
         glft.open(path)
 
 
