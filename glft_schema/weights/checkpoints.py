@@ -90,7 +90,9 @@ def open_with_metadata(
 
     If `target` is GGUF, a Hugging Face folder with a config.json is mapped by its family, or by
     llama.cpp's converter: the tensors get GGUF's names and values, and the metadata includes the
-    vocabulary. With `like`, names and metadata are taken from that GGUF file; see `Donor`.
+    vocabulary. A folder with an adapter of peft becomes llama.cpp's adapter of the base model
+    `like`, or of the one that its settings name. With `like`, names and metadata are taken from
+    that GGUF file; see `Donor`.
 
     `as_stored` is None if the caller has no such option.
 
