@@ -149,7 +149,7 @@ def _open_adapter(folder: Path, like: StrPath | None) -> Checkpoint:
     family = family_in_gguf(base.metadata)
     model = gguf_config(base.file) if base.file else (family, config_of(base.metadata, family.keys, family.arch))
     updates = updates_of_peft(folder, open_checkpoint(weights), model, base.tensors)
-    tensors, keys = in_llama_cpp(updates, base.metadata, base.tensors)
+    tensors, keys = in_llama_cpp(updates, family, base.tensors)
     return Checkpoint(tensors, WITH_TYPES.metadata.metadata(keys))
 
 

@@ -181,7 +181,7 @@ def _in_gguf(place: NameParts, parts: Mapping[str, Update], config: Config) -> U
 
 
 def in_llama_cpp(
-    updates: Mapping[str, Update], metadata: Mapping[str, Any], base: Container[str]
+    updates: Mapping[str, Update], family: Family, base: Container[str]
 ) -> tuple[dict[str, StoredTensor], dict[str, Typed]]:
     """Returns the tensors and the metadata of llama.cpp's adapter, in float32.
 
@@ -190,7 +190,7 @@ def in_llama_cpp(
 
     Args:
         updates: by the names of a model's tensors.
-        metadata: of the model in GGUF.
+        family: of the model.
         base: the names of its tensors.
 
     Raises:
@@ -198,7 +198,7 @@ def in_llama_cpp(
     """
     alphas = {name: update.scale * update.down.shape[-2] for name, update in updates.items()}
     tensors, alpha = dict[str, StoredTensor](), next(filter(None, alphas.values()), 1.0)  # 0 would be no scaling
-    has_output = any(f"{row.gguf}.weight" == OUTPUT for row in family_in_gguf(metadata).tensors)
+    has_output = any(f"{row.gguf}.weight" == OUTPUT for row in family.tensors)
     for name, update in updates.items():
         if not name.startswith("blk.") and name not in (EMBEDDING, OUTPUT):
             raise TensorError("expected a tensor to which llama.cpp applies adapters, found another: use glft merge-lora", name)
@@ -211,7 +211,7 @@ def in_llama_cpp(
         if alphas[name] != alpha:
             b = b * np.float32(alphas[name] / alpha)
         tensors |= {f"{name}.lora_a": of_values(a), f"{name}.lora_b": of_values(b)}
-    texts = {"general.type": "adapter", ARCHITECTURE: metadata[ARCHITECTURE], "adapter.type": "lora"}
+    texts = {"general.type": "adapter", ARCHITECTURE: family.arch, "adapter.type": "lora"}
     keys = {**{key: Typed(text, "string") for key, text in texts.items()}, ALPHA: Typed(alpha, "float32")}
     return tensors, {**keys, QUANTIZATION_VERSION: Typed(VERSION, "uint32")}
 
