@@ -302,7 +302,6 @@ class Finding:
         name: the tensor or metadata key, if the rule is about one that the file may lack.
         repair: the change that repairs it, if one is known: ``("set", key, value)``, or
             ``("rename", tensor, new name)``.
-        explained: whether the number that explains most findings of the file explains this one.
         tensor: name of the tensor whose row has the field, or None.
         key: the metadata key whose entry has the field, or None.
     """
@@ -316,7 +315,6 @@ class Finding:
     file: str | None = None
     name: str = ""
     repair: Repair | None = None
-    explained: bool = False
     tensor: str | None = None
     key: str | None = None
 

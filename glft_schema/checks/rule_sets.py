@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from glft_schema.checks.causes import explain
 from glft_schema.checks.roles import ROLES, role_findings, role_of
 from glft_schema.codec.rules import GGML, RULE_SETS, SPEC, rule_sets
 from glft_schema.errors import Finding, OptionError, quote
@@ -73,7 +72,6 @@ class Report:
         findings: pairs of a file's index in its set and a finding.
         failures: the findings that are failures.
         not_checked: why the rules of llama.cpp's loader were not checked, or an empty string.
-        cause: a sentence about the metadata number that explains most findings, or an empty string.
     """
 
     sets: list[str]
@@ -81,7 +79,6 @@ class Report:
     findings: list[tuple[int, Finding]]
     failures: list[Finding]
     not_checked: str
-    cause: str
 
 
 def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report:
@@ -103,5 +100,4 @@ def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report
     if role:  # loads without some keys
         refused = [finding.problem for finding in role_findings(file, role, to_load=True)]
         failures = [finding for finding in failures if role.name not in finding.sets or finding.problem in refused]
-    cause = explain(file, every) if LLAMA_CPP in sets else ""
-    return Report(sets, enforced, findings, failures, not_checked, cause)
+    return Report(sets, enforced, findings, failures, not_checked)

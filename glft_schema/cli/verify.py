@@ -207,9 +207,7 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     elif verdict.failures and not rules:
         lines[0] += f"; {LLAMA_CPP} refuses the file"
     is_set, parts = len(file.shards) > 1, _repair(file, [finding.repair for _, finding in findings])
-    lines += _findings([one for one in findings if not one[1].explained], is_set, FINDINGS)
-    if verdict.cause:
-        lines += [verdict.cause, *_findings([one for one in findings if one[1].explained], is_set, FINDINGS)]
+    lines += _findings(findings, is_set, FINDINGS)
     if parts:
         repaired = sum(finding.repair is not None for _, finding in findings)
         lines += [f"to repair {repaired} of {format_count(findings, 'violation')}:", *(f"  {part} \\" for part in parts)]
@@ -217,7 +215,7 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     if file.tensors.gaps:
         lines.append(gaps_text(file))
     data: dict[str, Any] = {"checked": verdict.sets, "enforced": verdict.enforced, "failures": len(verdict.failures)}
-    data |= {"not_checked": {LLAMA_CPP: verdict.not_checked} if verdict.not_checked else {}, "cause": verdict.cause or None}
+    data |= {"not_checked": {LLAMA_CPP: verdict.not_checked} if verdict.not_checked else {}}
     data |= {"repair": " ".join(map(str.strip, parts)) or None, "broken": _findings_data(findings)}
     return Outcome(lines, data, not verdict.failures)
 

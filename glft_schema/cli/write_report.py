@@ -37,7 +37,7 @@ def warn_of_refusal(before: File | None, after: File) -> None:
     """Warns if llama.cpp will refuse a new file, unless it refuses the file before the change."""
     verdict = report(after, render=False)
     if verdict.failures and (before is None or not report(before, render=False).failures):
-        reason = verdict.cause or verdict.failures[0].problem
+        reason = verdict.failures[0].problem
         echo(f"glft: warning: llama.cpp will refuse the new file (see glft verify): {reason}", error=True)
 
 

@@ -208,7 +208,7 @@ def test_verify_as_json(gguf: Path, tmp_path: Path) -> None:
     found = json.loads(glft("verify", gguf, "--against", gguf, "--json").stdout)
     about = {"file": str(gguf), "format": "GGUF", "tensors": 3, "bytes": gguf.stat().st_size, "holds": True}
     reason = {"llama.cpp": "no rules for the architecture 'toy'"}
-    rules = {"checked": ["spec", "ggml"], "enforced": ["ggml"], "not_checked": reason, "failures": 0, "cause": None}
+    rules = {"checked": ["spec", "ggml"], "enforced": ["ggml"], "not_checked": reason, "failures": 0}
     rules |= {"repair": None, "broken": []}
     rule, field = "gguf-quantization-version", "metadata"
     assert found == {**about, "rules": rules, "against": {"compared": 3, "max_difference": 0.0, "differing": {}}}
@@ -223,7 +223,7 @@ def test_verify_as_json(gguf: Path, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     problem = "expected the key general.quantization_version, found 3 other keys"
     broken = {"file": gguf.name, "rule": rule, "field": field, "name": None, "problem": problem, "byte": 24}
-    enforced = {"checked": ["spec"], "enforced": ["spec"], "not_checked": {}, "failures": 1, "cause": None, "repair": None}
+    enforced = {"checked": ["spec"], "enforced": ["spec"], "not_checked": {}, "failures": 1, "repair": None}
     assert (done.returncode, found["rules"]) == (1, {**enforced, "broken": [broken]})
 
 

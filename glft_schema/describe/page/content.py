@@ -93,7 +93,6 @@ class Content:
             "rule_sets": verdict.sets,
             "refused": bool(verdict.failures),
             "not_checked": visible(verdict.not_checked),
-            "cause": visible(verdict.cause, 2 * LONGEST),
             "broken": len(verdict.findings),
             "findings": [
                 (i, finding, visible(replace(finding, offset=None).text, 3 * LONGEST))
