@@ -20,7 +20,6 @@ from glft_schema.tensor_types.engine.bits import numbers_of_rows
 from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled
 from glft_schema.tensor_types.engine.decoding import WRITTEN
 from glft_schema.tensor_types.engine.functions import Formula
-from glft_schema.tensor_types.engine.memory import ask_for_large_pages
 from glft_schema.tensor_types.tensor_type import TensorType
 
 Tensors = Mapping[str, "torch.Tensor"]
@@ -55,7 +54,7 @@ def decode(
         return numbers.to(dtype) if out is None else out.copy_(numbers)
     if out is None:
         first = next(iter(fields.values()))
-        out = new_memory((first.shape[0], columns), dtype, first.device)
+        out = torch.empty((first.shape[0], columns), dtype=dtype, device=first.device)
     if not out.numel():
         return out
     if compiles(out) or not all(map(has_plain_memory, (out, *fields.values()))):
@@ -67,14 +66,6 @@ def decode(
         if not out.is_inference():
             torch.autograd.graph.increment_version(out)
     return out
-
-
-def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """Returns a new tensor, uninitialised."""
-    memory = torch.empty(shape, dtype=dtype, device=device)
-    if has_plain_memory(memory):
-        ask_for_large_pages(memory.data_ptr(), memory.nbytes)
-    return memory
 
 
 def unpack(type_: TensorType, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:

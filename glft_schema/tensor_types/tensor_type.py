@@ -32,7 +32,6 @@ from glft_schema.storage.torch_tensors import array_of, not_dense
 from glft_schema.tensor_types.engine.chunks import Fault, RowEncoder, TensorPart, encode_chunks, importance_rows, matrix
 from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar, parameters_of
-from glft_schema.tensor_types.engine.memory import new_memory
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
 # the matrix.
@@ -363,7 +362,7 @@ class TensorType:
             words(out)[...] = words(convert(numbers, out.dtype))
             return out
         if out is None:
-            out = new_memory((len(next(iter(fields.values()))), columns), dtype or FLOAT32)
+            out = np.empty((len(next(iter(fields.values()))), columns), dtype or FLOAT32)
         if out.size:
             from glft_schema.tensor_types.engine import decoding  # slow to import
 
