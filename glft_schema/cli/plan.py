@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,9 +56,7 @@ def plan(
     """
     with file_errors(out or source, tensors=source):
         limit = None if size is None else bytes_of(size, "--size")
-        _check_options(limit, bpw, out)
-        for written in filter(None, (out, page)):
-            refuse_overwriting(written, source, imatrix, like)
+        _check_options(limit, bpw, out, page, (source, imatrix, like))
         with file_errors(source):
             mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
             checkpoint = open_with_metadata(source, (), WITH_TYPES, like, mapping)
@@ -89,12 +87,16 @@ def plan(
             echo_written([out], "quantize", source, f"{source.stem}-{out.stem}.gguf", out, *options)
 
 
-def _check_options(size: int | None, bpw: float | None, out: Path | None) -> None:
-    """Raises OptionError for options that do not go together."""
+def _check_options(
+    size: int | None, bpw: float | None, out: Path | None, page: Path | None, inputs: Iterable[Path | None]
+) -> None:
+    """Raises OptionError for options that do not go together, or an output that is an input."""
     if size is not None and bpw is not None:
         raise OptionError("expected --size or --bpw, found both")
     if out is not None and size is None and bpw is None:
         raise OptionError("expected --size or --bpw for the recipe (--out), found neither")
+    for written in filter(None, (out, page)):
+        refuse_overwriting(written, *inputs)
 
 
 def report(planned: Plan, mix: Mix | None) -> list[str]:

@@ -203,8 +203,7 @@ def plan_quantization(
     entries = model.entries(added)
     facts = ModelFacts.of(entries, stored, model.has_importance)
     if pruned:
-        key = f"{facts.architecture}.{BLOCK_COUNT}"
-        entries = entries.without(key).with_texts({key: Typed(layers, "uint32")})
+        entries = entries.without(key := f"{facts.architecture}.{BLOCK_COUNT}").with_texts({key: Typed(layers, "uint32")})
     chooser = RecipeTypes(
         recipe,
         facts,
@@ -222,15 +221,10 @@ def plan_quantization(
     groups = _files_of_set(checkpoint) if keep_split else [[*names]]
     groups = [group for files in groups if (group := [names[name] for name in files if name in names])]
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
-    notes = [f"no tensor gets its type by the pattern {quote(pattern)}" for pattern in chooser.find_unused([*stored])]
-    if bare := chooser.without:
-        notes.append(f"without importance, which {chooser.matrix} lacks: {format_count(bare, 'tensor')}: {first_names(bare)}")
-    refused = tuple(chooser.problems.values())
-    notes = [*(f"would be refused: {problem}" for problem in refused), *notes]
+    notes, refused = _notes(chooser, [*stored]), tuple(chooser.problems.values())
     planned = (PlannedPayload(name, stored[name], choice).report() for name, choice in choices.items() if dry_run)
-    weights = sum(tensor.numel for tensor in stored.values())
-    results = Results(planned, "tensor")
-    result = Quantized(recipe, results, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
+    weights, reports = sum(tensor.numel for tensor in stored.values()), Results(planned, "tensor")
+    result = Quantized(recipe, reports, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
     if dry_run:
         return {}, result
     warn_of_typos((key for key in added if key not in checkpoint.metadata), entries, stacklevel=4)
@@ -239,11 +233,19 @@ def plan_quantization(
     for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
         part: dict[str, Any] = {name: stored[name] for name in group}
         chosen = Chosen({name: choice for name, choice in choices.items() if name in part})
-        of_part = checkpoint._replace(tensors=part, metadata=metadata[number])
         own: ConvertOptions = {"schemes": chosen, "measure": False, "ranks": options.get("ranks")}
         own["progress"] = _share_of(progress, number, len(paths)) if progress else None
-        plans[path] = plan_conversion(of_part, WITH_TYPES, own)
+        plans[path] = plan_conversion(checkpoint._replace(tensors=part, metadata=metadata[number]), WITH_TYPES, own)
     return plans, result
+
+
+def _notes(chooser: RecipeTypes, names: list[str]) -> list[str]:
+    """Returns what a user should know about the types that were chosen for tensors."""
+    notes = [f"would be refused: {problem}" for problem in chooser.problems.values()]
+    notes += [f"no tensor gets its type by the pattern {quote(pattern)}" for pattern in chooser.find_unused(names)]
+    if bare := chooser.without:
+        notes.append(f"without importance, which {chooser.matrix} lacks: {format_count(bare, 'tensor')}: {first_names(bare)}")
+    return notes
 
 
 def as_recipe(recipe: StrPath | int | Recipe) -> Recipe:
