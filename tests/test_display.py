@@ -300,5 +300,5 @@ def test_plans_and_importance_have_one_screen(tmp_path: Path) -> None:
     assert {"Q4_0", "Q8_0"} <= set(found.texts)
     mix = planned.smallest
     one_screen(
-        mix, f"3 tensors, 4.50 bits per weight, signal-to-noise ratio {mix.snr:.1f} dB, at most {size_text(mix.size)}", 1
+        mix, f"3 tensors, 4.50 bits per weight, signal-to-noise ratio {mix.snr:.1f} dB, {size_text(mix.size)}", 1
     )

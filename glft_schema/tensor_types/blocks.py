@@ -72,7 +72,7 @@ def block_type(
                 parts = max(parts, math.gcd(weights, field.shape[1]))
         if math.isfinite(largest):
             yield True, TOO_LARGE, abs(numbers) > largest
-        if has_zero.any():  # only then can all weights that share a scale become 0
+        if type_.formula is not no_formula and has_zero.any():  # only then can all weights that share a scale become 0
             stored = type_.decode({"blocks": encoded["blocks"].reshape(-1, blocks.size)[has_zero]}, weights)
             lost = np.zeros((len(has_zero), parts, weights // parts), bool)
             lost[has_zero] = ~stored.reshape(-1, *lost.shape[1:]).any(2, keepdims=True)

@@ -400,7 +400,7 @@ def test_a_planted_bug_is_found_and_shrunk(tmp_path: Path, monkeypatch: pytest.M
         patched.setattr(Text, "_parse", crashing)
         patched.setattr(tables, "row_reader", lambda *arguments: None)
         patched.setattr(tables, "column_reader", lambda *arguments: None)
-        code, printed = run("gguf", "--examples", "100", "--out", tmp_path)
+        code, printed = run("gguf", "--examples", "1000", "--out", tmp_path)
     assert code == 1
     assert printed.startswith("failed: escaped: expected a FormatError or no error, found AssertionError")
     (manifest,) = tmp_path.glob("fuzz-*.json")

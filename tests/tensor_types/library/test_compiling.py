@@ -162,6 +162,7 @@ def encoded_by_plain_python(rows: np.ndarray, importance: np.ndarray | None) -> 
     return np.frombuffer(b"".join(blocks), np.uint8).reshape(len(rows), -1)
 
 
+@pytest.mark.filterwarnings("ignore:.*stored as 0")  # rows of magnitude 1e-8
 @pytest.mark.parametrize("by_tensors", [False, True])
 def test_an_encoder_writes_the_same_bytes_compiled_or_not(by_tensors: bool) -> None:
     if building.compiler() is None:
