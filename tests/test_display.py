@@ -299,6 +299,4 @@ def test_plans_and_importance_have_one_screen(tmp_path: Path) -> None:
     assert [row[:3] for row in found.tables[0][1:]] == [["Q4_0", "3", "4.5"], ["Q8_0", "3", "8.5"]]
     assert {"Q4_0", "Q8_0"} <= set(found.texts)
     mix = planned.smallest
-    one_screen(
-        mix, f"3 tensors, 4.50 bits per weight, signal-to-noise ratio {mix.snr:.1f} dB, {size_text(mix.size)}", 1
-    )
+    one_screen(mix, f"3 tensors, 4.50 bits per weight, signal-to-noise ratio {mix.snr:.1f} dB, {size_text(mix.size)}", 1)
