@@ -159,7 +159,7 @@ def command(function: Function) -> Command:
 Out = Annotated[Path, argument("OUT", "Output file; replaced only on success.")]
 Exclude = Annotated[Texts, option("PATTERN", "Skip tensors that match this name or wildcard pattern. Repeatable.")]
 Like = Annotated[Path | None, option(
-    "DONOR", "GGUF model to copy names and metadata from; with convert, also types. For a LoRA adapter: its base model."
+    "DONOR", "GGUF model to copy names and metadata from; with convert, also types, or the base model of a LoRA adapter."
 )]
 Imatrix = Annotated[Path | None, option("FILE", "llama.cpp importance matrix for IN; required by some types.")]
 Verbose = Annotated[bool, flag("Add a row for each tensor to the report.", "--verbose", "-v")]

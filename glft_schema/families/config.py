@@ -107,7 +107,8 @@ def read_text_config(folder: Path) -> Config:
     text = stored.get("text_config")
     if not isinstance(text, dict):
         return stored
-    return {"architectures": TEXT_MODELS.get(str(text.get("model_type")), stored.get("architectures")), **text}
+    fields = {field: value for field, value in text.items() if value is not None}
+    return {"architectures": TEXT_MODELS.get(str(text.get("model_type")), stored.get("architectures")), **fields}
 
 
 def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[str, Any]:

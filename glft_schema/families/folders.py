@@ -223,14 +223,18 @@ def gguf_tensors(tensors: Mapping[str, StoredTensor], family: Family, config: Co
     """Returns the tensors of a folder by their names in GGUF.
 
     Raises:
-        TensorError: if the family has no such tensor, a tensor of a stack is missing, or a shape
-            does not fit the config.
+        TensorError: if the family has no such tensor, two names stand for one, a tensor of a stack
+            is missing, or a shape does not fit the config.
         FormatError: if heads are larger than any tensor.
     """
     check_sizes(config, tensors, [HEAD_SIZE])  # before tensors of this size are generated
     mapped = {name: of_values(values) for name, values in family.generated(config).items()}
     names, used = Names(family, config, len(tensors)), set[str]()
-    sources = {text: tensors[name] for name, text in names_on_page(tensors, family).items()}
+    stored_as = dict[str, str]()
+    for name, text in names_on_page(tensors, family).items():
+        if (other := stored_as.setdefault(text, name)) != name:
+            raise TensorError(f"expected one tensor for {quote(text)}, found {quote(other)} as well", name)
+    sources = {text: tensors[name] for text, name in stored_as.items()}
     for stored in sources:
         if stored in used:
             continue

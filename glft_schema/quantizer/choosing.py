@@ -92,7 +92,7 @@ class RecipeTypes:
         has_floats = is_float(tensor.dtype)
         is_copied = self.recipe.only_copy or not has_floats
         if is_copied or is_kept(name, len(tensor.shape), self.model, keep_output=self.keep_output):
-            type_ = kept.type if self.keep_floats or not has_floats else types["f32"]
+            type_ = kept.type if self.keep_floats or is_copied else types["f32"]
             asked = types[named] if named and types[named] != type_ else None
             return TypeChoice(type_, f"not {asked.scheme}: llama-quantize keeps its type" if asked else kept.note, asked)
         asked = self._type_of(name, tensor, types, counts, named)

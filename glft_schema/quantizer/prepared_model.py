@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
+from glft_schema.errors import OptionError
 from glft_schema.families.converter import Converter
 from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
 from glft_schema.files.summary import FILE_TYPE
@@ -82,8 +83,13 @@ def prepare(
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
 ) -> PreparedModel:
-    """Opens a model for `quantize`; the arguments are those of `quantize`."""
+    """Opens a model for `quantize`; the arguments are those of `quantize`.
+
+    Raises OptionError for an adapter, and as `open_with_metadata`.
+    """
     checkpoint = open_with_metadata(source, (), WITH_TYPES, None, IN_FLOAT32)
+    if checkpoint.metadata.get("general.type") == "adapter":
+        raise OptionError("expected a model, found a LoRA adapter, which glft convert writes")
     used = UsedImportance.of(importance, include, exclude)
     tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
     return PreparedModel(checkpoint, used.apply(tensors), used)

@@ -104,12 +104,12 @@ def open_with_metadata(
         FormatError, TensorError: if it cannot be mapped; see `open_folder`, `Converter.open` and
             `Donor.tensors_of`.
     """
-    if target is WITH_TYPES and not isinstance(source, Checkpoint) and is_adapter(source):
-        adapter = _open_adapter(Path(source), like)
-        return adapter._replace(tensors=leave_out(adapter.tensors, exclude))
     folder = None if isinstance(source, Checkpoint) or not is_model_folder(source) else Path(source)
     if converter.path is not None and (folder is None or target is not WITH_TYPES or like is not None):
         raise OptionError("converter (--converter) maps a Hugging Face folder to a GGUF file, without like (--like)")
+    if target is WITH_TYPES and not isinstance(source, Checkpoint) and is_adapter(source):
+        adapter = _open_adapter(Path(source), like)
+        return adapter._replace(tensors=leave_out(adapter.tensors, exclude))
     by_table = folder if target is WITH_TYPES and like is None else None
     checkpoint = _open_mapped(by_table, converter) if by_table else _open_whole(source)
     checkpoint = checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))

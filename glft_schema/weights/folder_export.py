@@ -39,7 +39,7 @@ def write_folder(
 ) -> list[WrittenTensor]:
     """Writes a GGUF model as a new Hugging Face folder. After an error, `out` is unchanged.
 
-    The tokenizer is written by transformers, if it is installed and has a class for it.
+    The tokenizer is written if transformers is installed and the vocabulary's rules are known.
 
     Args:
         source: the model.

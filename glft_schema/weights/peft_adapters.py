@@ -33,7 +33,7 @@ CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_
 PREFIX = "base_model.model."  # of names in peft's files
 IN_PEFT = re.compile(r"(?P<name>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?")
 COPIED = ".base_layer.weight"  # peft saves the embedding that it adapts, unchanged
-EMBEDDING = "token_embd.weight"
+EMBEDDING, HEAD = "token_embd.weight", "lm_head.weight"
 ALPHA, DEFAULT_RANK = "adapter.lora.alpha", 8
 OTHER_MODEL = "the adapter fits another model"
 OTHER_METHODS = {  # settings of adapters that are more than A and B
@@ -198,7 +198,7 @@ def in_llama_cpp(
     """
     alphas = {name: update.scale * update.down.shape[-2] for name, update in updates.items()}
     tensors, alpha = dict[str, StoredTensor](), next(filter(None, alphas.values()), 1.0)  # 0 would be no scaling
-    has_output = any(f"{row.gguf}.weight" == OUTPUT for row in family.tensors)
+    has_output = HEAD in family.dropped or any(f"{row.gguf}.weight" == OUTPUT for row in family.tensors)
     for name, update in updates.items():
         if not name.startswith("blk.") and name not in (EMBEDDING, OUTPUT):
             raise TensorError("expected a tensor to which llama.cpp applies adapters, found another: use glft merge-lora", name)

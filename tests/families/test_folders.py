@@ -72,6 +72,7 @@ def test_names_of_other_classes(case: str, tmp_path: Path) -> None:
     path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
     if other:
         text = {field: value for field, value in config.items() if field != "architectures"}
+        text["architectures"] = None
         config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 8}}
     (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
     tensors = {tensor: values for tensor, values in load_file(path).items() if tensor != "lm_head.weight"}
@@ -88,6 +89,26 @@ def test_names_of_other_classes(case: str, tmp_path: Path) -> None:
     assert {k: v for k, v in found["keys"].items() if k not in counted} == {
         k: v for k, v in expected["keys"].items() if k not in counted
     }
+
+
+def test_two_names_of_one_tensor(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-bert")
+    path, name = folder / "model.safetensors", "embeddings.LayerNorm.weight"
+    tensors = load_file(path)
+    old = name.replace("weight", "gamma")
+    save_file(tensors | {old: tensors[name] * 3}, path)
+    with pytest.raises(glft.TensorError, match=r"expected one tensor for '.*LayerNorm.weight', found '.*' as well"):
+        glft.convert(folder, tmp_path / "out.gguf")
+
+
+def test_a_copy_of_a_folder_keeps_its_types(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama")
+    path = folder / "model.safetensors"
+    save_file({name: tensor.bfloat16() for name, tensor in load_file(path).items()}, path)
+    glft.quantize(folder, tmp_path / "copy.gguf", "COPY")
+    glft.convert(folder, tmp_path / "converted.gguf")
+    copy, converted = (contents(tmp_path / f"{name}.gguf") for name in ("copy", "converted"))
+    assert copy["tensors"] == converted["tensors"]
 
 
 BUFFERS = {  # of old releases of transformers
