@@ -204,8 +204,7 @@ def find_set(folder: Path) -> Path:
         FormatError: if there are several, or none.
     """
     kinds = [(format.name, suffix, format.endings) for format, suffix in index_suffixes()]
-    kinds.append(("torch", TORCH_INDEX, (TORCH_FILE,)))
-    for _, suffix, endings in kinds:
+    for _, suffix, endings in (*kinds, ("torch", TORCH_INDEX, (TORCH_FILE,))):
         indices = sorted(folder.glob(f"*{suffix}"))
         files = sorted(path for ending in endings for path in folder.glob(f"*{ending}"))
         if len(indices) > 1:
@@ -220,7 +219,7 @@ def find_set(folder: Path) -> Path:
             return (indices or files)[0]
         if files:
             break
-    expected = " or ".join(f"an index (*{suffix}) or one {name} file" for name, suffix, _ in reversed(kinds))
+    expected = " or ".join(f"an index (*{suffix}) or one {name} file" for name, suffix, _ in kinds)
     others = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
     hint = f"; give one of its GGUF files: {', '.join(map(safe, others[:5]))}{', ...' * (len(others) > 5)}" if others else ""
     raise FormatError(f"expected {expected}, found {len(files)} files{hint}", file=str(folder))

@@ -355,6 +355,7 @@ def test_autograd_sees_what_is_written(way: str) -> None:
         total.backward()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["a slice", "float64"])
 def test_in_a_fork_after_torch_has_used_threads(what: str, way: str) -> None:
     """The child of a process that coverage does not watch."""
