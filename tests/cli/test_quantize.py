@@ -67,6 +67,7 @@ def test_a_copy_without_layers(source: Path, tmp_path: Path) -> None:
 
 def test_a_model_that_llama_cpp_will_refuse(tmp_path: Path) -> None:
     """The warning of glft edit: for options that break the model, and for a model of no blocks."""
+    pytest.importorskip("gguf")
     source, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
     glft_schema.quantize(make_folder(tmp_path, "tiny-llama"), source, "F32")
     warning = "glft: warning: llama.cpp will refuse the new file (see glft verify): "
