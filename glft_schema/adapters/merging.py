@@ -15,6 +15,7 @@ from glft_schema.adapters.reading import read_updates
 from glft_schema.display import Progress, Results, with_display
 from glft_schema.errors import OptionError, TiedWarning, quote
 from glft_schema.families.export import OUTPUT
+from glft_schema.families.folders import EMBEDDING
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES, refuse_ending
 from glft_schema.storage.dtypes import FLOAT32, Array
@@ -29,7 +30,7 @@ from glft_schema.weights.checkpoints import open_entries
 from glft_schema.weights.convert import convert
 from glft_schema.weights.importance import read_importance
 from glft_schema.weights.in_memory import in_memory
-from glft_schema.weights.peft_adapters import EMBEDDING, Update
+from glft_schema.weights.peft_adapters import Update
 from glft_schema.weights.schemes import Chosen, TypeChoice
 
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from glft_schema.errors import FormatError, TensorError, quote
 from glft_schema.families.config import Config, config_of
-from glft_schema.families.loader import TOKENIZER, ModelSizes, broken_limits, broken_tensors, read_keys
+from glft_schema.families.loader import MODEL, TOKENIZER, ModelSizes, broken_limits, broken_tensors, read_keys
 from glft_schema.families.operations import TensorOperation
 from glft_schema.families.page import EXPERT_COUNT, Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
+from glft_schema.families.pages.every_model import DEFAULT_IDS
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
 from glft_schema.files.file import File
 from glft_schema.storage.dtypes import FLOAT32, Dtype
@@ -23,11 +24,7 @@ ROWS_OF = {
     "vocab_size": "token_embd.weight",
     "type_vocab_size": "token_types.weight",
 }  # config field -> tensor with as many rows
-IDS = {  # config field -> key, and the loader's value by kind of vocabulary
-    "bos_token_id": ("tokenizer.ggml.bos_token_id", {"llama": 1, "gpt2": 11, "bert": 101}),
-    "eos_token_id": ("tokenizer.ggml.eos_token_id", {"llama": 2, "gpt2": 11}),
-    "pad_token_id": ("tokenizer.ggml.padding_token_id", {"bert": 0}),
-}
+IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 OUTPUT = "output.weight"
 
 
@@ -70,8 +67,8 @@ def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = Fals
             config["quantization_config"] = {"quant_method": operation.type.scheme}
         exported.update(zip(place.in_hf(config), results, strict=True))
     config |= {field: tensors[name].shape[0] for field, name in ROWS_OF.items() if name in tensors}
-    kind = file.metadata.get("tokenizer.ggml.model")
-    config |= {field: file.metadata.get(key, defaults.get(kind)) for field, (key, defaults) in IDS.items()}
+    ids = DEFAULT_IDS.get(file.metadata.get(MODEL), {})
+    config |= {field: file.metadata.get(TOKENIZER + key, ids.get(key)) for field, key in IDS.items()}
     fixed = {
         "architectures": [family.architectures[0]],
         "model_type": family.model_type,
@@ -85,7 +82,7 @@ def gguf_config(file: File) -> tuple[Family, Config]:
 
     Raises:
         FormatError: if no family has the architecture, llama.cpp refuses a key or the dims of a
-            tensor, or config.json cannot state a value. A missing vocabulary is no error.
+            tensor, or config.json cannot state a value. A missing vocabulary is not an error.
     """
     family = family_in_gguf(file.metadata)
     numbers = ModelSizes(file, family.arch)

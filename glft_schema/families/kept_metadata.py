@@ -16,6 +16,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.families.config import Config, read_json
 from glft_schema.families.export import IDS
+from glft_schema.families.loader import TOKENIZER
 from glft_schema.families.page import Family
 from glft_schema.families.vocabulary import TOKENIZER_FILES
 from glft_schema.files.container import Container
@@ -67,5 +68,5 @@ def kept_metadata(folder: Path, family: Family, config: Config, computed: Mappin
     decided = {f"{family.arch}.{key.key}" for key in family.keys if key.field or key.default is not None}
     left_out = {DIGEST, f"{family.arch}.pooling_type", *decided} - computed.keys()
     kept = {key: Typed(metadata[key], metadata.type_of(key)) for key in metadata if key not in left_out}
-    ids = {key: {**config, **generation}.get(field) for field, (key, _) in IDS.items()}
+    ids = {TOKENIZER + key: {**config, **generation}.get(field) for field, key in IDS.items()}
     return kept | {key: number for key, number in ids.items() if isinstance(number, int)}

@@ -27,7 +27,7 @@ from glft_schema.words import suggestion
 LLAMA_CPP = "llama.cpp"
 TOKENIZER = "tokenizer.ggml."
 TOKENS, MODEL, PRE = f"{TOKENIZER}tokens", f"{TOKENIZER}model", f"{TOKENIZER}pre"
-TYPES, BYTE, SHORTEST_BYTE = f"{TOKENIZER}token_type", 6, 3  # the loader parses the text from its third byte
+TYPES, SHORTEST_BYTE = f"{TOKENIZER}token_type", 3  # the loader parses the text from its third byte
 PER_TOKEN = (f"{TOKENIZER}scores", TYPES)
 MAPPED = 32  # bytes: the loader maps payloads only at multiples of this
 COUNT, NAME = "split.count", "general.name"
@@ -339,7 +339,7 @@ def _vocabulary(numbers: ModelSizes) -> Iterator[Finding]:
             yield values(key, f"expected {len(tokens)} elements of {key}, one for each token, found {len(metadata[key])}")
     texts = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     if TYPES in metadata and TYPES not in numbers.unknown:
-        of_bytes = [text for text, type_ in zip(texts, metadata[TYPES], strict=False) if type_ == BYTE]
+        of_bytes = [text for text, type_ in zip(texts, metadata[TYPES], strict=False) if type_ == every_model.BYTE]
         short = [text for text in of_bytes if len(text.encode("utf-8", "surrogateescape")) < SHORTEST_BYTE]
         if of_bytes and model == "bert":
             yield values(TYPES, f"expected no token of type byte in a bert vocabulary, found {quote(of_bytes[0])}")

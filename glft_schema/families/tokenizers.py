@@ -15,9 +15,9 @@ from typing import Any
 
 from glft_schema.errors import FormatError, MetadataWarning, quote
 from glft_schema.families.libraries import library
-from glft_schema.families.pages.every_model import PHI3_NAMES, PHI3_TOKENS
+from glft_schema.families.pages.every_model import CONTROL, DEFAULT_IDS, NORMAL, PHI3_NAMES, PHI3_TOKENS, UNKNOWN, USER_DEFINED
 from glft_schema.families.pre_tokenizers import BEGINNING, IGNORE_MERGES, RULES
-from glft_schema.families.vocabulary import ARCHITECTURE, CONTROL, NORMAL, SPACE, UNKNOWN, USER_DEFINED
+from glft_schema.families.vocabulary import ARCHITECTURE, SPACE
 from glft_schema.formats.chat_templates import TEMPLATE
 
 KEYS = "tokenizer.ggml."
@@ -30,7 +30,6 @@ SPECIAL = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
-OF_LLAMA = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}  # without a key
 WITH_BOS = ("llama", "bert")  # kinds of vocabulary that begin texts with a token, unless a key says otherwise
 ALWAYS_CONTROL = (  # whatever type a file gives them
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|> <EOT> "
@@ -62,7 +61,7 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
         if KEYS + key not in metadata:
             raise FormatError("expected a vocabulary, found none", f"metadata -> {KEYS}{key}")
     kind, tokens = metadata[KEYS + "model"], list(metadata[KEYS + "tokens"])
-    defaults = OF_LLAMA if kind == "llama" else {}
+    defaults = DEFAULT_IDS["llama"] if kind == "llama" else {}
     ids = {name: id_ for name, key in SPECIAL.items() if (id_ := metadata.get(KEYS + key, defaults.get(key))) is not None}
     settings: dict[str, Any] = {name: _token(tokens, number, SPECIAL[name]) for name, number in ids.items()}
     if context := metadata.get(f"{metadata.get(ARCHITECTURE)}.context_length"):

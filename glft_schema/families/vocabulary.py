@@ -23,6 +23,7 @@ from glft_schema.families.config import Config, read_json
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.page import Family
+from glft_schema.families.pages.every_model import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
 from glft_schema.families.sentencepiece_model import BPE, read_model
 from glft_schema.storage.file_source import read_regular
@@ -31,7 +32,6 @@ ARCHITECTURE, OF_LLAMA = "general.architecture", "bpe with bytes"
 TOKENIZER, SENTENCEPIECE, SETTINGS = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 ADDED, SETTINGS_FILES = "added_tokens.json", ("chat_template.jinja", "chat_template.json", "merges.txt")
 TOKENIZER_FILES = (TOKENIZER, SENTENCEPIECE, SETTINGS, ADDED, *SETTINGS_FILES)
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's types of tokens, and SentencePiece's
 MODEL_TYPES = {1: "UNIGRAM", 3: "WORD", 4: "CHAR"}
 ADD_SPACE, NO_PREFIX = "tokenizer.ggml.add_space_prefix", {"prepend_scheme": "never"}
 ADDED_SCORE, UNUSED_SCORE, UNMERGED_SCORE = -1000.0, -10000.0, -1e9

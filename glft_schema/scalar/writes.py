@@ -135,6 +135,6 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def _join(states: Sequence[State | None]) -> State | None:
-    """Returns what holds in all states; None if there is no state."""
+    """Returns the facts that hold in all states, or None without a state."""
     reached = [state.items() for state in states if state is not None]
     return dict(set(reached[0]).intersection(*reached)) if reached else None

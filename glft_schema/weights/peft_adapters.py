@@ -18,11 +18,11 @@ from glft_schema.errors import FormatError, OptionError, TensorError, quote
 from glft_schema.families.config import CONFIG as MODEL_CONFIG
 from glft_schema.families.config import LARGEST, Config, read_json, refusing
 from glft_schema.families.export import OUTPUT
-from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
+from glft_schema.families.folders import EMBEDDING, QUANTIZATION_VERSION, VERSION
 from glft_schema.families.operations import KEEP, PermuteRows, Stack, Transpose
 from glft_schema.families.page import BLOCK_COUNT, Family
 from glft_schema.families.requirements import ARCHITECTURE
-from glft_schema.families.tensor_names import NameParts, Names
+from glft_schema.families.tensor_names import HEAD, NameParts, Names
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensor_types.engine.chunks import are_finite
@@ -33,7 +33,6 @@ CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_
 PREFIX = "base_model.model."  # of names in peft's files
 IN_PEFT = re.compile(r"(?P<name>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?")
 COPIED = ".base_layer.weight"  # peft saves the embedding that it adapts, unchanged
-EMBEDDING, HEAD = "token_embd.weight", "lm_head.weight"
 ALPHA, DEFAULT_RANK = "adapter.lora.alpha", 8
 OTHER_MODEL = "the adapter fits another model"
 OTHER_METHODS = {  # settings of adapters that are more than A and B
@@ -161,7 +160,7 @@ def _updates(
 
 
 def _in_gguf(place: NameParts, parts: Mapping[str, Update], config: Config) -> Update:
-    """Returns the update of a tensor in GGUF from that of a layer, or those of all experts."""
+    """Returns the update of a GGUF tensor from the updates of its layer, or of all experts."""
     operation, (first, update), expected = place.row.operation, next(iter(parts.items())), list(place.in_hf(config))
     if not isinstance(operation, (PermuteRows, Transpose, Stack)) and operation is not KEEP:
         raise TensorError("expected a layer that GGUF does not split", first)
@@ -198,7 +197,7 @@ def in_llama_cpp(
     """
     alphas = {name: update.scale * update.down.shape[-2] for name, update in updates.items()}
     tensors, alpha = dict[str, StoredTensor](), next(filter(None, alphas.values()), 1.0)  # 0 would be no scaling
-    has_output = HEAD in family.dropped or any(f"{row.gguf}.weight" == OUTPUT for row in family.tensors)
+    has_output = family.drops(f"{HEAD}weight") or any(f"{row.gguf}.weight" == OUTPUT for row in family.tensors)
     for name, update in updates.items():
         if not name.startswith("blk.") and name not in (EMBEDDING, OUTPUT):
             raise TensorError("expected a tensor to which llama.cpp applies adapters, found another: use glft merge-lora", name)

@@ -1,4 +1,4 @@
-"""What `glft verify` prints of violations, and the command that repairs them.
+"""Violations as `glft verify` prints them, and the command that repairs them.
 
 The oracle is llama.cpp's loader: it loads the repaired file.
 """

@@ -17,7 +17,7 @@ def rotated_columns(config: Config) -> int:
 
 
 def length_ratio(config: Config) -> float:
-    """Returns the context length relative to that of the original training."""
+    """Returns the ratio of the context length to the original one."""
     return float(config["max_position_embeddings"] / config["original_max_position_embeddings"])
 
 
