@@ -26,6 +26,7 @@ from tests.oracles.gguf_reference import ARRAY, BLOCKS, NUMBERS, STRING, Info, n
 from tests.oracles.llama_cpp import Entries, contents
 from tests.oracles.llama_loader import Loader
 from tests.tools.command_line import in_this_process
+from tests.tools.depth import some_by_default
 from tests.tools.guarded_here import know_tokenizers
 from tests.tools.real_files import downloaded
 
@@ -188,7 +189,7 @@ def compare(model: Path, path: Path, every: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some_by_default(list(CONFIGS), 3))
 def test_agrees_with_the_loader(name: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
     assert compare(tiny(name), tmp_path / "model.gguf", EVERY) > 500 // EVERY
 

@@ -16,6 +16,7 @@ from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
 from tests.families.tiny_folders import CONFIGS, LLAMA3, make_folder, values
 from tests.oracles.llama_model import LlamaModel
+from tests.tools.depth import some_by_default
 
 TOKENS = [1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9, 61, 17, 140, 3, 90, 55, 21, 230, 111, 5, 66, 180]
 CLOSE = 0.01  # difference of logits in standard deviations; llama.cpp holds keys and values in float16
@@ -174,7 +175,7 @@ def problem_of(name: str, field: str, value: Any, parent: Path) -> str:
     return "" if difference <= CLOSE else f"the logits differ by {difference:.3f} standard deviations"
 
 
-@pytest.mark.parametrize("name", FOLDERS)
+@pytest.mark.parametrize("name", some_by_default(FOLDERS, 3))
 def test_options_have_the_same_logits_or_are_refused(name: str, tmp_path: Path) -> None:
     known = config_class(name)().to_dict()
     options = [(field, value) for field, others in OTHER.items() if field in known for value in others]

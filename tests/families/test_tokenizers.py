@@ -18,6 +18,7 @@ from glft_schema.families.sentencepiece_model import read_model
 from glft_schema.families.tokenizers import tokenizer_of
 from tests.families.test_vocabulary import SPECIAL_TEXTS, TEXTS, trained
 from tests.oracles.llama_vocabulary import LlamaVocabulary
+from tests.tools.depth import some_by_default
 
 pytest.importorskip("transformers")
 CHARACTERS = [
@@ -93,7 +94,7 @@ def differences(path: Path, texts: list[str], metadata: Any) -> dict[str, tuple[
     return found
 
 
-@pytest.mark.parametrize("pre", [*NAMES, None])
+@pytest.mark.parametrize("pre", some_by_default([*NAMES, None], 4))
 def test_pre_tokenizers(pre: str | None, tmp_path: Path, joins: tuple[list[str], list[str]]) -> None:
     path, (tokens, merges) = tmp_path / "model.gguf", joins
     types = [3, 3, 3, 4, *[1] * (len(tokens) - len(CONTROLS))]

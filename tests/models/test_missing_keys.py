@@ -18,6 +18,7 @@ from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.oracles.llama_loader import Loader
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import in_this_process
+from tests.tools.depth import some_by_default
 
 TOKENS = [1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9, *range(3, 45)]  # beyond the windows of 32
 UNSTATED = {"tiny-llama-3": ("llama.rope.freq_base", "expected factors of Llama 3's rope scaling, found others")}
@@ -62,7 +63,7 @@ def computed(model: Model, path: Path) -> Any:
 
 @pytest.mark.filterwarnings("ignore:no tokenizer is written")
 @pytest.mark.long
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "tiny-gpt-oss"])  # has other types
+@pytest.mark.parametrize("name", some_by_default([name for name in CONFIGS if name != "tiny-gpt-oss"], 4))  # it has other types
 def test_each_key(name: str, loader: Loader, tmp_path: Path) -> None:
     """What the loader refuses is refused by name. Other models compute the same."""
     model = Model(tmp_path, name)

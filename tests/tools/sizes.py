@@ -1,7 +1,8 @@
 """Counts what the package consists of: ``python -m tests.tools.sizes [--list] [FOLDER]``.
 
-The figures are those of the table in docs/design.md. ``--list`` also prints what was counted: the
-class names that are defined twice, the long functions, the changing globals and the caches.
+The figures are those of the tables in docs/design.md: of the whole package, then of each package in
+it. ``--list`` also prints what was counted: the class names that are defined twice, the long
+functions, the changing globals and the caches.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[2] / "glft_schema"
 LONGEST = 46  # lines of code of a function, without its docstring, comments and blank lines
@@ -42,13 +44,37 @@ def import_lines(tree: ast.Module) -> set[int]:
     return lines
 
 
-def token_lines(text: str) -> set[int]:
-    """Returns the numbers of the lines that have more than a comment."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in SKIPPED:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return lines
+class Size(NamedTuple):
+    """The code of modules, without comments, docstrings, imports and ``__all__``."""
+
+    modules: int
+    lines: int
+    tokens: int
+
+
+def code_tokens(text: str, tree: ast.Module) -> list[tokenize.TokenInfo]:
+    """Returns the tokens of a module's code."""
+    skipped = docstring_lines(tree) | import_lines(tree)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [token for token in tokens if token.type not in SKIPPED and token.start[0] not in skipped]
+
+
+def lines_of(tokens: list[tokenize.TokenInfo]) -> set[int]:
+    """Returns the numbers of the lines that tokens take."""
+    return {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+
+
+def sizes_of_packages(package: Path) -> dict[str, Size]:
+    """Returns the sizes of the packages in a package, the root's own modules as `root`, and their
+    sum as `total`."""
+    sizes: defaultdict[str, Size] = defaultdict(lambda: Size(0, 0, 0))
+    for where, tree in parsed(package).items():
+        tokens = code_tokens((package / where).read_text("utf-8"), tree)
+        name = f"{where.partition('/')[0]}/" if "/" in where else "root"
+        for each in (name, "total"):
+            modules, lines, count = sizes[each]
+            sizes[each] = Size(modules + 1, lines + len(lines_of(tokens)), count + len(tokens))
+    return {name: sizes[name] for name in sorted(sizes, key=lambda name: (name == "total", name))}
 
 
 def decorators(node: Definition) -> Iterator[str]:
@@ -122,14 +148,16 @@ def listed(modules: dict[str, ast.Module]) -> dict[str, list[str]]:
 
 def count(package: Path) -> dict[str, int | list[str]]:
     """Returns the figures of a package: numbers, or lists of what was counted."""
-    code = docstrings = imports = blank = 0
+    counted = code = docstrings = imports = blank = 0
     functions: list[str] = []
     modules = parsed(package)
     for where, tree in modules.items():
         text = (package / where).read_text("utf-8")
         docs, imported = docstring_lines(tree), import_lines(tree)
-        plain = token_lines(text) - docs - imported
+        tokens = code_tokens(text, tree)
+        plain = lines_of(tokens)
         code += len(plain)
+        counted += len(tokens)
         docstrings += len(docs)
         imports += len(imported)
         blank += sum(not line.strip() for line in text.splitlines())
@@ -138,6 +166,7 @@ def count(package: Path) -> dict[str, int | list[str]]:
             if lines > LONGEST:
                 functions.append(f"{where}: {node.name} {lines}")
     return {
+        "tokens of code": counted,
         "lines of code": code,
         "lines of docstrings": docstrings,
         "lines of imports and `__all__`": imports,
@@ -161,7 +190,11 @@ def public(tree: ast.Module) -> int:
 
 if __name__ == "__main__":
     folders = [Path(argument) for argument in sys.argv[1:] if not argument.startswith("-")]
-    for what, figure in count(folders[0] if folders else PACKAGE).items():
+    folder = folders[0] if folders else PACKAGE
+    for what, figure in count(folder).items():
         print(f"| {what} | {len(figure) if isinstance(figure, list) else f'{figure:,}'} |")
         if "--list" in sys.argv and isinstance(figure, list):
             print(*(f"    {each}" for each in figure), sep="\n")
+    print("", "| package | modules | lines | tokens |", "| --- | --- | --- | --- |", sep="\n")
+    for name, size in sizes_of_packages(folder).items():
+        print(f"| {name} | {size.modules} | {size.lines:,} | {size.tokens:,} |")
