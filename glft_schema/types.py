@@ -5,7 +5,6 @@ from pathlib import Path
 
 from glft_schema.errors import OptionError, quote
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.engine.bits import pack, unpack
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Reserved, TensorType, formula_of
 
@@ -19,15 +18,13 @@ __all__ = [
     "block_type",
     "compile",
     "formula_of",
-    "pack",
     "register_type",
-    "unpack",
 ]
 
 
 def compile(type_: TensorType) -> None:
-    """Compiles the formula and encoders of your own type, if they are scalar functions, with this
-    machine's compiler, for this process.
+    """Compiles the formula and encoders of your own type with this machine's compiler, for this
+    process.
 
     Raises:
         OptionError: if the type has no scalar function, its name is not a C identifier, or there is

@@ -379,12 +379,14 @@ class TypeOf:
 
     @property
     def function(self) -> Callable[..., None] | None:
-        """The formula as a scalar function of a block or row; None if there is none."""
-        return self.type.formula if self.type.layout else None
+        """The formula, a scalar function of a block or row; None if there is none."""
+        return self.type.formula
 
     @property
     def formula(self) -> str:
         """A weight in words: the first paragraph of the formula's docstring."""
+        if self.type.exact:
+            return "the number as it is stored."
         return " ".join((inspect.getdoc(self.type.formula) or "").partition("\n\n")[0].split())
 
 

@@ -100,15 +100,17 @@ def _for_each_part(
     most = CHUNK if packed.device.type == "cpu" else SIZES[0]
     size = max(min(most // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
     type_, stored = registered_type(type), packed.detach()
+    mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad  # also in other threads
     array = array_to_read(stored) if has_plain_memory(stored) and dtype in FLOATS else None
 
     def run(part: slice) -> None:
-        weights = _memory((part.stop - part.start) * numbers, dtype, packed.device).view(-1, numbers)
-        if array is None:
-            _decode(packed[part], type, weights)
-        else:
-            type_.decode(type_.unpack(array[part], numbers), numbers, out=array_in(weights))
-        function(slice(part.start * together, part.stop * together), weights.view(-1, columns))
+        with mode():
+            weights = _memory((part.stop - part.start) * numbers, dtype, packed.device).view(-1, numbers)
+            if array is None:
+                _decode(packed[part], type, weights)
+            else:
+                type_.decode(type_.unpack(array[part], numbers), numbers, out=array_in(weights))
+            function(slice(part.start * together, part.stop * together), weights.view(-1, columns))
 
     parts = slices(len(packed), size)
     for _ in in_order(run, parts) if is_parallel else map(run, parts):

@@ -82,7 +82,7 @@ class Functions(NamedTuple):
 
     Attributes:
         layout: of a block or a row.
-        decoder: None if the type is decoded by a function of tensors.
+        decoder: None if the type has no formula.
         encoders: without and with importance.
     """
 

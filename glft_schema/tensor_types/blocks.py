@@ -2,16 +2,14 @@
 ggml's quantized types are block types.
 
 A block type is declared by the fields of its block. Its formula and encoder are scalar functions of
-one block, or functions of tensors, which see each field of many blocks as one tensor.
+one block.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, wraps
-from inspect import signature
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,15 +18,14 @@ from construct.expr import FuncPath
 from glft_schema.codec.numbers import Number, TensorField, u8
 from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrap
-from glft_schema.errors import alternatives, one_line, quote
-from glft_schema.lazy import torch
+from glft_schema.errors import alternatives, quote
 from glft_schema.storage.dtypes import Array
-from glft_schema.tensor_types.engine.bits import side_by_side
 from glft_schema.tensor_types.engine.chunks import Fault, has_finite_sum
-from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar
-from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType, no_formula
+from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula
+from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType
 
 TOO_LARGE = "weights are too large for the scale of their block"
+ARGUMENTS = ("w", "importance", "mean_square")  # parameters of functions beside the fields
 STORED_AS_ZERO = "non-zero weights are stored as 0, because the scale of their block is 0"
 
 
@@ -38,7 +35,7 @@ def block_type(
     weights: int,
     block: Struct,
     *,
-    dequantize: Formula = no_formula,
+    dequantize: Formula | None = None,
     quantize: Encoder | tuple[Encoder, ...] | None = None,
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
@@ -72,7 +69,7 @@ def block_type(
                 parts = max(parts, math.gcd(weights, field.shape[1]))
         if math.isfinite(largest):
             yield True, TOO_LARGE, abs(numbers) > largest
-        if type_.formula is not no_formula and has_zero.any():  # only then can all weights that share a scale become 0
+        if type_.formula and has_zero.any():  # only then can all weights that share a scale become 0
             stored = type_.decode({"blocks": encoded["blocks"].reshape(-1, blocks.size)[has_zero]}, weights)
             lost = np.zeros((len(has_zero), parts, weights // parts), bool)
             lost[has_zero] = ~stored.reshape(-1, *lost.shape[1:]).any(2, keepdims=True)
@@ -84,9 +81,7 @@ def block_type(
         Rule(f"{name.lower()}-rows", DIMS, rows),
         "blocks" / blocks * f"blocks of {weights} weights in {blocks.size} bytes",
     )
-    scalar = isinstance(quantize, tuple) or quantize is None or is_scalar(quantize, [])
-    encoder = quantize if scalar else blocks.encoder(quantize)  # type: ignore[arg-type]
-    type_ = TensorType(name, code, payload, dequantize, encoder, faults, block=block, scales=scales, reserved=reserved)
+    type_ = TensorType(name, code, payload, dequantize, quantize, faults, block=block, scales=scales, reserved=reserved)
     return type_
 
 
@@ -119,25 +114,6 @@ class Blocks(TensorField):
         ]
         return [at for first, size in firsts for at in reversed(range(first, first + size))]
 
-    def encoder(self, quantize: Encoder) -> Encoder:
-        """Wraps an encoder of blocks as an encoder of rows with the same parameters."""
-
-        @wraps(quantize)
-        def encode(numbers: torch.Tensor, **importance: torch.Tensor) -> dict[str, torch.Tensor]:
-            blocks = numbers.reshape(-1, self.weights)
-            fields = quantize(blocks, **importance)
-            spans = [(name, (span.stop - span.start) * len(blocks)) for name, span, _ in self._spans]
-            if [(name, fields[name].nbytes if name in fields else None) for name, _ in spans] != spans:
-                expected = ", ".join(
-                    f"{name} {number}[{len(blocks)}, {(span.stop - span.start) // number.itemsize}]"
-                    for name, span, number in self._spans
-                )
-                found = ", ".join(f"{name} {field.dtype} {list(field.shape)}" for name, field in fields.items())
-                raise ValueError(f"expected {expected} from the encoder, found {found or 'none'}")
-            return {"blocks": side_by_side([fields[name] for name, _, _ in self._spans]).reshape(len(numbers), -1)}
-
-        return encode
-
     def parts(self, name: str) -> list[tuple[str, slice | None, Number]]:
         return [(field, span, number) for field, span, number in self._spans]
 
@@ -149,28 +125,6 @@ class Blocks(TensorField):
 
     def swap(self, array: Array) -> Array:
         return array.reshape(-1, self.size)[:, self._swap].reshape(array.shape) if array.size else array
-
-
-def fault_of(type_: TensorType, weights: int) -> str | None:
-    """Runs the functions of a block type on one block. Returns the failure, or None.
-
-    Nothing is tried before torch is imported: inspecting a file with the type does not need torch.
-    """
-    if "torch" not in sys.modules:
-        return None
-    blocks, function = unwrap(type_.payload.subcons[-1]), "formula"
-    try:
-        numbers = torch.linspace(-1, 1, weights).reshape(1, -1)
-        importance = {"importance": torch.ones(1, weights)} if type_.takes_importance else {}
-        if type_.layout is None:  # a scalar function has been checked
-            type_.decode({"blocks": np.zeros((1, blocks.size), np.uint8)}, weights)
-        function = "encoder"
-        if type_.encoders and not is_scalar(type_.encoders[0], []):
-            type_.encoders[0](numbers, **importance)
-    except Exception as error:  # the caller's function may raise any class
-        problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        return f"the {function} fails on one block: {one_line(problem)}"
-    return None
 
 
 def _mistake_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) -> str | None:
@@ -185,7 +139,7 @@ def _mistake_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) ->
     return None
 
 
-def _mistake(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: Any) -> str | None:
+def _mistake(name: Any, block: Any, weights: Any, dequantize: Any, quantize: Any) -> str | None:
     """Returns the mistake in a declaration and its correction, or None."""
     if not isinstance(name, str) or not name:
         return f"write the name as text, found {name!r}"
@@ -207,17 +161,13 @@ def _mistake(name: Any, block: Any, weights: Any, dequantize: Formula, quantize:
     names = [field.name for field in block.subcons]
     if twice := next((name for name in names if names.count(name) > 1), None):
         return f"{twice}: choose another name, because another field has this one"
+    if other := next((name for name in names if name in ARGUMENTS), None):
+        return f"{other}: choose another name, because functions have a parameter of this name"
+    parameters = f"(w, {', '.join(names)})"
     if not all(map(callable, quantize if isinstance(quantize, tuple) else () if quantize is None else (quantize,))):
-        forms = f"(w, {', '.join(names)}), (weights) or (weights, importance)"
-        return f"write the encoder as a function of {forms}, found {quote(quantize)}"
-    if not callable(dequantize):
-        return f"write the formula as a function of ({', '.join(names)}), found {quote(dequantize)}"
-    if not is_scalar(dequantize, names):
-        parameters = signature(dequantize)
-        try:
-            parameters.bind(**dict.fromkeys(names))
-        except TypeError:
-            return f"the formula gets the fields of the block as keywords: write ({', '.join(names)}), found {parameters}"
+        return f"write the encoder as a function of {parameters}, found {quote(quantize)}"
+    if not (dequantize is None or callable(dequantize)):
+        return f"write the formula as a function of {parameters}, found {quote(dequantize)}"
     return None
 
 

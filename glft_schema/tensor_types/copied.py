@@ -10,14 +10,13 @@ from glft_schema.codec.numbers import Number, u8
 from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Struct
-from glft_schema.tensor_types.number_types import as_stored
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
 
 def copied_type(name: str, numpy_kind: str, dtype: str, sentence: str) -> TensorType:
     """Declares a type of one kind of number."""
     payload = Struct("weights" / Number(name.lower(), numpy_kind, dtype)[DIMS] * sentence)
-    return TensorType(name, name, payload, as_stored, exact=dtype)
+    return TensorType(name, name, payload, exact=dtype)
 
 
 def packed_type(name: str, dtype: str, bits: int, sentence: str) -> TensorType:
@@ -26,7 +25,7 @@ def packed_type(name: str, dtype: str, bits: int, sentence: str) -> TensorType:
         "bits" / u8[OUT * IN * bits // 8] * sentence,
         Rule(f"{name.lower()}-bytes", DIMS, meets(OUT * IN * bits % 8 == 0, f"numbers of {bits} bits that fill whole bytes")),
     )
-    return TensorType(name, name, payload, as_stored, exact=dtype)
+    return TensorType(name, name, payload, exact=dtype)
 
 
 # fmt: off

@@ -8,9 +8,9 @@ from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.plugins import TYPES, load
 from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, ternary, unquantized
-from glft_schema.tensor_types.blocks import block_type, fault_of
+from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.engine.functions import Encoder, Formula
-from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType, release_name
+from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType
 
 MODULES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
 DECLARED = [value for module in MODULES for value in vars(module).values() if isinstance(value, TensorType)]
@@ -41,14 +41,10 @@ def register_type(
         code: the type's number in files.
         weights: the number of weights in a block.
         block: a `Struct` of the block's fields in file order, each an array of constant dims.
-        dequantize: a scalar function of one block, or a function of tensors: the block's fields as
-            keywords, each [blocks, numbers] -> float32 [blocks, weights]; see `formula_of`.
+        dequantize: a scalar function of one block, see `formula_of`.
         quantize: the encoder, a scalar function of one block, which writes all fields, or two,
-            ``(to_x, to_x_by_importance)``; see docs/scalar-functions.md. Or a function of tensors:
-            float32 [blocks, weights] -> the block's fields by name. If a function of tensors uses
-            an importance, it has a parameter `importance`, float32 [rows, in] of the tensor's rows,
-            with the default None if it is optional. Without an encoder, tensors of the type can
-            only be read and copied.
+            ``(to_x, to_x_by_importance)``; see docs/scalar-functions.md. Without an encoder,
+            tensors of the type can only be read and copied.
         scales: for each field of integers that encodes floats, the conversion to them, used by
             checks of values.
         reserved: bit patterns that no encoder writes, reported by checks of values.
@@ -63,12 +59,6 @@ def register_type(
         if code == known.code or str(name).lower() == known.scheme:
             raise ValueError(f"expected an unused code and an unused name, found one used by {known.code} {known}")
     type_ = block_type(name, code, weights, block, dequantize=dequantize, quantize=quantize, scales=scales, reserved=reserved)
-    try:
-        if fault := fault_of(type_, weights):
-            raise ValueError(f"{name}: {fault}")
-    except BaseException:
-        release_name(type_)
-        raise
     GGML_TYPES.add(type_)
     return type_
 

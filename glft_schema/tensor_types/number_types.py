@@ -19,16 +19,11 @@ def number_type(
 ) -> TensorType:
     """Declares a type of one kind of number. `rounded` converts other numbers to this kind."""
 
-    def quantize(weights: Array) -> dict[str, Array]:
-        return {"weights": rounded(weights) if rounded else convert(weights, number.dtype)}
+    def quantize(weights: Array) -> Array:
+        return rounded(weights) if rounded else convert(weights, number.dtype)
 
     payload, faults = Struct("weights" / number[DIMS] * sentence), find_changed if number.is_signed else overflow
-    return TensorType(name, code, payload, as_stored, quantize, faults, exact=name_of(number.dtype))
-
-
-def as_stored(weights: Array) -> Array:
-    """the number as it is stored."""
-    return weights
+    return TensorType(name, code, payload, None, quantize, faults, exact=name_of(number.dtype))
 
 
 def overflow(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]:

@@ -16,7 +16,6 @@ from glft_schema.scalar.block_layout import ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
 from glft_schema.storage.torch_tensors import array_in, array_to_read, dtype_in_torch, has_plain_memory
-from glft_schema.tensor_types.engine.bits import numbers_of_rows
 from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled
 from glft_schema.tensor_types.engine.decoding import WRITTEN
 from glft_schema.tensor_types.engine.functions import Formula
@@ -80,45 +79,36 @@ def unpack(type_: TensorType, packed: torch.Tensor, columns: int) -> dict[str, t
 def _by_operations(type_: TensorType, fields: Tensors, columns: int, out: torch.Tensor) -> None:
     """Decodes by operations of torch, compiled on a GPU."""
     type_.check_shapes({name: field.shape for name, field in fields.items()}, out.shape, columns)
-    layout, cell, is_fused = type_.layout, type_.cell(columns), compiles(out)
+    cell, is_fused = type_.cell(columns), compiles(out)
     cells = {name: fields[name].reshape(-1, fields[name].shape[1] * cell // columns) for name, _ in type_.fields()}
     given: dict[str, torch.Tensor] = {}
     for name, part in type_.fields():
         for own, span, number in part.parts(name):
-            given[own] = _numbers(cells[name], span, number, words=layout is not None)
+            given[own] = _numbers(cells[name], span, number)
     weights = out.view(-1, cell)
-    used, step = type_.formula, _by_function
-    if layout:
-        used = torch_arrays.outside_modes(_as_arrays)(type_.formula, layout, cell, out.device, is_fused)
-        step = _by_compiler if is_fused else _one_by_one
-        weights = weights.view(-1, *_dims(used, given, weights)) if is_fused else weights
+    formula = torch_arrays.outside_modes(_as_arrays)(type_.formula, type_.layout, cell, out.device, is_fused)
+    step = _by_compiler if is_fused else _one_by_one
+    weights = weights.view(-1, *_dims(formula, given, weights)) if is_fused else weights
     for rows, is_fixed in fixed_chunks(len(weights), cell):
         chunk, target = {name: field[rows] for name, field in given.items()}, {"weights": weights[rows]}
         if is_fixed and is_fused:
-            run_compiled(step, used, chunk, target)
+            run_compiled(step, formula, chunk, target)
         else:
-            step(used, chunk, target)
+            step(formula, chunk, target)
 
 
-def _numbers(rows: torch.Tensor, span: slice | None, number: Number, words: bool) -> torch.Tensor:
-    """Returns the numbers of a field. Unsigned words, which few torch operations support, become
-    signed words if `words`, otherwise bytes, the lowest first."""
-    is_word = number.is_unsigned and number.itemsize > 1
-    dtype = getattr(torch, f"int{8 * number.itemsize}") if is_word else dtype_in_torch(number.dtype)
-    if span is None:
-        return rows.view(dtype) if words else rows
-    return (
-        rows[:, span] if number.is_unsigned and not (words and is_word) else numbers_of_rows(rows, span, dtype, number.itemsize)
-    )
-
-
-def _by_function(formula: Formula, given: Tensors, out: Tensors) -> None:
-    """Runs a formula that returns a tensor."""
-    weights = formula(**given)
-    if weights.numel() != out["weights"].numel():
-        expected, found = list(out["weights"].shape), list(weights.shape)
-        raise ValueError(f"expected weights {expected} from the formula, found {found}")
-    out["weights"].copy_(weights.reshape(out["weights"].shape))
+def _numbers(rows: torch.Tensor, span: slice | None, number: Number) -> torch.Tensor:
+    """Returns the numbers of a field: a view if possible. Unsigned words, which few torch
+    operations support, become signed words."""
+    size = number.itemsize
+    is_word = number.is_unsigned and size > 1
+    dtype = getattr(torch, f"int{8 * size}") if is_word else dtype_in_torch(number.dtype)
+    if span is None or size == 1:
+        return (rows if span is None else rows[:, span]).view(dtype)
+    ends = (span.start, span.stop, *rows.shape[1:], rows.stride(0), rows.storage_offset())
+    if torch.compiler.is_compiling() or any(end % size for end in ends):
+        return rows[:, span].clone(memory_format=torch.contiguous_format).view(dtype)  # one row may be unaligned
+    return rows.view(dtype)[:, span.start // size : span.stop // size]
 
 
 def _one_by_one(formula: Formula, given: Tensors, out: Tensors) -> None:

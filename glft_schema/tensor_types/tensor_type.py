@@ -31,7 +31,7 @@ from glft_schema.storage.tensor_bytes import array_bytes, array_over
 from glft_schema.storage.torch_tensors import array_of, not_dense
 from glft_schema.tensor_types.engine.chunks import Fault, RowEncoder, TensorPart, encode_chunks, importance_rows, matrix
 from glft_schema.tensor_types.engine.conversions import convert
-from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula, is_scalar, parameters_of
+from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
 # the matrix.
@@ -47,10 +47,6 @@ _NAMES: set[str] = set()  # used in schemes; unique, because types with equal na
 def no_faults(weights: Array, fields: Fields) -> Iterable[Fault]:
     """Returns no faults, for an encoder that keeps every number."""
     return ()
-
-
-def no_formula(**fields: Any) -> Any:
-    raise NotImplementedError
 
 
 class Reserved(NamedTuple):
@@ -84,12 +80,10 @@ class TensorType:
         code: the type number on disk, or the type's name in formats that store names. The type
             table of a format may give another code.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
-        formula: a scalar function of one block or row, or a function of torch tensors, see
-            `formula_of`.
-            The formula of an exact type returns the numbers as they are stored.
-        quantize: the encoder: a scalar function of one block or row, or two, the second of which
-            reads the importance; or a function of torch tensors (for an exact type, of arrays), see
-            `Encoder`. None if the type has no encoder.
+        formula: a scalar function of one block or row, see `formula_of`; None for an exact type.
+        quantize: the encoder, a scalar function of one block or row, or two, the second of which
+            reads the importance; for an exact type, a function from numbers to the stored numbers,
+            both arrays. None if the type has no encoder.
         faults: (numbers, the fields that encode them) -> each loss, see `Fault`.
         exact: the name of the dtype that the payload stores unchanged; None for quantized types.
         block: the fields of a block, if the payload is a sequence of blocks.
@@ -102,7 +96,7 @@ class TensorType:
     name: str
     code: int | str
     payload: Struct
-    formula: Formula = no_formula
+    formula: Formula | None = None
     quantize: Encoder | tuple[Encoder, ...] | None = None
     faults: Callable[[Array, Fields], Iterable[Fault]] = no_faults
     _: KW_ONLY
@@ -117,10 +111,10 @@ class TensorType:
         if self.scheme in _NAMES:
             raise ValueError(f"expected an unused type name, found {self.name!r}")
         if self.encoders:
-            required = [_requires_importance(encoder) for encoder in self.encoders]
-            object.__setattr__(self, "takes_importance", required != [None])
-            object.__setattr__(self, "needs_importance", all(required))
-            _check_encoders(self, required)
+            by_importance = ["importance" in signature(encoder).parameters for encoder in self.encoders]
+            object.__setattr__(self, "takes_importance", any(by_importance))
+            object.__setattr__(self, "needs_importance", all(by_importance))
+            _check_encoders(self, by_importance)
         _check_formula(self)
         _NAMES.add(self.scheme)
 
@@ -318,28 +312,18 @@ class TensorType:
             name: the tensor's name in errors.
         """
         encoder = self.encoders[-1 if importance is not None else 0]
-        if encoder in self._scalar_encoders:
-            from glft_schema.tensor_types.engine.encoding import by_arrays, by_library  # slow to import
-
-            layout = _scalar_layout(self)
-            compiled = by_library(layout, importance, columns)
-            encode = compiled or by_arrays(encoder, layout, importance, columns, name)
-            return RowEncoder(encode, self.faults, at_once=compiled is not None)
-
         if self.exact:
 
             def copy(numbers: Array, out: Fields) -> None:
-                for key, stored in encoder(numbers).items():
-                    words(out[key])[...] = words(stored)
+                (field,) = out.values()
+                words(field)[...] = words(encoder(numbers))
 
             return RowEncoder(copy, self.faults, as_float32=False, at_once=True)
-        from glft_schema.tensor_types.engine.tensor_functions import encoder_of_tensors
+        from glft_schema.tensor_types.engine.encoding import by_arrays, by_library  # slow to import
 
-        return RowEncoder(encoder_of_tensors(encoder, importance, columns), self.faults)
-
-    @property
-    def _scalar_encoders(self) -> tuple[Encoder, ...]:
-        return tuple(encoder for encoder in self.encoders if is_scalar(encoder, ()))
+        compiled = by_library(self.layout, importance, columns)
+        encode = compiled or by_arrays(encoder, self.layout, importance, columns, name)
+        return RowEncoder(encode, self.faults, at_once=compiled is not None)
 
     def decode(self, fields: Fields, columns: int, *, dtype: Dtype | None = None, out: Array | None = None) -> Array:
         """Returns the numbers [rows, columns] of fields [rows, numbers per row].
@@ -356,7 +340,7 @@ class TensorType:
             ValueError: if a field or `out` of a quantized type has another shape or dtype.
         """
         if self.exact:
-            numbers = self.formula(**fields)
+            (numbers,) = fields.values()
             if out is None:
                 return convert(numbers, dtype or self.dtype)
             words(out)[...] = words(convert(numbers, out.dtype))
@@ -372,14 +356,13 @@ class TensorType:
             for name, part in self.fields():
                 if fields[name].dtype != part.number.dtype:
                     raise ValueError(f"expected {name} as {name_of(part.number.dtype)}, found {name_of(fields[name].dtype)}")
-            layout, cell = self.layout, self.cell(columns)
-            if layout and decoding.by_library(layout, [fields[name] for name, _ in self.fields()], out):
+            if decoding.by_library(self.layout, [fields[name] for name, _ in self.fields()], out):
                 return out
+            if self.formula is None:
+                raise NotImplementedError(f"{self} has no formula")
+            cell = self.cell(columns)
             cells = self.columns({key: field.reshape(-1, field.shape[1] * cell // columns) for key, field in fields.items()})
-            if layout:
-                decoding.by_arrays(self.formula, layout, cells, out.reshape(-1, cell))
-            else:
-                decoding.by_tensors(self.formula, self.block is not None, cells, out.reshape(-1, cell))
+            decoding.by_arrays(self.formula, self.layout, cells, out.reshape(-1, cell))
         return out
 
     def check_shapes(self, fields: Mapping[str, Sequence[int]], out: Sequence[int], columns: int) -> None:
@@ -394,18 +377,15 @@ class TensorType:
                 raise ValueError(f"expected {name} as [{rows}, {pitch}], found {list(fields[name])}")
 
     @property
-    def layout(self) -> ScalarLayout | None:
-        """The fields of a block or of a row that a scalar formula reads; None for a function of
-        tensors."""
-        return _scalar_layout(self) if _is_scalar(self, self.formula) else None
+    def layout(self) -> ScalarLayout:
+        """The fields of a block or of a row that the formula reads and the encoders write."""
+        return _scalar_layout(self)
 
     @property
     def functions(self) -> Functions | None:
         """The scalar functions of the type, None if it has none."""
-        scalar = self._scalar_encoders
-        if self.layout is None and not scalar:
-            return None
-        return Functions(_scalar_layout(self), self.formula if self.layout else None, scalar)
+        has_functions = not self.exact and (self.formula or self.encoders)
+        return Functions(self.layout, self.formula, self.encoders) if has_functions else None
 
     def cell(self, columns: int) -> int:
         """Returns how many numbers are decoded together: those of a block, a group, or a whole row
@@ -490,26 +470,20 @@ class TensorType:
 Declared = TypeVar("Declared", bound=Formula)
 
 
-def release_name(type_: TensorType) -> None:
-    """Frees the name of a rejected type, so that a corrected declaration can use it."""
-    _NAMES.discard(type_.scheme)
-
-
 def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
     """Adds the decorated formula to a type declared without one. A page can then show the formula
     below the block.
 
     A formula is a scalar function of one block or row: it writes `w`, and reads fields by their
-    names; see docs/scalar-functions.md. Or it is a function of torch tensors: the payload's or
-    block's fields as keywords, each [rows, numbers] -> float32 [rows, n].
+    names; see docs/scalar-functions.md.
 
     Raises:
-        ValueError: if the type has a formula, or if a scalar function does not follow the language;
-            the text names the function and the line.
+        ValueError: if the type has a formula, or if the function does not follow the language; the
+            text names the function and the line.
     """
 
     def add(formula: Declared) -> Declared:
-        if type_.formula is not no_formula:
+        if type_.formula is not None:
             raise ValueError(f"expected a type without a formula, found {type_}")
         object.__setattr__(type_, "formula", formula)
         _check_formula(type_)
@@ -519,33 +493,35 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
 
 
 def _check_formula(type_: TensorType) -> None:
-    """Raises ValueError if a scalar function does not follow the language. Those of this package
-    are checked when the library is built."""
-    if type_.layout and not type_.formula.__module__.startswith(PACKAGE):
-        _check(type_, type_.formula, type_.layout.arrays)
+    """Raises ValueError if the formula does not follow the language. Those of this package are
+    checked when the library is built."""
+    formula = type_.formula
+    if formula and not formula.__module__.startswith(PACKAGE):
+        if "w" not in (declared := signature(formula)).parameters:
+            names = ", ".join(field.name for field in type_.layout.fields)
+            raise ValueError(f"expected a formula of (w, {names}), which writes w, found {declared}")
+        _check(type_, formula, type_.layout.arrays)
 
 
-def _check_encoders(type_: TensorType, required: Sequence[bool | None]) -> None:
-    """Raises ValueError unless there is one encoder, or two scalar functions, the second of them
-    with importance. Checks scalar functions like `_check_formula`.
+def _check_encoders(type_: TensorType, by_importance: Sequence[bool]) -> None:
+    """Raises ValueError unless there is one encoder, or two, the second of them with importance.
+    Checks the functions like `_check_formula`.
 
     Args:
         type_: with encoders.
-        required: whether each encoder requires its importance, see `_requires_importance`.
+        by_importance: whether each encoder has a parameter importance.
     """
-    scalar = type_._scalar_encoders
-    if isinstance(type_.quantize, tuple) and (required != [None, True] or len(scalar) != 2):
-        expected = "one encoder, or two scalar functions of which the second has a parameter importance"
+    if isinstance(type_.quantize, tuple) and by_importance != [False, True]:
+        expected = "one encoder, or two, of which the second has a parameter importance"
         raise ValueError(f"expected {expected}, found {' and '.join(str(signature(one)) for one in type_.encoders)}")
-    for encoder in scalar:
+    for encoder in () if type_.exact else type_.encoders:
         if not encoder.__module__.startswith(PACKAGE):
-            declared, layout = signature(encoder), _scalar_layout(type_)
-            names = [field.name for field in layout.fields]
-            if False in required:
+            declared, names = signature(encoder), [field.name for field in type_.layout.fields]
+            if (given := declared.parameters.get("importance")) and given.default is not given.empty:
                 raise ValueError(f"expected two encoders, or importance without a default, found {declared}")
-            if not {*names} <= {*declared.parameters}:
+            if not {"w", *names} <= {*declared.parameters}:
                 raise ValueError(f"expected an encoder of (w, {', '.join(names)}), which writes all fields, found {declared}")
-            _check(type_, encoder, layout.encoder_arrays)
+            _check(type_, encoder, type_.layout.encoder_arrays)
 
 
 def _check(type_: TensorType, function: Any, arrays: Callable[..., Mapping[str, Any]]) -> None:
@@ -553,7 +529,7 @@ def _check(type_: TensorType, function: Any, arrays: Callable[..., Mapping[str, 
 
     Functions of rows are checked for rows of any length, then for rows of 1, 2 and 3 units.
     """
-    layout = _scalar_layout(type_)
+    layout = type_.layout
     if other := next((field for field in layout.fields if field.number not in NUMPY), None):
         raise ValueError(f"{other.name}: expected numbers {alternatives(NUMPY)} for scalar functions, found {other.number}")
     from glft_schema.scalar.checking import check  # slow to import, as below
@@ -564,32 +540,6 @@ def _check(type_: TensorType, function: Any, arrays: Callable[..., Mapping[str, 
         checked = [check(function, arrays(columns=units * unit)) for units in (1, 2, 3)]
     for one in checked:
         check_writes(one)
-
-
-def _requires_importance(encoder: Encoder) -> bool | None:
-    """Tells whether an encoder requires its parameter `importance`; None if it has none.
-
-    Raises:
-        ValueError: if a function of tensors has other parameters.
-    """
-    if is_scalar(encoder, ()) and not getattr(encoder, "__defaults__", None):
-        return True if "importance" in parameters_of(encoder) else None
-    declared = signature(encoder)
-    parameter = declared.parameters.get("importance")
-    if parameter is not None and parameter.kind is parameter.VAR_KEYWORD:
-        parameter = None
-    if "w" not in declared.parameters:
-        try:
-            declared.bind("weights", **{"importance": None} if parameter else {})
-        except TypeError:
-            raise ValueError(f"expected an encoder of (weights) or (weights, importance), found {declared}") from None
-    return None if parameter is None else parameter.default is parameter.empty
-
-
-@lru_cache(maxsize=1 << 8)
-def _is_scalar(type_: TensorType, formula: Formula) -> bool:
-    names = [part.name for part in (type_.block or type_.payload).subcons if part.name]
-    return not type_.exact and is_scalar(formula, names)
 
 
 @lru_cache(maxsize=1 << 8)

@@ -24,7 +24,6 @@ from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
 from glft_schema.tensor_types.engine.conversions import convert, widen
-from glft_schema.tensor_types.number_types import as_stored
 from glft_schema.tensors.upload import to_device, torch_dtype, usable_device
 
 Index = int | slice | EllipsisType
@@ -344,7 +343,7 @@ class Tensor:
 
     def _as_mapped(self) -> Array | None:
         """Returns the values as a view of a mapped file that stores them unchanged, or None."""
-        if self.type.formula is not as_stored or not self._source.mapped or self.order != LITTLE:
+        if not self.type.exact or not self._source.mapped or self.order != LITTLE:
             return None
         return array_over(self._source.private(self.position, self.nbytes), self.type.dtype, self.shape)
 

@@ -374,7 +374,7 @@ def test_a_struct_that_is_not_ours_is_opened(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_tensor_type_that_is_added_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = Struct("halves" / bf16[DIMS] * "upper halves", "seal" / u8[3] * "three bytes")
-    type_ = TensorType("made_up_type", 77, payload, lambda **fields: None, None)  # type: ignore[arg-type, return-value]
+    type_ = TensorType("made_up_type", 77, payload)
     types = TypeTable("made up", *GLFT.types, type_)
     tensor_type._NAMES.discard("made_up_type")
     descriptor = struct.pack("<H1sBI", 1, b"w", 1, 2) + struct.pack("<BQ", 77, 0)

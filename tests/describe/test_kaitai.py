@@ -321,7 +321,7 @@ MADE_UP = block_type("MADE_UP", 77, 4, Struct(
     "scale"  / f16[1] * "a made-up scale",
     "words"  / u16[3] * "made-up words",
     "codes"  / u8[4]  * "made-up codes",
-), dequantize=lambda scale, words, codes: codes)
+))
 # fmt: on
 
 

@@ -86,9 +86,9 @@ PICKED = Picked(matches("a")(this.n), u8, u32)
 CODE = TypeCode(Picked(this.n == 1, u8, u16), VALUE_TYPES)
 ORDER = "order" / ByteOrderOf(u32) * "of the file"
 VERSION = "version" / u32 * "small"
-CUT = TensorType("CUT", 77, Struct("codes" / Bytes(OUT) * "made-up codes"), lambda codes: codes, None)
+CUT = TensorType("CUT", 77, Struct("codes" / Bytes(OUT) * "made-up codes"))
 CUTS = TypeTable[Any]("made up", CUT)
-ONE_LESS = TensorType("ONE_LESS", 78, Struct("codes" / u8[OUT, IN - 1] * "made-up codes"), lambda codes: codes, None)
+ONE_LESS = TensorType("ONE_LESS", 78, Struct("codes" / u8[OUT, IN - 1] * "made-up codes"))
 ONE_NUMBER = "expected one number at a fixed offset to determine the byte order"
 
 

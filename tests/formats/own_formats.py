@@ -39,9 +39,19 @@ from glft_schema.types import GGML_TYPES, block_type
 
 F32, F16, Q8_0 = (GGML_TYPES[name] for name in ("F32", "F16", "Q8_0"))
 
+
+def from_pair(w, pair):
+    for i in range(2):
+        w[i] = pair[i]
+
+
+def to_pair(w, pair):
+    for i in range(2):
+        pair[i] = w[i]
+
+
 # fmt: off
-PAIR = block_type("PAIR", 5, 2, Struct("pair" / f16[2] * "two weights"),
-                  dequantize=lambda pair: pair.float(), quantize=lambda weights: {"pair": weights.half()})
+PAIR = block_type("PAIR", 5, 2, Struct("pair" / f16[2] * "two weights"), dequantize=from_pair, quantize=to_pair)
 
 # Texts, a magic of 5 bytes, and payloads from any byte on.
 LINES_TYPES = TypeTable("lines", {1: F32, 2: F16, 3: PAIR})

@@ -22,7 +22,12 @@ ROOT = Path(__file__).parents[2]
 TYPE = """
 from glft_schema.codec import Struct, f16
 from glft_schema.types import register_type
-PLUGGED = register_type("PLUGGED", {code}, weights=2, block=Struct("pair" / f16[2]), dequantize=lambda pair: pair.float())
+
+def decode(w, pair):
+    for i in range(2):
+        w[i] = pair[i]
+
+PLUGGED = register_type("PLUGGED", {code}, weights=2, block=Struct("pair" / f16[2]), dequantize=decode)
 """
 
 Package = Callable[..., Path]

@@ -17,8 +17,7 @@ from glft_schema import save_file
 from glft_schema.formats.glft import GLFT
 from glft_schema.scalar import torch_arrays
 from glft_schema.tensor_types import TensorType, on_torch
-from glft_schema.tensor_types.engine import chunks, compiled, decoding
-from glft_schema.tensor_types.engine.functions import Fields
+from glft_schema.tensor_types.engine import compiled
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.library.loading import MODE
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
@@ -166,19 +165,6 @@ def test_large_payloads_arrive_whole_on_a_gpu(tmp_path: Path) -> None:
     loaded = glft_schema.load_file(tmp_path / "m.glft", device="cuda")
     assert torch.equal(loaded["w"].cpu(), weights)
     assert torch.equal(loaded["v"].cpu(), weights[0] + 1)
-
-
-def test_what_is_not_compiled_stays_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK", 1 << 10)
-    weights, out, sizes = np.ones((64, 64)), np.empty((64, 64)), list[int]()
-
-    def step(fields: Fields, out: np.ndarray) -> None:
-        sizes.append(len(fields["weights"]))
-        out[...] = 3 * fields["weights"]
-
-    decoding.in_chunks(step, {"weights": weights}, out)
-    assert sizes == [16] * 4
-    assert np.array_equal(out, 3 * weights)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "IQ3_S", "TQ1_0"])

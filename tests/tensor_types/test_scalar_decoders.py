@@ -147,7 +147,7 @@ def test_all_types_have_a_decoder_and_print_without_torch() -> None:
         "from glft_schema.scalar.as_c import TranslationUnit\n"
         "unit = TranslationUnit()\n"
         "for type_ in (*GGML_TYPES, Q8_PER_CHANNEL, Q4_PER_GROUP_64):\n"
-        "    if type_.layout: unit.decoder(type_.layout, type_.formula)\n"
+        "    if type_.formula: unit.decoder(type_.layout, type_.formula)\n"
         "text = str(unit)\n"
         "print('torch' in sys.modules, len(text) <= 200_000, text.count('#include'), '<math.h>' in text)\n"
     )

@@ -1,5 +1,4 @@
-"""Decodes fields into weights: by the compiled library, by operations of numpy on arrays, or by a
-function of torch tensors."""
+"""Decodes fields into weights: by the compiled library, or by operations of numpy on arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from glft_schema.tensor_types.engine.chunks import row_chunks, take
 from glft_schema.tensor_types.engine.conversions import LONGEST, convert
 from glft_schema.tensor_types.engine.functions import Fields, Formula
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
-from glft_schema.tensor_types.engine.workers import in_one_thread, run_parts
+from glft_schema.tensor_types.engine.workers import run_parts
 from glft_schema.tensor_types.library.loading import DTYPES, function_of
 
 WRITTEN = tuple(DTYPES)  # dtypes that the library writes
@@ -68,23 +67,7 @@ def by_arrays(formula: Formula, layout: ScalarLayout, fields: Fields, out: Array
     Raises:
         ScalarError: if the function cannot run on arrays.
     """
-    in_chunks(_as_arrays(formula, layout, out.shape[1]), {name: _to_signed(field) for name, field in fields.items()}, out)
-
-
-def by_tensors(formula: Formula, are_bytes: bool, fields: Fields, out: Array) -> None:
-    """Writes the weights with a function of torch tensors. See `formula_of_tensors`.
-
-    Raises:
-        ValueError: if the function returns another shape.
-        OptionError: if torch is not installed.
-    """
-    from glft_schema.tensor_types.engine.tensor_functions import formula_of_tensors
-
-    in_one_thread(lambda: in_chunks(formula_of_tensors(formula, are_bytes), fields, out))
-
-
-def in_chunks(step: Step, fields: Fields, out: Array) -> None:
-    """Runs a step over rows, in chunks that fit into the cache."""
+    step, fields = _as_arrays(formula, layout, out.shape[1]), {name: _to_signed(field) for name, field in fields.items()}
     keep_freed_memory()
     for rows in row_chunks(*out.shape):
         step(take(fields, rows), out[rows])

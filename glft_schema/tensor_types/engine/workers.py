@@ -44,7 +44,7 @@ def in_one_thread(function: Callable[[], None]) -> None:
     each operation waits for all threads, and takes up to twenty times as long. In a forked child,
     an operation in several threads would hang.
     """
-    future = _submit(_with_modes(function)) if threads() > 1 else None
+    future = _submit(function) if threads() > 1 else None
     if future is None:
         function()
     else:
@@ -55,38 +55,23 @@ def _has_torch() -> bool:
     return hasattr(sys.modules.get("torch"), "set_num_threads")
 
 
-def _with_modes(function: Callable[..., object]) -> Callable[..., object]:
-    """Returns a function that applies the calling thread's torch inference mode in any thread."""
-    if not _has_torch():
-        return function
-    inference = torch.is_inference_mode_enabled()
-
-    def call(*arguments: object) -> None:
-        with torch.inference_mode() if inference else torch.no_grad():
-            function(*arguments)
-
-    return call
-
-
 def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Iterator[Item]:
     """Calls a function with each item, several at once, and yields the items in order.
 
     Args:
-        function: may run in several threads at once. Its torch operations release Python's global
-            lock and record no gradients.
+        function: may run in several threads at once, in which torch's modes are the default ones.
         items: taken in this thread, a few ahead.
 
     Raises:
         Exception: the function's exception for the first item that fails, after all threads have
             stopped.
     """
-    call = _with_modes(function)
     running: deque[tuple[Future[object] | None, Item]] = deque()
     try:
         for item in items:
-            future = _submit(partial(call, item))
+            future = _submit(partial(function, item))
             if future is None:
-                call(item)
+                function(item)
             running.append((future, item))
             if len(running) > threads():
                 yield _finish(*running.popleft())
