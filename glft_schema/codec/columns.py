@@ -1,30 +1,68 @@
-"""Column-wise storage of table rows, so that opening a file creates no record per tensor.
+"""Rows of a table by column, so that opening a file creates no record per tensor.
 
-Distinct values of fields that repeat, such as dims and types, are parsed once, and cached by the
-bytes of these fields. Fields whose class defines `_fast_end` are treated as repeating.
+`Struct._parse` reads one row from a stream, with its position and its path for errors. This is too
+slow for a file of many tensors. So a table reads most rows with a `ColumnReader`, which makes a
+`Reader` of each field as soon as byte order, version and limits are known. At the first row that is
+unusual, it stops, and `Struct._parse` reads this row. So only the full parse formats and locates
+errors. Tables of other declarations, such as those with a Switch, are always parsed in full.
+
+A construct that can be read so defines, next to its `_parse`:
+
+=================  ============================================================================
+`_fast_reader`     context of what is known before the first row -> its `Reader`
+`_fast_end`        the same -> finds its end. The values of these fields, dims and types, repeat:
+                   they are parsed once for each distinct sequence of bytes
+`needs`            the fields of the row that it is computed from, if it has no bytes
+=================  ============================================================================
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any, overload
 
 import construct
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import fields_in
-from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader
-from glft_schema.codec.numbers import Number, Picked, Sizes
 from glft_schema.codec.records import Record
-from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import Count, Derived, Struct, check_reader, unwrap
-from glft_schema.codec.text import Text
-from glft_schema.codec.type_codes import TypeCode
+from glft_schema.codec.structs import Count, Struct
 from glft_schema.display import with_display
+from glft_schema.errors import FormatError
 from glft_schema.storage.cursor import Cursor
 
+# Parses a field: (buffer, the field's start there, context of its row) -> (value, end)
+Reader = Callable[[bytes, int, Context], tuple[Any, int]]
 End = Callable[[bytes, int], int]  # finds the end of a field: (buffer, the field's start there) -> its end there
+TRANSPARENT = (construct.Renamed, construct.Default, Count)  # parse into the value of the construct inside
+
+
+class NotFast(Exception):  # noqa: N818 - not an error
+    """A declaration, or a row, that has to be parsed in full."""
+
+
+# Why a row is parsed in full: an unusual value, bytes beyond those in memory, a broken rule.
+UNUSUAL = (NotFast, struct.error, FormatError)
+
+
+def fast_reader(field: construct.Construct, context: Context) -> Reader:
+    """Returns the reader of a field. Raises NotFast, or KeyError if it depends on the row."""
+    make = getattr(field, "_fast_reader", None)
+    if make is None or field.parsed is not None or _owner(field, "_fast_reader") is not _owner(field, "_parse"):
+        raise NotFast  # of a class that parses otherwise than its base
+    reader: Reader = make(context)
+    return reader
+
+
+def _owner(field: construct.Construct, method: str) -> type:
+    return next(kind for kind in type(field).__mro__ if method in vars(kind))
+
+
+def _bare(field: construct.Construct) -> Any:
+    """Returns a declaration without its name, its default and its way of counting."""
+    while type(field) in TRANSPARENT and field.parsed is None:
+        field = field.subcon
+    return field
 
 
 @with_display
@@ -94,14 +132,16 @@ class ColumnReader:
     """Reads rows in memory into the columns of `Rows`.
 
     Raises:
-        NotFast, or any other exception: if the declaration cannot be read by column.
+        NotFast, or KeyError if the storage of a field depends on the row itself: if the declaration
+            cannot be read by column.
     """
 
     def __init__(self, row: construct.Construct, context: Context) -> None:
-        if type(row) is not Struct or row.parsed is not None or not all(_is_independent(field) for _, field, _ in row.needed):
+        if type(row) is not Struct or row.parsed is not None or "_root" not in context:  # or each row is a root of its own
             raise NotFast
-        self._entries = row.row_contexts(context)
+        self._entries = dict(row.nest(context, None))
         self._known = Context(self._entries)
+        self._checked = Context(self._entries)
         self._fields: list[tuple[str, Reader]] = []  # of fields that do not repeat, before and after those that do
         self._repeated: list[tuple[str | None, Reader]] = []  # repeated fields, and what depends on them
         self._checks: list[Reader] = []  # of other fields
@@ -109,33 +149,30 @@ class ColumnReader:
         self._before = 0  # number of `_fields` before those that repeat
         names = {name for name, _, slot in row.needed if slot is not None}
         for name, field, _ in row.needed:
-            self._add(name, unwrap(field), field, names)
+            self._add(name, _bare(field), names)
         if not self._ends:
             raise NotFast
         self.rows = Rows(row, [name for name, _ in self._repeated if name])
         self._kinds: dict[bytes, int] = {}
 
-    def _add(self, name: str | None, field: Any, named: construct.Construct, names: set[str]) -> None:
-        repeated = {name for name, _ in self._repeated if name}
-        if isinstance(field, (Check, Derived)):
-            needs = field.needs() if isinstance(field, Check) else fields_in(field.of) if callable(field.of) else set()
-            if needs is None:
-                raise NotFast
-            read = check_reader(field, self._known) if isinstance(field, Check) else fast_reader(named, self._known)
-            if needs & names <= repeated:
+    def _add(self, name: str | None, field: Any, names: set[str]) -> None:
+        read = fast_reader(field, self._known)
+        if hasattr(field, "needs"):
+            needs, repeated = field.needs(), {name for name, _ in self._repeated if name}
+            if needs is not None and needs & names <= repeated:
                 self._repeated.append((name, read))
-            elif isinstance(field, Check) and not needs & repeated:
+            elif needs is not None and name is None and not needs & repeated:
                 self._checks.append(read)
             else:
                 raise NotFast
-        elif (end := vars(type(field)).get("_fast_end")) and (not self._ends or len(self._fields) == self._before):
+        elif hasattr(field, "_fast_end") and (not self._ends or len(self._fields) == self._before):
             self._before = len(self._fields)
-            self._ends.append(end(field, self._known))
-            self._repeated.append((name, fast_reader(named, self._known)))
+            self._ends.append(field._fast_end(self._known))
+            self._repeated.append((name, read))
         elif name is None:
             raise NotFast
         else:
-            self._fields.append((name, fast_reader(named, self._known)))
+            self._fields.append((name, read))
 
     def read_ahead(self, cursor: Cursor, until: int) -> None:
         """Parses rows that are in memory, up to row `until`.
@@ -148,7 +185,7 @@ class ColumnReader:
         steps = [(read, rows.others[name].append) for name, read in self._fields]
         first, last = steps[: self._before], steps[self._before :]
         done = start = at
-        with suppress(Exception):  # the full parse raises it again, with its path
+        try:
             while len(rows.kind) < until:
                 for read, store in first:
                     value, at = read(stored, at, context)
@@ -166,6 +203,8 @@ class ColumnReader:
                     self._check(len(rows.kind))
                 rows.kind.append(kind)
                 done = at
+        except UNUSUAL:  # the full parse raises it again, with its path
+            pass
         for values in rows.others.values():  # of a row that failed
             del values[len(rows) :]
         cursor.seek(before + done)
@@ -182,25 +221,17 @@ class ColumnReader:
         return number
 
     def _check(self, number: int) -> None:
-        own = Context(self._entries)
         for name, _ in self._fields:
-            own[name] = self.rows.others[name][number]
+            self._checked[name] = self.rows.others[name][number]
         for check in self._checks:
-            check(b"", 0, own)
-
-
-def _is_independent(field: construct.Construct) -> bool:
-    """Tells whether a field is computed, or its value depends on no other field of its row."""
-    while type(field) in (construct.Renamed, construct.Default, Count, TypeCode):
-        field = field.subcon
-    return isinstance(field, (Check, Derived)) or type(field) in (Number, Picked, Text, Sizes, construct.FormatField)
+            check(b"", 0, self._checked)
 
 
 def column_reader(row: construct.Construct, context: Context) -> ColumnReader | None:
     """Returns the column reader of a table's rows, or None if they cannot be read by column."""
     try:
         return ColumnReader(row, context)
-    except Exception:  # such as a KeyError, if the storage of a field depends on the row itself
+    except (NotFast, KeyError):
         return None
 
 

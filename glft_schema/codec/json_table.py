@@ -31,7 +31,6 @@ from construct.core import evaluate
 
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.expressions import compile_expression
-from glft_schema.codec.fast_rows import NotFast, Reader, row_reader
 from glft_schema.codec.json_text import JsonPart, after_spaces, count_parts, decode, levels_of, parts, to_json, value_at
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import Check
@@ -134,21 +133,13 @@ class JsonTable(construct.Construct):
         self, rows: JsonRows, entries: Any, order: Sequence[int], stream: Any, context: Context, path: str, trace: Trace | None
     ) -> None:
         """Appends the rows of the entries `order`. Traces those that `trace` asks for."""
-        read, params = row_reader(self.row, context), context["_params"]
+        params = context["_params"]
         traced = set(trace.rows_in(without_root(path), len(order))) if trace else ()
         for i in order:
             if trace and len(rows) in traced:
                 params["trace"] = _RowTrace(trace, stream, rows.spans(i, self.fields))
-                rows.append(self._row(rows, entries, i, context, f"{path} -> {len(rows)}"))
-                params["trace"] = None
-                continue
-            try:
-                name, pairs = entries[i]
-                entry = Entry(pairs)
-                entry[None] = name
-                rows.append(read(entry, 0, context)[0])  # type: ignore[misc,arg-type]
-            except Exception:  # the full parse raises it again, with its path
-                rows.append(self._row(rows, entries, i, context, f"{path} -> {len(rows)}"))
+            rows.append(self._row(rows, entries, i, context, f"{path} -> {len(rows)}"))
+            params["trace"] = None
 
     def _row(self, rows: JsonRows, entries: Any, i: int, context: Context, path: str) -> Any:
         return self.row._parse(self._entry(rows, entries, i, path), context, path)
@@ -562,9 +553,6 @@ class Key(JsonField):
     def _parse(self, stream: Entry, context: Context, path: str) -> Any:
         return stream[None]
 
-    def _fast_reader(self, context: Context) -> Reader:
-        return lambda entry, at, context: (entry[None], at)  # type: ignore[call-overload]
-
     def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
         encode_text(obj, path, "strict")
         stream[None] = obj
@@ -581,16 +569,6 @@ class TextAt(JsonField):
         if not isinstance(found, str):
             raise FormatError(f"expected text, found {quote(found)}", path)
         return found
-
-    def _fast_reader(self, context: Context) -> Reader:
-        key = self.key
-
-        def read(entry: Any, at: int, context: Context) -> tuple[str, int]:
-            if type(found := entry[key]) is not str:
-                raise NotFast
-            return found, at
-
-        return read
 
     def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
         encode_text(obj, path, "strict")
@@ -617,17 +595,6 @@ class IntegerAt(JsonField):
             raise FormatError(f"expected {self.of} integers, found {quote(found)}", path)
         number: int = found[self.index]
         return number
-
-    def _fast_reader(self, context: Context) -> Reader:
-        key, index, of = self.key, self.index, self.of
-
-        def read(entry: Any, at: int, context: Context) -> tuple[int, int]:
-            number = (found := entry[key])[index]
-            if type(number) is not int or number < 0 or len(found) != of:
-                raise NotFast
-            return number, at
-
-        return read
 
     def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
         stream.setdefault(self.key, [0] * self.of)[self.index] = _stored_integer(obj, path)
@@ -663,20 +630,6 @@ class IntegersAt(JsonField):
         if not found or found[-1] % 2:
             raise FormatError(f"expected an even last integer, since two numbers share a byte, found {quote(found)}", path)
         return [*found[:-1], found[-1] // 2]
-
-    def _fast_reader(self, context: Context) -> Reader:
-        key, most, is_paired = self.key, getattr(limits_of(context), self.limit), self._is_paired
-
-        def read(entry: Any, at: int, context: Context) -> tuple[list[int], int]:
-            found = entry[key]
-            if type(found) is not list or len(found) > most or is_paired(context):
-                raise NotFast
-            for size in found:
-                if type(size) is not int or size < 0:
-                    raise NotFast
-            return found, at
-
-        return read
 
     def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
         limits_of(context).check(self.limit, len(obj), path)

@@ -24,9 +24,9 @@ import construct
 import numpy as np
 from construct.core import evaluate
 
+from glft_schema.codec.columns import End, NotFast, Reader, fast_reader
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.expressions import compile_expression, read
-from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, unpacking_reader
 from glft_schema.codec.structs import check_count
 from glft_schema.errors import FormatError, alternatives, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
@@ -35,7 +35,7 @@ from glft_schema.storage.dtypes import Array, Dtype, dtype_of, name_of, words
 from glft_schema.storage.tensor_bytes import array_bytes, array_over, write_all
 from glft_schema.storage.torch_tensors import array_of
 
-MANY_DIMS = 8  # a row with this many dims or more is parsed in full
+MOST_DIMS = 7  # a row with more dims is parsed in full
 cached_struct = lru_cache(maxsize=256)(struct.Struct)  # slower to make than to use
 
 
@@ -77,6 +77,12 @@ class Number(construct.Construct):
         """Returns itself, see `Picked.pick`."""
         return self
 
+    def pick_ahead(self, context: Context) -> Number:
+        """Returns itself, see `Picked.pick_ahead`. Raises NotFast for a subclass."""
+        if type(self) is not Number:
+            raise NotFast
+        return self
+
     def numpy_dtype(self, order: ByteOrder = LITTLE) -> Dtype:
         """Returns the dtype of its words in a byte order."""
         dtype: Dtype = self._numpy.newbyteorder("<" if order == LITTLE else ">")
@@ -95,11 +101,10 @@ class Number(construct.Construct):
         return int.from_bytes(stored, order, signed=self.is_signed)
 
     def _fast_reader(self, context: Context) -> Reader:
-        order = byte_order(context)
-        if not self.is_float:
-            return unpacking_reader(self.unpacker(order), self.itemsize)
-        dtype = self.numpy_dtype(order)
-        return unpacking_reader(lambda stored, at: np.frombuffer(stored, dtype, 1, at), self.itemsize)
+        if self.is_float:
+            raise NotFast
+        unpack, nbytes = self.unpacker(byte_order(context)), self.itemsize
+        return lambda stored, at, context: (unpack(stored, at)[0], at + nbytes)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         write_all(stream, self.encode(obj, byte_order(context), path))
@@ -269,13 +274,20 @@ class Picked(construct.Construct):
         """Returns the number that applies in `context`."""
         return self.then if self._holds(context) else self.otherwise
 
+    def pick_ahead(self, context: Context) -> Number:
+        """Returns the number that applies to all rows of a table.
+
+        Raises NotFast, or KeyError if it depends on the row.
+        """
+        if not self.can_be_read:  # a function may depend on the row
+            raise NotFast
+        return self.pick(context).pick_ahead(context)
+
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.pick(context)._parse(stream, context, path)
 
     def _fast_reader(self, context: Context) -> Reader:
-        if not self.can_be_read:  # a function may depend on the row
-            raise NotFast
-        return fast_reader(self.pick(context), context)
+        return fast_reader(self.pick_ahead(context), context)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         return self.pick(context)._build(obj, stream, context, path)
@@ -314,22 +326,23 @@ class Sizes(construct.Construct):
         return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
 
     def _fast_reader(self, context: Context) -> Reader:
-        read_count, _ = fast_reader(self.count, context), fast_reader(self.size, context)
-        count, size = self.count.pick(context), self.size.pick(context)
-        if count.is_signed or count.is_float or size.is_signed or size.is_float:
+        count, size, order = self.count.pick_ahead(context), self.size.pick_ahead(context), byte_order(context)
+        if not (count.is_unsigned and size.is_unsigned):
             raise NotFast
-        most, order, width = getattr(limits_of(context), self.limit), byte_order(context), size.itemsize
-        unpack = [size.unpacker(order, n) for n in range(min(MANY_DIMS, most + 1))]
+        unpack_count, start, width = count.unpacker(order), count.itemsize, size.itemsize
+        most = min(MOST_DIMS, getattr(limits_of(context), self.limit))
+        unpack = [size.unpacker(order, n) for n in range(most + 1)]
 
         def read(stored: bytes, at: int, context: Context) -> tuple[list[int], int]:
-            n, first = read_count(stored, at, context)
+            n, first = unpack_count(stored, at)[0], at + start
+            if n > most:
+                raise NotFast
             return list(unpack[n](stored, first)), first + n * width
 
         return read
 
-    def _fast_end(self, context: Context) -> Callable[[bytes, int], int]:
-        count, width = self.count, self.size.pick(context).itemsize
-        unpack, start = count.unpacker(byte_order(context)), count.itemsize
+    def _fast_end(self, context: Context) -> End:
+        unpack, start, width = self.count.unpacker(byte_order(context)), self.count.itemsize, self.size.pick(context).itemsize
         return lambda stored, at: at + start + width * unpack(stored, at)[0]
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:

@@ -21,8 +21,7 @@ import construct
 from construct.core import evaluate
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import compile_expression, field_path
-from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, inner_reader
+from glft_schema.codec.expressions import compile_expression, field_path, fields_in
 from glft_schema.codec.records import Record, record_class
 from glft_schema.codec.rules import Check
 from glft_schema.codec.trace import Trace, without_root
@@ -87,7 +86,7 @@ class Struct(Interpreted, construct.Struct):
 
     def _parse(self, stream: Any, context: Context, path: str) -> Record:
         trace: Trace | None = context["_params"].get("trace")
-        context, record = self._nest(context, stream), object.__new__(self.record)
+        context, record = self.nest(context, stream), object.__new__(self.record)
         for name, parse, slot in self._all if trace else self._plan:
             if slot is None:
                 parse(stream, context, path)
@@ -102,36 +101,8 @@ class Struct(Interpreted, construct.Struct):
                 trace.end(value, stream)
         return record
 
-    def _fast_reader(self, context: Context) -> Reader:
-        entries = self.row_contexts(context)
-        known, record_type, new, nested = Context(entries), self.record, object.__new__, Context
-        steps = []
-        for name, field, slot in self.needed:
-            make = check_reader if isinstance(field, Check) else fast_reader
-            steps.append((name, make(field, known), slot and slot.__set__))
-
-        def read(stored: bytes, at: int, context: Context) -> tuple[Record, int]:
-            record, own = new(record_type), nested(entries)
-            own["_"] = context
-            for name, read_field, store in steps:
-                value, at = read_field(stored, at, own)
-                if store is not None:
-                    own[name] = value
-                    store(record, value)
-            return record, at
-
-        return read
-
-    def row_contexts(self, context: Context) -> dict[str, Any]:
-        """Returns the initial entries of a table row's context. Raises NotFast."""
-        if "_root" not in context:  # each row would be a root of its own
-            raise NotFast
-        entries = dict(self._nest(context, None))
-        del entries["_io"]  # a field that uses the stream finds none, and the row is parsed in full
-        return entries
-
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        context = self._nest(context, stream)
+        context = self.nest(context, stream)
         if not isinstance(obj, (Mapping, NoneType)):
             raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {quote(obj)}", path)
         obj = dict(obj or {})  # without the counts of a Record
@@ -158,7 +129,8 @@ class Struct(Interpreted, construct.Struct):
                 context[field.name] = built
         return context
 
-    def _nest(self, context: Context, stream: Any) -> Context:
+    def nest(self, context: Context, stream: Any) -> Context:
+        """Returns a new context of its fields, within that of the enclosing Struct."""
         given = {name: context[name] for name in ("_params", "_parsing", "_building", "_sizing")}
         nested = Context({"_": context, "_subcons": self._subcons, "_io": stream, **given})
         nested["_root"] = context.get("_root", nested)
@@ -192,14 +164,6 @@ def _parse_of(field: construct.Construct) -> Any:
     return lambda stream, context, path: field._parsereport(stream, context, path.rpartition(" -> ")[0])
 
 
-def check_reader(rule: Check, context: Context) -> Reader:
-    """Returns a `Reader` that reads no bytes and checks a rule. Raises NotFast."""
-    if type(rule)._parse is not Check._parse:
-        raise NotFast
-    check: Callable[[Context, str], object] = rule.check
-    return lambda stored, at, context: (check(context, ""), at)
-
-
 def _one_name(field: construct.Construct) -> construct.Construct:
     """Merges the two wrappers of ``("name" / X) * "doc"``, which would repeat the name in paths."""
     if isinstance(field, construct.Renamed) and isinstance(field.subcon, construct.Renamed):
@@ -221,8 +185,6 @@ class Count(Interpreted, construct.Rebuild):
 
     def __init__(self, integer: construct.Construct, of: Callable[[Any], Any]) -> None:
         super().__init__(integer, of)
-
-    _fast_reader = inner_reader
 
     def count_of(self, context: Context) -> int:
         """Returns the number to build."""
@@ -257,10 +219,14 @@ class Derived(construct.Construct):
         """`of`, compiled."""
         return compile_expression(self.of) if callable(self.of) else lambda context: self.of
 
+    def needs(self) -> set[str] | None:
+        """Returns the fields that it is computed from, or None if a function computes it."""
+        return fields_in(self.of)
+
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.value(context)
 
-    def _fast_reader(self, context: Context) -> Reader:
+    def _fast_reader(self, context: Context) -> Callable[..., Any]:
         value = self.value
         return lambda stored, at, context: (value(context), at)
 

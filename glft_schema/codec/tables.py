@@ -19,7 +19,6 @@ from construct.core import evaluate
 
 from glft_schema.codec.columns import Rows, column, column_reader
 from glft_schema.codec.context import Context, limits_of
-from glft_schema.codec.fast_rows import read_ahead, row_reader
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Interpreted, check_count
 from glft_schema.codec.trace import Trace, without_root
@@ -32,7 +31,7 @@ class Table(Interpreted, construct.Array):
 
     Parses into a sequence, builds from any. Refuses a count before reading if its rows do not
     fit into the bytes left, or exceed the limit on objects together with earlier tables. Most rows
-    take a fast path, see `glft_schema.codec.columns` and `glft_schema.codec.fast_rows`.
+    are read by `ColumnReader`.
     """
 
     def _parse(self, stream: Any, context: Context, path: str) -> Sequence[Any]:
@@ -44,7 +43,6 @@ class Table(Interpreted, construct.Array):
         traced = trace.rows_in(without_root(path), count) if trace else ()
         is_fast = len(traced) < count and isinstance(stream, Cursor)
         columns = column_reader(self.subcon, context) if is_fast else None
-        read = row_reader(self.subcon, context) if is_fast and not columns else None
         rows: Rows | list[Any] = columns.rows if columns else []
         add = rows.add if isinstance(rows, Rows) else rows.append
         while len(rows) < count:
@@ -52,8 +50,6 @@ class Table(Interpreted, construct.Array):
             wanted = traced[at] if at < len(traced) else count
             if columns:
                 columns.read_ahead(stream, wanted)
-            elif read:
-                read_ahead(read, stream, context, rows, wanted)
             if len(rows) < count:
                 params["trace"] = trace if len(rows) == wanted else None
                 add(self.subcon._parse(stream, context, f"{path} -> {len(rows)}"))

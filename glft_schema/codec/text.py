@@ -6,8 +6,8 @@ from typing import Any
 
 import construct
 
+from glft_schema.codec.columns import NotFast, Reader, fast_reader
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
-from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader
 from glft_schema.codec.numbers import Number, Picked
 from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import bytes_left, read_exactly
@@ -76,7 +76,10 @@ class Text(construct.Construct):
             end = first + nbytes
             if not 0 <= nbytes <= most or end > len(stored):
                 raise NotFast
-            return str(stored[first:end], "utf-8", errors), end
+            try:
+                return str(stored[first:end], "utf-8", errors), end
+            except UnicodeDecodeError:
+                raise NotFast from None
 
         return read
 

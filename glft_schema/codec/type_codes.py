@@ -9,8 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import construct
 
+from glft_schema.codec.columns import End, NotFast, Reader, fast_reader
 from glft_schema.codec.context import Context
-from glft_schema.codec.fast_rows import Reader, fast_reader
 from glft_schema.errors import FormatError, quote
 from glft_schema.words import MissingKeyError
 
@@ -142,7 +142,7 @@ def by_table(type_: HasCode) -> tuple[Any, ...]:
     raise TypeError(f"cannot pickle the type {type_.name}: it is not in any table of types")
 
 
-class TypeCode(construct.Adapter):
+class TypeCode(construct.Subconstruct):
     """The code of a type of `table`.
 
     Parses into the type, builds from the type, its name or its code. Size: that of `code`.
@@ -162,20 +162,25 @@ class TypeCode(construct.Adapter):
         self.table = table
         self.refuses = () if table.unknown else ("an unknown type code",)
 
-    def _decode(self, code: Code, context: Context, path: str) -> Any:
-        return self._look_up(code, path, self.table.of_code)
+    def _parse(self, stream: Any, context: Context, path: str) -> Any:
+        return self._look_up(self.subcon._parsereport(stream, context, path), path, self.table.of_code)
 
     def _fast_reader(self, context: Context) -> Reader:
         code_reader, types = fast_reader(self.subcon, context), {self.table.code_of(type_): type_ for type_ in self.table}
 
         def read(stored: bytes, at: int, context: Context) -> tuple[Any, int]:
             code, end = code_reader(stored, at, context)
+            if code not in types:
+                raise NotFast
             return types[code], end
 
         return read
 
-    def _fast_end(self, context: Context) -> Callable[[bytes, int], int]:
-        nbytes = self.subcon._sizeof(context, "")
+    def _fast_end(self, context: Context) -> End:
+        try:
+            nbytes = self.subcon._sizeof(context, "")
+        except construct.SizeofError:
+            raise NotFast from None
         return lambda stored, at: at + nbytes
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:

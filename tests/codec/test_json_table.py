@@ -11,8 +11,7 @@ from construct import this
 
 from glft_schema import FormatError, LimitError, Limits, TruncatedError
 from glft_schema.codec.construct_errors import our_errors
-from glft_schema.codec.context import Context, new_context
-from glft_schema.codec.fast_rows import row_reader
+from glft_schema.codec.context import new_context
 from glft_schema.codec.json_table import (
     BEGINS_WITH_BRACE,
     KEYS_ONCE,
@@ -25,7 +24,6 @@ from glft_schema.codec.json_table import (
     RESERVED_KEYS_ONCE,
     RESERVED_OBJECT,
     RESERVED_ONCE,
-    Entry,
     IntegerAt,
     IntegersAt,
     JsonRule,
@@ -275,41 +273,3 @@ def test_rules_of_rows_are_checked() -> None:
         our_errors(),
     ):
         File._build(file, Sink(BytesIO()), new_context(False, rules=(SPEC,)), "(building)")
-
-
-def test_the_fast_path_of_rows_is_the_full_parse() -> None:
-    params = new_context(True)
-    outer = Context({"_root": {}, "_params": params, "_parsing": True, "_building": False, "_sizing": False})
-    read = row_reader(Row, outer)
-    assert read is not None
-    values = (
-        None,
-        True,
-        0,
-        -1,
-        1.0,
-        "k",
-        "half",
-        (("k", None),),
-        (),
-        [],
-        [4],
-        [3],
-        [0, 6],
-        [1, -2],
-        [True, 1],
-        ["1", 2],
-        [0, 1, 2],
-        [1] * 65,
-    )
-    fast = 0
-    for key in ("kind", "sizes", "span"):
-        for value in values:
-            entry: Any = Entry({None: "a", "kind": "k", "sizes": [2, 3], "span": [0, 6], key: value})
-            try:
-                found, _ = read(entry, 0, outer)
-            except Exception:  # the full parse decides
-                continue
-            fast += 1
-            assert found == Row._parse(entry, outer, "")
-    assert fast == 1 + 5 + 1

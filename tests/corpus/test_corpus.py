@@ -20,7 +20,7 @@ from glft_schema.testing.fuzzing import check as check_properties
 from glft_schema.testing.strategies.broken_fields import DAMAGES
 from glft_schema.testing.strategies.broken_rules import can_be_broken
 from glft_schema.testing.strategies.rule_locations import rule_locations
-from tests.codec.test_fast_rows import assert_files_agree
+from tests.codec.test_columns import assert_files_agree
 from tests.corpus import FOLDER, FORMATS, PARTS, RENEW, Drawn, corpus, every, verdict_on
 from tests.corpus.__main__ import name_of
 from tests.corpus.features import features, required

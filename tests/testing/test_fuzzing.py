@@ -398,7 +398,6 @@ def test_a_planted_bug_is_found_and_shrunk(tmp_path: Path, monkeypatch: pytest.M
 
     with monkeypatch.context() as patched:
         patched.setattr(Text, "_parse", crashing)
-        patched.setattr(tables, "row_reader", lambda *arguments: None)
         patched.setattr(tables, "column_reader", lambda *arguments: None)
         code, printed = run("gguf", "--examples", "1000", "--out", tmp_path)
     assert code == 1
