@@ -66,6 +66,9 @@ class Parameters(Context):
         objects: the number of rows and arrays so far, which the limit ``objects`` counts.
         templates: the number of characters of chat templates so far.
         findings: collects broken rules that not every reader enforces; only set if requested.
+        spans: collects the spans of payloads, which building then does not write; only set if
+            requested.
+        alignment: a text before the payloads is padded to a multiple of it; 1 by default.
         positions: the first byte of each field by path, filled by building; only set if requested.
         rules: the rule sets that building enforces in addition to required rules.
         forging: whether building may produce invalid files. It then accepts any count, and checks
@@ -83,6 +86,8 @@ class Parameters(Context):
     objects: int
     templates: int
     findings: list[Finding]
+    spans: list[Any]
+    alignment: int
     positions: dict[str, int]
     rules: tuple[str, ...]
     forging: bool

@@ -23,6 +23,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
+from math import lcm
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -45,7 +46,7 @@ from glft_schema.storage.cursor import bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import write_all
 
 MOST_LEVELS = 127  # of nested objects and arrays that serde_json reads
-PADDED_TO = 8  # the size of a new text in bytes is a multiple
+PADDED_TO = 8  # bytes of the length before the text, and of the least alignment of the payloads after it
 
 # Kinds of irregularity, each the end of the sentence "expected ...".
 BEGINS_WITH_BRACE = "`{` as the first byte"
@@ -74,7 +75,8 @@ class JsonTable(construct.Construct):
     Builds from a sequence of rows, and the value of the field `metadata` for the reserved entry.
     Rows and metadata that were parsed together and are unchanged build their original text. If only
     names of rows or texts of `JsonEntries` differ, only these parts of the text change. Otherwise
-    the text has no spaces, except those that pad it to a multiple of `PADDED_TO` bytes.
+    the text has no spaces, except those that pad it: payloads follow it at a multiple of
+    `PADDED_TO` and of the alignment that is asked for.
 
     Args:
         size: the context -> bytes of the text.
@@ -183,10 +185,11 @@ class JsonTable(construct.Construct):
         texts = checked_texts(metadata, f"{path.rpartition(' -> ')[0]} -> {self.metadata}")
         if not isinstance(obj, Sequence) or isinstance(obj, (str, bytes)):
             raise FormatError(f"expected a sequence of rows, found {quote(obj)}", path)
-        rows = obj if isinstance(obj, JsonRows) else getattr(metadata, "rows", None)
-        if not isinstance(rows, JsonRows) or rows != list(obj) or texts != dict(rows.reserved or ()):
+        rows, step = obj if isinstance(obj, JsonRows) else getattr(metadata, "rows", None), context._params.get("alignment", 1)
+        is_new = not isinstance(rows, JsonRows) or rows != list(obj) or texts != dict(rows.reserved or ())
+        if is_new or (PADDED_TO + len(rows.stored)) % step:
             old, rows = getattr(metadata, "rows", None), self._new_text(obj, texts, context, path)
-            if isinstance(old, JsonRows) and (edited := old.edit(obj, texts)) is not None:
+            if isinstance(old, JsonRows) and step == 1 and (edited := old.edit(obj, texts)) is not None:
                 rows.stored = edited
         count_objects(context, len(rows) + len(texts), path)
         limits_of(context).check("metadata", len(rows.stored), path, " bytes")
@@ -203,7 +206,8 @@ class JsonTable(construct.Construct):
             built[name] = record
             entries.append(f"{to_json(name)}:{to_json(entry)}")
         stored = f"{{{','.join(entries)}}}".encode()
-        rows = JsonRows(stored + b" " * (-len(stored) % PADDED_TO), 0, self.keys, self.reserved)
+        step = lcm(PADDED_TO, context._params.get("alignment", 1))
+        rows = JsonRows(stored + b" " * (-(PADDED_TO + len(stored)) % step), 0, self.keys, self.reserved)
         rows.extend(built.values())
         rows.reserved = tuple(texts.items()) or None
         return rows

@@ -17,13 +17,12 @@ from glft_schema.codec.construct_errors import inside, our_errors
 from glft_schema.codec.context import Context
 from glft_schema.errors import FormatError, OptionError, TruncatedError, quote
 from glft_schema.files.file import File
-from glft_schema.files.layout import lay_out, with_offsets
+from glft_schema.files.layout import lay_out
 from glft_schema.files.parsing import parse_partly, parse_source
 from glft_schema.files.shards import find_set, open_index, open_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import DEFAULT, format_named, format_of, format_with, indexed_format
 from glft_schema.lazy import outside_graphs, torch
-from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
@@ -123,9 +122,8 @@ class ContainerConstruct(construct.Construct):
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Context, path: str) -> Any:
         with inside(path), our_errors():
             format, regions = _regions(obj)
-            rules = context._params.get("rules", ())
-            limits = obj.limits if isinstance(obj, File) else current()
-            layout, built = lay_out(format, with_offsets(format, regions), rules, limits)
+            limits = obj.limits if isinstance(obj, File) else None
+            layout, built = lay_out(format, regions, rules=context._params.get("rules", ()), limits=limits)
             layout.write(Sink(stream))
         return obj if isinstance(obj, File) else built
 

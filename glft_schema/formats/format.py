@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
+from io import BytesIO
 from typing import Any, NamedTuple
 
+from glft_schema.codec.construct_errors import our_errors
+from glft_schema.codec.context import Context, new_context
 from glft_schema.codec.expressions import Lookup, Reversed, read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.rules import SPEC
@@ -116,6 +119,24 @@ class Format:
         """The regions before the payloads."""
         parts = self.struct.subcons
         return Struct(*parts[: [part.name for part in parts].index("data")])
+
+    def build(self, regions: Mapping[str, Any], **parameters: Any) -> tuple[bytes, Context]:
+        """Builds regions: of the whole file, or, without ``data``, those before the payloads.
+
+        Args:
+            regions: by name.
+            parameters: see `Parameters`. With ``spans``, payloads are only planned.
+
+        Returns:
+            The bytes, and the context with the built regions.
+
+        Raises:
+            FormatError: if a region cannot be built.
+        """
+        stream, struct = BytesIO(), self.struct if "data" in regions else self.head
+        with our_errors():
+            built: Context = struct._build(regions, stream, new_context(False, **parameters), "(building)")
+        return stream.getvalue(), built
 
     @property
     def regions(self) -> list[str]:

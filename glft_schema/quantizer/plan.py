@@ -32,7 +32,6 @@ from glft_schema.display import (
     with_display,
 )
 from glft_schema.errors import OptionError, QuantizationWarning, TensorError
-from glft_schema.files.layout import measure_head
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import outside_graphs
@@ -484,9 +483,9 @@ def _head(model: PreparedModel) -> tuple[int, int]:
         for name, tensor in model.tensors.items()
     ]
     regions = {"header": {}, "metadata": model.entries(model.new_entries(Recipe("", 0, "f16"))), WITH_TYPES.table: rows}
-    start, context = measure_head(WITH_TYPES, regions)
-    alignment = int(context.get("alignment", 1))
-    return start + -start % alignment, alignment
+    head, built = WITH_TYPES.build(regions)
+    alignment = int(built.get("alignment", 1))
+    return len(head) + -len(head) % alignment, alignment
 
 
 def _padded(candidates: Iterable[Candidate], step: int) -> int:

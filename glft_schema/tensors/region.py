@@ -319,11 +319,23 @@ class TensorData(construct.Construct):
         for row in rows:
             if row.name not in obj:
                 raise FormatError("expected a payload, found none", f"{path} -> {quote(row.name)}", tensor=row.name)
-        order, places = byte_order(context), self._in_order(rows, [payload_size(obj[row.name], row) for row in rows], path)
+        spans = self._spans(obj, rows, context, path)
+        if (planned := context["_params"].get("spans")) is not None:
+            planned += spans
+        else:
+            for span in spans:
+                span.write(stream)
+        return obj
+
+    def _spans(self, obj: Mapping[str, Any], rows: Sequence[Any], context: Context, path: str) -> list[Any]:
+        """Returns what the region consists of, in order: payloads, gaps and padding."""
+        order = byte_order(context)
+        extents = [_extent(obj[row.name], row) for row in rows]
+        places = self._in_order(rows, extents, path)
         gaps: list[Gap] | None = None
         if isinstance(obj, TensorMap) and {rows[i].name: place for i, place in places} == obj.places():
             gaps = list(obj.gaps)
-        end, written = 0, dict[PayloadLocation, Any]()
+        end, spans, written = 0, list[Any](), dict[PayloadLocation, Any]()
         for i, place in places:
             row, where, payload = rows[i], f"{path} -> {quote(rows[i].name)}", obj[rows[i].name]
             if place in written:
@@ -332,14 +344,15 @@ class TensorData(construct.Construct):
                 continue
             written[place] = payload
             while gaps and gaps[0].offset < place.offset:
-                end += _write_span(stream, GapBytes(gaps[0].nbytes, obj, gaps.pop(0)))
-            end += _write_span(stream, Zeros(place.offset - end))
-            end += _write_span(stream, Payload(place.nbytes, payload, row, where, order))
-        if gaps is None:
-            _write_span(stream, Zeros(-end % evaluate(self.padded_to, context)))
-        for gap in gaps or ():
-            _write_span(stream, GapBytes(gap.nbytes, obj, gap))
-        return obj
+                end = sum(gaps[0])
+                spans.append(GapBytes(gaps[0].nbytes, obj, gaps.pop(0)))
+            if place.offset > end:
+                spans.append(Zeros(place.offset - end))
+            spans.append(Payload(place.nbytes, payload, row, where, order))
+            end = max(end, place.offset + place.nbytes)
+        if gaps is None and (padding := -end % evaluate(self.padded_to, context)):
+            spans.append(Zeros(padding))
+        return spans + [GapBytes(gap.nbytes, obj, gap) for gap in gaps or ()]
 
 
 class Zeros(NamedTuple):
@@ -390,13 +403,6 @@ class Payload(NamedTuple):
             raise FormatError(f"expected {self.nbytes} bytes, found {written}", self.path, tensor=self.row.name)
 
 
-def _write_span(stream: Any, span: Zeros | GapBytes | Payload) -> int:
-    """Writes a span, or gives it to a stream that only plans the file. Returns its size."""
-    if span.nbytes > 0 or isinstance(span, Payload):
-        stream.place(span) if hasattr(stream, "place") else span.write(stream)
-    return max(span.nbytes, 0)
-
-
 def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, alignment: int) -> str:
     """Describes which part of a truncated file is complete. Returns an empty string if wrong
     offsets or sizes are more likely: overlaps, wide gaps between payloads, or an implausible file
@@ -411,14 +417,16 @@ def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, ali
     return f"the file is truncated: {part}, {complete:,} of {format_count(rows, 'tensor')} complete; download the rest"
 
 
-def payload_size(payload: Any, row: Any) -> int:
-    """Returns the size of a row's payload: by its type, or of `payload` if the type is unknown."""
-    if not row.dtype.is_known:
-        if not isinstance(payload, (bytes, bytearray)) and not hasattr(payload, "nbytes"):
-            problem = f"expected a payload of bytes, found {quote(payload)}"
-            raise FormatError(problem, f"data -> {quote(row.name)}", tensor=row.name)
-        return int(payload.nbytes if hasattr(payload, "nbytes") else len(payload))
-    return int(row.dtype.nbytes(row.shape))
+def _extent(payload: Any, row: Any) -> int:
+    """Returns the bytes of a row's payload: by its type, or of `payload` if the type is unknown."""
+    return int(row.dtype.nbytes(row.shape)) if row.dtype.is_known else payload_size(payload, row.name)
+
+
+def payload_size(payload: Any, name: str) -> int:
+    """Returns the bytes of a payload of an unknown type. Raises FormatError unless it has some."""
+    if not isinstance(payload, (bytes, bytearray)) and not hasattr(payload, "nbytes"):
+        raise FormatError(f"expected a payload of bytes, found {quote(payload)}", f"data -> {quote(name)}", tensor=name)
+    return int(payload.nbytes if hasattr(payload, "nbytes") else len(payload))
 
 
 def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrder) -> int:

@@ -7,7 +7,6 @@ is parsed like any other, with the new regions read from memory and the payloads
 
 from __future__ import annotations
 
-import io
 import os
 import warnings
 from collections import Counter
@@ -16,8 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from glft_schema.codec.arrays import StoredStrings
-from glft_schema.codec.construct_errors import our_errors
-from glft_schema.codec.context import new_context
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.structs import Padding
@@ -239,21 +236,15 @@ def _splice(file: File, entries: Mapping[str, Any], names: Mapping[str, str]) ->
     rows = [{**row, "name": names[row.name]} for row in file.regions[format.table]]
     before = {name: value for name, value in file.regions.items() if name != "data" and not _is_zero_padding(file, name)}
     before |= {format.table: rows, **({"metadata": entries} if format.metadata is not None else {})}
-    head = _build(file, before)
+    head, _ = format.build(before, limits=file.limits)
     gap = min((place.offset for place in tensors.places().values()), default=0)
     new_gap = _aligned_gap(file, gap, len(head))
     if new_gap != gap:
-        head = _build(file, {**before, format.table: [{**row, "offset": row["offset"] + new_gap - gap} for row in rows]})
+        shifted = [{**row, "offset": row["offset"] + new_gap - gap} for row in rows]
+        head, _ = format.build({**before, format.table: shifted}, limits=file.limits)
         head += bytes(new_gap)
     start = tensors.start + (gap if new_gap != gap else 0)
     return SplicedSource(head, file.source, start), file.source.size - start
-
-
-def _build(file: File, regions: Mapping[str, Any]) -> bytes:
-    stream = io.BytesIO()
-    with our_errors():
-        file.format.head._build(regions, stream, new_context(False, limits=file.limits), "(building)")
-    return stream.getvalue()
 
 
 def _is_zero_padding(file: File, region: str) -> bool:

@@ -14,7 +14,7 @@ from glft_schema.codec.rules import rule_sets
 from glft_schema.display import Progress, Results
 from glft_schema.errors import FormatError, OptionError, TiedWarning, quote
 from glft_schema.families.loader import LLAMA_CPP, broken_model
-from glft_schema.files.layout import Layout, lay_out, with_offsets
+from glft_schema.files.layout import Layout, lay_out
 from glft_schema.files.parsing import parse_source
 from glft_schema.files.summary import FILE_TYPE
 from glft_schema.formats.file_types import MAIN_TYPES
@@ -211,7 +211,7 @@ def plan_file(
             regions[region] = value or {}
         elif value:
             raise OptionError(f"{target.name} files have no {region}, found {quote(value)}")
-    layout, _ = lay_out(target, with_offsets(target, regions, 1 if alignment is None else alignment, aliases), rules)
+    layout, _ = lay_out(target, regions, 1 if alignment is None else alignment, aliases, rules)
     if LLAMA_CPP in asked:
         _refuse_unloadable(layout)
     in_order = {str(row["name"]): payloads[str(row["name"])] for row in rows}
