@@ -18,7 +18,7 @@ import glft_schema
 from glft_schema import Container, SchemeError, TruncatedError, save_file
 from glft_schema.checks import values
 from glft_schema.checks.values import ValueFinding, check_values, findings_of
-from glft_schema.codec.numbers import bf16, f32, i8, u16
+from glft_schema.codec.numbers import f32, u16
 from glft_schema.codec.structs import Struct
 from glft_schema.files.splitting import split
 from glft_schema.formats.glft import TYPES as GLFT_TYPES
@@ -288,12 +288,6 @@ def test_a_custom_type() -> None:
     for order, sign in (("little", "<"), ("big", ">")):
         payload = struct.pack(f"{sign}2H2f", 1, 2, 1, 1) + struct.pack(f"{sign}2H2f", 1, 9, 1, INF)
         assert found(type_, (8,), payload, order) == expected
-
-
-def test_scales_in_bfloat16() -> None:
-    """Formulas do not read bfloat16, so this type has none."""
-    type_ = block_type("BF16_2", 9998, 2, Struct("d" / bf16[1] * "scale", "qs" / i8[2] * "codes"))
-    assert found(type_, (4,), bytes.fromhex("C03F 02FF 807F 0101")) == [("d", "infinite", 1, (2,), 4)]
 
 
 def test_tied_tensors_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
