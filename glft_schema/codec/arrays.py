@@ -16,7 +16,7 @@ import numpy as np
 from construct.core import evaluate
 
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
-from glft_schema.codec.numbers import Number, Picked
+from glft_schema.codec.numbers import Number, Picked, checked_number
 from glft_schema.codec.structs import check_count
 from glft_schema.codec.text import decode_text, encode_text, is_utf8, with_length
 from glft_schema.errors import FormatError, TruncatedError, quote
@@ -260,7 +260,7 @@ class Strings(construct.Construct):
 
     def __init__(self, length: Picked, count: Any) -> None:
         super().__init__()
-        self.length = length
+        self.length = checked_number(length)
         self.count = count
 
     def _parse(self, stream: Any, context: Context, path: str) -> StoredStrings:

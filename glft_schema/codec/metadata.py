@@ -220,6 +220,8 @@ class KeyValues(construct.Subconstruct):
         self, table: construct.Construct, types: TypeTable[ValueType], *, once: str, keys: KeyTypes | None = None
     ) -> None:
         super().__init__(table)
+        if not isinstance(types, TypeTable):
+            raise TypeError(f"expected the types as TypeTable('toy value', ValueType('int64', 1, i64)), found {quote(types)}")
         self.types = types
         self.keys = keys
         self.once = NamesOnce(once, "key", key="key")

@@ -248,6 +248,17 @@ class ByteOrderOf(construct.Construct):
         return 0
 
 
+def checked_number(declared: Any) -> Any:
+    """Returns an integer of this module, as an argument of another field.
+
+    Raises:
+        TypeError: for anything else, whose size and byte order are not known.
+    """
+    if not isinstance(declared, (Number, Picked)) or (isinstance(declared, Number) and declared.is_float):
+        raise TypeError(f"expected an integer of glft_schema.codec, such as u32, found {quote(declared)}")
+    return declared
+
+
 class Picked(construct.Construct):
     """One of two numbers, such as ``u32`` in one version and ``u64`` in another.
 
@@ -262,8 +273,8 @@ class Picked(construct.Construct):
         super().__init__()
         self.condition = condition
         self.can_be_read = read(condition) is not None
-        self.then = then
-        self.otherwise = otherwise
+        self.then = checked_number(then)
+        self.otherwise = checked_number(otherwise)
 
     @cached_property
     def _holds(self) -> Callable[[Context], Any]:
@@ -310,8 +321,8 @@ class Sizes(construct.Construct):
 
     def __init__(self, count: Number, size: Number | Picked, limit: str) -> None:
         super().__init__()
-        self.count = count
-        self.size = size
+        self.count = checked_number(count)
+        self.size = checked_number(size)
         if limit not in DEFAULTS:
             raise ValueError(f"expected the name of a limit, such as 'dims', found {quote(limit)}")
         self.limit = limit

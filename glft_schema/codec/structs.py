@@ -77,6 +77,15 @@ class Struct(Interpreted, construct.Struct):
         super().__init__(*_in_order_of_checks([_one_name(field) for field in fields]))
         self.title = title
         named = [field for field in self.subcons if field.name]
+        for name in (used := [field.name for field in named]):
+            if name.startswith("_") or not name.isidentifier() or hasattr(Context, name) or hasattr(Record, name):
+                text = "letters, digits and '_', from a letter on, which no method of a Struct's value has"
+                raise ValueError(f"expected the name of a field in {text}, found {name!r}")
+            if used.count(name) > 1:
+                raise ValueError(f"expected each name of a field once, found {name!r} twice")
+        for field in named:
+            if isinstance(plain := unwrap(field), construct.Struct) and not isinstance(plain, Struct):
+                raise TypeError(f"{field.name}: expected Struct(...) of glft_schema.codec, found construct's")
         names = [tuple(field.name for field in named if follows(field) == counted) for counted in (False, True)]
         self.record = record_class(*names)
         slots = {**self.record._names, **self.record._count_names}
@@ -185,6 +194,8 @@ class Count(Interpreted, construct.Rebuild):
 
     def __init__(self, integer: construct.Construct, of: Callable[[Any], Any]) -> None:
         super().__init__(integer, of)
+        if not callable(of):
+            raise TypeError(f"expected the counted field as an expression, such as this._.tensors, found {quote(of)}")
 
     def count_of(self, context: Context) -> int:
         """Returns the number to build."""

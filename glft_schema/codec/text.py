@@ -8,7 +8,7 @@ import construct
 
 from glft_schema.codec.columns import NotFast, Reader, fast_reader
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
-from glft_schema.codec.numbers import Number, Picked
+from glft_schema.codec.numbers import Number, Picked, checked_number
 from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import write_all
@@ -53,7 +53,7 @@ class Text(construct.Construct):
 
     def __init__(self, length: Number | Picked, strict: bool = False) -> None:
         super().__init__()
-        self.length = length
+        self.length = checked_number(length)
         self.strict = strict
         self._errors = "strict" if strict else "surrogateescape"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -12,12 +13,20 @@ from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import Context, new_context
 from glft_schema.codec.expressions import Lookup, Reversed, read
 from glft_schema.codec.metadata import KeyValues
-from glft_schema.codec.rules import SPEC
+from glft_schema.codec.rules import RULE_SETS, SPEC
 from glft_schema.codec.structs import Derived, Struct, follows, member
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import format_count, with_display
+from glft_schema.errors import alternatives, quote
 from glft_schema.tensor_types import TensorType
+
+ENDING = re.compile(r"\.[^.A-Z]+")
+
+
+def _are(values: Any, kind: type, holds: Callable[[Any], Any] = bool) -> bool:
+    """Tells whether a value is a tuple of values of a kind that `holds` accepts."""
+    return isinstance(values, tuple) and all(isinstance(value, kind) and holds(value) for value in values)
 
 
 class ShardKeys(NamedTuple):
@@ -93,6 +102,22 @@ class Format:
     order: Callable[[Mapping[str, Any]], Any] | None = None
     meaning: Callable[[str, Any], str | None] = lambda key, value: None
     summary: Callable[[Mapping[str, Any]], list[str]] = lambda metadata: []
+
+    def __post_init__(self) -> None:
+        sets = f"a tuple of {alternatives(RULE_SETS)}"
+        for name, expected, holds in (
+            ("name", "text", isinstance(self.name, str) and self.name),
+            ("magics", "a tuple such as (b'TOY1',)", _are(self.magics, bytes)),
+            ("magics", "a magic, or a function sniff", self.magics or self.sniff),
+            ("types", "TypeTable('toy', {0: F32})", isinstance(self.types, TypeTable)),
+            ("endings", "a tuple such as ('.toy',), in lower case with one dot", _are(self.endings, str, ENDING.fullmatch)),
+            ("keeps_to", sets, _are(self.keeps_to, str, RULE_SETS.__contains__)),
+            ("unshared_by", sets, _are(self.unshared_by, str, RULE_SETS.__contains__)),
+            ("shards", "ShardKeys or ShardIndex", isinstance(self.shards, ShardKeys | ShardIndex | None)),
+            ("struct", "Struct(...) of glft_schema.codec", isinstance(self.struct, Struct)),
+        ):
+            if not holds:
+                raise ValueError(f"{self.name}: {name}: expected {expected}, found {quote(getattr(self, name))}")
 
     def _display(self) -> Iterator[str]:
         yield f"{self.name}, {format_count(len([*self.types]), 'tensor type')}"

@@ -13,8 +13,8 @@ from glft_schema.errors import FormatError, OptionError, alternatives, quote
 from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
-from glft_schema.formats.mistakes import first_mistake
 from glft_schema.formats.safetensors import SAFETENSORS
+from glft_schema.formats.trial import first_fault
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
@@ -45,15 +45,15 @@ def register_format(format: Format) -> Format:
 
     Raises:
         TypeError: if it is not a `Format`.
-        ValueError: if the name, a file extension or a magic is in use, or the declaration has a
-            mistake. The message says how to correct it.
+        ValueError: if the name, a file extension or a magic is in use, or a small file cannot be
+            built and parsed. The message names the field.
     """
     if not isinstance(format, Format):
         raise TypeError(f"expected a Format, found {quote(format)}")
     if format in FORMATS:
         return format
-    if mistake := first_mistake(format):
-        raise ValueError(mistake)
+    if fault := first_fault(format):
+        raise ValueError(f"{format.name}: {fault}")
     for known in FORMATS:
         endings = set(format.endings).intersection(known.endings)
         magics = [magic for magic in format.magics if any(magic.startswith(m) or m.startswith(magic) for m in known.magics)]

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
+import construct
+
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
-from glft_schema.codec.metadata_lines import KeyValueLines
+from glft_schema.codec.metadata import KeyValues
+from glft_schema.codec.numbers import Number
+from glft_schema.codec.structs import Derived, Struct, follows, member
+from glft_schema.codec.tables import Table
+from glft_schema.codec.text import Text
 from glft_schema.codec.trace import Trace, without_root
-from glft_schema.errors import FormatError, LimitError, one_line
+from glft_schema.codec.type_codes import TypeCode
+from glft_schema.codec.typed_values import Typed
+from glft_schema.errors import FormatError, LimitError, one_line, quote
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.streams import START
-from glft_schema.storage.tensor_bytes import Sink
+from glft_schema.tensors.region import TensorData, TensorFits
 
 if TYPE_CHECKING:
     from glft_schema.formats.format import Format
+
+RANKS = (2, 1, 3, 4)  # dims of the tensor in a file; a format may refuse some
+
+# The fields of a row that the package reads: their constructs, and examples of declarations.
+ROW: dict[str, tuple[type[construct.Construct], str]] = {
+    "name": (construct.Construct, "Text(u16)"),
+    "dims": (construct.Construct, 'Sizes(u8, u64, "dims")'),
+    "shape": (Derived, "Derived(this.dims), in torch's order"),
+    "dtype": (TypeCode, "TypeCode(u8, TYPES)"),
+    "offset": (construct.Construct, "u64, counted from the start of data"),
+}
 
 
 class Fault(Exception):  # noqa: N818 - not an error of a caller
@@ -30,66 +48,136 @@ class Fault(Exception):  # noqa: N818 - not an error of a caller
 def first_fault(format: Format) -> str | None:
     """Returns the first field that fails in files without tensors or with one, and how, or None.
 
-    A FormatError while building is not a fault: the format may refuse the values of the trial.
+    A format may refuse the trial's values by a rule, or require values in its header.
     """
-    limits = Limits(**DEFAULTS)
+    if mistake := next(_mistakes(format), None):
+        return mistake
     try:
-        if format.sniff:
-            with _trying("recognising a file", "sniff"):
-                format.sniff(bytes(START))
-        for regions in _files(format):
-            with _trying("building a file"):
-                stored = _build(format, regions, limits, forging=True)
-            if stored is None:
-                continue
-            with _trying("reading a built file"):
-                record = _parse(format, stored, limits)
-            if record is None:
-                continue
-            with _trying("checking the rules of a file"):
-                _parse(format, stored, limits, trace=Trace(), findings=[])
-            with _trying("building a file that was read"):
-                _build(format, record, limits)
+        with Limits(**DEFAULTS):
+            if format.sniff:
+                with _trying("recognising a file", "sniff"):
+                    format.sniff(bytes(START))
+            refusals = [_try_file(format, {}, {})]
+            for type_ in [known for known in format.types if known.is_known][:1]:
+                shapes = ([*[1] * (rank - 1), type_.least_row] for rank in RANKS)
+                tried = [_try_file(format, _row(format, type_, shape), {"w": bytes(type_.nbytes(shape))}) for shape in shapes]
+                refusals += tried[:1] if all(tried) else []
+            for error in filter(None, refusals):
+                if not error.rule and error.path.partition(" -> ")[0] in ("metadata", format.table):
+                    raise Fault(f"{error.path}: building a file fails: {error.problem}")
     except Fault as fault:
         return str(fault)
     return None
 
 
-def _files(format: Format) -> Iterator[dict[str, Any]]:
-    """Yields the regions of files: one without tensors, and one with a tensor of the first type."""
-    regions: dict[str, Any] = {name: {} for name in ("header", "metadata") if format.field(name) is not None}
-    if isinstance(format.metadata, KeyValueLines):
-        regions["metadata"] = {"k": "v"}
-    yield {**regions, format.table: [], "data": {}}
-    for type_ in [known for known in format.types if known.is_known][:1]:
-        shape = [1, type_.least_row]
-        row = {"name": "w", "dims": format.dims_of(shape), "dtype": type_, "offset": 0}
-        if format.order is not None:
-            with _trying("sorting the rows", "order"):
-                format.order(row)
-        yield {**regions, format.table: [row], "data": {"w": bytes(type_.nbytes(shape))}}
+def _mistakes(format: Format) -> Iterator[str]:
+    """Yields what the package expects of regions and rows. Each may rely on those before it."""
+    names, data = [part.name for part in format.struct.subcons if part.name], format.field("data")
+    if not isinstance(data, TensorData) or names[-1] != "data":
+        yield 'data: expected "data" / TensorData("tensors"), with the name of the table, as the last region'
+    if "format" in names:
+        yield "format: expected another name, because Container.build takes the format's name under it"
+    table = format.field(format.table)
+    if not (isinstance(table, Table) or hasattr(table, "row")) or not isinstance(format.row, Struct):
+        expected = "Table(this.header.n_tensors, Row) with a Struct(...) of glft_schema.codec"
+        yield f"{format.table}: expected {expected}, found {quote(table)}"
+    for name, (kind, example) in ROW.items():
+        if not isinstance(found := member(format.row, name), kind):
+            text = "none" if found is None else quote(found)
+            yield f'{format.table}: expected the field "{name}" / {example}, found {text}'
+    if member(format.row, "dtype").table is not format.types:
+        yield f"{format.table} -> dtype: expected a TypeCode of the table {format.types.kind}, found another table"
+    if not any(isinstance(rule, TensorFits) for rule in format.row.subcons):
+        yield f'{format.table}: expected the rule TensorFits("{format.name}-dims", "dims")'
+    for part in format.row.subcons:
+        if part.name and part.name not in ROW and not part.flagbuildnone:
+            yield f"{format.table} -> {part.name}: expected a field that new files have, such as Default(u32, 0) or a Count"
+    of = getattr(alignment := format.field("alignment"), "of", None)
+    if alignment is not None and not (callable(of) or (type(of) is int and of > 0)):
+        yield f"alignment: expected Derived(64), with a number above 0 or an expression, found {quote(of or alignment)}"
 
 
-def _build(format: Format, regions: Any, limits: Limits, **params: Any) -> bytes | None:
-    """Returns the bytes of a file, or None if the format refuses it."""
-    stream = BytesIO()
-    try:
-        with our_errors():
-            format.struct._build(regions, Sink(stream), new_context(False, limits=limits, **params), "(building)")
-    except FormatError:
-        return None
-    return stream.getvalue()
+def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> FormatError | None:
+    """Builds and parses a file with at most one tensor. Returns the error if it is refused.
+
+    Raises:
+        Fault: if anything else fails, or the parsed file differs.
+    """
+    regions: dict[str, Any] = {format.table: [row] if row else [], "data": data}
+    with _trying("building a file", "metadata"):
+        if format.metadata is not None:
+            regions["metadata"] = _entries(format)
+    if isinstance(header := format.field("header"), Struct):
+        regions["header"] = {part.name: 0 for part in header.subcons if not follows(part) and not part.flagbuildnone}
+    with _trying("building a file"):
+        try:
+            stored, _ = format.build(regions, forging=True)
+        except FormatError as error:
+            return error
+    with _trying("reading a built file"):
+        try:
+            record = _parse(format, stored)
+        except FormatError as error:
+            if error.rule or isinstance(error, LimitError):
+                return error
+            raise
+    with _trying("checking a built file", f"{format.table} -> offset"):
+        _check_equal(format, record, regions)
+    if not format.claims(stored[:START]):
+        raise Fault(f"magics: expected the start of its files, {stored[:START]!r}, found {format.magics!r}")
+    with _trying("checking the rules of a file"):
+        _parse(format, stored, trace=Trace(), findings=[])
+    with _trying("building a file that was read"):
+        try:
+            format.build(record)
+        except FormatError as error:
+            return error
+    return None
 
 
-def _parse(format: Format, stored: bytes, limits: Limits, **params: Any) -> Any:
-    """Returns the record of a file, or None if a rule refuses it."""
-    try:
-        with our_errors():
-            return format.struct._parse(Cursor(BytesSource(stored)), new_context(True, limits=limits, **params), "(parsing)")
-    except FormatError as error:
-        if error.rule or isinstance(error, LimitError):
-            return None
-        raise
+def _row(format: Format, type_: Any, shape: list[int]) -> dict[str, Any]:
+    row = {"name": "w", "dims": format.dims_of(shape), "dtype": type_, "offset": 0}
+    if format.order is not None:
+        with _trying("sorting the rows", "order"):
+            format.order(row)
+    return row
+
+
+def _entries(format: Format) -> dict[str, Any]:
+    """Returns metadata: a text, or values of the first types of numbers and texts."""
+    if not isinstance(format.metadata, KeyValues):
+        return {"k": "v"}
+    entries = dict[str, Any]()
+    for kind, value in ((Number | construct.FormatField, 1), (Text, "v")):
+        names = [type_.name for type_ in format.metadata.types if isinstance(type_.field, kind)]
+        entries |= {f"k.{name}": Typed(value, name) for name in names[:1]}
+    return entries
+
+
+def _parse(format: Format, stored: bytes, **params: Any) -> Any:
+    with our_errors():
+        return format.struct._parse(Cursor(BytesSource(stored)), new_context(True, **params), "(parsing)")
+
+
+def _check_equal(format: Format, record: Any, regions: dict[str, Any]) -> None:
+    """Raises FormatError if a file is not parsed as it was built."""
+    metadata = {key: getattr(value, "value", value) for key, value in regions.get("metadata", {}).items()}
+    names, parsed = [row["name"] for row in regions[format.table]], dict(record["metadata"]) if metadata else {}
+    for region, built, found in (
+        ("metadata", metadata, parsed),
+        (format.table, names, [row.name for row in record[format.table]]),
+    ):
+        if built != found:
+            advice = "the number before it must be a Count of it"
+            raise FormatError(f"expected {quote(built)}, as built, found {quote(found)}: {advice}", region)
+    for name, payload in regions["data"].items():
+        if (stored := bytes(record["data"][name].raw)) != payload:
+            raise FormatError(f"expected the payload at its offset, found {quote(stored)}", "data")
+    order = getattr(record.get("header"), "byte_order", record["data"].order)
+    if order != record["data"].order:
+        raise FormatError(
+            f"expected ByteOrderOf({order.upper()}), which sets the order of what follows", "header -> byte_order"
+        )
 
 
 @contextmanager

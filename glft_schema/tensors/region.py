@@ -327,7 +327,7 @@ class TensorData(construct.Construct):
                 span.write(stream)
         return obj
 
-    def _spans(self, obj: Mapping[str, Any], rows: Sequence[Any], context: Context, path: str) -> list[Any]:
+    def _spans(self, obj: Any, rows: Sequence[Any], context: Context, path: str) -> list[Any]:
         """Returns what the region consists of, in order: payloads, gaps and padding."""
         order = byte_order(context)
         extents = [_extent(obj[row.name], row) for row in rows]
