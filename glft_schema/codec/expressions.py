@@ -28,6 +28,7 @@ __all__ = [
 
 SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
 OPERANDS = ("lhs", "rhs", "operand", "_FuncPath__operand", "mapping")  # attributes of construct's classes
+OPERATORS = {sign: operation for operation, sign in opnames.items() if operation not in (operator.neg, operator.pos)}
 PARENT, ROOT = "_parent", "_root"  # in the text of an expression, as in Kaitai Struct
 
 
@@ -182,6 +183,38 @@ def read(expression: Any) -> Expression | None:
         if of and isinstance(getattr(function, "__self__", None), re.Pattern):
             return Matches(of, function.__self__.pattern)
     return None
+
+
+def value_in(context: Context, expression: Expression) -> Any:
+    """Returns the value of an expression. Raises KeyError for a field that `context` lacks."""
+    match expression:
+        case Constant():
+            return expression.value
+        case Reference():
+            return _value_at(context, expression)
+        case Operation():
+            left, right = value_in(context, expression.left), value_in(context, expression.right)
+            return OPERATORS[expression.sign](left, right)
+        case Length():
+            of = value_in(context, expression.of)
+            return nbytes(of) if expression.in_bytes else len(of)
+        case Reversed():
+            return value_in(context, expression.of)[::-1]
+        case ValueOfKey():
+            return value_in(context, expression.mapping).get(expression.key, expression.default)
+        case Matches():
+            return re.fullmatch(expression.pattern, value_in(context, expression.of)) is not None
+
+
+def _value_at(context: Context, reference: Reference) -> Any:
+    value: Any = context["_root"] if reference.of_root else context
+    for _ in range(reference.up):
+        value = value["_"]
+    if reference.names[0] not in value and not (reference.up or reference.of_root):
+        value = context._params
+    for name in reference.names:
+        value = value[name]
+    return value
 
 
 def field_of(expression: Any) -> str:

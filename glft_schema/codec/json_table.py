@@ -237,10 +237,11 @@ class JsonTexts(construct.Construct):
             whole = next(part for part in reversed(rows.members) if rows.key_of(part) == rows.name)
             if not isinstance(stored, tuple):
                 raise FormatError(f"expected an object of texts, found {quote(stored)}", path, rows.start + whole.start)
+            inner = PAIR._nest(context, stream)
             for i, (part, pair) in enumerate(zip(parts(rows.text, whole.start), stored, strict=True)):
                 for name, value, (first, last) in zip(("key", "value"), pair, (part[:2], part[2:]), strict=True):
                     stream.seek(rows.start + first)
-                    trace.begin(f"{path} -> {i} -> {name}", stream)
+                    trace.begin(f"{path} -> {i} -> {name}", stream, inner)
                     stream.seek(rows.start + last)
                     trace.end(value, stream)
             stream.seek(end)
@@ -516,10 +517,10 @@ class _RowTrace:
         self._trace, self._stream, self._spans = trace, stream, spans
         self.find = trace.find
 
-    def begin(self, path: str, stream: Any) -> None:
+    def begin(self, path: str, stream: Any, context: Any) -> None:
         start, self._end = self._spans.get(path.rpartition(" -> ")[2], (self._stream.tell(),) * 2)
         self._stream.seek(start)
-        self._trace.begin(path, self._stream)
+        self._trace.begin(path, self._stream, context)
 
     def end(self, value: Any, stream: Any) -> None:
         self._stream.seek(self._end)
@@ -644,6 +645,13 @@ class IntegersAt(JsonField):
             sizes[-1] *= 2
         stream[self.key] = sizes
         return obj
+
+
+PAIR = Struct(  # of a `JsonTexts`, in traces and descriptions
+    "key" / Key() * "unique",
+    "value" / TextAt() * "any text",
+    title="metadata_entry",
+)
 
 
 def _json_field(field: Any) -> JsonField | None:

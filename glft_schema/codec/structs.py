@@ -102,7 +102,7 @@ class Struct(Interpreted, construct.Struct):
                 continue
             where = f"{path} -> {name}"
             if trace:
-                trace.begin(where, stream)
+                trace.begin(where, stream, context)
             value = parse(stream, context, where)
             context[name] = value = list(value) if isinstance(value, construct.ListContainer) else value
             slot.__set__(record, value)

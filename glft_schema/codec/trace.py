@@ -6,7 +6,7 @@ A plain parse keeps no positions. It is repeated with a `Trace`, for instance to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 STEP = " -> "  # between the names in a path
@@ -34,6 +34,7 @@ class FieldSpan:
     end: int | None = None
     value: Any = None
     has_parts: bool = False  # whether its parts have spans, too
+    context: Any = field(default=None, compare=False, repr=False)  # of its Struct, with the fields of the Struct
 
 
 class Trace:
@@ -54,9 +55,9 @@ class Trace:
         self.open: list[FieldSpan] = []
         self._by_path: dict[str, FieldSpan] = {}
 
-    def begin(self, path: str, stream: Any) -> None:
-        """Records the start of the field at `path`."""
-        self.open.append(span := FieldSpan(without_root(path), stream.tell()))
+    def begin(self, path: str, stream: Any, context: Any) -> None:
+        """Records the start of the field at `path`, of the Struct with this context."""
+        self.open.append(span := FieldSpan(without_root(path), stream.tell(), context=context))
         self._by_path[span.path] = span
 
     def end(self, value: Any, stream: Any) -> None:

@@ -245,7 +245,7 @@ class _Header(NodeWords):
             assert declaration
             kind, dims, size = declaration
             enum = self.type_code(member.node) if isinstance(member.node, s.CodeNode) else ""
-            number = member.node.number if isinstance(member.node, s.NumbersNode) else member.node
+            number = member.node.item if isinstance(member.node, s.ArrayNode) else member.node
             note = "; ".join(filter(None, [enum, HALVES.get(getattr(number, "kind", ""), "")]))
             self.comment(f"{at}: {member.doc}{f' ({note})' if note else ''}", *rules, indent="    ")
             self.write(f"    {kind} {member.name}{dims};")
@@ -270,9 +270,9 @@ class _Header(NodeWords):
             return c_type(node), "", size
         if isinstance(node, s.BytesNode):
             return "uint8_t", f"[{size}]", size
-        if isinstance(node, s.NumbersNode):
-            dims = "".join(f"[{dim}]" for dim in node.dims) if size > node.number.size else ""
-            return c_type(node.number), dims, size
+        if isinstance(node, s.ArrayNode) and isinstance(node.item, s.NumberNode):
+            dims = "".join(f"[{dim}]" for dim in node.dims) if size > node.size else ""
+            return c_type(node.item), dims, size
         return (f"struct {self.name(node.name)}", "", size) if isinstance(node, s.RefNode) else None
 
     def layout(self, struct: s.StructOf, members: list[_Member], runs: list[tuple[str, list[_Member]]]) -> None:
@@ -308,12 +308,11 @@ class _Header(NodeWords):
         note = HALVES.get(number.kind, "" if number.kind in C_TYPES else f"the bits of {number.kind}")
         return c_type(number) + (f" ({note})" if note else "")
 
-    def array(self, node: s.NumbersNode) -> str:
-        kind, space, note = self.number(node.number).partition(" ")
+    def array(self, node: s.ArrayNode) -> str:
+        if isinstance(node.item, s.RefNode):
+            return f"struct {self.name(node.item.name)}[out][in / {node.weights}]"
+        kind, space, note = self.number(node.item).partition(" ")
         return f"{kind}{''.join(f'[{self.expression(dim)}]' for dim in node.dims)}{space}{note}"
-
-    def blocks(self, node: s.BlockArrayNode) -> str:
-        return f"struct {self.name(node.block)}[out][in / {node.weights}]"
 
     def type_code(self, node: s.CodeNode) -> str:
         return f"enum {self.name(s.table_name(node.table))}"
@@ -430,7 +429,8 @@ class _Header(NodeWords):
                 return [f"{decoder}(bytes, w, n / {layout.weights});"]
             arrays = ["bytes", *(f"bytes + {self.field_offset(type_, part)}(out, in)" for part in fields[1:])]
             return ["if (in > 0x7FFFFFFF) return 0;", f"{decoder}({', '.join(arrays)}, w, out, in);"]
-        if not isinstance(fields[0].node, s.NumbersNode) or (kind := fields[0].node.number.kind) not in TYPES:
+        number = fields[0].node.item if isinstance(fields[0].node, s.ArrayNode) else None
+        if not isinstance(number, s.NumberNode) or (kind := number.kind) not in TYPES:
             return []
         return [f"for (i = 0; i < n; i++) w[i] = {READ.get(kind, '')}(((const {TYPES[kind]} *)bytes)[i]);"]
 
@@ -438,7 +438,7 @@ class _Header(NodeWords):
         if type_.packed > 1:
             yield f"(in % {type_.packed} == 0)"
         for part in self.schema.structs[type_.payload].fields:
-            if isinstance(part.node, s.BlockArrayNode):
+            if isinstance(part.node, s.ArrayNode) and part.node.weights:
                 yield f"(in % {part.node.weights} == 0)"
         for rule in type_.rules:
             if condition := condition_of(rule):
@@ -454,12 +454,11 @@ class _Header(NodeWords):
         return total
 
     def nbytes(self, node: s.Node) -> str:
-        if isinstance(node, s.NumbersNode):
-            size, dims = str(node.number.size), [self.in_c(dim) for dim in node.dims]
-        elif isinstance(node, s.BlockArrayNode):
-            size, dims = f"sizeof(struct {self.name(node.block)})", ["out", f"in / {node.weights}"]
-        else:
+        if not isinstance(node, s.ArrayNode):
             raise UnsupportedError(f"expected a payload field of numbers or blocks, found {type(node).__name__}")
+        size, dims = str(node.size), [self.in_c(dim) for dim in node.dims]
+        if isinstance(node.item, s.RefNode):
+            size, dims = f"sizeof(struct {self.name(node.item.name)})", ["out", f"in / {node.weights}"]
         for dim in dims:
             size = f"{self.prefix}_times({size}, {dim})" if size != "1" else dim
         return size

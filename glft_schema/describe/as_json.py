@@ -60,8 +60,7 @@ KINDS: dict[type, tuple[str, str]] = {
     s.TextNode: ("text", "length"),
     s.ListNode: ("list", "count key value item"),
     s.CountedNode: ("counted", "count item"),
-    s.NumbersNode: ("numbers", "dims number=item"),
-    s.BlockArrayNode: ("blocks", "weights block=struct"),
+    s.ArrayNode: ("numbers", "dims item"),
     s.EitherNode: ("either", "condition then otherwise"),
     s.CodeNode: ("code", "table number"),
     s.SwitchNode: ("switch", "on cases"),
@@ -88,6 +87,8 @@ def _data(value: Any) -> Any:
         return {"name": value.name, "code": value.code, "node": _data(value.node)}
     if isinstance(value, s.ByteOrderNode):
         return {"kind": "byte_order", "number": value.number and value.number.kind}
+    if isinstance(value, s.ArrayNode) and value.weights:
+        return {"kind": "blocks", "weights": value.weights, "struct": value.item.name}
     if type(value) not in KINDS:
         return value
     kind, attributes = KINDS[type(value)]

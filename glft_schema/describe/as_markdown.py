@@ -191,11 +191,10 @@ class _Words(NodeWords):
     def expression(self, expression: Expression) -> str:
         return outermost(expression) if isinstance(expression, Constant) else super().expression(expression)
 
-    def array(self, node: s.NumbersNode) -> str:
-        return f"{node.number.kind}[{', '.join(map(outermost, node.dims))}]"
-
-    def blocks(self, node: s.BlockArrayNode) -> str:
-        return f"[{node.block}](#{node.block}) for each {node.weights} weights"
+    def array(self, node: s.ArrayNode) -> str:
+        if isinstance(node.item, s.RefNode):
+            return f"[{node.item.name}](#{node.item.name}) for each {node.weights} weights"
+        return f"{node.item.kind}[{', '.join(map(outermost, node.dims))}]"
 
     def type_code(self, node: s.CodeNode) -> str:
         return f"the code of a {node.table.kind} type"

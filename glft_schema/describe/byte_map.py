@@ -10,6 +10,7 @@ single range, which `ByteMap.inside` expands.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +21,13 @@ from typing import Any, overload
 import numpy as np
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec.context import LITTLE, ByteOrder
+from glft_schema.codec.context import LITTLE, ByteOrder, byte_order, new_context
+from glft_schema.codec.expressions import value_in
 from glft_schema.codec.json_text import JsonPart
-from glft_schema.codec.trace import STEP, FieldSpan
-from glft_schema.describe.node_reader import NodeReader, Scope, type_text
-from glft_schema.describe.schema import container_schema, node_of
+from glft_schema.codec.text import decode_text
+from glft_schema.codec.trace import STEP, FieldSpan, parent_of
+from glft_schema.describe.parts import count_parts, parts_of, select, type_text
+from glft_schema.describe.schema import field_of, struct_of
 from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
@@ -41,7 +44,7 @@ JSON_SYNTAX = "JSON syntax and known keys"
 REPLACED_ENTRY = "replaced by a later entry of this name"
 REPLACED_VALUE = "replaced by a later value of this key"
 UNKNOWN_KEY = "of an unknown key; preserved"
-PAYLOAD = "payload"  # the struct of a tensor type's payload
+INDICES = re.compile(rf"({STEP}\d+)+$")  # of an element, at the end of its path
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class ByteRange:
         tensors: the names of the tensors whose row or payload it is part of; several if shared.
         key: the key of the metadata entry that it is part of, or None.
         node: the schema node, with alternatives resolved; None for bytes outside of fields.
-        scope: the fields that the node refers to.
+        context: the fields that the node refers to, as in construct's contexts.
     """
 
     start: int
@@ -72,7 +75,7 @@ class ByteRange:
     tensors: tuple[str, ...] = field(default=(), compare=False)
     key: str | None = field(default=None, compare=False)
     node: s.Node | None = field(default=None, compare=False, repr=False)
-    scope: Scope | None = field(default=None, compare=False, repr=False)
+    context: Any = field(default=None, compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -97,15 +100,16 @@ class ByteMap(Sequence[ByteRange]):
         nbytes: the size of the file.
         format: the format of the file.
         source: the file's bytes. `inside` reads them, so the source must be open.
+        byte_order: the byte order of the file's numbers.
     """
 
-    def __init__(self, format: Format, source: Source, byte_ranges: Sequence[ByteRange], reader: NodeReader) -> None:
+    def __init__(self, format: Format, source: Source, byte_ranges: Sequence[ByteRange], order: ByteOrder) -> None:
         self.format = format
         self.source = source
         self.nbytes = source.size
+        self.byte_order = order
         self._byte_ranges = byte_ranges
         self._starts = [byte_range.start for byte_range in byte_ranges]
-        self._reader = reader
         self._of_tensor: dict[str, list[ByteRange]] | None = None
 
     @overload
@@ -138,11 +142,6 @@ class ByteMap(Sequence[ByteRange]):
         return self.tensors[name]
 
     @property
-    def byte_order(self) -> ByteOrder:
-        """The byte order of the file's numbers."""
-        return self._reader.order
-
-    @property
     def tensors(self) -> Mapping[str, list[ByteRange]]:
         """The ranges of each tensor by name: its row in the table, then its payload."""
         if self._of_tensor is None:
@@ -160,10 +159,11 @@ class ByteMap(Sequence[ByteRange]):
 
     def parts(self, byte_range: ByteRange) -> int:
         """Returns the number of parts of a range without reading them; 0 if it has none."""
-        if byte_range.node is None or byte_range.scope is None:
+        node = byte_range.node
+        if node is None:
             return 0
-        count = self._reader.count(byte_range.node, byte_range.start, byte_range.end, byte_range.scope)
-        return 0 if isinstance(byte_range.node, s.NumbersNode) and count == 1 and byte_range.value is not None else count
+        count = count_parts(self.source, node, byte_range.start, byte_range.end, byte_range.context)
+        return 0 if isinstance(node, s.ArrayNode) and count == 1 and byte_range.value is not None else count
 
     def inside(self, byte_range: ByteRange, start: int | None = None, end: int | None = None) -> Iterator[ByteRange]:
         """Yields the parts of a range that have a byte in ``[start, end)``, one level deep.
@@ -180,21 +180,25 @@ class ByteMap(Sequence[ByteRange]):
         Raises:
             ClosedError: if the file is closed.
         """
-        if byte_range.node is None or byte_range.scope is None or not self.parts(byte_range):
+        if byte_range.node is None or not self.parts(byte_range):
             return
         low = byte_range.start if start is None else max(start, byte_range.start)
         high = byte_range.end if end is None else min(end, byte_range.end)
         if low >= high:
             return
-        for part in self._reader.parts(
-            byte_range.node, byte_range.start, byte_range.end, byte_range.scope, low, high, byte_range.doc
-        ):
-            path, type_ = f"{byte_range.path}{STEP}{part.name}", part.type or type_text(part.node, part.scope, self._reader)
+        about = byte_range.start, byte_range.end, byte_range.value, byte_range.context
+        for part in parts_of(self.source, byte_range.node, *about, low, high):
+            if part.start >= high:
+                return
+            if part.end <= max(part.start, low):
+                continue
+            path, type_ = f"{byte_range.path}{STEP}{part.name}", part.type or type_text(part.node, part.context)
             if part.end > self.nbytes:
                 yield ByteRange(part.start, self.nbytes, path, byte_range.kind, type_, "truncated", None, byte_range.tensors)
                 continue
-            about = type_, part.doc, self._reader.part_value(part), byte_range.tensors, byte_range.key, part.node, part.scope
-            yield ByteRange(part.start, part.end, path, byte_range.kind, *about)
+            doc = byte_range.doc if part.doc is None else part.doc
+            of = byte_range.tensors, byte_range.key, part.node, part.context
+            yield ByteRange(part.start, part.end, path, byte_range.kind, type_, doc, part.value, *of)
 
     def leaves(self, start: int = 0, end: int | None = None) -> Iterator[ByteRange]:
         """Yields the innermost parts of all ranges that have a byte in ``[start, end)``."""
@@ -263,119 +267,92 @@ def _map_spans(format: Format, source: Source, spans: Sequence[FieldSpan]) -> By
             byte_ranges.append(byte_range if byte_range.end == end else replace(byte_range, end=end))
     if end < source.size:
         byte_ranges.append(fields.between(end, source.size))
-    return ByteMap(format, source, byte_ranges, fields.reader)
-
-
-@dataclass
-class _Row:
-    """A parsed struct, with the field that identifies its table row, if any."""
-
-    scope: Scope
-    fields: dict[str, s.Field]
-    label: str  # the name of that field; empty outside of tables
-    of_tensor: bool  # whether the table is one of tensors
+    return ByteMap(format, source, byte_ranges, fields.order)
 
 
 class _ParsedFields:
     """The fields of a parse, each with its declaration."""
 
     def __init__(self, format: Format, source: Source, spans: Sequence[FieldSpan]) -> None:
-        self._schema = container_schema(format)
-        self.reader = NodeReader(source, LITTLE)
+        self.order = byte_order(spans[0].context) if spans else LITTLE
+        self._source = source
         self._table = format.table
-        root = self._row(s.FILE, None, "", False)
-        self._rows: dict[str, _Row | None] = {"": root}
-        self._folded: set[str] = set()  # paths of fields whose parts the parse names differently
-        self._spans = spans
-        self._leaves: list[tuple[FieldSpan, _Row, s.Field]] = []
+        self._by_path = {span.path: span for span in spans}
+        self._lists: set[str] = set()  # of construct's own, whose elements have no paths: each is one range
+        self._in_lists: dict[str, bool] = {"": False}  # by path of a field or an element
+        self._leaves: list[FieldSpan] = []
         self._tables_in_json: list[FieldSpan] = []
         for span in spans:
-            parent, _, name = span.path.rpartition(STEP)
-            if (row := self._enter(parent)) is None:
+            if self._is_in_list(parent_of(span.path)):
                 continue
-            row.scope.fields[name] = span.value
-            if isinstance(row.fields[name].node, s.ByteOrderNode):
-                self.reader.order = span.value
-            folded = span.path in self._folded
-            if isinstance(row.fields[name].node, s.JsonTableNode):
+            if isinstance(self._node(span), s.JsonTableNode):
                 self._tables_in_json.append(span)
-            elif (folded or not span.has_parts) and span.end != span.start:
-                self._leaves.append((replace(span, value=None) if folded else span, row, row.fields[name]))
-        if not self._tables_in_json and isinstance(root.fields[self._table].node, s.JsonTableNode):
-            ends = {span.path.partition(STEP)[0] == self._table: span.end for span, _, _ in self._leaves}  # the last of each
+            elif (span.path in self._lists or not span.has_parts) and span.end != span.start:
+                self._leaves.append(span)
+        if not self._tables_in_json and isinstance(field_of(format.field(self._table)).node, s.JsonTableNode):
+            ends = {span.path.partition(STEP)[0] == self._table: span.end for span in self._leaves}  # the last of each
             if True in ends:  # a table up to an error in one of its rows
                 self._tables_in_json.append(FieldSpan(self._table, ends.get(False) or 0, ends[True]))
 
-    def _row(self, struct: str, outer: Scope | None, label: str, of_tensor: bool) -> _Row:
-        fields = {part.name: part for part in self._schema.structs[struct].fields}
-        return _Row(Scope(self._schema, {}, outer), fields, label, of_tensor)
+    def _field(self, span: FieldSpan) -> s.Field:
+        return field_of(span.context["_subcons"][span.path.rpartition(STEP)[2]])
 
-    def _enter(self, path: str) -> _Row | None:
-        """Returns the struct at `path`, a field or an element, once its first field is parsed.
+    def _node(self, span: FieldSpan) -> s.Node:
+        return select(self._field(span).node, span.context)
 
-        Returns None inside construct's own lists, whose paths differ. Such a list is one range.
-        """
-        if path in self._rows:
-            return self._rows[path]
-        self._rows[path] = None
-        field_path, _, name = path.rpartition(STEP)
-        indices = 0
-        while name.isdecimal():
-            field_path, _, name = field_path.rpartition(STEP)
-            indices += 1
-        if (outer := self._enter(field_path)) is None:
-            return None
-        node, label = self.reader.select(outer.fields[name].node, outer.scope), outer.label
-        of_tensor = outer.of_tensor or (not field_path and name == self._table)
-        for _ in range(indices):
-            if isinstance(node, (s.ListNode, s.JsonTableNode, s.JsonTextsNode)):
-                key = node.key if isinstance(node, s.ListNode) else "key" if isinstance(node, s.JsonTextsNode) else None
-                label = key or ("name" if of_tensor else label)
-                node = self.reader.select(node.item, outer.scope)
-        if not isinstance(node, s.RefNode):
-            self._folded.add(STEP.join((field_path, name)) if field_path else name)
-            return None
-        self._rows[path] = row = self._row(node.name, outer.scope, label, of_tensor)
-        return row
+    def _is_in_list(self, path: str) -> bool:
+        """Tells whether a field or an element is in a list of construct's own, or is one."""
+        if path not in self._in_lists:
+            span = self._by_path.get(path)
+            if span and not isinstance(self._node(span), s.RefNode):
+                self._lists.add(path)
+                self._in_lists[path] = True
+            else:
+                self._in_lists[path] = self._is_in_list(parent_of(path if span else INDICES.sub("", path)))
+        return self._in_lists[path]
 
     def byte_ranges(self) -> list[ByteRange]:
         """Returns a range for each innermost field that takes bytes, in order."""
         ranges = [
             byte_range for span in self._tables_in_json if span.value is not None for byte_range in self._json_parts(span)
         ]
-        for span, row, declared in self._leaves:
-            node = self.reader.select(declared.node, row.scope)
+        for span in self._leaves:
+            node = self._node(span)
             if isinstance(node, s.PayloadsNode):
-                ranges += self._payloads(span, node, row.scope)
+                ranges += self._payloads(span, node)
             else:
-                ranges.append(self._byte_range(span, row, declared, node))
+                ranges.append(self._byte_range(span, node))
         return sorted(ranges, key=lambda byte_range: byte_range.start)
 
-    def _byte_range(self, span: FieldSpan, row: _Row, declared: s.Field, node: s.Node) -> ByteRange:
-        kind, value, count = FIELD, list(span.value) if isinstance(span.value, list) else span.value, None
-        value = value.item() if isinstance(value, np.generic) else value
+    def _byte_range(self, span: FieldSpan, node: s.Node) -> ByteRange:
+        kind, value, count = FIELD, None, None
         if isinstance(node, s.PaddingNode):
-            kind, value = PADDING, None
-        elif isinstance(node, s.ListNode) and value is not None:
-            count = len(value)
-        scope: Scope | None = row.scope
-        while scope and row.label and row.label not in scope.fields:
-            scope = scope.outer
-        label = scope.fields[row.label] if scope and row.label else None
-        tensors, key = ((label,), None) if row.of_tensor and label is not None else ((), label)
-        type_ = type_text(node, row.scope, self.reader, count)
-        return ByteRange(span.start, span.end or 0, span.path, kind, type_, declared.doc, value, tensors, key, node, row.scope)
+            kind = PADDING
+        elif span.path not in self._lists:
+            value = span.value.item() if isinstance(span.value, np.generic) else span.value
+            count = len(value) if isinstance(node, s.ListNode) else None
+        of_tensor = span.path.partition(STEP)[0] == self._table
+        label = self._label(span.path, "name" if of_tensor else "key")
+        tensors, key = ((label,), None) if of_tensor and label is not None else ((), label)
+        type_ = type_text(node, span.context, count)
+        doc = self._field(span).doc
+        return ByteRange(span.start, span.end or 0, span.path, kind, type_, doc, value, tensors, key, node, span.context)
+
+    def _label(self, path: str, name: str) -> Any:
+        """Returns the value of the field `name` in the innermost row around `path`, or None."""
+        while path := parent_of(path):
+            if span := self._by_path.get(f"{path}{STEP}{name}"):
+                return span.value
+        return None
 
     def between(self, start: int, end: int) -> ByteRange:
         """Returns a range for bytes that no leaf covers: of the field around them, or unclaimed."""
         for span in self._tables_in_json:
             if span.start <= start and end <= (span.end or 0):
                 return self._json(start, end, span.path, JSON_SYNTAX)
-        for span in self._spans:
+        for span in self._by_path.values():
             if span.has_parts and span.start <= start and end <= (span.end or 0):
-                parent, _, name = span.path.rpartition(STEP)
-                if row := self._rows[parent]:
-                    return ByteRange(start, end, span.path, FIELD, "bytes", row.fields[name].doc)
+                return ByteRange(start, end, span.path, FIELD, "bytes", self._field(span).doc)
         return ByteRange(start, end, "", UNCLAIMED, "bytes", "not covered by any declared field")
 
     def _json_parts(self, span: FieldSpan) -> Iterator[ByteRange]:
@@ -402,9 +379,9 @@ class _ParsedFields:
             yield ByteRange(start, end, span.path, PADDING, "spaces", "after the JSON object")
 
     def _json(self, start: int, end: int, path: str, doc: str) -> ByteRange:
-        return ByteRange(start, end, path, FIELD, "JSON", doc, self.reader.text(start, end))
+        return ByteRange(start, end, path, FIELD, "JSON", doc, decode_text(self._source.view(start, end - start)))
 
-    def _payloads(self, span: FieldSpan, node: s.PayloadsNode, scope: Scope) -> Iterator[ByteRange]:
+    def _payloads(self, span: FieldSpan, node: s.PayloadsNode) -> Iterator[ByteRange]:
         assert isinstance(span.value, TensorMap)
         names: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         types: dict[int, tuple[TensorType, tuple[int, ...]]] = {}
@@ -413,7 +390,7 @@ class _ParsedFields:
                 names[place.offset, place.nbytes].append(name)
                 types[place.offset] = place.type, place.shape
         fields_of = cache(self._payload_fields)
-        to, end = scope.evaluate(node.to) if node.to else 1, span.start
+        to, end = value_in(span.context, node.to) if node.to else 1, span.start
         for (offset, nbytes), sharing in sorted(names.items()):
             start = span.start + offset
             yield from self._gap(span.path, end, start, to, first=end == span.start)
@@ -422,8 +399,8 @@ class _ParsedFields:
             fields = fields_of(*types[offset])
             if not fields:
                 yield ByteRange(start, end, path, FIELD, "bytes", "of an unknown type", None, tensors)
-            for (at, size), type_, part, inner in fields:
-                about = FIELD, type_, part.doc, None, tensors, None, part.node, inner
+            for (at, size), type_, part, context in fields:
+                about = FIELD, type_, part.doc, None, tensors, None, part.node, context
                 yield ByteRange(start + at, start + at + size, f"{path}{STEP}{part.name}", *about)
         yield from self._gap(span.path, end, span.end or 0, to, first=not names)
 
@@ -437,12 +414,10 @@ class _ParsedFields:
         if end > padded:
             yield ByteRange(padded, end, path, GAP, "bytes", "of no tensor; preserved")
 
-    def _payload_fields(self, type_: TensorType, shape: tuple[int, ...]) -> list[tuple[tuple[int, int], str, s.Field, Scope]]:
-        """Returns the offset and size, type, declaration and scope of each non-empty field."""
-        schema = s.Schema(type_.name)
-        node_of(type_.payload, schema, PAYLOAD)
+    def _payload_fields(self, type_: TensorType, shape: tuple[int, ...]) -> list[tuple[tuple[int, int], str, s.Field, Any]]:
+        """Returns the offset and size, type, declaration and context of each non-empty field."""
         out, columns = matrix(shape)
-        scope = Scope(schema, {"dims": list(shape), "out": out, "in": columns})
-        spans, fields = type_.field_spans(shape), schema.structs[PAYLOAD].fields
-        declared = [(spans[part.name], type_text(part.node, scope, self.reader), part, scope) for part in fields]
+        context = new_context(True, dims=list(shape), out=out, byte_order=self.order, **{"in": columns})
+        spans, fields = type_.field_spans(shape), struct_of(type_.payload).fields
+        declared = [(spans[part.name], type_text(part.node, context), part, context) for part in fields]
         return [field for field in declared if field[0][1]]

@@ -101,7 +101,7 @@ class HexView:
             if byte_range.value is not None or not self._map.parts(byte_range):
                 yield from self._fold(byte_range)
                 continue
-            if isinstance(byte_range.node, s.BlockArrayNode):
+            if isinstance(byte_range.node, s.ArrayNode) and byte_range.node.weights:
                 end = max(block.end for block in islice(self._map.inside(byte_range), FIRST))
             else:
                 end = min(byte_range.end, byte_range.start + FIRST * PER_LINE)
@@ -134,7 +134,7 @@ class HexView:
             yield from self._hex(byte_range, max(start, byte_range.start), min(end, byte_range.end))
         else:
             for part in self._map.inside(byte_range, start, end):
-                if isinstance(byte_range.node, s.BlockArrayNode) and part.node is not None:  # not cut
+                if isinstance(part.node, s.RefNode) and isinstance(byte_range.node, s.ArrayNode):  # a block, not cut
                     yield self._paint(self._block(byte_range.node.weights, part), "path")
                 yield from self._open(part, start, end)
 
@@ -155,7 +155,7 @@ class HexView:
 
     def _is_run(self, byte_range: ByteRange) -> bool:
         """Tells whether a range is an array of numbers, shown several to a line."""
-        if not isinstance(byte_range.node, (s.NumbersNode, s.ListNode)) or not self._map.parts(byte_range):
+        if not isinstance(byte_range.node, (s.ArrayNode, s.ListNode)) or not self._map.parts(byte_range):
             return False
         return isinstance(next(self._map.inside(byte_range)).node, s.NumberNode)
 
@@ -209,7 +209,7 @@ def hue(byte_range: ByteRange) -> str:
     if byte_range.kind != FIELD:
         return UNCLAIMED if byte_range.kind == UNCLAIMED else "none"
     node = byte_range.node.item if isinstance(byte_range.node, s.ListNode) else byte_range.node
-    if isinstance(node, (s.NumbersNode, s.BlockArrayNode)) or (node is None and byte_range.type != "JSON"):
+    if isinstance(node, s.ArrayNode) or (node is None and byte_range.type != "JSON"):
         return "payload"
     return (
         "text" if isinstance(node, (s.TextNode, s.LinesNode, s.BytesNode)) or byte_range.type.startswith("JSON") else "number"
@@ -224,6 +224,6 @@ def value_text(byte_range: ByteRange) -> str:
     if isinstance(byte_range.node, s.CodeNode):
         code = byte_range.node.table.code_of(value) if hasattr(value, "code") else str(value)
         return str(value) if code == str(value) else f"{code}, {value}"
-    if isinstance(byte_range.node, (s.NumberNode, s.NumbersNode)) and not isinstance(value, list):
+    if isinstance(byte_range.node, (s.NumberNode, s.ArrayNode)) and not isinstance(value, list):
         return f"{float(value):.7g}" if byte_range.type.startswith(("f16", "bf16", "f32")) else str(value)
     return quote(format_value(value, byte_range.type), 200)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 from glft_schema.codec import numbers
-from glft_schema.codec.expressions import Constant, Expression, Operation, Reference
+from glft_schema.codec.expressions import Constant, Expression
 from glft_schema.codec.rules import Check
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.formats.format import Format
@@ -94,44 +94,48 @@ class TextNode(Declared):
 
 @dataclass(frozen=True)
 class ListNode(Declared):
-    """`count` items. Items of metadata have fields `key` and `value`, and a rule `once` on keys."""
+    """`count` items. Items of metadata have fields `key` and `value`, and a rule `once` on keys.
+
+    `declared` is the construct of an item, if its size varies.
+    """
 
     count: Expression
     item: Node
     key: str | None = None
     value: str | None = None
     once: Check | None = field(default=None, compare=False)
+    declared: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def dims(self) -> tuple[Expression, ...]:
+        """The number of items."""
+        return (self.count,)
 
 
 @dataclass(frozen=True)
 class CountedNode(Declared):
-    """A list, preceded by its length. If `has_scope`, its items see the struct one level up."""
+    """A list, preceded by its length. If `has_scope`, its items see the struct one level up.
+
+    `declared` is the construct of an item, if its size varies.
+    """
 
     count: Node
     item: Node
     has_scope: bool = field(default=False, compare=False)
+    declared: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
-class NumbersNode(Declared):
-    """An array of numbers in a payload, with dims that depend on ``out``, ``in`` and ``dims``."""
+class ArrayNode(Declared):
+    """An array in a payload, with dims that depend on ``out``, ``in`` and ``dims``.
 
-    number: NumberNode
+    Its items are numbers, or blocks of as many `weights`: structs of `size` bytes.
+    """
+
+    item: NumberNode | RefNode
     dims: tuple[Expression, ...]
-
-
-@dataclass(frozen=True)
-class BlockArrayNode(Declared):
-    """A payload of blocks: ``out * (in / weights)`` structs `block` of `size` bytes each."""
-
-    weights: int
-    block: str
     size: int = field(compare=False)
-
-    @property
-    def dims(self) -> tuple[Expression, ...]:
-        """The number of rows, and of blocks in each."""
-        return Reference(("out",)), Operation("//", Reference(("in",)), Constant(self.weights))
+    weights: int = 0
 
 
 @dataclass(frozen=True)
@@ -253,7 +257,7 @@ class PayloadsNode(Declared):
 
 # fmt: off
 Node = (
-    NumberNode | BytesNode | TextNode | ListNode | CountedNode | NumbersNode | BlockArrayNode | EitherNode | CodeNode
+    NumberNode | BytesNode | TextNode | ListNode | CountedNode | ArrayNode | EitherNode | CodeNode
     | SwitchNode | RefNode | LinesNode | JsonTableNode | JsonTextsNode | JsonNode | PaddingNode | ByteOrderNode
     | DerivedNode | PayloadsNode
 )
@@ -442,8 +446,8 @@ class Schema:
             return 0
         if isinstance(node, BytesNode) and isinstance(size := getattr(node.size, "value", None), int):
             return size
-        if isinstance(node, NumbersNode) and all(isinstance(dim, Constant) for dim in node.dims):
-            return math.prod(int(str(dim)) for dim in node.dims) * node.number.size
+        if isinstance(node, ArrayNode) and all(isinstance(dim, Constant) for dim in node.dims):
+            return math.prod(int(str(dim)) for dim in node.dims) * node.size
         return None
 
 
@@ -465,12 +469,8 @@ def within(node: Any) -> Iterator[Any]:
 
 
 def refs(node: Node) -> Iterator[str]:
-    """Yields the names of the structs that a node refers to."""
-    for inner in within(node):
-        if isinstance(inner, RefNode):
-            yield inner.name
-        elif isinstance(inner, BlockArrayNode):
-            yield inner.block
+    """Returns the names of the structs that a node refers to."""
+    return (inner.name for inner in within(node) if isinstance(inner, RefNode))
 
 
 def choose(node: EitherNode | SwitchNode, evaluate: Callable[[Expression], Any]) -> Node:

@@ -31,11 +31,6 @@ from glft_schema.tensors.region import TensorData
 ORDERS = {"<": "little", ">": "big", "=": "file"}
 LETTERS = {"B": "u8", "b": "i8", "H": "u16", "h": "i16", "L": "u32", "l": "i32", "Q": "u64", "q": "i64"}
 LETTERS |= {"e": "f16", "f": "f32", "d": "f64"}
-PAIR = structs.Struct(  # of a `JsonTexts`
-    "key" / json_table.Key() * "unique",
-    "value" / json_table.TextAt() * "any text",
-    title="metadata_entry",
-)
 
 
 def schema_of(described: Format | TensorType) -> Schema:
@@ -59,7 +54,7 @@ def _type_of(code: int | str, type_: TensorType, schema: Schema) -> TypeOf:
     payload = node_of(type_.payload, schema, type_.scheme if type_.block is None else f"{type_.scheme}_payload")
     assert isinstance(payload, RefNode)
     nodes = [part.node for part in schema.structs[payload.name].fields]
-    block = next((node.block for node in nodes if isinstance(node, s.BlockArrayNode)), None)
+    block = next((node.item.name for node in nodes if isinstance(node, s.ArrayNode) and node.weights), None)
     weights = type_.least_row
     row = type_.nbytes([1, weights])
     nbytes = type_.nbytes([1, 2 * weights]) - row
@@ -92,6 +87,12 @@ def node_of(declared: Any, schema: Schema, name: str) -> Node:
     """
     kind = type(declared).__name__
     raise UnsupportedError(f"{kind} has no node: register a function with @glft_schema.describe.node_of.register({kind})")
+
+
+@cache
+def field_of(declared: construct.Construct) -> Field:
+    """Returns the description of a field, without rules. Raises the errors of `node_of`."""
+    return _field(declared, (), Schema(""), "struct")
 
 
 @cache
@@ -195,13 +196,13 @@ _register(codec_text.Text,       lambda it, of: s.TextNode(of(it.length), is_str
 _register(KeyValueLines,         lambda it, of: s.LinesNode(tree_of(it.size)))
 
 _register(json_table.JsonTable,  lambda it, of: s.JsonTableNode(tree_of(it.size), of(it.row), it.reserved))
-_register(json_table.JsonTexts,  lambda it, of: s.JsonTextsNode(it.table, of(PAIR)))
+_register(json_table.JsonTexts,  lambda it, of: s.JsonTextsNode(it.table, of(json_table.PAIR)))
 _register(json_table.Key,        lambda it, of: s.JsonNode("name"))
 _register(json_table.TextAt,     lambda it, of: s.JsonNode("text", it.key))
 _register(json_table.IntegerAt,  lambda it, of: s.JsonNode("integer", it.key, it.index))
 _register(json_table.IntegersAt, lambda it, of: s.JsonNode("integers", it.key))
 
-_register(construct.Array, lambda it, of: s.ListNode(tree_of(it.count), of(it.subcon)))
+_register(construct.Array, lambda it, of: s.ListNode(tree_of(it.count), of(it.subcon), declared=it.subcon))
 _register(arrays.Numbers,  lambda it, of: s.ListNode(tree_of(it.count), of(it.number)))
 _register(arrays.Strings,  lambda it, of: s.ListNode(tree_of(it.count), s.TextNode(of(it.length))))
 _register(numbers.Sizes,   lambda it, of: s.CountedNode(of(it.count), of(it.size)))
@@ -218,8 +219,8 @@ _register(construct.Pass,       lambda it, of: s.DerivedNode(None))
 _register(construct.Terminated, lambda it, of: s.DerivedNode(None))
 _register(structs.Padding,      lambda it, of: s.PaddingNode(tree_of(it.to), read(it.may_lack)))
 
-_register(numbers.TensorField, lambda it, of: s.NumbersNode(_of_file(it.number), tuple(map(tree_of, it.dims))))
-_register(Blocks,              lambda it, of: s.BlockArrayNode(it.weights, of(it.block).name, it.size))
+_register(numbers.TensorField, lambda it, of: s.ArrayNode(of(it.number), tuple(map(tree_of, it.dims)), it.number.itemsize))
+_register(Blocks,              lambda it, of: s.ArrayNode(of(it.block), tuple(map(tree_of, it.dims[:2])), it.size, it.weights))
 _register(TensorData,          lambda it, of: s.PayloadsNode(it.table, read(it.padded_to)))
 # fmt: on
 
@@ -244,7 +245,8 @@ def _(declared: construct.FocusedSeq, schema: Schema, name: str) -> Node:
     if [part.name for part in declared.subcons] != ["count", "items"]:
         raise UnsupportedError("construct's FocusedSeq is supported only as PrefixedArray")
     count, items = declared.subcons
-    return s.CountedNode(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name), has_scope=True)
+    item = items.subcon.subcon
+    return s.CountedNode(node_of(count, schema, name), node_of(item, schema, name), has_scope=True, declared=item)
 
 
 @node_of.register(KeyValues)

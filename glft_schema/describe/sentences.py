@@ -61,10 +61,7 @@ class NodeWords:
     def number(self, number: s.NumberNode) -> str:
         return number.kind
 
-    def array(self, node: s.NumbersNode) -> str:
-        raise NotImplementedError
-
-    def blocks(self, node: s.BlockArrayNode) -> str:
+    def array(self, node: s.ArrayNode) -> str:
         raise NotImplementedError
 
     def type_code(self, node: s.CodeNode) -> str:
@@ -86,10 +83,8 @@ class NodeWords:
                 return f"{self.expression(node.count)} times {self.words(node.item)}"
             case s.CountedNode():
                 return f"count {self.words(node.count)}, then that many {self.words(node.item)}"
-            case s.NumbersNode():
+            case s.ArrayNode():
                 return self.array(node)
-            case s.BlockArrayNode():
-                return self.blocks(node)
             case s.EitherNode():
                 condition = self.expression(node.condition)
                 return f"{self.number(node.then)} if {condition}, else {self.number(node.otherwise)}"

@@ -62,10 +62,8 @@ class Types:
             case s.SwitchNode() if common := _common_count(node):
                 items = [s.SwitchCase(of.name, of.code, of.node.item) for of in node.cases if isinstance(of.node, s.ListNode)]
                 return [attr | self.type_of(s.SwitchNode(node.on, tuple(items)), at) | times(text(common, at))]
-            case s.NumbersNode():
-                return [attr | self._numbers(node, at)]
-            case s.BlockArrayNode():
-                return [attr | {"type": self.ids[node.block]} | times(self.count(node, at))]
+            case s.ArrayNode():
+                return [attr | self._array(node, at)]
             case s.BytesNode():
                 return [attr | ({"size": integer_or_text(text(node.size, at))} if node.size else {"size-eos": True})]
             case s.LinesNode():
@@ -135,18 +133,20 @@ class Types:
             return self.kind(then)
         return {"switch-on": condition, "cases": {"true": self.kind(then), "false": self.kind(otherwise)}}
 
-    def _numbers(self, node: s.NumbersNode, at: Location) -> Attr:
-        count, attr = self.count(node, at), self.type_of(node.number, at)
-        dims = f"{node.number.kind}[{', '.join(map(str, node.dims))}], in C order." if len(node.dims) > 1 else ""
+    def _array(self, node: s.ArrayNode, at: Location) -> Attr:
+        count, attr = self.count(node, at), self.type_of(node.item, at)
+        if isinstance(node.item, s.RefNode):
+            return attr | times(count)
+        dims = f"{node.item.kind}[{', '.join(map(str, node.dims))}], in C order." if len(node.dims) > 1 else ""
         doc = "\n".join(filter(None, [dims, attr.pop("doc", "")]))
         attr |= {"doc": doc} if doc else {}
         if count == "1":
             return attr
-        if node.number.kind == "u8":
+        if node.item.kind == "u8":
             return {key: attr[key] for key in attr if key == "doc"} | {"size": integer_or_text(count)}
         return attr | times(count)
 
-    def count(self, node: s.NumbersNode | s.BlockArrayNode, at: Location) -> str:
+    def count(self, node: s.ArrayNode, at: Location) -> str:
         """Returns the length of a payload's field. Raises UnsupportedError if it is unknown."""
         dims: list[str] = []
         for dim in node.dims:

@@ -18,7 +18,7 @@ from glft_schema.codec.context import ByteOrder, Context
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.typed_values import ARRAY
-from glft_schema.describe.node_reader import sizes
+from glft_schema.describe.parts import dims_of
 from glft_schema.describe.schema import node_of, struct_of
 from glft_schema.errors import UnsupportedError
 from glft_schema.limits import Limits
@@ -200,12 +200,11 @@ def _(node: s.CountedNode, context: Context) -> st.SearchStrategy[list[Any]]:
     return st.lists(wrapped_values(node.item, inner_context(context) if node.has_scope else context), max_size=ITEMS)
 
 
-@values_of.register(s.NumbersNode)
-@values_of.register(s.BlockArrayNode)
-def _(node: s.NumbersNode | s.BlockArrayNode, context: Context) -> st.SearchStrategy[Any]:
+@values_of.register
+def _(node: s.ArrayNode, context: Context) -> st.SearchStrategy[Any]:
     """Tensors of any bits, blocks among them."""
-    shape = sizes(node.dims, partial(value_in, context)) + ([node.size] if isinstance(node, s.BlockArrayNode) else [])
-    number = node.number.of if isinstance(node, s.NumbersNode) else s.KINDS["u8"]
+    shape = dims_of(node, context) + ([node.size] if node.weights else [])
+    number = node.item.of if isinstance(node.item, s.NumberNode) else s.KINDS["u8"]
     nbytes = math.prod(shape) * number.itemsize
     return payloads(nbytes).map(lambda bits: array_over(memoryview(bytearray(bits)), number.dtype, shape))
 

@@ -15,13 +15,12 @@ from typing import Any
 import construct
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, subexpressions
+from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, subexpressions, value_in
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.records import NO_COUNTS
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.trace import Trace
-from glft_schema.describe.node_reader import evaluate
 from glft_schema.describe.nodes import DerivedNode
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
@@ -31,22 +30,6 @@ from glft_schema.tensors.region import TensorFits
 EXAMPLES = (32, 1, "a")  # values of many types; 32 satisfies every rule on alignments
 least_row: Callable[[TensorType], int] = cache(attrgetter("least_row"))  # a computed property
 LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
-
-
-def value_in(context: Context, expression: Expression) -> Any:
-    """Returns the value of an expression. Raises KeyError for a field that has not been drawn."""
-
-    def find(reference: Reference) -> Any:
-        value: Any = context["_root"] if reference.of_root else context
-        for _ in range(reference.up):
-            value = value["_"]
-        if reference.names[0] not in value and not (reference.up or reference.of_root):
-            value = context._params
-        for name in reference.names:
-            value = value[name]
-        return value
-
-    return evaluate(expression, find)
 
 
 def value_so_far(context: Context, expression: Expression) -> Any:
