@@ -87,7 +87,7 @@ def _data(value: Any) -> Any:
         return {"name": value.name, "code": value.code, "node": _data(value.node)}
     if isinstance(value, s.ByteOrderNode):
         return {"kind": "byte_order", "number": value.number and value.number.kind}
-    if isinstance(value, s.ArrayNode) and value.weights:
+    if isinstance(value, s.ArrayNode) and isinstance(value.item, s.RefNode):
         return {"kind": "blocks", "weights": value.weights, "struct": value.item.name}
     if type(value) not in KINDS:
         return value

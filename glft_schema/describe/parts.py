@@ -133,6 +133,7 @@ def _items(
             first = start + i * size
             yield Part(_index(i, dims), first, first + size, item, context, value=_number(source, item, first, context))
     else:
+        assert not isinstance(node, s.ArrayNode)  # whose items have one size
         cursor = Cursor(source, start)
         for i in range(count):
             first = cursor.tell()

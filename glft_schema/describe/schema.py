@@ -54,7 +54,7 @@ def _type_of(code: int | str, type_: TensorType, schema: Schema) -> TypeOf:
     payload = node_of(type_.payload, schema, type_.scheme if type_.block is None else f"{type_.scheme}_payload")
     assert isinstance(payload, RefNode)
     nodes = [part.node for part in schema.structs[payload.name].fields]
-    block = next((node.item.name for node in nodes if isinstance(node, s.ArrayNode) and node.weights), None)
+    block = next((node.item.name for node in nodes if isinstance(node, s.ArrayNode) and isinstance(node.item, RefNode)), None)
     weights = type_.least_row
     row = type_.nbytes([1, weights])
     nbytes = type_.nbytes([1, 2 * weights]) - row

@@ -34,13 +34,13 @@ from tests.tools.real_files import kept
 
 FORMATS = {format.name: format for format in (GLFT, GGUF)}
 SCHEMAS = {name: as_data(schema_of(format)) for name, format in FORMATS.items()}
-PACKAGES = ("kaitai-struct-compiler@0.11.0", "kaitai-struct@0.11.0", "js-yaml@4")
+PACKAGES = ("kaitai-struct-compiler@0.11.0", "kaitai-struct@0.11.0")
 COMPILE = """
-const [ksy, out] = process.argv.slice(1), fs = require("fs"), yaml = require("js-yaml")
+const [ksy, out] = process.argv.slice(1), fs = require("fs")
 const compiler = require("kaitai-struct-compiler")
 async function main() {
   for (const name of fs.readdirSync(ksy).filter(name => name.endsWith(".ksy"))) {
-    const spec = yaml.load(fs.readFileSync(`${ksy}/${name}`, "utf8"))
+    const spec = JSON.parse(fs.readFileSync(`${ksy}/${name}`, "utf8"))
     for (const language of ["python", "javascript"])
       for (const [file, text] of Object.entries(await compiler.compile(language, spec, null, false)))
         fs.writeFileSync(`${out}/${file}`, text)
@@ -56,7 +56,7 @@ def installed(request: pytest.FixtureRequest) -> Path:
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}")
     with kept(request, "kaitai") as cache:
-        if not (cache / "node_modules" / "js-yaml").exists():
+        if not (cache / "node_modules" / "kaitai-struct").exists():
             limits = ["--fetch-retries=1", "--fetch-timeout=20000"]  # npm waits for minutes if the registry is unreachable
             command = ["npm", "install", "--silent", "--no-audit", "--no-fund", *limits, "--prefix", cache, *PACKAGES]
             done = subprocess.run(command, capture_output=True, text=True, check=False)

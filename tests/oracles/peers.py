@@ -27,4 +27,3 @@ makes_examples_of_bytes = pytest.mark.skipif(
     reason="this hypothesis never finishes some draws of integers from random bytes",
 )
 gguf = Peer("gguf")
-yaml = Peer("yaml")

@@ -6,6 +6,7 @@ Constructs that Kaitai Struct lacks become small generated types. See docs/forma
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +15,6 @@ from typing import Any
 import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Reversed
 from glft_schema.codec.rules import Check
-from glft_schema.describe.kaitai.as_yaml import as_yaml
 from glft_schema.describe.kaitai.expressions import Location, is_condition, references
 from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.kaitai.table_rows import with_lookup, with_payload
@@ -29,7 +29,7 @@ IN_FILE_ORDER = re.compile(r"[us][248]|f[48]")
 
 
 def as_kaitai(schema: s.Schema) -> str:
-    """Returns the schema as the text of a ``.ksy`` file.
+    """Returns the schema as the text of a ``.ksy`` file, in JSON, which is YAML, too.
 
     The file describes a whole file of a format; one block of a tensor type; or, for types without
     blocks, a payload of given sizes.
@@ -49,7 +49,8 @@ def as_kaitai(schema: s.Schema) -> str:
                 with_payload(types, specs, name, part)
     for search in types.expressions.searches.values():
         with_lookup(types, specs, search)
-    return as_yaml(_harmless(_document(types, specs)))
+    text = json.dumps(_harmless(_document(types, specs)), indent=2, ensure_ascii=False)
+    return without_controls(text, lambda letter: json.dumps(letter)[1:-1], keep="\n") + "\n"
 
 
 def _document(types: Types, specs: dict[str, Attr]) -> Attr:

@@ -76,12 +76,10 @@ def _nbytes(types: Types, type_: s.TypeOf, params: dict[str, str]) -> str:
     """Returns the size of a type's payload: the sum of the sizes of its fields."""
     sizes, at = [], Location(type_.payload, 0, params)
     for part in types.schema.structs[type_.payload].fields:
-        is_array = isinstance(part.node, s.ArrayNode)
-        size = part.node.size if is_array else types.schema.size(part.node)
-        if size is None:
+        if not isinstance(part.node, s.ArrayNode):
             raise UnsupportedError(f"Kaitai Struct cannot express the size of {type_.type} {part.name}")
-        count = types.count(part.node, at) if is_array else "1"
-        sizes.append(" * ".join([*([count] if count != "1" else []), *([str(size)] if size != 1 or count == "1" else [])]))
+        count, size = types.count(part.node, at), str(part.node.size)
+        sizes.append(" * ".join([number for number in (count, size) if number != "1"]) or "1")
     return " + ".join(sizes) or "0"
 
 

@@ -14,7 +14,7 @@ import glft_schema.describe.nodes as s
 import glft_schema.testing.strategies.aspects as a
 from glft_schema.codec import arrays
 from glft_schema.codec.context import BIG, Context, byte_order
-from glft_schema.codec.expressions import Reference
+from glft_schema.codec.expressions import Reference, value_in
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.structs import Forged
 from glft_schema.codec.tables import least_size
@@ -30,7 +30,6 @@ from glft_schema.storage.streams import START
 from glft_schema.testing.strategies.broken_rules import Breaker, typed_fields
 from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.drafts import Draft
-from glft_schema.testing.strategies.fitting import value_in
 
 MANY = 1 << 47  # a huge count with which every format still recognizes its files
 Damage = Callable[[File], st.SearchStrategy[Corruption | None]]  # None if the file has no such field

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.context import ByteOrder, Context
+from glft_schema.codec.expressions import value_in
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.typed_values import ARRAY
@@ -24,7 +25,7 @@ from glft_schema.errors import UnsupportedError
 from glft_schema.limits import Limits
 from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.tensor_types import TensorType
-from glft_schema.testing.strategies.fitting import LONG, inner_context, repeat, value_in, value_so_far
+from glft_schema.testing.strategies.fitting import LONG, inner_context, repeat, value_so_far
 from glft_schema.testing.strategies.layouts import OPAQUE, payload_key
 from glft_schema.testing.strategies.structs import drawing_context, struct_values
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from glft_schema.codec.expressions import value_in
 from glft_schema.codec.rules import rule_sets
 from glft_schema.describe.nodes import JsonTableNode, PaddingNode
 from glft_schema.describe.schema import struct_of
@@ -16,7 +17,7 @@ from glft_schema.formats.registry import format_named
 from glft_schema.tensor_types import TensorType
 from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.drafts import Draft
-from glft_schema.testing.strategies.fitting import is_wanted, value_in
+from glft_schema.testing.strategies.fitting import is_wanted
 from glft_schema.testing.strategies.json_texts import respell, with_text
 from glft_schema.testing.strategies.layouts import alignment_of
 from glft_schema.testing.strategies.structs import MAX_BYTES, Knobs, drawing_context
