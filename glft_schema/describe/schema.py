@@ -38,15 +38,9 @@ def schema_of(described: Format | TensorType) -> Schema:
     if isinstance(described, TensorType):
         schema, types = Schema(described.name), [(described.code, described)]
     else:
-        schema, types = container_schema(described), described.types.by_code()
+        schema, types = Schema(described.name, described), described.types.by_code()
+        node_of(described.struct, schema, FILE)
     schema.types.extend(_type_of(code, type_, schema) for code, type_ in types)
-    return schema
-
-
-def container_schema(format: Format) -> Schema:
-    """Returns the schema of a format without its tensor types."""
-    schema = Schema(format.name, format)
-    node_of(format.struct, schema, FILE)
     return schema
 
 

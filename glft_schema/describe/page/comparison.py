@@ -11,8 +11,7 @@ from itertools import islice
 from glft_schema.checks.compare import Comparison
 from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.comparisons import metadata_rows, tensor_rows
-from glft_schema.describe.page.escaping import visible
-from glft_schema.describe.page.frame import render
+from glft_schema.describe.page.frame import render, visible
 
 MOST = 5000  # rows of a table
 TEXT = 80  # characters: longer texts on average, or texts of several lines, are shown as a diff

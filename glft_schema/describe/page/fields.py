@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-import glft_schema.describe.nodes as s
 from glft_schema.codec.trace import STEP
 from glft_schema.describe.byte_map import FIELD, ByteMap, ByteRange
-from glft_schema.describe.page.escaping import visible
-from glft_schema.describe.schema import container_schema
+from glft_schema.describe.page.frame import visible
+from glft_schema.describe.schema import struct_of
 from glft_schema.display import format_value
 from glft_schema.errors import quote
 from glft_schema.files.byte_counts import PAYLOADS
@@ -49,7 +48,7 @@ class FieldTree:
         self._texts: dict[str, int] = {}
         self.columns: dict[str, list[Any]] = {key: [] for key in ("parent", "name", "start", "size", "type", "doc", "value")}
         self._open: list[tuple[str, int]] = []  # steps of the last path, and their rows
-        self._docs = {part.name: part.doc for part in container_schema(map.format).structs[s.FILE].fields}
+        self._docs = {part.name: part.doc for part in struct_of(map.format.struct).fields}
         is_opened, limit = len(map) <= MAX_OPENED, payload_start(map)
         for byte_range, steps in _with_steps(list(_within_limits(map))):
             row = self._add_path(byte_range, steps)

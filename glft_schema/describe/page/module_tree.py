@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from glft_schema.describe.page.escaping import visible
+from glft_schema.describe.page.frame import visible
 
 DEEPEST = 8  # levels of modules; deeper names keep their dots
 

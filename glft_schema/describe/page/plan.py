@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from glft_schema.describe.page.escaping import visible
-from glft_schema.describe.page.frame import render
+from glft_schema.describe.page.frame import render, visible
 from glft_schema.display import format_count, size_text
 from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan
 from glft_schema.quantizer.plan_picture import MIX

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.describe.page.escaping import number
+from glft_schema.describe.page.frame import number
 from glft_schema.describe.page.samples import Floats, Part, describe, sample_parts, stored_parts
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.storage.dtypes import FLOAT64, Array

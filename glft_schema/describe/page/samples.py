@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.describe.page.escaping import number
+from glft_schema.describe.page.frame import number
 from glft_schema.storage.dtypes import FLOAT64
 from glft_schema.storage.source import ReadSource
 from glft_schema.tensor_types.engine.chunks import matrix

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.describe.page.escaping import visible
+from glft_schema.describe.page.frame import visible
 from glft_schema.families.loader import TOKENIZER
 from glft_schema.files.file import File
 
