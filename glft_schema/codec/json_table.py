@@ -185,10 +185,11 @@ class JsonTable(construct.Construct):
         texts = checked_texts(metadata, f"{path.rpartition(' -> ')[0]} -> {self.metadata}")
         if not isinstance(obj, Sequence) or isinstance(obj, (str, bytes)):
             raise FormatError(f"expected a sequence of rows, found {quote(obj)}", path)
-        rows, step = obj if isinstance(obj, JsonRows) else getattr(metadata, "rows", None), context._params.get("alignment", 1)
-        is_new = not isinstance(rows, JsonRows) or rows != list(obj) or texts != dict(rows.reserved or ())
-        if is_new or (PADDED_TO + len(rows.stored)) % step:
-            old, rows = getattr(metadata, "rows", None), self._new_text(obj, texts, context, path)
+        old, step = getattr(metadata, "rows", None), context._params.get("alignment", 1)
+        rows = obj if isinstance(obj, JsonRows) else old
+        is_same = isinstance(rows, JsonRows) and rows == list(obj) and texts == dict(rows.reserved or ())
+        if not isinstance(rows, JsonRows) or not is_same or (PADDED_TO + len(rows.stored)) % step:
+            rows = self._new_text(obj, texts, context, path)
             if isinstance(old, JsonRows) and step == 1 and (edited := old.edit(obj, texts)) is not None:
                 rows.stored = edited
         count_objects(context, len(rows) + len(texts), path)

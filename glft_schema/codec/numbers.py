@@ -18,7 +18,7 @@ import math
 import struct
 from collections.abc import Callable
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import construct
 import numpy as np
@@ -248,7 +248,10 @@ class ByteOrderOf(construct.Construct):
         return 0
 
 
-def checked_number(declared: Any) -> Any:
+NumberOrPicked = TypeVar("NumberOrPicked", bound="Number | Picked")
+
+
+def checked_number(declared: NumberOrPicked) -> NumberOrPicked:
     """Returns an integer of this module, as an argument of another field.
 
     Raises:

@@ -149,7 +149,7 @@ def _nbytes(format: Format, row: Mapping[str, Any], payloads: Any) -> int:
     if type_.is_known:
         return type_.nbytes(shape) if fits(type_, shape) else 0
     payload = payloads.get(row.get("name")) if isinstance(payloads, Mapping) else None
-    return payload_size(payload, row.get("name"))
+    return payload_size(payload, str(row.get("name")))
 
 
 def _sequence(value: Any, path: str) -> Sequence[Any]:
