@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
 import construct
@@ -42,7 +42,7 @@ class Part(NamedTuple):
     context: Any  # the fields that the node may depend on
     doc: str | None = None  # None: the sentence of the range
     value: Any = None
-    type: str = ""  # only of a text's bytes and of a line
+    type: str = ""  # by default that of the node
 
 
 def select(node: s.Node, context: Any) -> s.Node:
@@ -121,17 +121,19 @@ def _items(
 ) -> Iterator[Part]:
     """Yields the elements of an array of these dims from byte `start`."""
     item, count = select(node.item, context), math.prod(dims)
+    type_ = type_text(item, context)
     if isinstance(value, StoredStrings):
         ends = value.ends()
         for i in range(int(ends.searchsorted(low - start, "right")), count):
             first = start + (int(ends[i - 1]) if i else 0)
             if first >= high:
                 return
-            yield Part(str(i), first, start + int(ends[i]), item, context, value=value[i])
-    elif size := _size(item, context):
-        for i in range(max((low - start) // size, 0), min(count, -(-(high - start) // size))):
+            yield Part(str(i), first, start + int(ends[i]), item, context, value=value[i], type=type_)
+    elif isinstance(item, (s.NumberNode, s.RefNode)) and (size := _size(item, context)):
+        indices = range(max((low - start) // size, 0), min(count, -(-(high - start) // size)))
+        for i, number in zip(indices, _numbers(source, item, start, indices, context), strict=False):
             first = start + i * size
-            yield Part(_index(i, dims), first, first + size, item, context, value=_number(source, item, first, context))
+            yield Part(_index(i, dims), first, first + size, item, context, value=number, type=type_)
     else:
         assert not isinstance(node, s.ArrayNode)  # whose items have one size
         cursor = Cursor(source, start)
@@ -140,7 +142,7 @@ def _items(
             if first >= high:
                 return
             parsed = node.declared._parse(cursor, context, "(parsing)")
-            yield Part(str(i), first, cursor.tell(), item, context, value=plain(parsed))
+            yield Part(str(i), first, cursor.tell(), item, context, value=plain(parsed), type=type_)
 
 
 def _fields(source: Source, node: s.RefNode, start: int, context: Any) -> Iterator[Part]:
@@ -177,19 +179,21 @@ def _size(node: s.Node, context: Any) -> int:
     return s.Schema("").size(node) or 0
 
 
+def _numbers(source: Source, node: s.Node, start: int, indices: range, context: Any) -> Iterator[Any]:
+    """Yields the numbers at `indices` of an array at byte `start`; None if cut, and for blocks."""
+    if isinstance(node, s.NumberNode):
+        order = byte_order(context) if node.order == "file" else BIG if node.order == BIG else LITTLE
+        stored = StoredNumbers(source, start, max(source.size - start, 0) // node.size, node.of, order)
+        for first in range(indices.start, indices.stop, SHORT):
+            array = stored[first : min(first + SHORT, indices.stop)]
+            if node.kind.startswith(("bf16", "f8")):
+                array = widen(array.astype(array.dtype.newbyteorder("=")).view(node.of.dtype))
+            yield from array.tolist()
+    yield from repeat(None)
+
+
 def _number(source: Source, node: s.Node, start: int, context: Any) -> Any:
-    """Returns the number or type code at byte `start`; None if it is cut, or for other nodes."""
-    node = select(node, context)
-    if isinstance(node, s.CodeNode):
-        code = _number(source, node.number, start, context)
-        return node.table[code] if code in node.table else code  # noqa: SIM401 - it is no dict
-    if not isinstance(node, s.NumberNode) or start + node.size > source.size:
-        return None
-    order = byte_order(context) if node.order == "file" else BIG if node.order == BIG else LITTLE
-    stored = StoredNumbers(source, start, 1, node.of, order).array()
-    if node.kind.startswith(("bf16", "f8")):
-        stored = widen(stored.astype(stored.dtype.newbyteorder("=")).view(node.of.dtype))
-    return stored.tolist()[0]
+    return next(_numbers(source, select(node, context), start, range(1), context))
 
 
 def plain(value: Any) -> Any:
