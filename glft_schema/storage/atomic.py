@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.storage.source import Source, StrPath, path_text
@@ -22,8 +22,7 @@ BLOCK = 1 << 21  # bytes per write: the size of a huge page on common processors
 OPEN_BLOCKS = 8  # unfinished blocks of a file: payloads have at most 8 fields
 CREATED = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW  # never an existing file or link
 OTHERS = stat.S_IWGRP | stat.S_IWOTH  # write permissions of group and others
-TEMPORARY = r"[0-9a-f]{8}\.tmp"  # ends of the names of temporary files
-RESUMABLE = r"[0-9a-f]{16}\.([0-9]+\.)?part"
+NOBODY = 65534  # the owner of root's files on network file systems
 
 
 @contextmanager
@@ -62,11 +61,11 @@ def atomic_write(path: StrPath, key: str = "", *, resume: bool = True) -> Iterat
     with ExitStack() as opened:
         with _naming(path):
             target, old = _find(path)
-            folder, name = os.path.split(target)
             with suppress(PermissionError):  # a folder may be writable but not readable
-                handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                handle = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)
                 opened.callback(_attempt, os.close, handle)
-            temporary, fd = _open_partial(target, key) if key else _create_beside(target)
+            _remove_abandoned(target, key)
+            temporary, fd = _open_temporary(target, key)
             if not (key and resume):
                 opened.callback(_attempt, os.unlink, temporary)  # fails after the rename
             file = io.FileIO(fd, "r+")
@@ -79,52 +78,53 @@ def atomic_write(path: StrPath, key: str = "", *, resume: bool = True) -> Iterat
         yield stream
         stream.flush()
         with _naming(path):
-            if key:
-                _copy_owner_and_mode(lock, old or _create_in(folder, _start(name)).status)
+            if key and old:
+                _copy_owner_and_mode(lock, old)
+            elif key:
+                os.fchmod(lock, 0o666 & ~_umask())
             os.fsync(lock)
             file.close()
             os.replace(temporary, target)
             if handle is not None:
                 _sync_folder(handle)
         if key:
-            _remove_abandoned(folder, _start(name))
+            _remove_abandoned(target)
 
 
-def _open_partial(target: str, key: str) -> tuple[str, int]:
-    """Opens and locks the temporary file of a key, new or of an earlier run, and removes those of
-    other keys. Returns its path and descriptor."""
-    folder, name = os.path.split(target)
-    temporary = partial_path(target, key)
-    fd = _open_locked(temporary)
-    if fd is None:
-        raise OptionError(f"another process is writing {name!r}")
-    _remove_abandoned(folder, _start(name), key)
-    return temporary, fd
+def _open_temporary(target: str, key: str) -> tuple[str, int]:
+    """Opens and locks a temporary file: a new one, or with a key, maybe that of an earlier run.
 
-
-def _open_locked(path: str) -> int | None:
-    """Opens or creates a temporary file and locks it. Returns None if another process holds
-    the lock. Raises as `open_own`."""
+    Returns its path and descriptor. Raises as `atomic_write`.
+    """
     while True:
-        fd = open_or_create(path)
+        path = partial_path(target, key) if key else f"{_start(target)}{os.urandom(4).hex()}.tmp"
+        fd = open_or_create(path, mode=0o600 if key else 0o666)
         try:
-            if not lock(fd):
-                _attempt(os.close, fd)
-                return None
+            is_locked = lock(fd)
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.lstat(path)):
-                    return fd
+                if is_locked and os.path.samestat(os.fstat(fd), os.lstat(path)):
+                    return path, fd
+            if key and not is_locked:
+                raise OptionError(f"another process is writing {os.path.basename(target)!r}")
         except BaseException:
-            _attempt(os.close, fd)
+            _close_unused(fd, path, key)
             raise
-        _attempt(os.close, fd)  # another writer took it for abandoned before it was locked
+        _close_unused(fd, path, key)  # another writer took it for abandoned before it was locked
 
 
-def open_or_create(path: str, flags: int = 0) -> int:
-    """Creates a file that only this user can read and write, or opens one as `open_own`."""
+def _close_unused(fd: int, path: str, key: str) -> None:
+    """Closes a temporary file that is not written, and removes it unless it has a key."""
+    _attempt(os.close, fd)
+    if not key:
+        _attempt(os.unlink, path)
+
+
+def open_or_create(path: str, flags: int = 0, mode: int = 0o600) -> int:
+    """Creates a file, by default one that only this user can read and write, or opens one as
+    `open_own`."""
     while True:
         with suppress(FileExistsError):
-            return os.open(path, CREATED | flags, 0o600)
+            return os.open(path, CREATED | flags, mode)
         with suppress(FileNotFoundError):  # removed meanwhile
             return open_own(path, os.O_RDWR | flags)
 
@@ -149,51 +149,32 @@ def open_own(path: str, flags: int) -> int:
 
 def _check_own(path: str, found: os.stat_result) -> None:
     """Raises OptionError unless only this user can have written a file; see `open_own`."""
-    folder, name = os.path.split(path)
-    problem = "a link or special file"
-    if stat.S_ISREG(found.st_mode):
-        own = _create_in(folder, re.sub(rf"{RESUMABLE}\Z", "", name))
-        problem = ""
-        if found.st_nlink > 1:
-            problem = f"one with {found.st_nlink} names"
-        elif found.st_uid != own.status.st_uid:
-            problem = f"one of user {found.st_uid}"
-        elif found.st_mode & OTHERS & ~own.private:
-            problem = f"mode {stat.S_IMODE(found.st_mode):04o}"
+    owners = (0, NOBODY) if os.geteuid() == 0 else (os.geteuid(),)
+    problem = ""
+    if not stat.S_ISREG(found.st_mode):
+        problem = "a link or special file"
+    elif found.st_nlink > 1:
+        problem = f"one with {found.st_nlink} names"
+    elif found.st_uid not in owners:
+        problem = f"one of user {found.st_uid}"
+    elif found.st_mode & OTHERS:
+        problem = f"mode {stat.S_IMODE(found.st_mode):04o}"
     if problem:
         text = f"expected a temporary file that only this user can write to, found {problem}: remove {safe(path, 1000)}"
         raise OptionError(text)
 
 
-class _Created(NamedTuple):
-    """Owner, group and mode of a new file of this process.
-
-    Attributes:
-        status: owner, group and mode, by the umask.
-        private: mode after a change to 0600. Some file systems have one mode for all files.
-    """
-
-    status: os.stat_result
-    private: int
-
-
-def _create_in(folder: str, start: str) -> _Created:
-    """Creates and removes a file, to learn the owner and modes that the file system assigns."""
-    path, fd = _create(folder, start)
-    try:
-        status = os.fstat(fd)
-        _attempt(os.fchmod, fd, 0o600)
-        return _Created(status, os.fstat(fd).st_mode)
-    finally:
-        _attempt(os.close, fd)
-        _attempt(os.unlink, path)
+def _umask() -> int:
+    """Returns the permissions that new files lack. Other threads' files lack more meanwhile."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def partial_path(path: StrPath, key: str, part: str = "") -> str:
     """Returns the path of the temporary file with a key, see `atomic_write`, or of another one with
     `part` in its name."""
-    folder, name = os.path.split(os.path.realpath(path))
-    return os.path.join(folder, f"{_start(name)}{key}.{part + '.' if part else ''}part")
+    return f"{_start(os.path.realpath(path))}{key}.{part + '.' if part else ''}part"
 
 
 @contextmanager
@@ -337,34 +318,10 @@ def _find(path: StrPath) -> tuple[str, os.stat_result | None]:
     return os.path.realpath(name, strict=old is not None), old
 
 
-def _create_beside(target: str) -> tuple[str, int]:
-    """Creates and locks a temporary file in the folder of `target`. Returns its path and
-    descriptor."""
+def _start(target: str) -> str:
+    """Returns the start of the paths of a file's temporary files."""
     folder, name = os.path.split(target)
-    start = _start(name)
-    _remove_abandoned(folder, start)
-    while True:
-        path, fd = _create(folder, start)
-        try:
-            if lock(fd) and os.path.lexists(path):
-                return path, fd
-        except BaseException:
-            _attempt(os.close, fd)
-            _attempt(os.unlink, path)
-            raise
-        _attempt(os.close, fd)  # another writer saw it unlocked and took it for abandoned
-        _attempt(os.unlink, path)
-
-
-def _create(folder: str, start: str) -> tuple[str, int]:
-    """Creates a temporary file. Returns its path and descriptor."""
-    path = os.path.join(folder, f"{start}{os.urandom(4).hex()}.tmp")
-    return path, os.open(path, CREATED, 0o666)
-
-
-def _start(name: str) -> str:
-    """Returns the start of the names of a file's temporary files."""
-    return f".{os.fsencode(name)[:200].decode('utf-8', 'ignore')}."
+    return os.path.join(folder, f".{os.fsencode(name)[:200].decode('utf-8', 'ignore')}.")
 
 
 def lock(fd: int) -> bool:
@@ -379,16 +336,12 @@ def lock(fd: int) -> bool:
     return True
 
 
-def _remove_abandoned(folder: str, start: str, kept: str = "") -> None:
-    """Removes unlocked temporary files, which writers that were killed have left.
-
-    Args:
-        folder: their folder.
-        start: the start of their names.
-        kept: a key whose files are kept; see `atomic_write`.
-    """
+def _remove_abandoned(target: str, kept: str = "") -> None:
+    """Removes unlocked temporary files of a file, which writers that were killed have left, except
+    those of the key `kept`."""
+    folder, start = os.path.split(_start(target))
     others = rf"(?!{kept}\.)" if kept else ""
-    temporary = re.compile(rf"{re.escape(start)}({TEMPORARY}|{others}{RESUMABLE})")
+    temporary = re.compile(rf"{re.escape(start)}([0-9a-f]{{8}}\.tmp|{others}[0-9a-f]{{16}}\.([0-9]+\.)?part)")
     with suppress(OSError), os.scandir(folder) as entries:  # the folder may not be readable
         for path in [entry.path for entry in entries if temporary.fullmatch(entry.name)]:
             with suppress(OSError):  # locked, or another user's

@@ -30,22 +30,6 @@ def test_only_the_user_can_write_until_the_file_is_there(mask: int, tmp_path: Pa
     assert out.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-def test_a_file_system_with_one_mode_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as that of Windows in WSL: mode 0777, which chmod does not change."""
-    real = os.fstat
-
-    def fstat(fd: int) -> os.stat_result:
-        found = real(fd)
-        return os.stat_result((found.st_mode | 0o777, *found[1:]))
-
-    partial = Path(partial_path(tmp_path / "out", KEY))
-    partial.write_bytes(b"new")
-    partial.chmod(0o777)
-    monkeypatch.setattr("os.fstat", fstat)
-    with atomic_write(tmp_path / "out", KEY) as file:
-        assert os.read(file.fd, 3) == b"new"
-
-
 def test_a_file_that_is_removed_before_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another writer, which took it for abandoned. It is created instead."""
     partial, real = Path(partial_path(tmp_path / "out", KEY)), os.lstat
