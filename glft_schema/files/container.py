@@ -6,9 +6,9 @@ The first bytes select the format. Errors name the field, the byte and the tenso
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import construct
@@ -19,7 +19,7 @@ from glft_schema.errors import FormatError, OptionError, TruncatedError, quote
 from glft_schema.files.file import File
 from glft_schema.files.layout import lay_out
 from glft_schema.files.parsing import parse_partly, parse_source
-from glft_schema.files.shards import find_set, open_index, open_set
+from glft_schema.files.shards import open_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import DEFAULT, format_named, format_of, format_with, indexed_format
 from glft_schema.lazy import outside_graphs, torch
@@ -70,8 +70,7 @@ class ContainerConstruct(construct.Construct):
             TypeError: if it is a text stream.
             OSError: from the system.
         """
-        with _close_on_error(stream_source(stream, format_of, mmap)) as source:
-            return parse_source(source)
+        return _parse(stream_source(stream, format_of, mmap))
 
     @outside_graphs
     def parse_file(
@@ -94,8 +93,7 @@ class ContainerConstruct(construct.Construct):
         """
         if not offset and size is None:
             return open(filename, mmap=mmap)
-        with _close_on_error(open_source(path_text(filename), mmap, offset=offset, size=size)) as source:
-            return parse_source(source)
+        return _parse(open_source(path_text(filename), mmap, offset=offset, size=size))
 
     def compile(self, filename: object = None) -> ContainerConstruct:
         """Returns itself: construct's compiler does not speed up formats, and checks less."""
@@ -160,18 +158,11 @@ def open(
         usable_device(device)
     if isinstance(path, Source):
         return parse_source(path, device, allow_truncated=allow_truncated)
-    path = path_text(path)
 
-    def open_shard(shard: StrPath) -> File:
-        return open(shard, device, mmap=mmap, whole_set=False, allow_truncated=allow_truncated)
+    def open_one(path: StrPath) -> File:
+        return _parse(open_source(path, mmap), partial(parse_source, device=device, allow_truncated=allow_truncated))
 
-    if whole_set and os.path.isdir(path):
-        path = find_set(Path(path))
-    if whole_set and (indexed := indexed_format(path)):
-        return open_index(Path(path), indexed, open_shard)
-    with _close_on_error(open_source(path, mmap)) as source:
-        file = parse_source(source, device, allow_truncated=allow_truncated)
-        return open_set(file, open_shard) if whole_set else file
+    return open_set(path_text(path), open_one) if whole_set else open_one(path_text(path))
 
 
 def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError | None]:
@@ -189,8 +180,7 @@ def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError
             return open(path, mmap=mmap, allow_truncated=True), fault
     if fault.file is None or not os.path.isfile(fault.file) or indexed_format(fault.file):
         raise fault
-    with _close_on_error(open_source(fault.file, mmap)) as source:
-        return parse_partly(source), fault
+    return _parse(open_source(fault.file, mmap), parse_partly), fault
 
 
 def as_file(file: File | StrPath) -> File:
@@ -198,11 +188,10 @@ def as_file(file: File | StrPath) -> File:
     return file if isinstance(file, File) else open(file)
 
 
-@contextmanager
-def _close_on_error(source: Source) -> Iterator[Source]:
-    """Closes the source if the block raises."""
+def _parse(source: Source, parse: Callable[[Source], File] = parse_source) -> File:
+    """Parses a source, and closes it if this fails."""
     try:
-        yield source
+        return parse(source)
     except BaseException:
         source.close()
         raise

@@ -17,7 +17,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from glft_schema.codec.text import is_utf8
 from glft_schema.errors import FormatError, quote, safe
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import index_suffixes
+from glft_schema.formats.registry import index_suffixes, indexed_format
 from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensors.region import Tensors
@@ -114,51 +114,76 @@ class ShardedFile(File):
         return self._tensors
 
 
-def open_set(first: File, open_one: Callable[[Path], File]) -> File:
-    """Returns the whole set if `first` is the first file of one, otherwise `first`.
+def open_set(path: str, open_one: Callable[[StrPath], File]) -> File:
+    """Opens a file, or the set of files that a folder, an index or a first file stands for.
 
     Args:
-        first: an open file.
-        open_one: opens another file of the set.
+        path: the file, index or folder.
+        open_one: opens a single file.
 
     Raises:
-        OSError: if a file of the set is missing or cannot be opened.
-        FormatError: if the files do not belong together.
+        OSError: if a file is missing or cannot be opened.
+        FormatError: if a file or the index is invalid, or the files do not belong together.
     """
-    split, keys = shard_info(first), first.format.shard_keys
-    if keys is None or split is None:
-        return first
-    match, ending = NAME.fullmatch(str(first.name)), first.format.endings[0]
-    named = match and (int(match["number"]) - 1, int(match["count"]), match["ending"])
-    if named is None and split.number != 0:
-        return first
-    if not match or named != (split.number, split.files, ending):
-        name = shard_path("NAME", split.number, split.files, ending)
-        raise FormatError(f"expected file {split.number + 1} of {split.files} to be named {name}", file=first.name)
-    if split.number != 0:
-        return first
-    shards = [first]
-    try:
+    if os.path.isdir(path):
+        path = str(find_set(Path(path)))
+    format = indexed_format(path)
+    return _open_index(Path(path), format, open_one) if format else _open_numbered(path, open_one)
+
+
+def _open_numbered(path: str, open_one: Callable[[StrPath], File]) -> File:
+    """Opens the set that begins with a file, or this file if it is not the first one of a set."""
+    with ExitStack() as opened:
+        first = opened.enter_context(open_one(path))
+        shards, split = [first], _place_in_set(first)
+        if split is None or split.number != 0:
+            opened.pop_all()
+            return first
+        names = NAME.fullmatch(str(first.name))
+        assert names  # `_place_in_set` has checked it
         for number in range(1, split.files):
-            path = shard_path(match["prefix"], number, split.files, match["ending"])
-            if not path.exists():
-                raise FileNotFoundError(errno.ENOENT, f"file {number + 1} of {split.files} is missing", str(path))
-            shards.append(open_one(path))
+            path = str(shard_path(names["prefix"], number, split.files, names["ending"]))
+            if not os.path.exists(path):
+                raise FileNotFoundError(errno.ENOENT, f"file {number + 1} of {split.files} is missing", path)
+            shards.append(opened.enter_context(open_one(path)))
             found, expected = shard_info(shards[-1]), ShardInfo(number, split.files, split.tensors)
             if found != expected:
-                raise FormatError(f"expected {expected}, found {found or 'a single file'}", "metadata -> split", file=str(path))
-        names = [name for shard in shards for name in shard.tensors]
-        if duplicates := [name for name, count in Counter(names).items() if count > 1]:
+                raise FormatError(f"expected {expected}, found {found or 'a single file'}", "metadata -> split", file=path)
+        tensors = [name for shard in shards for name in shard.tensors]
+        if duplicates := [name for name, count in Counter(tensors).items() if count > 1]:
             problem = "expected unique tensor names across the files, found this name twice"
             raise FormatError(problem, first.format.table, tensor=duplicates[0], file=first.name)
-        if len(names) != split.tensors:
-            problem = f"expected {split.tensors} tensors in the whole set, found {len(names)}"
-            raise FormatError(problem, f"metadata -> {keys.tensors}", file=first.name)
-    except BaseException:
-        for shard in shards[1:]:
-            shard.close()
-        raise
+        if len(tensors) != split.tensors:
+            problem, keys = f"expected {split.tensors} tensors in the whole set, found {len(tensors)}", first.format.shard_keys
+            raise FormatError(problem, f"metadata -> {keys and keys.tensors}", file=first.name)
+        opened.pop_all()
     return ShardedFile(tuple(shards))
+
+
+def _place_in_set(file: File) -> ShardInfo | None:
+    """Returns the position of a file in its set, as `shard_info`, if its name states the same."""
+    if (split := shard_info(file)) is None:
+        return None
+    match, ending = NAME.fullmatch(str(file.name)), file.format.endings[0]
+    named = match and (int(match["number"]) - 1, int(match["count"]), match["ending"])
+    if named != (split.number, split.files, ending) and (named or split.number == 0):
+        name = shard_path("NAME", split.number, split.files, ending)
+        raise FormatError(f"expected file {split.number + 1} of {split.files} to be named {name}", file=file.name)
+    return split
+
+
+def _open_index(index: Path, format: Format, open_one: Callable[[StrPath], File]) -> File:
+    """Opens the files of a format that an index lists."""
+    weight_map, names = read_index(index)
+    shards = dict[str, File]()
+    with ExitStack() as opened:
+        for name in names:
+            shards[name] = opened.enter_context(open_one(index.parent / name))
+            if shards[name].format is not format:
+                raise FormatError(f"expected a {format.name} file, found {shards[name].format.name}", file=shards[name].name)
+        check_listed(index, weight_map, {name: shard.tensors for name, shard in shards.items()})
+        opened.pop_all()
+    return ShardedFile(tuple(shards.values()), str(index))
 
 
 def whole_set(file: File) -> tuple[str, Path] | None:
@@ -223,33 +248,6 @@ def find_set(folder: Path) -> Path:
     others = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
     hint = f"; give one of its GGUF files: {', '.join(map(safe, others[:5]))}{', ...' * (len(others) > 5)}" if others else ""
     raise FormatError(f"expected {expected}, found {len(files)} files{hint}", file=str(folder))
-
-
-def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) -> File:
-    """Returns the set of files that an index lists.
-
-    Args:
-        index: the JSON file.
-        format: the format of the files.
-        open_one: opens a file of the set.
-
-    Raises:
-        OSError: if a file of the set is missing or cannot be opened.
-        FormatError: if the index or a file is invalid, or the index does not list their tensors.
-    """
-    weight_map, names = read_index(index)
-    shards = dict[str, File]()
-    try:
-        for name in names:
-            shards[name] = open_one(index.parent / name)
-            if shards[name].format is not format:
-                raise FormatError(f"expected a {format.name} file, found {shards[name].format.name}", file=shards[name].name)
-        check_listed(index, weight_map, {name: shard.tensors for name, shard in shards.items()})
-    except BaseException:
-        for shard in shards.values():
-            shard.close()
-        raise
-    return ShardedFile(tuple(shards.values()), str(index))
 
 
 def read_index(index: Path) -> tuple[dict[str, str], list[str]]:
