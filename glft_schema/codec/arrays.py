@@ -13,9 +13,9 @@ from typing import Any, overload
 
 import construct
 import numpy as np
-from construct.core import evaluate
 
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
+from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.numbers import Number, Picked, checked_number
 from glft_schema.codec.structs import check_count
 from glft_schema.codec.text import decode_text, encode_text, is_utf8, with_length
@@ -236,10 +236,10 @@ class Numbers(construct.Construct):
     def __init__(self, number: Number, count: Any) -> None:
         super().__init__()
         self.number = number
-        self.count = count
+        self.count = as_expression(count)
 
     def _parse(self, stream: Any, context: Context, path: str) -> StoredNumbers:
-        count = evaluate(self.count, context)
+        count = self.count(context)
         with cursor_over(stream, self.count, count, self.number.itemsize, path) as cursor:
             start = cursor.tell()
             cursor.seek(start + count * self.number.itemsize)
@@ -261,10 +261,10 @@ class Strings(construct.Construct):
     def __init__(self, length: Picked, count: Any) -> None:
         super().__init__()
         self.length = checked_number(length)
-        self.count = count
+        self.count = as_expression(count)
 
     def _parse(self, stream: Any, context: Context, path: str) -> StoredStrings:
-        count, length, order = evaluate(self.count, context), self.length.pick(context), byte_order(context)
+        count, length, order = self.count(context), self.length.pick(context), byte_order(context)
         with cursor_over(stream, self.count, count, length.itemsize, path) as cursor:
             limits_of(context).check("strings", count, path)
             start = cursor.tell()

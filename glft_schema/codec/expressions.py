@@ -1,8 +1,9 @@
-"""Expressions on fields, ``this.version == 1``, and their parse trees.
+"""Expressions on fields, ``this.version == 1``, as trees.
 
-A function can only be called. An expression of construct (``this``, ``len_`` and operators) can
-also be parsed (`read`), translated to other languages, and searched for constants. `Lookup`,
-`Allowed` and `matches` add to construct's expressions.
+Declarations write them as expressions of construct (``this``, ``len_`` and operators), to which
+`Lookup`, `matches`, `nbytes_` and `reverse_` add. A construct converts them once, when it is made,
+by `as_expression`. A tree is called with a context, searched for fields and constants
+(`subexpressions`), and translated to other languages unless it contains a function (`read`).
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from keyword import iskeyword
-from typing import Any, NamedTuple
+from typing import Any
 
 from construct.expr import BinExpr, ExprMixin, FuncPath, Path, UniExpr, opnames
 
 from glft_schema.codec.context import Context, limits_of
-from glft_schema.limits import DEFAULTS
 
 __all__ = [
     "Lookup",
@@ -26,34 +28,10 @@ __all__ = [
     "reverse_",
 ]
 
-SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
-OPERANDS = ("lhs", "rhs", "operand", "_FuncPath__operand", "mapping")  # attributes of construct's classes
-OPERATORS = {sign: operation for operation, sign in opnames.items() if operation not in (operator.neg, operator.pos)}
+SIGNS = ["+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">="]
+# Of two operands: in opnames, those of one operand with the same signs come later.
+OPERATORS = {sign: function for function, sign in reversed(opnames.items()) if sign in SIGNS}
 PARENT, ROOT = "_parent", "_root"  # in the text of an expression, as in Kaitai Struct
-
-
-class Lookup(ExprMixin):
-    """The integer at a key of a parsed mapping, or a default if there is none."""
-
-    def __init__(self, mapping: Any, key: str, default: int) -> None:
-        self.mapping = mapping
-        self.key = key
-        self.default = default
-
-    def __call__(self, context: Context, *args: Any) -> int:
-        value = self.mapping(context).get(self.key, self.default)
-        return value if isinstance(value, int) else self.default
-
-
-class Allowed(ExprMixin):
-    """The value of a limit: ``len_(this.dims) <= Allowed("dims")``."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, context: Context, *args: Any) -> int:
-        number: int = getattr(limits_of(context), self.name)
-        return number
 
 
 def nbytes(text: str) -> int:
@@ -77,30 +55,66 @@ def matches(pattern: str) -> FuncPath:
     return FuncPath(re.compile(pattern).fullmatch)
 
 
-class Reference(NamedTuple):
+class Lookup(ExprMixin):
+    """The integer at a key of a parsed mapping, or a default if there is none."""
+
+    def __init__(self, mapping: Any, key: str, default: int) -> None:
+        self.mapping = mapping
+        self.key = key
+        self.default = default
+
+    def __call__(self, context: Context, *args: Any) -> Any:
+        return as_expression(self)(context)
+
+
+class Expression:
+    """A node of a tree. Called with a context, it returns its value."""
+
+    @cached_property
+    def compiled(self) -> Callable[[Any], Any]:
+        """The function that computes the value."""
+        return compile_expression(self)
+
+    def __call__(self, context: Any, *args: Any) -> Any:
+        return self.compiled(context)
+
+
+@dataclass(frozen=True)
+class Reference(Expression):
     """The path of a field, from the expression's Struct, from `up` levels above, or from the file.
 
-    Parameters of a container or payload, such as ``out``, have neither `of_root` nor `up`.
+    Parameters of a container or payload, such as ``out``, are `of_params`. Without names, it is the
+    Struct itself.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] = ()
     up: int = 0
     of_root: bool = False
+    of_params: bool = False
 
     def __str__(self) -> str:
         return ".".join((*((ROOT,) if self.of_root else ()), *(PARENT,) * self.up, *self.names))
 
 
-class Constant(NamedTuple):
-    """A number or bytes."""
+@dataclass(frozen=True)
+class Constant(Expression):
+    """A number or bytes. Other values have no text."""
 
-    value: int | bytes
+    value: Any
 
     def __str__(self) -> str:
         return str(self.value) if isinstance(self.value, int) else f"[{', '.join(map(str, self.value))}]"
 
 
-class Operation(NamedTuple):
+@dataclass(frozen=True)
+class Allowed(Constant):
+    """The value of a limit: ``len_(this.dims) <= Allowed(8, "dims")``. Its text is the default."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Operation(Expression):
     """``left sign right`` with an operator of Python; ``//`` rounds down."""
 
     sign: str
@@ -111,7 +125,8 @@ class Operation(NamedTuple):
         return f"({self.left} {self.sign} {self.right})"
 
 
-class Length(NamedTuple):
+@dataclass(frozen=True)
+class Length(Expression):
     """The number of elements of a list, or of characters or bytes of a text."""
 
     of: Expression
@@ -121,7 +136,8 @@ class Length(NamedTuple):
         return f"{'nbytes' if self.in_bytes else 'len'}({self.of})"
 
 
-class Reversed(NamedTuple):
+@dataclass(frozen=True)
+class Reversed(Expression):
     """A list in reverse order."""
 
     of: Expression
@@ -130,7 +146,8 @@ class Reversed(NamedTuple):
         return f"reversed({self.of})"
 
 
-class Matches(NamedTuple):
+@dataclass(frozen=True)
+class Matches(Expression):
     """Whether a Python regular expression matches a whole text."""
 
     of: Expression
@@ -140,8 +157,9 @@ class Matches(NamedTuple):
         return f"matches({self.of}, {json.dumps(self.pattern)})"
 
 
-class ValueOfKey(NamedTuple):
-    """The value of a key in a mapping, or a default."""
+@dataclass(frozen=True)
+class ValueOfKey(Expression):
+    """The integer at a key in a mapping, or a default."""
 
     mapping: Expression
     key: str
@@ -151,70 +169,121 @@ class ValueOfKey(NamedTuple):
         return f"value_or({self.mapping}, {json.dumps(self.key)}, {self.default})"
 
 
-Expression = Reference | Constant | Operation | Length | Reversed | Matches | ValueOfKey
+@dataclass(frozen=True)
+class Call(Expression):
+    """The result of any other function, which has no text; often of the Struct itself."""
+
+    function: Callable[[Any], Any]
+    of: Expression = Reference()
 
 
-def read(expression: Any) -> Expression | None:
-    """Parses an expression; returns None for a function."""
-    if isinstance(expression, (int, bytes)):
-        return Constant(expression)
-    if isinstance(expression, Path):
-        return _reference(expression)
-    if isinstance(expression, Allowed):
-        return Constant(DEFAULTS[expression.name])
-    if isinstance(expression, Lookup):
-        mapping = read(expression.mapping)
-        return ValueOfKey(mapping, expression.key, expression.default) if mapping else None
-    if isinstance(expression, BinExpr):
-        left, right = read(expression.lhs), read(expression.rhs)
-        if opnames[expression.op] not in SIGNS:
-            return None
-        return Operation(opnames[expression.op], left, right) if left and right else None
-    if isinstance(expression, UniExpr) and expression.op is operator.neg:
-        operand = read(expression.operand)
-        return Operation("-", Constant(0), operand) if operand else None
-    if isinstance(expression, FuncPath):
-        function, operand = (vars(expression)[f"_FuncPath__{part}"] for part in ("func", "operand"))
-        of = read(operand)
-        if of and function in (len, nbytes):
-            return Length(of, function is nbytes)
-        if of and function is reverse:
-            return Reversed(of)
-        if of and isinstance(getattr(function, "__self__", None), re.Pattern):
-            return Matches(of, function.__self__.pattern)
-    return None
+def as_expression(given: Any) -> Expression:
+    """Returns the tree of an expression of construct, a function of the context, or a constant."""
+    if isinstance(given, Expression):
+        return given
+    if isinstance(given, Path) and (reference := _reference(given)):
+        return reference
+    if isinstance(given, Lookup):
+        return ValueOfKey(as_expression(given.mapping), given.key, given.default)
+    if isinstance(given, BinExpr) and opnames[given.op] in OPERATORS:
+        return Operation(opnames[given.op], as_expression(given.lhs), as_expression(given.rhs))
+    if isinstance(given, UniExpr) and given.op is operator.neg:
+        return Operation("-", Constant(0), as_expression(given.operand))
+    if isinstance(given, FuncPath) and (operand := vars(given)["_FuncPath__operand"]) is not None:
+        return _call(vars(given)["_FuncPath__func"], as_expression(operand))
+    return Call(given) if callable(given) else Constant(given)
 
 
-def value_in(context: Context, expression: Expression) -> Any:
-    """Returns the value of an expression. Raises KeyError for a field that `context` lacks."""
+def _reference(path: Path) -> Reference | None:
+    names: list[Any] = []
+    while (parent := vars(path)["_Path__parent"]) is not None:
+        names.insert(0, vars(path)["_Path__field"])
+        path = parent
+    if vars(path)["_Path__name"] != "this" or not all(isinstance(name, str) for name in names):
+        return None
+    up = next((i for i, name in enumerate(names) if name != "_"), len(names))
+    outer, inner = names[up : up + 1], tuple(names[up + 1 :])
+    if outer in (["_root"], ["_params"]):  # the same from every level
+        return Reference(inner, of_root=outer == ["_root"], of_params=outer == ["_params"])
+    return Reference((*outer, *inner), up)
+
+
+def _call(function: Any, of: Expression) -> Expression:
+    if function in (len, nbytes):
+        return Length(of, function is nbytes)
+    if function is reverse:
+        return Reversed(of)
+    pattern = getattr(function, "__self__", None)
+    if isinstance(pattern, re.Pattern) and function == pattern.fullmatch and pattern.flags == re.UNICODE:
+        return Matches(of, pattern.pattern)
+    return Call(function, of)
+
+
+def compile_expression(expression: Expression) -> Callable[[Any], Any]:
+    """Returns the function of a context that computes the value of an expression."""
     match expression:
-        case Constant():
-            return expression.value
-        case Reference():
-            return _value_at(context, expression)
-        case Operation():
-            left, right = value_in(context, expression.left), value_in(context, expression.right)
-            return OPERATORS[expression.sign](left, right)
-        case Length():
-            of = value_in(context, expression.of)
-            return nbytes(of) if expression.in_bytes else len(of)
-        case Reversed():
-            return value_in(context, expression.of)[::-1]
-        case ValueOfKey():
-            return value_in(context, expression.mapping).get(expression.key, expression.default)
-        case Matches():
-            return re.fullmatch(expression.pattern, value_in(context, expression.of)) is not None
+        case Reference(names, up, of_root, of_params):
+            path = *("_root",) * of_root, *("_params",) * of_params, *("_",) * up, *names
+            return lambda context: reduce(operator.getitem, path, context)
+        case Allowed(_, name):
+            return lambda context: getattr(limits_of(context), name)
+        case Constant(value):
+            return lambda context: value
+        case Operation(sign, left, right):
+            operate, first, second = OPERATORS[sign], compile_expression(left), compile_expression(right)
+            return lambda context: operate(first(context), second(context))
+        case Length(of, in_bytes):
+            return _applied(nbytes if in_bytes else len, of)
+        case Reversed(of):
+            return _applied(reverse, of)
+        case Matches(of, pattern):
+            return _applied(re.compile(pattern).fullmatch, of)
+        case ValueOfKey(mapping, key, default):
+            return _applied(lambda entries: value if isinstance(value := entries.get(key), int) else default, mapping)
+        case Call(function, of):
+            return function if of == Reference() else _applied(function, of)
+    raise TypeError(expression)
 
 
-def _value_at(context: Context, reference: Reference) -> Any:
-    value: Any = context["_root"] if reference.of_root else context
-    for _ in range(reference.up):
-        value = value["_"]
-    if reference.names[0] not in value and not (reference.up or reference.of_root):
-        value = context._params
-    for name in reference.names:
-        value = value[name]
-    return value
+def _applied(function: Callable[[Any], Any], expression: Expression) -> Callable[[Any], Any]:
+    of = compile_expression(expression)
+    return lambda context: function(of(context))
+
+
+def subexpressions(expression: Expression) -> Iterator[Expression]:
+    """Yields an expression and its subexpressions."""
+    yield expression
+    for part in vars(expression).values():
+        if isinstance(part, Expression):
+            yield from subexpressions(part)
+
+
+def read(given: Any) -> Expression | None:
+    """Returns the tree of an expression that has a text; None if it contains a function."""
+    expression = as_expression(given)
+    return expression if all(map(_has_text, subexpressions(expression))) else None
+
+
+def _has_text(expression: Expression) -> bool:
+    match expression:
+        case Reference(names):
+            return bool(names) and not any(name.startswith("_") for name in names)
+        case Constant(value):
+            return isinstance(value, (int, bytes))
+    return not isinstance(expression, Call)
+
+
+def references_in(given: Any) -> list[Reference]:
+    """Returns the paths of the fields in an expression, even if it contains functions."""
+    return [part for part in subexpressions(as_expression(given)) if isinstance(part, Reference) and part.names]
+
+
+def fields_in(expression: Expression) -> set[str] | None:
+    """Returns the fields of its own Struct in an expression; None if a function gets the Struct."""
+    references = [part for part in subexpressions(expression) if isinstance(part, Reference)]
+    if not all(reference.names for reference in references):
+        return None
+    return {reference.names[0] for reference in references if reference == Reference(reference.names)}
 
 
 def field_of(expression: Any) -> str:
@@ -225,33 +294,12 @@ def field_of(expression: Any) -> str:
     raise ValueError(f"expected an expression on a field of the Struct, such as this.version, found {expression!r}")
 
 
-def fields_in(expression: Any) -> set[str] | None:
-    """Returns the top-level names of an expression's fields; None if a function is unknown."""
-    if isinstance(expression, Path):
-        reference = _reference(expression)
-        return {reference.names[0]} if reference else None
-    if isinstance(expression, Allowed) or not callable(expression):
-        return set()
-    given = vars(expression) if isinstance(expression, ExprMixin) else {}
-    parts = [fields_in(given[name]) for name in OPERANDS if name in given]
-    return set[str]().union(*parts) if parts and None not in parts else None  # type: ignore[arg-type]
-
-
-def references_in(expression: Any) -> Iterator[Reference]:
-    """Yields the paths of the fields in an expression, even if it contains functions."""
-    if isinstance(expression, Path):
-        yield from filter(None, [_reference(expression)])
-    elif isinstance(expression, ExprMixin):
-        for name in OPERANDS:
-            yield from references_in(vars(expression).get(name))
-
-
-def equality(expression: Any) -> tuple[str, Any] | None:
-    """Returns field and constant of ``this.field == constant``; None for any other expression."""
-    if not isinstance(expression, BinExpr) or expression.op is not operator.eq or callable(expression.rhs):
-        return None
-    field = read(expression.lhs)
-    return (str(field), expression.rhs) if isinstance(field, Reference) else None
+def equality(given: Any) -> tuple[str, Any] | None:
+    """Returns field and constant of ``this.field == constant``; None for anything else."""
+    match as_expression(given):
+        case Operation("==", Reference() as field, Constant(value)) if _has_text(field):
+            return str(field), value
+    return None
 
 
 def field_path(expression: Any, path: str) -> str:
@@ -270,57 +318,10 @@ def outermost(expression: Expression) -> str:
 def in_python(expression: Expression) -> str:
     """Returns the text of an expression in Python's grammar: ``in_`` for the parameter ``in``."""
 
-    def rename(part: Any) -> Any:
+    def rename(part: Expression) -> Any:
         if isinstance(part, Reference):
-            return part._replace(names=tuple(f"{name}_" if iskeyword(name) else name for name in part.names))
-        return type(part)._make(map(rename, part)) if isinstance(part, Expression) else part
+            return replace(part, names=tuple(f"{name}_" if iskeyword(name) else name for name in part.names))
+        parts = {name: rename(value) for name, value in vars(part).items() if isinstance(value, Expression)}
+        return replace(part, **parts)  # type: ignore[type-var]
 
     return str(rename(expression))
-
-
-def _reference(path: Path) -> Reference | None:
-    names: list[str] = []
-    while (parent := vars(path)["_Path__parent"]) is not None:
-        names.insert(0, vars(path)["_Path__field"])
-        path = parent
-    up = next((i for i, name in enumerate(names) if name != "_"), len(names))
-    names = names[up:]
-    if vars(path)["_Path__name"] != "this" or not names or not all(isinstance(name, str) for name in names):
-        return None
-    if names[0] in ("_root", "_params"):  # the same from every level
-        return Reference(tuple(names[1:]), of_root=names[0] == "_root")
-    return None if any(name.startswith("_") for name in names) else Reference(tuple(names), up)
-
-
-def compile_expression(expression: Any) -> Any:
-    """Compiles an expression to one function; returns functions unchanged."""
-    if not isinstance(expression, ExprMixin):
-        return expression
-    known: dict[str, Any] = {}
-    return eval(f"lambda context: {_source(expression, known)}", known)  # from a declaration, never from a file
-
-
-def _source(part: Any, known: dict[str, Any]) -> str:
-    """Returns an expression as Python source; values without a literal go to `known`."""
-    if isinstance(part, Path) and vars(part)["_Path__name"] == "this":
-        if (parent := vars(part)["_Path__parent"]) is None:
-            return "context"
-        return f"{_source(parent, known)}[{vars(part)['_Path__field']!r}]"
-    if isinstance(part, BinExpr):
-        return f"({_source(part.lhs, known)} {opnames[part.op]} {_source(part.rhs, known)})"
-    if isinstance(part, (bool, int, bytes, str)):
-        return repr(part)
-    name = f"_{len(known)}"
-    if isinstance(part, FuncPath) and (operand := vars(part)["_FuncPath__operand"]) is not None:
-        known[name] = vars(part)["_FuncPath__func"]
-        return f"{name}({_source(operand, known)})"
-    known[name] = part
-    return f"{name}(context)" if callable(part) else name
-
-
-def subexpressions(expression: Expression) -> Iterator[Expression]:
-    """Yields an expression and its subexpressions."""
-    yield expression
-    for part in expression:
-        if isinstance(part, Expression):
-            yield from subexpressions(part)

@@ -28,10 +28,9 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import construct
-from construct.core import evaluate
 
 from glft_schema.codec.context import Context, limits_of
-from glft_schema.codec.expressions import compile_expression
+from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.json_text import JsonPart, after_spaces, count_parts, decode, levels_of, parts, to_json, value_at
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import Check
@@ -97,7 +96,7 @@ class JsonTable(construct.Construct):
 
     def __init__(self, size: Any, row: Struct, *, reserved: str, metadata: str) -> None:
         super().__init__()
-        self.size = size
+        self.size = as_expression(size)
         self.row = row
         self.reserved = reserved
         self.metadata = metadata
@@ -106,7 +105,7 @@ class JsonTable(construct.Construct):
         self.keys = tuple(dict.fromkeys(field.key for field in self.fields.values() if field.key is not None))
 
     def _parse(self, stream: Any, context: Context, path: str) -> JsonRows:
-        start, size = stream.tell(), evaluate(self.size, context)
+        start, size = stream.tell(), self.size(context)
         if size <= bytes_left(stream):
             limits_of(context).check("metadata", size, path, " bytes")
         rows = JsonRows(read_exactly(stream, size, path), start, self.keys, self.reserved)
@@ -621,7 +620,7 @@ class IntegersAt(JsonField):
         super().__init__(key)
         self.limit = limit
         self.paired = paired
-        self._is_paired = compile_expression(paired) or (lambda context: False)
+        self._is_paired = as_expression(paired is not None and paired)
         too_many = f"more than {DEFAULTS[limit]} integers, {A_LIMIT}"
         odd = "an odd last integer, if two numbers share a byte: torch has no such tensors"
         self.refuses = (too_many, odd) if paired is not None else (too_many,)

@@ -7,10 +7,10 @@ from types import NoneType
 from typing import Any
 
 import construct
-from construct.core import evaluate
 from construct.expr import FuncPath
 
 from glft_schema.codec.context import Context, limits_of
+from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.metadata import Metadata
 from glft_schema.codec.tables import count_objects
 from glft_schema.errors import FormatError, quote
@@ -48,11 +48,11 @@ class KeyValueLines(construct.Construct):
 
     def __init__(self, size: Any) -> None:
         super().__init__()
-        self.size = size
+        self.size = as_expression(size)
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Context, path: str) -> TextMetadata:
-        start, size = stream.tell(), evaluate(self.size, context)
+        start, size = stream.tell(), self.size(context)
         limits = limits_of(context)
         if size <= bytes_left(stream):
             limits.check("metadata", size, path, " bytes")

@@ -22,7 +22,7 @@ from construct.expr import FuncPath
 
 from glft_schema.codec.arrays import StoredNumbers, StoredStrings
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import compile_expression, nbytes
+from glft_schema.codec.expressions import as_expression, nbytes
 from glft_schema.codec.metadata import KeyTypes
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.predicates import utf8
@@ -56,7 +56,7 @@ def has_key(key: str) -> HasKey:
 
 def each(name: str, must: Predicate) -> Predicate:
     """Returns the predicate of entries whose values of type `name`, also in arrays, meet `must`."""
-    holds = compile_expression(must.on(this))
+    holds = as_expression(must.on(this)).compiled
 
     def within(value: Any, type_: ValueType) -> bool:
         if type_.name == name:
@@ -76,7 +76,7 @@ def each(name: str, must: Predicate) -> Predicate:
 def lengths(must: Predicate) -> Predicate:
     """Returns the predicate of entries with string lengths (bytes) and array lengths that meet
     `must`."""
-    holds = compile_expression(must.on(this))
+    holds = as_expression(must.on(this)).compiled
 
     def within(value: Any, type_: ValueType) -> bool:
         if isinstance(value, str):
@@ -92,7 +92,8 @@ def lengths(must: Predicate) -> Predicate:
 
 def _of_values(text: str, within: Callable[[Any, ValueType], bool], broken_by: tuple[Any, ...] = ()) -> Predicate:
     def on(of: Any) -> Callable[[Any], bool]:
-        return lambda at: all(within(value, type_) for type_, value in values_within(of(at), at.type))
+        value_of = as_expression(of)
+        return lambda at: all(within(value, type_) for type_, value in values_within(value_of(at), at.type))
 
     return Predicate(text, on, broken_by)
 
@@ -101,7 +102,7 @@ def an_integer(must: Predicate) -> Predicate:
     """Returns the predicate of integers, of any type except bool, that meet `must`."""
 
     def on(of: Any) -> Callable[[Any], bool]:
-        holds = compile_expression(must.on(of))
+        holds = as_expression(must.on(of))
         return lambda at: is_integer(at.type) and bool(holds(at))
 
     return Predicate(f"an integer {must.text}", on, must.broken_by)

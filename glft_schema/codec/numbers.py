@@ -17,16 +17,15 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import construct
 import numpy as np
-from construct.core import evaluate
 
 from glft_schema.codec.columns import End, NotFast, Reader, fast_reader
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_order, limits_of
-from glft_schema.codec.expressions import compile_expression, read
+from glft_schema.codec.expressions import as_expression, fields_in, outermost
 from glft_schema.codec.structs import check_count
 from glft_schema.errors import FormatError, alternatives, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
@@ -144,16 +143,16 @@ class TensorField(construct.Construct):
     def __init__(self, number: Number, dims: tuple[Any, ...]) -> None:
         super().__init__()
         self.number = number
-        self.dims = dims
+        self.dims = tuple(map(as_expression, dims))
 
     def __repr__(self) -> str:
-        return f"{self.number.kind}[{', '.join(str(dim) for dim in self.dims)}]"
+        return f"{self.number.kind}[{', '.join(map(outermost, self.dims))}]"
 
     def shape(self, context: Context) -> list[int]:
         """Returns the dims as integers; an expression may give several."""
         sizes: list[int] = []
         for dim in self.dims:
-            size = evaluate(dim, context)
+            size = dim(context)
             sizes.extend(size) if isinstance(size, list) else sizes.append(size)
         return sizes
 
@@ -266,34 +265,27 @@ class Picked(construct.Construct):
     """One of two numbers, such as ``u32`` in one version and ``u64`` in another.
 
     Attributes:
-        condition: an expression, or a function of the context.
+        condition: the condition, an expression or a function of the context.
         then: the number if the condition holds; the shorter one.
         otherwise: the number if it does not.
-        can_be_read: whether `condition` is an expression, so that its fields are known.
     """
 
     def __init__(self, condition: Any, then: Number, otherwise: Number) -> None:
         super().__init__()
-        self.condition = condition
-        self.can_be_read = read(condition) is not None
+        self.condition = as_expression(condition)
         self.then = checked_number(then)
         self.otherwise = checked_number(otherwise)
 
-    @cached_property
-    def _holds(self) -> Callable[[Context], Any]:
-        holds: Callable[[Context], Any] = compile_expression(self.condition)
-        return holds
-
     def pick(self, context: Context) -> Number:
         """Returns the number that applies in `context`."""
-        return self.then if self._holds(context) else self.otherwise
+        return self.then if self.condition.compiled(context) else self.otherwise
 
     def pick_ahead(self, context: Context) -> Number:
         """Returns the number that applies to all rows of a table.
 
         Raises NotFast, or KeyError if it depends on the row.
         """
-        if not self.can_be_read:  # a function may depend on the row
+        if fields_in(self.condition) is None:  # a function may depend on the row
             raise NotFast
         return self.pick(context).pick_ahead(context)
 

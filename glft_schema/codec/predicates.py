@@ -22,7 +22,7 @@ from typing import Any
 
 from construct.expr import ExprMixin, FuncPath
 
-from glft_schema.codec.expressions import compile_expression, matches
+from glft_schema.codec.expressions import as_expression, matches
 from glft_schema.codec.rules import Predicate
 from glft_schema.codec.text import is_utf8
 from glft_schema.errors import alternatives, quote
@@ -111,7 +111,7 @@ def equals_result_of(number: Callable[[Any], int], text: str) -> Predicate:
     """Returns the predicate of the number that a function computes from the fields."""
 
     def on(of: Any) -> Callable[[Any], bool]:
-        function = compile_expression(of)
+        function = as_expression(of).compiled
         return lambda at: bool(function(at) == number(at))
 
     return Predicate(text, on, number=number)

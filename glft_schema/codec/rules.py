@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import construct
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import Allowed, compile_expression, equality, field_of, fields_in
+from glft_schema.codec.expressions import Allowed, Expression, as_expression, equality, field_of, fields_in
 from glft_schema.codec.trace import LABELS, without_root
 from glft_schema.errors import Finding, FormatError, LimitError, OptionError, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS, limit_error
@@ -182,29 +182,21 @@ class Rule(Check):
         if not isinstance(must, Predicate):
             raise TypeError(f"{id}: expected a predicate such as equals(3), found {quote(must)}")
         self.must, self.broken_by = must, must.broken_by
-        self.when = when
-        self.condition = must.on(of)
-        self.expected = must.text + _in_words(when)
-
-    @cached_property
-    def _holds(self) -> Any:
-        return compile_expression(self.condition)
-
-    @cached_property
-    def _applies(self) -> Any:
-        return compile_expression(self.when)
+        self.when = None if when is None else as_expression(when)
+        self.condition = as_expression(must.on(of))
+        self.expected = must.text + _in_words(self.when)
 
     @property
-    def holds(self) -> Any:
-        """The rule as one condition on the context; `condition` itself if there is no `when`."""
-        return self.condition if self.when is None else lambda at: not self._applies(at) or self._holds(at)
+    def holds(self) -> Expression | None:
+        """The condition if the rule always applies, otherwise None."""
+        return self.condition if self.when is None else None
 
     def check(self, context: Context, path: str) -> None:
-        if (self._applies is None or self._applies(context)) and not self._holds(context):
+        if (self.when is None or self.when.compiled(context)) and not self.condition.compiled(context):
             self.refuse(context, path)
 
     def needs(self) -> set[str] | None:
-        parts = fields_in(self.condition), fields_in(self.when)
+        parts = fields_in(self.condition), set() if self.when is None else fields_in(self.when)
         return None if None in parts else {self.field}.union(*parts)  # type: ignore[arg-type]
 
     def refuse(self, context: Context, path: str) -> None:
@@ -230,15 +222,15 @@ class Limit(Rule):
 
     def __init__(self, id: str, of: Any, limit: str, *, unit: str = "", when: Any = None) -> None:
         self.limit = limit
-        self.unit = (f" {unit}" if unit else "") + _in_words(when)
-        self._most = Allowed(limit)
-        self._of = of
+        self.unit = (f" {unit}" if unit else "") + _in_words(None if when is None else as_expression(when))
+        self._most = Allowed(DEFAULTS[limit], limit)
+        self._of = as_expression(of)
         text = f"at most {DEFAULTS[limit]}{self.unit}, {A_LIMIT}"
         super().__init__(id, of, Predicate(text, lambda of: of <= self._most, (DEFAULTS[limit] + 1,)), when=when)
         self.expected = text
 
     def refuse(self, context: Context, path: str) -> None:
-        most, found = f"{self._most(context)}{self.unit}", str(compile_expression(self._of)(context))
+        most, found = f"{self._most(context)}{self.unit}", str(self._of(context))
         error = limit_error(self.limit, most, found, f"{path} -> {self.field}")
         error.rule = self.id
         raise error
@@ -246,10 +238,9 @@ class Limit(Rule):
 
 spec = partial(Rule, sets=(SPEC,))
 ggml = partial(Rule, sets=(GGML,))
-rust = partial(Rule, sets=(RUST,))
 
 
-def _in_words(when: Any) -> str:
+def _in_words(when: Expression | None) -> str:
     """Returns the end of a rule's sentence; empty unless `when` is ``field == constant``."""
     if (equal := equality(when)) is None:
         return ""

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
-from functools import cached_property
 from operator import index
 from types import NoneType
 from typing import Any, SupportsIndex
 
 import construct
-from construct.core import evaluate
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import compile_expression, field_path, fields_in
+from glft_schema.codec.expressions import as_expression, field_path, fields_in
 from glft_schema.codec.records import Record, record_class
 from glft_schema.codec.rules import Check
 from glft_schema.codec.trace import Trace, without_root
@@ -140,8 +138,15 @@ class Struct(Interpreted, construct.Struct):
 
     def nest(self, context: Context, stream: Any) -> Context:
         """Returns a new context of its fields, within that of the enclosing Struct."""
-        given = {name: context[name] for name in ("_params", "_parsing", "_building", "_sizing")}
-        nested = Context({"_": context, "_subcons": self._subcons, "_io": stream, **given})
+        nested = Context(
+            _=context,
+            _params=context["_params"],
+            _io=stream,
+            _subcons=self._subcons,
+            _parsing=context["_parsing"],
+            _building=context["_building"],
+            _sizing=context["_sizing"],
+        )
         nested["_root"] = context.get("_root", nested)
         return nested
 
@@ -188,19 +193,19 @@ class Count(Interpreted, construct.Rebuild):
 
     Args:
         integer: the declaration of the number.
-        of: the context -> the counted field, or the number. A field that is not given, or has no
-            length, counts as 0; that field's own error is more specific.
+        of: the expression of the counted field, or of the number. A field that is not given, or has
+            no length, counts as 0; that field's own error is more specific.
     """
 
-    def __init__(self, integer: construct.Construct, of: Callable[[Any], Any]) -> None:
-        super().__init__(integer, of)
+    def __init__(self, integer: construct.Construct, of: Any) -> None:
         if not callable(of):
             raise TypeError(f"expected the counted field as an expression, such as this._.tensors, found {quote(of)}")
+        super().__init__(integer, as_expression(of))
 
     def count_of(self, context: Context) -> int:
         """Returns the number to build."""
         try:
-            counted = evaluate(self.func, context)
+            counted = self.func(context)
         except KeyError:
             return 0
         return len(counted) if isinstance(counted, Sized) else index(counted) if isinstance(counted, SupportsIndex) else 0
@@ -217,32 +222,27 @@ class Derived(construct.Construct):
     """A value computed from earlier fields, not part of the Struct's value. Size: 0.
 
     Attributes:
-        of: the context -> the value; or a constant.
+        of: the expression of the value.
     """
 
     def __init__(self, of: Any) -> None:
         super().__init__()
-        self.of = of
+        self.of = as_expression(of)
         self.flagbuildnone = True
-
-    @cached_property
-    def value(self) -> Callable[[Context], Any]:
-        """`of`, compiled."""
-        return compile_expression(self.of) if callable(self.of) else lambda context: self.of
 
     def needs(self) -> set[str] | None:
         """Returns the fields that it is computed from, or None if a function computes it."""
         return fields_in(self.of)
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
-        return self.value(context)
+        return self.of(context)
 
     def _fast_reader(self, context: Context) -> Callable[..., Any]:
-        value = self.value
+        value = self.of.compiled
         return lambda stored, at, context: (value(context), at)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        value = evaluate(self.of, context)
+        value = self.of(context)
         if obj is not None and obj != value:
             raise FormatError(f"expected {quote(value)} (computed from the other fields), found {quote(obj)}", path)
         return value
@@ -290,24 +290,24 @@ class Padding(construct.Construct):
     Parses into the bytes. Builds bytes of the right length unchanged, otherwise zeros.
 
     Args:
-        to: the context -> the multiple; or a constant.
-        may_lack: the context -> whether the file may end before the end of the padding.
+        to: the expression of the multiple.
+        may_lack: the condition under which the file may end before the end of the padding.
     """
 
-    def __init__(self, to: Any, may_lack: Callable[[Any], bool] = lambda context: False) -> None:
+    def __init__(self, to: Any, may_lack: Any = lambda context: False) -> None:
         super().__init__()
-        self.to = to
-        self.may_lack = may_lack
+        self.to = as_expression(to)
+        self.may_lack = as_expression(may_lack)
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Context, path: str) -> bytes:
-        nbytes, left = -stream.tell() % evaluate(self.to, context), bytes_left(stream)
+        nbytes, left = -stream.tell() % self.to(context), bytes_left(stream)
         if nbytes > left and not self.may_lack(context):
             raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
         return bytes(construct.stream_read(stream, min(nbytes, left), path))
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        nbytes = -stream.tell() % evaluate(self.to, context)
+        nbytes = -stream.tell() % self.to(context)
         if not isinstance(obj, (bytes, NoneType)):
             raise FormatError(f"expected bytes, found {quote(obj)}", path)
         if obj is None or not (len(obj) == nbytes or (self.may_lack(context) and len(obj) < nbytes)):

@@ -15,10 +15,10 @@ from functools import cached_property
 from typing import Any
 
 import construct
-from construct.core import evaluate
 
 from glft_schema.codec.columns import Rows, column, column_reader
 from glft_schema.codec.context import Context, limits_of
+from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Interpreted, check_count
 from glft_schema.codec.trace import Trace, without_root
@@ -34,9 +34,12 @@ class Table(Interpreted, construct.Array):
     are read by `ColumnReader`.
     """
 
+    def __init__(self, count: Any, row: construct.Construct) -> None:
+        super().__init__(as_expression(count), row)
+
     def _parse(self, stream: Any, context: Context, path: str) -> Sequence[Any]:
         params = context["_params"]
-        count = params.get("counts", {}).get(path) or evaluate(self.count, context)
+        count = params.get("counts", {}).get(path) or self.count(context)
         check_count(self.count, count, self._least, bytes_left(stream), path)
         count_objects(context, count, path)
         trace: Trace | None = params.get("trace")

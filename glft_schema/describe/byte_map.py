@@ -22,7 +22,6 @@ import numpy as np
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.context import LITTLE, ByteOrder, byte_order, new_context
-from glft_schema.codec.expressions import value_in
 from glft_schema.codec.json_text import JsonPart
 from glft_schema.codec.text import decode_text
 from glft_schema.codec.trace import STEP, FieldSpan, parent_of
@@ -390,7 +389,7 @@ class _ParsedFields:
                 names[place.offset, place.nbytes].append(name)
                 types[place.offset] = place.type, place.shape
         fields_of = cache(self._payload_fields)
-        to, end = value_in(span.context, node.to) if node.to else 1, span.start
+        to, end = node.to(span.context) if node.to else 1, span.start
         for (offset, nbytes), sharing in sorted(names.items()):
             start = span.start + offset
             yield from self._gap(span.path, end, start, to, first=end == span.start)

@@ -473,11 +473,11 @@ def refs(node: Node) -> Iterator[str]:
     return (inner.name for inner in within(node) if isinstance(inner, RefNode))
 
 
-def choose(node: EitherNode | SwitchNode, evaluate: Callable[[Expression], Any]) -> Node:
-    """Returns the alternative that `evaluate` selects. Raises KeyError if there is none."""
+def choose(node: EitherNode | SwitchNode, context: Any) -> Node:
+    """Returns the alternative that applies in a context. Raises KeyError if there is none."""
     if isinstance(node, EitherNode):
-        return node.then if evaluate(node.condition) else node.otherwise
-    value = evaluate(node.on)
+        return node.then if node.condition(context) else node.otherwise
+    value = node.on(context)
     code = getattr(value, "code", value)
     node_of_case = next((case.node for case in node.cases if case.code == code), node.default)
     if node_of_case is None:

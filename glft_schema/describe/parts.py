@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise, repeat
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 import glft_schema.describe.nodes as s
 from glft_schema.codec.arrays import StoredNumbers, StoredStrings
 from glft_schema.codec.context import BIG, LITTLE, Context, Parameters, byte_order
-from glft_schema.codec.expressions import Constant, outermost, value_in
+from glft_schema.codec.expressions import Constant, outermost
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.text import decode_text
@@ -48,13 +48,13 @@ class Part(NamedTuple):
 def select(node: s.Node, context: Any) -> s.Node:
     """Returns the alternative of a node that applies in `context`, or the node itself."""
     while isinstance(node, (s.EitherNode, s.SwitchNode)):
-        node = s.choose(node, partial(value_in, context))
+        node = s.choose(node, context)
     return node
 
 
 def dims_of(node: s.ListNode | s.ArrayNode, context: Any) -> list[int]:
     """Returns the sizes of an array, outermost first. A dim may be a list, such as ``dims``."""
-    values = [value_in(context, dim) for dim in node.dims]
+    values = [dim(context) for dim in node.dims]
     return [int(size) for value in values for size in (value if isinstance(value, list) else [value])]
 
 
@@ -245,7 +245,7 @@ def type_text(node: s.Node, context: Any, count: int | None = None) -> str:
         case s.ArrayNode():
             return f"{inner(node.item)}[{', '.join(map(outermost, node.dims))}]"
         case s.PaddingNode():
-            return f"padding to {value_in(context, node.to)}"
+            return f"padding to {node.to(context)}"
         case s.LinesNode():
             return "lines key=value"
         case s.JsonNode():

@@ -206,7 +206,7 @@ _register(construct.IfThenElse, lambda it, of: s.SwitchNode(Operation("!=", tree
     SwitchCase("false", 0, of(it.elsesubcon)),
 )))
 
-_register(structs.Derived,      lambda it, of: s.DerivedNode(read(it.of), it.value))
+_register(structs.Derived,      lambda it, of: s.DerivedNode(read(it.of), it.of))
 _register(construct.Computed,   lambda it, of: s.DerivedNode(read(it.func), partial(construct.evaluate, it.func)))
 _register(construct.Tell,       lambda it, of: s.DerivedNode(None))
 _register(construct.Pass,       lambda it, of: s.DerivedNode(None))

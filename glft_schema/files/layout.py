@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from construct.core import evaluate
-
 from glft_schema.codec.context import ByteOrder, Context, byte_order
 from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.structs import Padding, unwrap
@@ -132,7 +130,7 @@ def _first_offset(format: Format, regions: Mapping[str, Any], alignment: int) ->
         with suppress(LookupError, AttributeError, TypeError, ZeroDivisionError):  # building computes or refuses it
             own = declared.value(Context(regions))
             step = math.lcm(alignment, own)
-            if evaluate(padding.to, Context(alignment=own)) % step == 0:
+            if padding.to(Context(alignment=own)) % step == 0:
                 return 0, step
     table = [{**row, "offset": 0} for row in regions[format.table]]
     before = {name: value for name, value in regions.items() if name != "data"}

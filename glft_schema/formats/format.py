@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import Context, new_context
-from glft_schema.codec.expressions import Lookup, Reversed, read
+from glft_schema.codec.expressions import Reversed, ValueOfKey
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.rules import RULE_SETS, SPEC
 from glft_schema.codec.structs import Derived, Struct, follows, member
@@ -190,7 +190,7 @@ class Format:
         """The metadata key of the alignment; None if the format has none."""
         alignment = self.field("alignment")
         expression = alignment.of if isinstance(alignment, Derived) else None
-        return expression.key if isinstance(expression, Lookup) else None
+        return expression.key if isinstance(expression, ValueOfKey) else None
 
     def dims_of(self, shape: Sequence[int]) -> list[int]:
         """Converts a shape, in torch's order, to dims as stored."""
@@ -198,7 +198,7 @@ class Format:
 
     @property
     def _reverses_dims(self) -> bool:
-        return isinstance(read(member(self.row, "shape").of), Reversed)
+        return isinstance(member(self.row, "shape").of, Reversed)
 
     @property
     def row(self) -> Struct:

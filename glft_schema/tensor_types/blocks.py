@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from construct.expr import FuncPath
 
+from glft_schema.codec.expressions import Constant, Expression
 from glft_schema.codec.numbers import Number, TensorField, u8
 from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrap
@@ -155,7 +156,7 @@ def _mistake(name: Any, block: Any, weights: Any, dequantize: Any, quantize: Any
             return f'give each field of the block a name, such as "d" / f16[1], found {array!r} without one'
         if not field.name.isidentifier():
             return f"{field.name}: choose a name of letters, digits and '_'"
-        if not isinstance(array, TensorField) or not all(type(dim) is int and dim > 0 for dim in array.dims):
+        if not isinstance(array, TensorField) or not all(map(_is_size, array.dims)):
             example = f"{array!r}[1]" if isinstance(array, Number) else "u8[16]"
             return f"{field.name}: write an array of numbers with constant dims, such as {example}, found {array!r}"
     names = [field.name for field in block.subcons]
@@ -169,6 +170,10 @@ def _mistake(name: Any, block: Any, weights: Any, dequantize: Any, quantize: Any
     if not (dequantize is None or callable(dequantize)):
         return f"write the formula as a function of {parameters}, found {quote(dequantize)}"
     return None
+
+
+def _is_size(dim: Expression) -> bool:
+    return isinstance(dim, Constant) and type(dim.value) is int and dim.value > 0
 
 
 def _row(dims: Sequence[int]) -> int:

@@ -17,6 +17,7 @@ from construct import this
 from numpy.lib.stride_tricks import as_strided
 
 from glft_schema.codec.context import LITTLE, ByteOrder, new_context
+from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.numbers import Number, TensorField
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
@@ -579,7 +580,7 @@ def _layout(type_: TensorType, dims: tuple[int, ...]) -> list[tuple[str, TensorF
 
 def _per_row(part: TensorField) -> bool:
     """Tells whether the field has one number per row, which all slices of the row share."""
-    return len(part.dims) == 1 and part.dims[0] is OUT
+    return part.dims == (as_expression(OUT),)
 
 
 def _as_bytes(field: Array) -> Array:

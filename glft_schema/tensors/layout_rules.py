@@ -8,6 +8,7 @@ from typing import Any
 from construct.expr import FuncPath
 
 from glft_schema.codec.context import Context
+from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.predicates import is_zero
 from glft_schema.codec.rules import Check, Predicate
 from glft_schema.errors import quote
@@ -54,7 +55,8 @@ def is_padded_to(alignment: Any) -> Predicate:
     """Returns a predicate: the last payload of a region is padded to the alignment."""
 
     def on(of: Any) -> Callable[[Any], bool]:
-        return lambda at: _is_padded(of(at), alignment(at))
+        data, step = as_expression(of), as_expression(alignment)
+        return lambda at: _is_padded(data(at), step(at))
 
     return Predicate("the last payload padded to the alignment", on, show=show_gaps)
 

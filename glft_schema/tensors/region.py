@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import construct
-from construct.core import evaluate
 from construct.expr import FuncPath
 
 from glft_schema.codec.columns import column, kinds
 from glft_schema.codec.context import ByteOrder, Context, byte_order
+from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import unwrap
 from glft_schema.display import NAME, ROWS, Listing, Part, Row, format_count, with_display
@@ -224,7 +224,7 @@ class TensorData(construct.Construct):
     def __init__(self, table: str, padded_to: Any = 1) -> None:
         super().__init__()
         self.table = table
-        self.padded_to = padded_to
+        self.padded_to = as_expression(padded_to)
 
     def _parse(self, stream: Any, context: Context, path: str) -> TensorMap:
         if not isinstance(stream, Cursor):
@@ -247,7 +247,7 @@ class TensorData(construct.Construct):
         for i, place in self._in_order(rows, extents, path):
             payload_end = place.offset + place.nbytes
             if payload_end > size:
-                alignment = evaluate(self.padded_to, context)
+                alignment = self.padded_to(context)
                 if place.offset % alignment and place.offset <= size and self._has_offset_rule(context):
                     beyond = f"from there, {place.nbytes:,} bytes extend past the end of the file"
                     problem = f"expected a multiple of the alignment, {alignment}, found {place.offset}; {beyond}"
@@ -350,7 +350,7 @@ class TensorData(construct.Construct):
                 spans.append(Zeros(place.offset - end))
             spans.append(Payload(place.nbytes, payload, row, where, order))
             end = max(end, place.offset + place.nbytes)
-        if gaps is None and (padding := -end % evaluate(self.padded_to, context)):
+        if gaps is None and (padding := -end % self.padded_to(context)):
             spans.append(Zeros(padding))
         return spans + [GapBytes(gap.nbytes, obj, gap) for gap in gaps or ()]
 

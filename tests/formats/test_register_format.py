@@ -541,7 +541,7 @@ def taken(w, d):
     ("block", "weights", "sentence"),
     [
         (Struct("d" / f16), 1, "d: write an array of numbers with constant dims, such as f16[1], found f16"),
-        (Struct("d" / f16[this.n]), 1, "d: write an array of numbers with constant dims, such as u8[16], found f16[this['n']]"),
+        (Struct("d" / f16[this.n]), 1, "d: write an array of numbers with constant dims, such as u8[16], found f16[n]"),
         (Struct("d" / construct.Bytes(2)), 1, "d: write an array of numbers with constant dims, such as u8[16], found <Bytes>"),
         (Struct(f16[1]), 1, 'give each field of the block a name, such as "d" / f16[1], found f16[1] without one'),
         (["d" / f16[1]], 1, 'write the block as Struct("d" / f16[1], ...) of glft_schema.codec, found [<Renamed d f16[1]>]'),

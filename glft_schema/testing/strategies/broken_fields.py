@@ -14,7 +14,7 @@ import glft_schema.describe.nodes as s
 import glft_schema.testing.strategies.aspects as a
 from glft_schema.codec import arrays
 from glft_schema.codec.context import BIG, Context, byte_order
-from glft_schema.codec.expressions import Reference, value_in
+from glft_schema.codec.expressions import Reference
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.structs import Forged
 from glft_schema.codec.tables import least_size
@@ -57,7 +57,7 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
 
     def may_lack(path: str) -> bool:
         node = _node_at(file, path)
-        return isinstance(node, s.PaddingNode) and node.may_lack is not None and bool(value_in(regions, node.may_lack))
+        return isinstance(node, s.PaddingNode) and node.may_lack is not None and bool(node.may_lack(regions))
 
     counts = list(_counts(file, spans))
     fields = [(path, start, end) for path, start, end in leaves if end > start and not may_lack(path)]
@@ -123,7 +123,7 @@ def _count_path(node: s.Node, region: str) -> str:
 def _number(node: s.Node | None, context: Any) -> s.NumberNode:
     """Returns a number, selected by the context."""
     while isinstance(node, s.EitherNode):
-        node = s.choose(node, partial(value_in, context))
+        node = s.choose(node, context)
     assert isinstance(node, s.NumberNode)
     return node
 

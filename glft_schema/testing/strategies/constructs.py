@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.context import ByteOrder, Context
-from glft_schema.codec.expressions import value_in
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.typed_values import ARRAY
@@ -230,8 +229,8 @@ def payloads_of(draw: st.DrawFn, rows: Sequence[Any]) -> dict[str, bytes]:
 
 # fmt: off
 values_of.register(s.RefNode,      lambda node, context: struct_values(struct_of(node.declared), context, wrapped_values))
-values_of.register(s.EitherNode,   lambda node, context: wrapped_values(s.choose(node, partial(value_in, context)), context))
-values_of.register(s.SwitchNode,   lambda node, context: wrapped_values(s.choose(node, partial(value_in, context)), context))
+values_of.register(s.EitherNode,   lambda node, context: wrapped_values(s.choose(node, context), context))
+values_of.register(s.SwitchNode,   lambda node, context: wrapped_values(s.choose(node, context), context))
 values_of.register(s.PayloadsNode, lambda node, context: payloads_of(context[node.table]))
 values_of.register(s.DerivedNode,  lambda node, context: st.none())
 values_of.register(s.PaddingNode,  lambda node, context: st.none())

@@ -7,7 +7,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from glft_schema.codec.expressions import value_in
 from glft_schema.codec.rules import rule_sets
 from glft_schema.describe.nodes import JsonTableNode, PaddingNode
 from glft_schema.describe.schema import struct_of
@@ -83,7 +82,7 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
     for part in whole.fields:
         if isinstance(padding := part.node, PaddingNode) and part.name not in guarded and draw(st.booleans()):
             nbytes = len(built[part.name])
-            may_lack = not payloads and padding.may_lack and value_in(built, padding.may_lack)
+            may_lack = not payloads and padding.may_lack and padding.may_lack(built)
             stored = draw(st.binary(min_size=0 if may_lack else nbytes, max_size=nbytes))
             draft = draft.replace({part.name: stored})
     return draft.head.stored + payloads

@@ -15,7 +15,7 @@ from typing import Any
 import construct
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, subexpressions, value_in
+from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, subexpressions
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.records import NO_COUNTS
@@ -35,7 +35,7 @@ LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
 def value_so_far(context: Context, expression: Expression) -> Any:
     """Returns the value of an expression, or None for a field that has not been drawn."""
     with suppress(KeyError, AttributeError):
-        return value_in(context, expression)
+        return expression(context)
     return None
 
 
@@ -140,7 +140,7 @@ def repeat(value: list[Any], size: int) -> list[Any]:
 
 def pattern(check: Check) -> str | None:
     """Returns the regular expression of a rule, or None."""
-    expression = read(check.holds) if isinstance(check, Rule) else None
+    expression = check.holds if isinstance(check, Rule) else None
     return expression.pattern if isinstance(expression, Matches) else None
 
 
