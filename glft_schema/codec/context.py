@@ -76,8 +76,12 @@ class Parameters(Context):
         rules: the rule sets that building enforces in addition to required rules.
         forging: whether building may produce invalid files. It then accepts any count, and checks
             rules only for `findings`.
+        counts: the number of rows of a table by path, instead of the one that its count states;
+            only set to find a wrong count.
+        allow_truncated: whether the payloads may extend past the end of the file.
         dims: in a tensor's payload, its dims in torch's order. ``out`` and ``in`` are the matrix's
             dims.
+        _drawing: what the strategies of `glft_schema.testing` draw; only set by them.
     """
 
     if not TYPE_CHECKING:
@@ -96,7 +100,10 @@ class Parameters(Context):
     positions: dict[str, int]
     rules: tuple[str, ...]
     forging: bool
+    counts: dict[str, int]
+    allow_truncated: bool
     dims: list[int]
+    _drawing: Any
 
 
 def new_context(parsing: bool, **parameters: Any) -> Parameters:

@@ -95,10 +95,6 @@ class ContainerConstruct(construct.Construct):
             return open(filename, mmap=mmap)
         return _parse(open_source(path_text(filename), mmap, offset=offset, size=size))
 
-    def compile(self, filename: object = None) -> ContainerConstruct:
-        """Returns itself: construct's compiler does not speed up formats, and checks less."""
-        return self
-
     def build_file(self, obj: File | Mapping[str, Any], filename: StrPath, **contextkw: Any) -> None:
         """Builds a file, one payload at a time. An existing file is replaced only on success.
 
