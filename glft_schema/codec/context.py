@@ -93,8 +93,6 @@ class Parameters(Context):
     objects: int
     templates: int
     findings: list[Finding]
-    counts: dict[str, int]
-    allow_truncated: bool
     spans: list[Any]
     alignment: int
     positions: dict[str, int]
