@@ -66,9 +66,6 @@ class Parameters(Context):
         objects: the number of rows and arrays so far, which the limit ``objects`` counts.
         templates: the number of characters of chat templates so far.
         findings: collects broken rules that not every reader enforces; only set if requested.
-        counts: the number of rows by a table's path, instead of the one in the file; only set if
-            requested.
-        allow_truncated: whether parsing accepts payloads that end after the file.
         spans: collects the spans of payloads, which building then does not write; only set if
             requested.
         alignment: a text before the payloads is padded to a multiple of it; 1 by default.

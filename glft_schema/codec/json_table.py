@@ -237,7 +237,7 @@ class JsonTexts(construct.Construct):
             whole = next(part for part in reversed(rows.members) if rows.key_of(part) == rows.name)
             if not isinstance(stored, tuple):
                 raise FormatError(f"expected an object of texts, found {quote(stored)}", path, rows.start + whole.start)
-            inner = PAIR._nest(context, stream)
+            inner = PAIR.nest(context, stream)
             for i, (part, pair) in enumerate(zip(parts(rows.text, whole.start), stored, strict=True)):
                 for name, value, (first, last) in zip(("key", "value"), pair, (part[:2], part[2:]), strict=True):
                     stream.seek(rows.start + first)

@@ -145,17 +145,17 @@ def test_what_has_no_node_says_so(declared: Any, problem: str) -> None:
 
 def test_a_choice_among_alternatives() -> None:
     type_of = {0: s.NumberNode("u8", "little"), 1: s.NumberNode("u16", "little")}
-    switch = s.SwitchNode(Reference("type"), tuple(s.SwitchCase(node.kind, code, node) for code, node in type_of.items()), None)
-    assert [s.choose(switch, lambda _, code=code: code) for code in type_of] == list(type_of.values())
-    assert s.choose(replace(switch, default=type_of[0]), lambda _: 2) == type_of[0]
+    switch = s.SwitchNode(Reference(("type",)), tuple(s.SwitchCase(node.kind, code, node) for code, node in type_of.items()), None)
+    assert [s.choose(switch, {"type": code}) for code in type_of] == list(type_of.values())
+    assert s.choose(replace(switch, default=type_of[0]), {"type": 2}) == type_of[0]
     with pytest.raises(KeyError, match="2"):
-        s.choose(switch, lambda _: 2)
+        s.choose(switch, {"type": 2})
 
 
 def test_an_array_that_holds_itself_is_read_once() -> None:
     array = schema_of(GGUF).structs["array"]
     assert array.field("n").is_count
-    nested = s.choose(array.field("elements").node, lambda on: GGUF.metadata.types["array"])
+    nested = s.choose(array.field("elements").node, {"type": GGUF.metadata.types["array"]})
     assert nested == s.ListNode(Reference(("n",)), s.RefNode("array"))
 
 
