@@ -10,7 +10,6 @@ from glft_schema.errors import alternatives, quote
 
 COMPARED = 100  # names that difflib compares, at 0.3 ms each
 SHOWN = 3  # names that begin with an unknown one
-SIMILAR = 0.6  # the minimum similarity of a suggestion, difflib's default
 
 
 class MissingKeyError(KeyError):
@@ -77,7 +76,5 @@ def closest(text: str, names: Sequence[str]) -> str | None:
     def similarity(name: str) -> float:
         return sum(name[i : i + 2] in pairs for i in range(len(name) - 1)) / (len(text) + len(name))
 
-    if len(names) > COMPARED:
-        fitting = [name for name in names if 2 * min(len(text), len(name)) >= SIMILAR * (len(text) + len(name))]
-        names = heapq.nlargest(COMPARED, fitting, key=similarity)
-    return next(iter(get_close_matches(text, names, n=1, cutoff=SIMILAR)), None)
+    likely = heapq.nlargest(COMPARED, names, key=similarity)
+    return next(iter(get_close_matches(text, likely, n=1)), None)

@@ -22,10 +22,10 @@ from glft_schema.display import (
     size_text,
 )
 from glft_schema.errors import safe
+from glft_schema.formats.file_types import FILE_TYPE
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.tensor import Tensor
 
-FILE_TYPE = "general.file_type"
 LONGEST = 110  # characters of the values in a row
 NUMBERED = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<number>[0-9]+)\.(?P<rest>.+)", re.DOTALL)  # such as blk.0.attn_q.weight
 NUMBER = re.compile(r"\.[0-9]+(?=\.)")

@@ -1,9 +1,10 @@
-"""File types: names and codes of ``general.file_type``, the mix of tensor types in a GGUF file.
+"""File types: the key ``general.file_type``, the mix of tensor types in a GGUF file, and its values.
 
 Source: enum llama_ftype in include/llama.h, and the guess of a file type in
 src/llama-model-loader.cpp, of llama.cpp v0.5.0.
 """
 
+FILE_TYPE = "general.file_type"
 FILE_TYPES = {
     "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11, "Q3_K_M": 12,
     "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20,

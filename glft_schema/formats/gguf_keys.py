@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glft_schema.display import format_count
-from glft_schema.formats.file_types import FILE_TYPES
+from glft_schema.formats.file_types import FILE_TYPE, FILE_TYPES
 
 ARCH = "[arch]"  # stands for the name of an architecture
 PER_LAYER = {"uint32": "array[int32]", "float32": "array[float32]"}  # of an architecture's keys; lists as gguf-py writes them
@@ -93,7 +93,7 @@ TYPES = {f"{prefix}.{rest}": type_ for prefix, type_, rests in ROWS for rest in 
 # Meanings of integer values, by key. Sources: llama_pooling_type, llama_expert_gating_func_type and
 # llama_token_type of llama.cpp v0.5.0.
 MEANINGS = {
-    "general.file_type": {code: name for name, code in FILE_TYPES.items()},
+    FILE_TYPE: {code: name for name, code in FILE_TYPES.items()},
     "tokenizer.ggml.token_type": {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"},
     "[arch].pooling_type": {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"},
     "[arch].expert_gating_func": {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen experts"},

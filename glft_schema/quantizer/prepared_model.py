@@ -12,8 +12,7 @@ from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import OptionError
 from glft_schema.families.converter import Converter
 from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
-from glft_schema.files.summary import FILE_TYPE
-from glft_schema.formats.file_types import MOSTLY
+from glft_schema.formats.file_types import FILE_TYPE, MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.choosing import loading_order
 from glft_schema.quantizer.recipe_rules import Recipe

@@ -16,8 +16,7 @@ from glft_schema.errors import FormatError, OptionError, TiedWarning, quote
 from glft_schema.families.loader import LLAMA_CPP, broken_model
 from glft_schema.files.layout import Layout, lay_out
 from glft_schema.files.parsing import parse_source
-from glft_schema.files.summary import FILE_TYPE
-from glft_schema.formats.file_types import MAIN_TYPES
+from glft_schema.formats.file_types import FILE_TYPE, MAIN_TYPES
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import target_format
 from glft_schema.lazy import outside_graphs
