@@ -250,7 +250,7 @@ class GGUFReader:
         """
         value, step = span.value, span.path.rpartition(STEP)[2]
         if isinstance(value, StoredStrings):
-            return _PartRun(span.start, self._size, len(value), value.ends)
+            return _PartRun(span.start, self._size, len(value), lambda: value.ends)
         if isinstance(value, str):
             return _PartRun(span.start, self._size, 1, lambda: [(span.end or 0) - span.start])
         if step == "type" or type_ is None:

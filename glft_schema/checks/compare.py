@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.typed_text import STRING, texts_of_change, to_text
-from glft_schema.codec.typed_values import StoredValue, Typed
+from glft_schema.codec.typed_values import Typed
 from glft_schema.display import VALUE, Part, Progress, Results, chart, format_count, records_table, with_display
 from glft_schema.errors import TensorError, safe
 from glft_schema.formats.registry import FORMATS, WITH_TYPES
@@ -256,7 +256,7 @@ def _compare_metadata(before: Checkpoint, after: Checkpoint) -> tuple[Results[Me
     return Results(changes, "change"), len(keys)
 
 
-def _entries(checkpoint: Checkpoint) -> dict[str, StoredValue | str]:
+def _entries(checkpoint: Checkpoint) -> dict[str, Typed | str]:
     """Returns metadata as typed values, or else as text."""
     entries = checkpoint.own_metadata
     if has_types(entries):
@@ -265,13 +265,13 @@ def _entries(checkpoint: Checkpoint) -> dict[str, StoredValue | str]:
     return dict(entries)
 
 
-def _text(value: StoredValue | str | None) -> str | None:
+def _text(value: Typed | str | None) -> str | None:
     """Returns a text that is equal for values of equal type and bits. Text counts as a string."""
     return f"{STRING} {json.dumps(value)}" if isinstance(value, str) else value and to_text(value)
 
 
-def _short_value(value: StoredValue | str | None) -> Typed | str | None:
-    return Typed(value.plain, value.type_text) if isinstance(value, StoredValue) else value
+def _short_value(value: Typed | str | None) -> Typed | str | None:
+    return Typed(value.plain(), value.type) if isinstance(value, Typed) else value
 
 
 def _compare_tensors(

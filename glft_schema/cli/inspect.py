@@ -15,7 +15,7 @@ from glft_schema.cli.options import Json, argument, flag, option
 from glft_schema.cli.terminal import MAX_LINE, echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_text import FIRST, as_json_value, entry_data
-from glft_schema.codec.typed_values import Array, StoredValue
+from glft_schema.codec.typed_values import Typed
 from glft_schema.display import align, first_rows
 from glft_schema.errors import FormatError, OptionError, quote, safe, without_controls
 from glft_schema.files.byte_counts import GAPS, byte_counts
@@ -296,12 +296,11 @@ def _with_meaning(file: File, key: str, longest: int) -> str:
     return f"{text} ({named})" if named else text
 
 
-def _as_text(entry: StoredValue, longest: int = TEXT) -> str:
+def _as_text(typed: Typed, longest: int = TEXT) -> str:
     """Returns a value as text; numbers have the digits of their stored type."""
-    value = entry.value
-    if not isinstance(value, Array):
-        return safe(value, longest) if isinstance(value, str) else str(entry.plain if entry.type.name == "bool" else value)
-    parts = [StoredValue(value.type, element) for element in value.values[:FIRST]]
-    first = ", ".join(quote(part.value, 40) if isinstance(part.value, str) else _as_text(part) for part in parts)
-    count = len(value.values)
-    return f"{count:,}: [{first}, ...]" if count > FIRST else f"[{first}]"
+    value = typed.value
+    if not typed.is_array:
+        return safe(value, longest) if isinstance(value, str) else str(typed.plain() if typed.type == "bool" else value)
+    elements = typed._replace(value=value[:FIRST]).elements()
+    first = ", ".join(quote(one.value, 40) if isinstance(one.value, str) else _as_text(one) for one in elements)
+    return f"{len(value):,}: [{first}, ...]" if len(value) > FIRST else f"[{first}]"

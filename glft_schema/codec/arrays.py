@@ -1,14 +1,14 @@
 """Long arrays of numbers or strings, located in one pass and decoded on access.
 
-A vocabulary has hundreds of thousands of strings. Parsing scans their lengths once, to find the end
-of the array. Positions are computed on first access, texts on each access.
+A vocabulary has hundreds of thousands of strings. Parsing finds the end of each, numbers are only
+located, and both are read on each access.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from functools import cached_property
 from typing import Any, overload
 
 import construct
@@ -19,27 +19,26 @@ from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.numbers import Number, Picked, checked_number
 from glft_schema.codec.structs import check_count
 from glft_schema.codec.text import decode_text, encode_text, is_utf8, with_length
-from glft_schema.errors import FormatError, TruncatedError, quote
+from glft_schema.errors import TruncatedError, quote
 from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import BytesSource, Source
 from glft_schema.storage.tensor_bytes import write_all
 
-WINDOW = 1 << 12  # bytes that a walk reads first; it doubles them up to MAX_WINDOW
-MAX_WINDOW = 1 << 18
-MIN_STRINGS = 64  # a walk of fewer strings does not search for runs of short ones
-SPARE_JUMPS = 16  # a walk with more jumps than this, plus one per MIN_STRINGS strings, ignores runs
-PIECE = 1 << 16  # numbers that iteration reads at a time
+WINDOW = 1 << 16  # bytes that the walk over strings reads at a time,
+PER_STRING = 64  # but not more than this for each string
 SHOWN = 8  # elements in a repr; half as many of longer arrays
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class StoredNumbers(Sequence[Any]):
-    """Consecutive numbers in a source, read on each access.
+class StoredArray(Sequence[Any]):
+    """Consecutive elements in a source, read on each access.
+
+    Raises ClosedError on access if the file was closed.
 
     Attributes:
-        number: the type of the numbers.
-        order: the byte order of the numbers.
+        number: the type of the numbers, or of the length before each string.
+        order: the byte order of these numbers.
     """
 
     def __init__(self, source: Source, start: int, count: int, number: Number, order: ByteOrder) -> None:
@@ -49,91 +48,98 @@ class StoredNumbers(Sequence[Any]):
         self.number = number
         self.order = order
 
-    def array(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Returns a read-only numpy array in the file's byte order, a view if the file is mapped.
-
-        Raises ClosedError if the file was closed.
-        """
-        return self._part(range(self._count))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._source, self._start, self._count, self.number, self.order)
 
     def __len__(self) -> int:
         return self._count
 
+    def __repr__(self) -> str:
+        is_short = self._count <= SHOWN
+        texts = [
+            quote(element) if isinstance(element, str) else str(element)
+            for element in self[: SHOWN if is_short else SHOWN // 2]
+        ]
+        return f"[{', '.join(texts)}{'' if is_short else f', ... {self._count:,} in all'}]"
+
+
+class StoredNumbers(StoredArray):
+    """Consecutive numbers in a source. A slice is a read-only numpy array in the file's byte order,
+    a view if the file is mapped. Only the bytes between its outermost numbers are read."""
+
     def __getitem__(self, index: Any) -> Any:
-        indices = range(self._count)[index]
-        if isinstance(indices, int):
-            return self._part(range(indices, indices + 1))[0]
-        return self._part(indices)
+        wanted, dtype = range(self._count)[index], self.number.numpy_dtype(self.order)
+        if isinstance(wanted, int):
+            return self[wanted : wanted + 1][0]
+        low, high = sorted((wanted[0], wanted[-1])) if wanted else (0, -1)
+        stored = self._source.view(self._start + low * dtype.itemsize, (high + 1 - low) * dtype.itemsize)
+        return np.frombuffer(stored, dtype)[wanted[0] - low if wanted else 0 :: wanted.step]
 
     def __iter__(self) -> Iterator[Any]:
-        for piece in self.pieces():
-            yield from piece
-
-    def pieces(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-        """Yields the numbers in order, in arrays of `PIECE`."""
-        for first in range(0, self._count, PIECE):
-            yield self._part(range(first, min(first + PIECE, self._count)))
-
-    def _part(self, indices: range) -> np.ndarray[Any, np.dtype[Any]]:
-        """Returns the numbers at `indices`, and reads only the bytes between the outermost two."""
-        dtype = self.number.numpy_dtype(self.order)
-        if not indices:
-            self._source.check_open()
-            return np.empty(0, dtype)
-        first, last = min(indices[0], indices[-1]), max(indices[0], indices[-1])
-        stored = self._source.view(self._start + first * dtype.itemsize, (last - first + 1) * dtype.itemsize)
-        return np.frombuffer(stored, dtype)[indices[0] - first :: indices.step]
-
-    def __repr__(self) -> str:
-        return _abridge((str(self[i]) for i in range(len(self))), len(self))
+        return iter(self[:])
 
 
-class StoredStrings(Sequence[str]):
+class StoredStrings(StoredArray):
     """Consecutive strings in a source, each after its length; decoded as UTF-8 on each access.
 
     Bytes that are not UTF-8 become lone surrogates (Python's ``surrogateescape``), and so are not
     lost. Equal to any sequence of the same texts.
-
-    Attributes:
-        length: the number before each string, its length in bytes.
-        order: the byte order of the lengths.
     """
 
-    def __init__(self, source: Source, start: int, nbytes: int, count: int, length: Number, order: ByteOrder) -> None:
-        self._source = source
-        self._start = start
-        self._nbytes = nbytes
-        self._count = count
-        self._ends: Positions | None = None
-        self.length = length
-        self.order = order
+    @cached_property
+    def ends(self) -> Positions:
+        """The end of each string, relative to the start of the array."""
+        return np.concatenate([np.empty(0, np.int64), *self._walk()])
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoredStrings, (self._source, self._start, self._nbytes, self._count, self.length, self.order)
+    def find_end(self) -> int:
+        """Returns the end of the last string in the source, without storing those before it.
+
+        Raises TruncatedError if a string is cut off.
+        """
+        end = 0
+        for ends in self._walk():
+            end = int(ends[-1])
+        return self._start + end
+
+    def _walk(self) -> Iterator[Positions]:
+        """Yields the ends of the strings in each window, relative to the start of the array.
+
+        Short strings at the beginning of a window are found at once, all others in a loop.
+        """
+        unpack, size = self.number.unpacker(self.order), self.number.itemsize
+        left, wanted, end = self._source.size - self._start, self._count, 0
+        while wanted:
+            window = self._source.read(self._start + end, min(WINDOW, PER_STRING * wanted, left - end))
+            short, others = _short_strings(window, size, self.order)[:wanted], list[int]()
+            at = int(short[-1]) if len(short) else 0
+            while at + size <= len(window) and len(short) + len(others) < wanted and end + at <= left:
+                at += size + unpack(window, at)[0]
+                others.append(at)
+            found = len(short) + len(others)
+            if not found or end + at > left:
+                cut = self._count - wanted + max(found - 1, 0)
+                raise TruncatedError(f"expected {self._count} strings, found the end of the file in string {cut}")
+            yield end + np.append(short, np.array(others, np.int64))
+            wanted -= found
+            end += at
 
     def stored_bytes(self) -> memoryview:
         """Returns the stored bytes, lengths included. Raises ClosedError if the file was closed."""
-        return self._source.read(self._start, self._nbytes)
+        return self._source.read(self._start, int(self.ends[-1]) if self._count else 0)
 
-    def ends(self) -> Positions:
-        """Returns the end of each string, relative to the start of the array; computed once."""
-        if self._ends is None:
-            self._ends = np.fromiter((end for _, end in self._walk(self.stored_bytes())), np.int64, self._count)
-        return self._ends
+    def starts(self) -> Positions:
+        """Returns the first byte of each string, after its length."""
+        return np.append(0, self.ends)[:-1] + self.number.itemsize
 
     def lengths(self) -> Positions:
         """Returns the length of each string in bytes."""
-        return np.diff(self.ends(), prepend=0) - self.length.itemsize
+        return self.ends - self.starts()
 
     def are_utf8(self) -> bool:
         """Tells whether all strings are UTF-8: decodes them at once, with zeros between them."""
-        stored = np.frombuffer(self.stored_bytes(), np.uint8).copy()
-        starts = np.append(np.int64(0), self.ends())[:-1]
-        stored[starts[:, None] + np.arange(self.length.itemsize)] = 0
+        stored, size = np.frombuffer(self.stored_bytes(), np.uint8).copy(), self.number.itemsize
+        stored[self.starts()[:, None] - np.arange(1, size + 1)] = 0
         return is_utf8(decode_text(stored.data))
-
-    def __len__(self) -> int:
-        return self._count
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -141,29 +147,17 @@ class StoredStrings(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            wanted = range(*index.indices(self._count))
-            if self._ends is None and wanted.step > 0 and wanted.stop <= SHOWN:  # without the ends of all
-                return [*islice(self, wanted.start, wanted.stop, wanted.step)]
-            return [self[i] for i in wanted]
+            return [self[i] for i in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
             raise IndexError(f"index {index} is out of range for {self._count} strings")
-        at, ends = index % self._count, self.ends()
-        first, end = (int(ends[at - 1]) if at else 0) + self.length.itemsize, int(ends[at])
+        at = index % self._count
+        first, end = (int(self.ends[at - 1]) if at else 0) + self.number.itemsize, int(self.ends[at])
         return decode_text(self._source.read(self._start + first, end - first))
 
     def __iter__(self) -> Iterator[str]:
         stored = self.stored_bytes()
-        return (decode_text(stored[first:end]) for first, end in self._walk(stored))
-
-    def _walk(self, stored: memoryview) -> Iterator[tuple[int, int]]:
-        """Yields start and end of each string. Raises FormatError if the file has changed."""
-        unpack, size, end, last = self.length.unpacker(self.order), self.length.itemsize, 0, len(stored)
-        for i in range(self._count):
-            first = end + size
-            if first > last or (end := first + unpack(stored, end)[0]) > last:
-                problem = f"expected {self._count} strings in {last} bytes, found the end in string {i}: the file has changed"
-                raise FormatError(problem, offset=self._start, file=self._source.name)
-            yield first, end
+        spans = zip(self.starts().tolist(), self.ends.tolist(), strict=True)
+        return (decode_text(stored[first:end]) for first, end in spans)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
@@ -172,53 +166,11 @@ class StoredStrings(Sequence[str]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __repr__(self) -> str:
-        return _abridge(map(quote, self), len(self))
 
+def _short_strings(window: memoryview, size: int, order: ByteOrder) -> Positions:
+    """Returns the ends of the strings of less than 256 bytes at the beginning of `window`.
 
-def _abridge(texts: Iterator[str], count: int) -> str:
-    if count <= SHOWN:
-        return f"[{', '.join(texts)}]"
-    return f"[{', '.join(islice(texts, SHOWN // 2))}, ... {count:,} in all]"
-
-
-def walk(source: Source, start: int, count: int, length: Number, order: ByteOrder) -> int:
-    """Returns the end of `count` strings. Raises TruncatedError if one is cut off.
-
-    Skips each run of short strings in one jump, until too many of the runs are short.
-    """
-    position, done, nbytes, jumps = start, 0, WINDOW, 0
-    unpack, size, in_runs = length.unpacker(order), length.itemsize, count >= MIN_STRINGS
-    while done < count:
-        window = source.read(position, min(nbytes, source.size - position))
-        nbytes = min(2 * nbytes, MAX_WINDOW)
-        at, last, first = 0, len(window) - size, done
-        if in_runs:
-            starts, ends, breaks = _short_strings(window, size, order)
-        while in_runs and at <= last and done < count:
-            i = int(starts.searchsorted(at))
-            if i < len(starts) and starts[i] == at:
-                run = min(int(breaks[breaks.searchsorted(i)]) - i + 1, count - done)
-                at, done = int(ends[i + run - 1]), done + run
-            else:
-                at, done = at + size + unpack(window, at)[0], done + 1
-            jumps += 1
-            in_runs = jumps <= SPARE_JUMPS + done // MIN_STRINGS
-        while at <= last and done < count:
-            at += size + unpack(window, at)[0]
-            done += 1
-        if done == first or position + at > source.size:
-            raise TruncatedError(f"expected {count} strings, found the end of the file in string {max(done - 1, first)}")
-        position += at
-    return position
-
-
-def _short_strings(window: memoryview, size: int, order: ByteOrder) -> tuple[Positions, Positions, Positions]:
-    """Finds all candidates for a string: any `size` bytes that encode a length below 256.
-
-    Returns:
-        Start and end of each candidate, and the indices of candidates after which the next one does
-        not start. If a candidate is a string, so are all others up to the next such index.
+    All bytes of their lengths but the lowest are zero.
     """
     stored = np.frombuffer(window, np.uint8)
     zeros, width = stored == 0, 1
@@ -227,7 +179,8 @@ def _short_strings(window: memoryview, size: int, order: ByteOrder) -> tuple[Pos
         zeros, width = zeros[:-step] & zeros[step:], width + step
     starts = np.flatnonzero(zeros[1:] if order == "little" else zeros[:-1])
     ends = starts + size + stored[starts + (0 if order == "little" else size - 1)]
-    return starts, ends, np.append(np.flatnonzero(ends[:-1] != starts[1:]), len(starts) - 1)
+    apart = np.flatnonzero(np.append(0, ends[:-1]) != starts)  # not a string, or not next to the last one
+    return ends[: max((apart[0] if len(apart) else len(ends)) - 1, 0)]  # without the last, which may be cut off
 
 
 class Numbers(construct.Construct):
@@ -247,7 +200,7 @@ class Numbers(construct.Construct):
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         order = byte_order(context)
-        array = obj.array() if isinstance(obj, StoredNumbers) else obj
+        array = obj[:] if isinstance(obj, StoredNumbers) else obj
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.number.numpy_dtype().newbyteorder("="):
             write_all(stream, np.ascontiguousarray(array, self.number.numpy_dtype(order)).reshape(-1).view(np.uint8).data)
             return obj
@@ -267,15 +220,14 @@ class Strings(construct.Construct):
         count, length, order = self.count(context), self.length.pick(context), byte_order(context)
         with cursor_over(stream, self.count, count, length.itemsize, path) as cursor:
             limits_of(context).check("strings", count, path)
-            start = cursor.tell()
-            end = walk(cursor.source, start, count, length, order)
-            cursor.seek(end)
-            return StoredStrings(cursor.source, start, end - start, count, length, order)
+            strings = StoredStrings(cursor.source, cursor.tell(), count, length, order)
+            cursor.seek(strings.find_end())
+            return strings
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         length, order = self.length.pick(context), byte_order(context)
         limits_of(context).check("strings", len(obj), path)
-        if isinstance(obj, StoredStrings) and (obj.length, obj.order) == (length, order):
+        if isinstance(obj, StoredStrings) and (obj.number, obj.order) == (length, order):
             write_all(stream, obj.stored_bytes())
             return obj
         write_all(stream, b"".join(with_length(encode_text(text, path), length, order, path) for text in obj))

@@ -13,7 +13,7 @@ from glft_schema.codec.context import Context
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_text import from_value_text
-from glft_schema.codec.typed_values import Array, StoredValue, Typed, ValueType, stored_value
+from glft_schema.codec.typed_values import ARRAY, Typed, ValueType, array_of, exact, with_type
 from glft_schema.display import NAME, VALUE, Listing, Part, Row, format_count, format_value, with_display
 from glft_schema.errors import FormatError, quote, safe
 from glft_schema.words import MissingKeyError
@@ -92,7 +92,7 @@ class TypedMetadata(Metadata):
     ``metadata | {"key": value}`` returns a copy with another entry.
 
     Args:
-        entries: the stored values.
+        entries: the values, exact.
         types: the table of value types.
         keys: the types of well-known keys.
 
@@ -101,15 +101,15 @@ class TypedMetadata(Metadata):
         key_types: as `keys`.
     """
 
-    _entries: dict[str, StoredValue]
+    _entries: dict[str, Typed]
 
-    def __init__(self, entries: Mapping[str, StoredValue], types: TypeTable[ValueType], keys: KeyTypes | None = None) -> None:
+    def __init__(self, entries: Mapping[str, Typed], types: TypeTable[ValueType], keys: KeyTypes | None = None) -> None:
         super().__init__(entries)
         self.types = types
         self.key_types = keys
 
     def __getitem__(self, key: str) -> Any:
-        return self._entry(key).plain
+        return self.stored_value(key).plain()
 
     def __eq__(self, other: object) -> bool:
         """Compares keys and values in any order; NaN is not equal to itself."""
@@ -122,49 +122,37 @@ class TypedMetadata(Metadata):
     def __or__(self, others: Mapping[str, Any]) -> TypedMetadata:
         """Returns a copy with other entries, which replace existing ones or are appended.
 
-        A plain value gets the type of the value that it replaces, if this type suits the key and is
-        not a nested array, whose type depends on the inner arrays. Raises FormatError for a value
-        that cannot be stored.
+        Raises FormatError for a value that cannot be stored, or text that is not of its key's type.
         """
         if not isinstance(others, Mapping):
             return NotImplemented
-        entries = dict(self._entries)
-        typed = others._entries if isinstance(others, TypedMetadata) else others
-        for key, value in typed.items():
-            plain = not isinstance(value, (Typed, StoredValue))
-            if plain and self._keeps_type(key) and not self._entries[key].is_nested:
-                value = Typed(value, self.type_of(key))
-            entries[key] = self.entry(key, value, key)
-        return self.replace(entries)
+        if isinstance(others, TypedMetadata):
+            return self.replace({**self._entries, **others._entries})
+        entries = {key: self.entry(key, value, f"metadata -> {key}") for key, value in others.items()}
+        return self.replace({**self._entries, **entries})
 
-    def with_texts(self, others: Mapping[str, Any], path: str = "metadata") -> TypedMetadata:
-        """Like ``|``, but parses text as the type of the value that it replaces."""
-        return self | {key: self._parse_value(key, value, f"{path} -> {key}") for key, value in others.items()}
+    def entry(self, key: str, value: Any, path: str) -> Typed:
+        """Returns a value as exact as it is stored under a key.
 
-    def _parse_value(self, key: str, value: Any, path: str) -> Any:
-        if not self._keeps_type(key):
-            return self.entry(key, value, path)
-        return from_value_text(value, self.type_of(key), self.types, path) if isinstance(value, str) else value
-
-    def _keeps_type(self, key: str) -> bool:
-        """Tells whether a plain value under `key` gets the type of the one that it replaces."""
-        return key in self and (not self.key_types or self.key_types.suits(key, self.type_of(key)))
-
-    def entry(self, key: str, value: Any, path: str) -> StoredValue:
-        """Returns a value with its type. A plain value gets a well-known key's type if it fits.
-
-        Raises FormatError for a value that cannot be stored, or text that is not of the key's type.
+        A plain value gets the type of the value that it replaces, if this type suits the key and is
+        not a nested array, whose type depends on the inner arrays. Otherwise it gets a well-known
+        key's type, if it fits. Text is parsed as this type.
         """
+        if isinstance(value, Typed):
+            return exact(value, self.types, path)
+        keys, replaced = self.key_types, self._entries.get(key)
+        if replaced and (not keys or keys.suits(key, replaced.type)):
+            if isinstance(value, str):
+                return from_value_text(value, replaced.type, self.types, path)
+            return exact(value if replaced.is_nested else Typed(value, replaced.type), self.types, path)
         of_array = isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("["))
-        type_ = self.key_types.type_of(key, of_array) if self.key_types and isinstance(key, str) else None
-        if type_ is None or isinstance(value, (np.generic, Typed, StoredValue)):
-            return stored_value(value, self.types, path)
-        if isinstance(value, str):
+        type_ = keys.type_of(key, of_array) if keys and isinstance(key, str) else None
+        if type_ and isinstance(value, str) and not isinstance(value, np.generic):
             return from_value_text(value, type_, self.types, path)
-        if isinstance(value, (int, float, list, tuple)):
+        if type_ and isinstance(value, (int, float, list, tuple)) and not isinstance(value, np.generic):
             with suppress(FormatError):  # the key's rule refuses a value of another kind
-                return stored_value(Typed(value, type_), self.types, path)
-        return stored_value(value, self.types, path)
+                return exact(Typed(value, type_), self.types, path)
+        return exact(value, self.types, path)
 
     def without(self, *keys: str) -> TypedMetadata:
         """Returns a copy without `keys`. Raises KeyError for an unknown key."""
@@ -173,18 +161,24 @@ class TypedMetadata(Metadata):
         without = set(keys)
         return self.replace({key: entry for key, entry in self._entries.items() if key not in without})
 
-    def replace(self, entries: Mapping[str, StoredValue]) -> TypedMetadata:
+    def replace(self, entries: Mapping[str, Typed]) -> TypedMetadata:
         """Returns metadata with the same types and other entries."""
         return TypedMetadata(entries, self.types, self.key_types)
 
     def type_of(self, key: str) -> str:
         """Returns a value's type, such as ``array[string]``. Raises KeyError for an unknown key."""
-        return str(self._entry(key).type_text)
+        return self.stored_value(key).type
 
-    def stored_value(self, key: str) -> StoredValue:
-        """Returns a value as stored. Raises KeyError for an unknown key."""
-        entry: StoredValue = self._entry(key)
+    def stored_value(self, key: str) -> Typed:
+        """Returns a value, exact, with its type. Raises KeyError for an unknown key."""
+        entry: Typed = self._entry(key)
         return entry
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns the entries as rows of key, type and value."""
+        kinds = {key: ARRAY if value.is_array else value.type for key, value in self._entries.items()}
+        values = (value if value.is_array else value.value for value in self._entries.values())
+        return [{"key": key, "type": self.types[kinds[key]], "value": value} for key, value in zip(kinds, values, strict=True)]
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -196,14 +190,13 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 class TypedArray(construct.Adapter):
-    """The Struct of an array. Parses into an `Array`, builds from one."""
+    """The Struct of an array. Parses into a `Typed` array, builds from one."""
 
-    def _decode(self, record: Any, context: Context, path: str) -> Array:
-        return Array(record.type, record.elements)
+    def _decode(self, record: Any, context: Context, path: str) -> Typed:
+        return array_of(record.type, record.elements)
 
-    def _encode(self, array: Array, context: Context, path: str) -> dict[str, Any]:
-        type_, elements = array
-        return {"type": type_, "elements": elements}
+    def _encode(self, array: Typed, context: Context, path: str) -> dict[str, Any]:
+        return {"type": array.element_type, "elements": array.value}
 
 
 class KeyValues(construct.Subconstruct):
@@ -234,21 +227,19 @@ class KeyValues(construct.Subconstruct):
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> TypedMetadata:
         metadata = self.metadata({} if obj is None else obj, path)
-        entries = [(key, metadata.stored_value(key)) for key in metadata]
-        self.subcon._build([{"key": key, "type": e.type, "value": e.value} for key, e in entries], stream, context, path)
+        self.subcon._build(metadata.rows(), stream, context, path)
         return metadata
 
     def of_rows(self, rows: Any) -> TypedMetadata:
         """Returns the metadata of parsed rows."""
-        return TypedMetadata({row.key: StoredValue(row.type, row.value) for row in rows}, self.types, self.keys)
+        return TypedMetadata({row.key: with_type(row.type, row.value) for row in rows}, self.types, self.keys)
 
     def metadata(self, entries: Mapping[str, Any], path: str = "metadata") -> TypedMetadata:
         """Returns entries with types. Raises FormatError for a value that cannot be stored."""
         if isinstance(entries, TypedMetadata):
             if entries.types is self.types:
                 return entries
-            stored = {key: entries.stored_value(key) for key in entries}  # of another format
-            entries = {key: Typed(value.plain, value.type_text) for key, value in stored.items()}
+            entries = {key: Typed(value, entries.type_of(key)) for key, value in entries.items()}  # of another format
         if not isinstance(entries, Mapping):
             raise FormatError(f"expected a mapping of keys to values, found {quote(entries)}", path)
         none = TypedMetadata({}, self.types, self.keys)

@@ -27,7 +27,10 @@ from glft_schema.codec.metadata import KeyTypes
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.predicates import utf8
 from glft_schema.codec.rules import Check, Predicate
-from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, ValueType, values_within
+from glft_schema.codec.typed_values import Typed, ValueType, arrays_within, with_type
+from glft_schema.errors import quote
+
+PIECE = 1 << 16  # numbers that are checked at a time
 
 __all__ = [
     "KeyType",
@@ -58,17 +61,18 @@ def each(name: str, must: Predicate) -> Predicate:
     """Returns the predicate of entries whose values of type `name`, also in arrays, meet `must`."""
     holds = as_expression(must.on(this)).compiled
 
-    def within(value: Any, type_: ValueType) -> bool:
-        if type_.name == name:
-            return bool(holds(value))
-        if not isinstance(value, Array) or value.type.name != name:
+    def within(typed: Typed) -> bool:
+        if typed.type == name:
+            return bool(holds(typed.value))
+        if not typed.is_array or typed.element_type != name:
             return True
-        if isinstance(value.values, StoredNumbers):
+        if isinstance(typed.value, StoredStrings) and must is utf8:
+            return typed.value.are_utf8()
+        if isinstance(typed.value, StoredNumbers):
+            pieces = (typed.value[first : first + PIECE] for first in range(0, len(typed.value), PIECE))
             with suppress(AttributeError, OverflowError, TypeError):  # a condition that numpy cannot evaluate
-                return all(holds(numbers).all() for numbers in value.values.pieces())
-        if isinstance(value.values, StoredStrings) and must is utf8:
-            return value.values.are_utf8()
-        return all(map(holds, value.values))
+                return all(holds(numbers).all() for numbers in pieces)
+        return all(map(holds, typed.value))
 
     return _of_values(f"{name} values that are {must.text}", within, must.broken_by)
 
@@ -78,24 +82,39 @@ def lengths(must: Predicate) -> Predicate:
     `must`."""
     holds = as_expression(must.on(this)).compiled
 
-    def within(value: Any, type_: ValueType) -> bool:
-        if isinstance(value, str):
-            return bool(holds(nbytes(value)))
-        if not isinstance(value, Array) or not holds(len(value.values)):
-            return not isinstance(value, Array)
-        if isinstance(value.values, StoredStrings):
-            return all(map(holds, np.unique(value.values.lengths()).tolist()))
-        return all(holds(nbytes(text)) for text in value.values if isinstance(text, str))
+    def within(typed: Typed) -> bool:
+        if isinstance(typed.value, str):
+            return bool(holds(nbytes(typed.value)))
+        if not typed.is_array or not holds(len(typed.value)):
+            return not typed.is_array
+        if isinstance(typed.value, StoredStrings):
+            return all(map(holds, np.unique(typed.value.lengths()).tolist()))
+        if isinstance(typed.value, StoredNumbers):
+            return True
+        return all(holds(nbytes(text)) for text in typed.value if isinstance(text, str))
 
     return _of_values(must.text, within)
 
 
-def _of_values(text: str, within: Callable[[Any, ValueType], bool], broken_by: tuple[Any, ...] = ()) -> Predicate:
+def _of_values(text: str, within: Callable[[Typed], bool], broken_by: tuple[Any, ...] = ()) -> Predicate:
+    """Returns the predicate of rows whose value, and each array in it, meet a condition."""
+
     def on(of: Any) -> Callable[[Any], bool]:
         value_of = as_expression(of)
-        return lambda at: all(within(value, type_) for type_, value in values_within(value_of(at), at.type))
+        return lambda at: all(map(within, arrays_within(with_type(at.type, value_of(at)))))
 
-    return Predicate(text, on, broken_by)
+    return Predicate(text, on, broken_by, _show)
+
+
+def _show(value: Any) -> str:
+    """Returns a row's value as text, an array without its type."""
+
+    def bare(value: Any) -> Any:
+        if not isinstance(value, Typed):
+            return value
+        return [bare(element) for element in value.value] if value.is_nested else value.value
+
+    return quote(bare(value))
 
 
 def an_integer(must: Predicate) -> Predicate:
@@ -105,7 +124,7 @@ def an_integer(must: Predicate) -> Predicate:
         holds = as_expression(must.on(of))
         return lambda at: is_integer(at.type) and bool(holds(at))
 
-    return Predicate(f"an integer {must.text}", on, must.broken_by)
+    return Predicate(f"an integer {must.text}", on, must.broken_by, _show)
 
 
 def is_integer(type_: ValueType) -> bool:
@@ -113,11 +132,9 @@ def is_integer(type_: ValueType) -> bool:
     return isinstance(type_.field, Number) and not type_.field.is_float and type_.name != "bool"
 
 
-def _is_not_nested(value: Any) -> bool:
-    return not (isinstance(value, Array) and value.type.name == ARRAY)
-
-
-not_nested = Predicate("no nested arrays", FuncPath(_is_not_nested), ([[]],))
+not_nested = Predicate(
+    "no nested arrays", FuncPath(lambda value: not (isinstance(value, Typed) and value.is_nested)), ([[]],), _show
+)
 
 
 class KeyType(Check):
@@ -134,6 +151,5 @@ class KeyType(Check):
         self.keys, self.example = keys, keys.example
 
     def check(self, context: Context, path: str) -> None:
-        found = StoredValue(context.type, context.value)
-        if problem := self.keys.refusal(context.key, found.type_text):
+        if problem := self.keys.refusal(context.key, with_type(context.type, context.value).type):
             self.report(context, problem, f"{path} -> {self.field}")

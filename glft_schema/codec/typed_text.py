@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.codec.arrays import StoredNumbers
 from glft_schema.codec.numbers import Number
-from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, Typed, ValueType, as_stored, as_typed
+from glft_schema.codec.typed_values import ARRAY, Typed, ValueType, as_stored, as_typed
 from glft_schema.display import format_value
 from glft_schema.errors import FormatError, quote
 
@@ -22,16 +21,16 @@ CONTEXT = 12  # characters shown before the first difference of two texts
 FIRST = 8  # elements shown of an array
 
 
-def to_text(value: StoredValue) -> str:
+def to_text(value: Typed) -> str:
     """Returns a value as a line of text: its type, a space, and the value as JSON.
 
     A NaN other than the default one is written as its bits, ``"0x7fa00001"``; a bool other than 0
     and 1 as its byte.
     """
-    return f"{value.type_text} {json.dumps(_to_json(value))}"
+    return f"{value.type} {json.dumps(_to_json(value))}"
 
 
-def from_text(text: str, types: Any, path: str) -> StoredValue:
+def from_text(text: str, types: Any, path: str) -> Typed:
     """Parses the text of `to_text`. Raises FormatError for any other text."""
     type_text, _, value = text.partition(" ")
     try:
@@ -42,7 +41,7 @@ def from_text(text: str, types: Any, path: str) -> StoredValue:
         raise FormatError(f"expected a type and its value, such as uint32 5, found {quote(text)}", path) from None
 
 
-def from_value_text(text: str, type_text: str, types: Any, path: str) -> StoredValue:
+def from_value_text(text: str, type_text: str, types: Any, path: str) -> Typed:
     """Parses a value of a known type: JSON unless it is a string. Raises FormatError if invalid."""
     if type_text == STRING:
         return as_typed(text, type_text, types, path)
@@ -103,17 +102,16 @@ def _text_of(given: Any, value: Any, start: int, limit: int) -> str:
     return f"{type_} of {len(value):,}{f', from {start:,}' if start else ''}: {quote(part, limit)}".lstrip()
 
 
-def _to_json(value: StoredValue) -> Any:
-    if isinstance(value.value, Array):
-        values = value.value.values
-        elements = values.array() if isinstance(values, StoredNumbers) else values
-        return [_to_json(StoredValue(value.value.type, element)) for element in elements]
-    if value.type.name == "bool":
-        return bool(value.value) if value.value in (0, 1) else int(value.value)
-    if isinstance(value.value, np.floating) and np.isnan(value.value):
-        bits, default = (number.tobytes()[::-1].hex() for number in (value.value, value.value.dtype.type("nan")))
+def _to_json(typed: Typed) -> Any:
+    value = typed.value
+    if typed.is_array:
+        return [_to_json(element) for element in typed.elements()]
+    if typed.type == "bool":
+        return bool(value) if value in (0, 1) else int(value)
+    if isinstance(value, np.floating) and np.isnan(value):
+        bits, default = (number.tobytes()[::-1].hex() for number in (value, value.dtype.type("nan")))
         return float("nan") if bits == default else f"0x{bits}"
-    return value.value.item() if isinstance(value.value, np.generic) else value.value
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _from_json(value: Any, type_: ValueType, path: str) -> Any:

@@ -23,8 +23,6 @@ from glft_schema.errors import FormatError, LimitError, quote
 LONG = 1 << 10  # longer arrays are returned as a numpy view or a lazy sequence, not as a list
 ARRAY = "array"
 INTEGERS = ("uint32", "int32", "uint64", "int64")  # an int without a type gets the first that fits
-# If a format lacks one of these types, the error suggests another one for the value.
-USUAL = ("bool", "string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
 
 Scalar = Callable[[Any, "ValueType", str], Any]
 
@@ -52,54 +50,52 @@ class ValueType:
 
 @with_display
 class Typed(NamedTuple):
-    """A value to store as a given type: ``Typed(3, "uint8")``, ``Typed([], "array[string]")``."""
+    """A value and its type: ``Typed(3, "uint8")``, ``Typed([], "array[string]")``.
+
+    The values of `TypedMetadata` are exact: a number with all its bits, a bool as its byte, text,
+    `StoredStrings` or a list of texts, `StoredNumbers`, a numpy array or a list of numbers, and
+    `Typed` arrays in an array of arrays.
+    """
 
     value: Any
     type: str
 
-    def _display(self) -> Iterator[str]:
-        yield f"{self.type} {quote(format_value(self.value, str(self.type)))}"
-
-
-class Array(NamedTuple):
-    """An array as stored: elements of one type. Those of type ``array`` are `Array` objects."""
-
-    type: ValueType
-    values: Sequence[Any]
-
-    def __repr__(self) -> str:
-        return repr(self.values)
-
-
-class StoredValue(NamedTuple):
-    """A value as stored: a number with all its bits, a bool as its byte, text, or an `Array`."""
-
-    type: ValueType
-    value: Any
-
     @property
-    def plain(self) -> Any:
-        """The value as int, float, bool, str or list; long arrays as a view or lazy sequence."""
-        if isinstance(self.value, Array):
-            return _plain_array(self.value)
-        if self.type.name == "bool":
-            return bool(self.value)
-        return self.value.item() if isinstance(self.value, np.generic) else self.value
-
-    @property
-    def type_text(self) -> str:
-        """The type, including the types of elements."""
-        if not isinstance(self.value, Array):
-            return self.type.name
-        inner = [StoredValue(self.value.type, value).type_text for value in self.value.values] if self.is_nested else []
-        if len(set(inner)) > 1:
-            return f"{ARRAY}[{','.join(inner)}]"
-        return f"{ARRAY}[{inner[0] if inner else self.value.type}]"
+    def is_array(self) -> bool:
+        """Whether the value is an array."""
+        return self.type.startswith(ARRAY)
 
     @property
     def is_nested(self) -> bool:
         """Whether the value is an array of arrays."""
-        return isinstance(self.value, Array) and self.value.type.name == ARRAY
+        return self.type.startswith(f"{ARRAY}[{ARRAY}")
+
+    @property
+    def element_type(self) -> str:
+        """The name of the type of an array's elements."""
+        return ARRAY if self.is_nested else self.type[len(ARRAY) + 1 : -1]
+
+    def elements(self) -> Iterator[Typed]:
+        """Yields the elements of an array of arrays, or of any other one, with their type."""
+        if self.is_nested:
+            return iter(self.value)
+        element_type = self.element_type
+        return (Typed(value, element_type) for value in self.value)
+
+    def plain(self) -> Any:
+        """Returns the value as int, float, bool, str or list; long arrays as a view or lazily."""
+        if not self.is_array:
+            value = self.value.item() if isinstance(self.value, np.generic) else self.value
+            return bool(value) if self.type == "bool" else value
+        if isinstance(self.value, StoredNumbers):
+            numbers = self.value[:] != 0 if self.element_type == "bool" else self.value[:]
+            return numbers.view(LongNumbers) if len(numbers) > LONG else numbers.tolist()
+        if isinstance(self.value, StoredStrings) and len(self.value) > LONG:
+            return self.value
+        return [element.plain() for element in self.elements()]
+
+    def _display(self) -> Iterator[str]:
+        yield f"{self.type} {quote(format_value(self.value, str(self.type)))}"
 
 
 class LongNumbers(np.ndarray[Any, Any]):
@@ -120,20 +116,19 @@ class LongNumbers(np.ndarray[Any, Any]):
         return repr(np.asarray(self))
 
 
-def _plain_array(array: Array) -> Any:
-    values = array.values
-    if array.type.name == ARRAY:
-        return [_plain_array(inner) for inner in values]
-    if isinstance(values, StoredNumbers):
-        numbers = values.array() != 0 if array.type.name == "bool" else values.array()
-        return numbers.view(LongNumbers) if len(values) > LONG else numbers.tolist()
-    if isinstance(values, StoredStrings) and len(values) > LONG:
-        return values
-    return [StoredValue(array.type, value).plain for value in values]
+def with_type(type_: ValueType, value: Any) -> Typed:
+    """Returns the exact value of a row of metadata with its type, which an array has itself."""
+    return value if isinstance(value, Typed) else Typed(value, type_.name)
 
 
-def stored_value(value: Any, types: Any, path: str) -> StoredValue:
-    """Returns a value with its type, which `Typed` or numpy gives, or which is inferred.
+def array_of(type_: ValueType, values: Sequence[Any]) -> Typed:
+    """Returns an array of exact values; its type includes those of nested arrays."""
+    inner = [array.type for array in values] if type_.name == ARRAY else []
+    return Typed(values, f"{ARRAY}[{','.join(inner) if len(set(inner)) > 1 else (inner or [type_.name])[0]}]")
+
+
+def exact(value: Any, types: Any, path: str) -> Typed:
+    """Returns an exact value with its type, which `Typed` or numpy gives, or which is inferred.
 
     An int becomes the first of uint32, int32, uint64 and int64 that holds it; in lists, int32 is
     tried first. Floats become float32, which readers of GGUF expect. If `types` lacks that type,
@@ -142,8 +137,6 @@ def stored_value(value: Any, types: Any, path: str) -> StoredValue:
     Raises:
         FormatError: for a value that no type holds, and an empty list without a type.
     """
-    if isinstance(value, StoredValue):
-        return value
     try:
         if not isinstance(value, Typed):
             value = Typed(value, _type_of(value, types, path))
@@ -165,7 +158,7 @@ def _type_of(value: Any, types: Any, path: str) -> str:
     if isinstance(value, int):
         return _integer_type(value, value, INTEGERS, types, path)
     if isinstance(value, float):
-        return _float_type([value], types)
+        return _number_type("float32", types, value)
     if isinstance(value, str):
         return "string"
     if isinstance(value, np.ndarray) and value.ndim == 1:
@@ -179,7 +172,7 @@ def _type_of(value: Any, types: Any, path: str) -> str:
     if all(isinstance(element, int) and not isinstance(element, bool) for element in value):
         return f"{ARRAY}[{_integer_type(min(value), max(value), ('int32', *INTEGERS), types, path)}]"
     if all(isinstance(element, (int, float)) and not isinstance(element, bool) for element in value):
-        return f"{ARRAY}[{_float_type(value, types)}]"
+        return f"{ARRAY}[{_number_type('float32', types, *value)}]"
     inner = list(dict.fromkeys(_type_of(element, types, path) for element in value))
     if len(inner) > 1 and not all(type_text.startswith(ARRAY) for type_text in inner):
         raise FormatError(f"expected elements of one type, found {' and '.join(inner)}", path)
@@ -190,18 +183,15 @@ def _integer_type(least: int, greatest: int, names: Sequence[str], types: Any, p
     for name in names:
         bounds = np.iinfo(name)
         if bounds.min <= least and greatest <= bounds.max:
-            own = [type_.name for type_ in types if _is_number(type_) and not type_.field.is_float]
-            return name if name in own else next((other for other in own if _holds(types[other], least, greatest)), name)
+            return _number_type(name, types, least, greatest)
     raise FormatError(f"expected an integer of at most 64 bits, found {quote(greatest if least >= 0 else least)}", path)
 
 
-def _float_type(values: Sequence[float], types: Any) -> str:
-    own = [type_.name for type_ in types if _is_number(type_) and type_.field.is_float]
-    return "float32" if "float32" in own else next((name for name in own if _holds(types[name], *values)), "float32")
-
-
-def _is_number(type_: ValueType) -> bool:
-    return isinstance(type_.field, Number) and type_.name != "bool"
+def _number_type(name: str, types: Any, *values: Any) -> str:
+    """Returns the name, or the first of `types` that holds the values if `types` lacks it."""
+    own = [type_ for type_ in types if isinstance(type_.field, Number) and type_.name != "bool"]
+    alike = [type_ for type_ in own if type_.field.is_float == name.startswith("float")]
+    return name if name in types else next((type_.name for type_ in alike if _holds(type_, *values)), name)
 
 
 def _holds(type_: ValueType, *values: Any) -> bool:
@@ -212,27 +202,14 @@ def _holds(type_: ValueType, *values: Any) -> bool:
         return False
 
 
-def _advice(value: Any, text: str, types: Any) -> str:
-    """Returns the end of an error about a type that `types` lacks: a value to write instead."""
-    if text not in USUAL:
-        return ""
-    plain = value.item() if isinstance(value, np.generic) else value
-    number = isinstance(plain, (int, float)) and not isinstance(plain, bool)
-    fitting = [type_ for type_ in types if number and _is_number(type_) and _holds(type_, plain)]
-    if not fitting and "string" not in types:
-        return ""
-    instead = Typed(plain, fitting[0].name) if fitting else Typed(str(plain), "string")
-    return f": write Typed({quote(instead.value)}, {instead.type!r})"
-
-
 def _is_sequence(value: object) -> bool:
     if isinstance(value, np.ndarray):
         return value.ndim > 0
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, Typed))
 
 
-def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> StoredValue:
-    """Returns `value` as the type named by `text`; `scalar`, or `as_stored`, converts its elements.
+def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> Typed:
+    """Returns `value` exactly, as the type `text`; `scalar`, or `as_stored`, converts its elements.
 
     Raises FormatError for an unknown type, or a value that it cannot hold.
     """
@@ -240,24 +217,24 @@ def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None
     value = value.value if isinstance(value, Typed) else value
     if text == ARRAY or (ARRAY if text.startswith(f"{ARRAY}[") else text) not in types:
         names = ", ".join(f"{type_.name}[...]" if type_.name == ARRAY else type_.name for type_ in types)
-        raise FormatError(f"expected one of {names}, found {quote(text)}{_advice(value, text, types)}", path)
+        raise FormatError(f"expected one of {names}, found {quote(text)}", path)
     if not text.startswith(f"{ARRAY}["):
-        return StoredValue(types[text], scalar(value, types[text], path))
+        return Typed(scalar(value, types[text], path), types[text].name)
     if not _is_sequence(value):
         raise FormatError(f"expected a list, found {quote(value)}", path)
     parts = _parts(text, path)
     if parts == [ARRAY] and not len(value):
-        return StoredValue(types[ARRAY], Array(types[ARRAY], ()))
+        return array_of(types[ARRAY], ())
     if not parts[0].startswith(ARRAY):
         if len(parts) != 1 or parts[0] not in types:
             raise FormatError(f"expected a single element type, found {quote(', '.join(parts))}", path)
-        return StoredValue(types[ARRAY], Array(types[parts[0]], _elements(value, types[parts[0]], path, scalar)))
+        return array_of(types[parts[0]], _elements(value, types[parts[0]], path, scalar))
     parts = parts * len(value) if len(parts) == 1 else parts
     if len(parts) != len(value):
         raise FormatError(f"expected {len(parts)} elements, found {len(value)}", path)
     parts = [_type_of(element, types, path) if part == ARRAY else part for element, part in zip(value, parts, strict=True)]
-    inner = [as_typed(element, part, types, path, scalar).value for element, part in zip(value, parts, strict=True)]
-    return StoredValue(types[ARRAY], Array(types[ARRAY], inner))
+    inner = [as_typed(element, part, types, path, scalar) for element, part in zip(value, parts, strict=True)]
+    return array_of(types[ARRAY], inner)
 
 
 def _elements(value: Any, element: ValueType, path: str, scalar: Scalar) -> Any:
@@ -297,9 +274,9 @@ def as_stored(value: Any, type_: ValueType, path: str) -> Any:
     return value
 
 
-def values_within(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
-    """Yields the type and the value, also of each array within an array of arrays."""
-    yield type_, value
-    if isinstance(value, Array) and value.type.name == ARRAY:
-        for element in value.values:
-            yield from values_within(element, value.type)
+def arrays_within(array: Typed) -> Iterator[Typed]:
+    """Yields an array, and each array within an array of arrays."""
+    yield array
+    if array.is_nested:
+        for element in array.value:
+            yield from arrays_within(element)

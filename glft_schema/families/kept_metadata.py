@@ -40,7 +40,7 @@ def tokenizer_digest(folder: Path) -> str:
 def keep_metadata(metadata: TypedMetadata, folder: Path) -> None:
     """Writes the metadata of a model beside its tokenizer."""
     keys = WITH_TYPES.shard_keys or ()
-    kept = metadata.without(*(key for key in metadata if key in keys)).with_texts({DIGEST: tokenizer_digest(folder)})
+    kept = metadata.without(*(key for key in metadata if key in keys)) | {DIGEST: tokenizer_digest(folder)}
     Container.build_file({"format": WITH_TYPES.name, "metadata": kept, WITH_TYPES.table: []}, folder / KEPT)
 
 

@@ -73,7 +73,7 @@ class PreparedModel(NamedTuple):
     def entries(self, added: Mapping[str, Any]) -> TypedMetadata:
         """Returns the source's metadata with `added` at its end."""
         entries = as_typed(self.checkpoint.own_metadata, {}, WITH_TYPES.metadata)
-        return entries.without(*(key for key in added if key in entries)).with_texts(added)
+        return entries.without(*(key for key in added if key in entries)) | added
 
 
 def prepare(

@@ -203,7 +203,7 @@ def plan_quantization(
     entries = model.entries(added)
     facts = ModelFacts.of(entries, stored, model.has_importance)
     if pruned:
-        entries = entries.without(key := f"{facts.architecture}.{BLOCK_COUNT}").with_texts({key: Typed(layers, "uint32")})
+        entries = entries.without(key := f"{facts.architecture}.{BLOCK_COUNT}") | {key: Typed(layers, "uint32")}
     chooser = RecipeTypes(
         recipe,
         facts,

@@ -191,15 +191,14 @@ def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any], declared: Key
     """
     if not isinstance(entries, TypedMetadata) and has_types(entries):
         texts, known = {key: text for key, text in entries.items() if key != MARKER}, WITH_TYPES.metadata
-        entries = known.metadata({key: from_text(text, known.types, f"metadata -> {key}") for key, text in texts.items()})
+        exact = {key: from_text(text, known.types, f"metadata -> {key}") for key, text in texts.items()}
+        entries = TypedMetadata(exact, known.types, known.keys)
     elif not isinstance(entries, TypedMetadata):
         entries = {key: added.get(key, text) for key, text in entries.items()}  # replaced texts are not parsed
     if isinstance(entries, TypedMetadata) and STRING in declared.types:
         types = {key: re.findall(r"[^][,]+", entries.type_of(key)) for key in entries}
         lacking = {key for key, names in types.items() if not all(name in declared.types for name in names)}
         if lacking:
-            stored = {key: entries.stored_value(key) for key in entries}
-            entries = {
-                key: to_text(value) if key in lacking else Typed(value.plain, value.type_text) for key, value in stored.items()
-            }
-    return declared.metadata(entries).with_texts(added)
+            typed = {key: Typed(value, entries.type_of(key)) for key, value in entries.items()}
+            entries = typed | {key: to_text(entries.stored_value(key)) for key in lacking}
+    return declared.metadata(entries) | added

@@ -187,7 +187,7 @@ def _edit_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> tu
             advice = "it is set nevertheless; try it with messages like those of your application"
             warnings.warn(f"{key}: {doubt}: {advice}", MetadataWarning, stacklevel=4)
     if isinstance(old, TypedMetadata):
-        new = old.with_texts(set).without(*removed)
+        new = (old | set).without(*removed)
         for key in set:
             if old.key_types and (problem := old.key_types.refusal(key, new.type_of(key))):
                 raise FormatError(problem, f"metadata -> {key}")

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glft_schema.codec.arrays import StoredNumbers
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
 from glft_schema.codec.typed_values import Typed
@@ -268,10 +267,9 @@ def _of_old_file(source: Source, chunk_size: int) -> ImportanceMatrix:
         parsed = OldImatrix._parse(Cursor(source), new_context(True, limits=current()), "(parsing)")
     columns = {}
     for entry in parsed.entries:
-        sums = entry.sums.array() if isinstance(entry.sums, StoredNumbers) else entry.sums
         # as llama-imatrix, which guesses the chunk size
         with np.errstate(all="ignore"):
-            scaled = np.array(sums, np.float32)[None] * np.float32(chunk_size)
+            scaled = np.array(entry.sums[:], np.float32)[None] * np.float32(chunk_size)
         columns[entry.name] = ColumnSums(scaled, np.array([entry.calls * chunk_size]))
     chunks = max(entry.calls for entry in parsed.entries) if parsed.chunks is None else parsed.chunks
     return ImportanceMatrix(columns, (parsed.dataset,) if parsed.dataset else (), chunks, chunk_size)

@@ -53,15 +53,15 @@ def test_a_key_that_stays_keeps_its_type() -> None:
     changed = parsed() | {"a": 8, "c": 8}
     assert typed(changed) == {"a": (8, "uint8"), "b": ("xü", "string"), "c": (8, "uint32")}
     assert typed(parsed() | {"a": Typed(8, "float32")})["a"] == (8.0, "float32")
-    with pytest.raises(FormatError, match=r"^a: expected a number in the range of u8, found 256$"):
+    with pytest.raises(FormatError, match=r"^metadata -> a: expected a number in the range of u8, found 256$"):
         parsed() | {"a": 256}
 
 
 def test_text_is_parsed_as_the_type_that_it_replaces() -> None:
-    changed = parsed().with_texts({"a": "8", "b": "8", "c": "8"})
+    changed = parsed() | {"a": "8", "b": "8", "c": "8"}
     assert typed(changed) == {"a": (8, "uint8"), "b": ("8", "string"), "c": ("8", "string")}
     with pytest.raises(FormatError, match=r"^metadata -> a: expected a uint8, found '256'$"):
-        parsed().with_texts({"a": "256"})
+        parsed() | {"a": "256"}
 
 
 def test_equality() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from glft_schema import FormatError, Typed
 from glft_schema.codec.typed_text import from_text, from_value_text, to_text
-from glft_schema.codec.typed_values import StoredValue, stored_value
+from glft_schema.codec.typed_values import exact
 from glft_schema.formats.gguf import VALUE_TYPES
 
 
@@ -23,7 +23,7 @@ from glft_schema.formats.gguf import VALUE_TYPES
     ],
 )
 def test_values_as_text(value: object, text: str) -> None:
-    stored = stored_value(value, VALUE_TYPES, "k")
+    stored = exact(value, VALUE_TYPES, "k")
     assert to_text(stored) == text
     assert from_text(text, VALUE_TYPES, "k") == stored
 
@@ -41,7 +41,7 @@ def test_values_as_text(value: object, text: str) -> None:
 )
 def test_every_bit_is_kept(type_: str, stored: str, text: str) -> None:
     field = VALUE_TYPES[type_].field
-    assert to_text(StoredValue(VALUE_TYPES[type_], field.parse(bytes.fromhex(stored)))) == text
+    assert to_text(Typed(field.parse(bytes.fromhex(stored)), type_)) == text
     assert field.build(from_text(text, VALUE_TYPES, "k").value) == bytes.fromhex(stored)
 
 
@@ -67,7 +67,7 @@ def test_other_text_is_refused(text: str, problem: str) -> None:
 def test_text_of_a_known_type() -> None:
     for text, type_, value in (("8", "uint8", 8), ('"8"', "string", '"8"'), ("1", "float32", 1), ("[1]", "array[int8]", [1])):
         stored = from_value_text(text, type_, VALUE_TYPES, "k")
-        assert (stored.plain, stored.type_text) == (value, type_)
+        assert (stored.plain(), stored.type) == (value, type_)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_long_arrays_are_views_and_lazy() -> None:
         again = build(metadata={"t": tokens, "u": Typed(tokens, "array[string]")}).metadata
         assert [again.type_of(key) for key in again] == ["array[string]"] * 2
         assert again["u"] == texts
-        stored = file.metadata.stored_value("n").value.values
+        stored = file.metadata.stored_value("n").value
         assert repr(stored) == "[0, 1, 2, 3, ... 2,000 in all]"
         assert stored[-1] == 1999
 

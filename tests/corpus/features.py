@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from glft_schema import Container, File, FormatError
-from glft_schema.codec import typed_values as tv
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.codec.typed_values import StoredValue
+from glft_schema.codec.typed_values import Typed
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.formats.glft import GLFT
@@ -122,24 +121,23 @@ def _of_metadata(file: File) -> Iterator[str]:
         yield from _of_text("a key", key)
         yield from ["a key of segments"] * ("." in key)
         yield from _of_value(value, 1)
-        if key == "general.alignment" and value.type.name != "uint32":
+        if key == "general.alignment" and value.type != "uint32":
             yield "an alignment of another type than uint32"
 
 
-def _of_value(value: StoredValue, depth: int) -> Iterator[str]:
-    yield f"value {value.type}"
-    if isinstance(value.value, tv.Array):
-        inner = value.value.type
-        yield f"array of {inner}"
-        yield from ["an empty array"] * (not value.value.values)
+def _of_value(value: Typed, depth: int) -> Iterator[str]:
+    yield f"value {'array' if value.is_array else value.type}"
+    if value.is_array:
+        yield f"array of {value.element_type}"
+        yield from ["an empty array"] * (not value.value)
         yield from ["arrays three deep"] * (depth == 3)
-        if inner.name == "array":
+        if value.is_nested:
             yield "an array in an array"
-            for element in value.value.values:
-                yield from _of_value(StoredValue(inner, element), depth + 1)
+            for element in value.elements():
+                yield from _of_value(element, depth + 1)
     elif isinstance(value.value, str):
         yield from _of_text("a text", value.value)
-    elif value.type.name == "bool":
+    elif value.type == "bool":
         yield ("a bool of 0", "a bool of 1", "a bool of 2 or more")[min(int(value.value), 2)]
     elif value.value != value.value:
         yield "NaN as a value"

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from glft_schema import File
-from glft_schema.codec import typed_values as tv
-from glft_schema.codec.typed_values import StoredValue
+from glft_schema.codec.typed_values import Typed
+from glft_schema.formats.gguf import VALUE_TYPES
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
 from tests.formats.test_safetensors import in_library
@@ -55,17 +55,17 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def as_reference(value: StoredValue) -> tuple[int, Any]:
+def as_reference(value: Typed) -> tuple[int, Any]:
     """Returns a value as the reference stores it; floats as big-endian bytes."""
-    if isinstance(value.value, tv.Array):
-        type_ = value.type if value.value.type.name == "array" else value.value.type
-        inner = [as_reference(StoredValue(type_, element))[1] for element in value.value.values]
-        return value.type.code, (value.value.type.code, inner)
+    if value.is_array:
+        inner = [as_reference(element)[1] for element in value.elements()]
+        return VALUE_TYPES["array"].code, (VALUE_TYPES[value.element_type].code, inner)
+    code = VALUE_TYPES[value.type].code
     if isinstance(value.value, str):
-        return value.type.code, as_bytes(value.value)
-    if value.type.name.startswith("float"):
-        return value.type.code, np.asarray(value.value, value.value.dtype.newbyteorder(">")).tobytes()
-    return value.type.code, int(value.value)
+        return code, as_bytes(value.value)
+    if value.type.startswith("float"):
+        return code, np.asarray(value.value, value.value.dtype.newbyteorder(">")).tobytes()
+    return code, int(value.value)
 
 
 # Numbers

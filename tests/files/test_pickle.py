@@ -69,7 +69,7 @@ def assert_same(part: str, found: Any, file: glft.File) -> None:
     if part == "metadata":
         assert found == file.metadata
         assert [found.type_of(key) for key in found] == [file.metadata.type_of(key) for key in found]
-        assert found.stored_value("general.architecture").type is STRING
+        assert found.types["string"] is STRING
     if part == "regions":
         assert found.header == file.header
         assert_same("metadata", found.metadata, file)

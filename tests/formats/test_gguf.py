@@ -115,7 +115,7 @@ def test_a_file_is_a_value(tmp_path: Path) -> None:
         assert dict(unmapped.metadata)["g.nested"] == file.metadata["g.nested"]
         assert "  g.name    string                             'tü'\n" in str(file)
         assert "Q5_0" in str(file)
-        names, metadata = file.metadata.stored_value("g.nested").value.values[1].values, file.metadata
+        names, metadata = file.metadata.stored_value("g.nested").value[1].value, file.metadata
         assert repr(names) == "['x']"
     for access in (lambda: file.metadata, lambda: metadata["g.flags"], lambda: names[0], lambda: list(names)):
         with pytest.raises(ClosedError, match="is closed"):

@@ -192,8 +192,8 @@ def test_values_without_a_type_of_the_table(tmp_path: Path) -> None:
         assert [metadata.type_of(key) for key in metadata] == ["int8", "int64", "half", "double"]
         expected = r"metadata -> k: expected one of int8, int64, half, double, found"
         for value, found in (
-            (glft.Typed(300, "int32"), r"'int32': write Typed\(300, 'int64'\)"),
-            (1 << 63, r"'uint64': write Typed\(9223372036854775808, 'double'\)"),
+            (glft.Typed(300, "int32"), "'int32'$"),
+            (1 << 63, "'uint64'$"),
             (True, "'bool'$"),
         ):
             with pytest.raises(FormatError, match=f"{expected} {found}"):
@@ -204,7 +204,7 @@ def test_values_without_a_type_of_the_table(tmp_path: Path) -> None:
     with registered(declared(name="texts", endings=(".texts",), regions=typed())):
         save_file(STATE, tmp_path / "m.texts", {"n": 3})
         assert glft.open(tmp_path / "m.texts").metadata.type_of("n") == "int64"
-        with pytest.raises(FormatError, match=r"found 'float32': write Typed\('0.5', 'string'\)"):
+        with pytest.raises(FormatError, match=r"found 'float32'$"):
             save_file(STATE, tmp_path / "m.texts", {"k": 0.5})
 
 

@@ -66,7 +66,7 @@ def problem_of_metadata(file: File) -> str | None:
     if not isinstance(file.metadata, TypedMetadata):
         return None
     texts = {key: to_text(file.metadata.stored_value(key)) for key in file.metadata}
-    again = {key: from_text(text, VALUE_TYPES, key) for key, text in texts.items()}
+    again = file.metadata.replace({key: from_text(text, VALUE_TYPES, key) for key, text in texts.items()})
     other = {"version": 4 - file.header.version, "byte_order": LITTLE if file.header.byte_order == BIG else BIG}
     swapped = Container.parse(built(other, file.metadata)).metadata
     header = {name: file.header[name] for name in other}

@@ -21,12 +21,12 @@ import pytest
 
 from glft_schema import Container
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.codec.typed_values import Array
+from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.as_json import as_data
 from glft_schema.describe.kaitai.as_kaitai import as_kaitai
 from glft_schema.describe.nodes import Schema
 from glft_schema.describe.schema import schema_of
-from glft_schema.formats.gguf import GGUF
+from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors.tensor import Tensor
@@ -212,10 +212,9 @@ class Ours(Walk):
 
     def node(self, node: dict[str, Any], value: Any, before: dict[str, Any]) -> Any:
         if isinstance(value, TypedMetadata):
-            entries = [(key, value.stored_value(key)) for key in value]
-            value = [{"key": key, "type": entry.type, "value": entry.value} for key, entry in entries]
-        if isinstance(value, Array):
-            value = {"type": value.type, "n": len(value.values), "elements": value.values}
+            value = value.rows()
+        if isinstance(value, Typed):
+            value = {"type": VALUE_TYPES[value.element_type], "n": len(value.value), "elements": value.value}
         match node["kind"]:
             case "text":
                 text = value.encode("utf-8", "surrogateescape")

@@ -16,8 +16,9 @@ import numpy as np
 from glft_schema import Container, FormatError
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.rules import GGML
-from glft_schema.codec.typed_values import Array, StoredValue
+from glft_schema.codec.typed_values import Typed
 from glft_schema.files.parsing import check_rules
+from glft_schema.formats.gguf import VALUE_TYPES
 from tests.oracles import llama_cpp
 from tests.oracles.gguf_reference import ARRAY
 from tests.tools.processes import Process, serve
@@ -117,7 +118,8 @@ def ours(stored: bytes) -> Verdict:
     except FormatError as error:
         return Verdict(None, type(error).__name__, error.rule or "", error.path)
     entries = [
-        Entry(as_bytes(key), (entry := file.metadata.stored_value(key)).type.code, as_stored(entry)) for key in file.metadata
+        Entry(as_bytes(row["key"]), row["type"].code, as_stored(file.metadata.stored_value(row["key"])))
+        for row in file.metadata.rows()
     ]
     tensors = [
         Weights(as_bytes(tensor.name), dims_without_ones(tensor.dims), tensor.type.code, tensor.offset, bytes(tensor.raw))
@@ -130,15 +132,15 @@ def as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def as_stored(entry: StoredValue) -> bytes | Elements:
+def as_stored(entry: Typed) -> bytes | Elements:
     """Returns the bits of one of our values."""
-    if isinstance(entry.value, Array):
-        inner = entry.value.type
-        return Elements(inner.code, [as_stored(StoredValue(inner, value)) for value in entry.value.values])
+    if entry.is_array:
+        return Elements(VALUE_TYPES[entry.element_type].code, [as_stored(element) for element in entry.elements()])
     if isinstance(entry.value, str):
         return as_bytes(entry.value)
-    assert isinstance(entry.type.field, Number)
-    return np.asarray(entry.value).astype(entry.type.field.numpy_dtype()).tobytes()
+    number = VALUE_TYPES[entry.type].field
+    assert isinstance(number, Number)
+    return np.asarray(entry.value).astype(number.numpy_dtype()).tobytes()
 
 
 def in_llama_cpp(stored: bytes) -> Verdict:

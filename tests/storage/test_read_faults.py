@@ -102,9 +102,9 @@ ACCESSES: dict[str, Callable[[Any], Any]] = {
     "its pieces": lambda file: list(file.tensors["w"].pieces()),
     "its pieces in another byte order": lambda file: list(file.tensors["w"].pieces("big")),
     "a slice": lambda file: file.get_slice("w")[-3:],
-    "a string": lambda file: file.metadata.stored_value("s").value.values[99],
-    "the strings": lambda file: list(file.metadata.stored_value("s").value.values),
-    "numbers": lambda file: file.metadata.stored_value("n").value.values[4999],
+    "a string": lambda file: file.metadata.stored_value("s").value[99],
+    "the strings": lambda file: list(file.metadata.stored_value("s").value),
+    "numbers": lambda file: file.metadata.stored_value("n").value[4999],
     "an array": lambda file: file.metadata["n"],
     "equality": lambda file: file == Container.parse(with_strings()),
     "building": lambda file: Container.build(file),
@@ -138,10 +138,6 @@ def test_a_file_overwritten_while_open(tmp_path: Path, mmap: bool) -> None:
                     access(file)
                 except FormatError as error:
                     assert "expected" in str(error)
-            strings = file.metadata.stored_value("s").value.values
-            if garbage != b"\0":
-                with pytest.raises(FormatError, match=r"expected 100 strings in \d+ bytes, found the end in"):
-                    list(strings)
 
 
 IN_USE = """
@@ -274,7 +270,7 @@ for mmap in (True, False):
         resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     try:
         file = glft_schema.open(sys.argv[1], mmap=mmap)
-        print(len(file.tensors), sum(map(len, (file.metadata.stored_value(k).value.values for k in file.metadata if k == "k"))))
+        print(len(file.tensors), sum(map(len, (file.metadata.stored_value(k).value for k in file.metadata if k == "k"))))
     except ValueError as error:
         print(type(error).__name__, error.text)
 print(peak() - before < 64 << 10)
@@ -347,7 +343,7 @@ def test_an_array_of_4_gib(tmp_path: Path) -> None:
     assert opened_in_little_memory(sparse(tmp_path / "large", head, len(head) + 4 * GIB + 32)) == f"0 {4 * GIB}"
     for mmap in (True, False):
         with glft_schema.open(tmp_path / "large", mmap=mmap) as file:
-            numbers = file.metadata.stored_value("k").value.values
+            numbers = file.metadata.stored_value("k").value
             assert (numbers[5], numbers[-1], numbers[-3:].tolist()) == (0, 0, [0, 0, 0])
             assert repr(numbers) == "[0, 0, 0, 0, ... 4,294,967,296 in all]"
 
@@ -452,7 +448,7 @@ def test_every_access_after_close_says_so(model: Path, access: str, mmap: bool) 
 def test_what_was_taken_from_a_file_before_it_was_closed(model: Path, mmap: bool) -> None:
     with glft_schema.open(model, mmap=mmap) as file:
         tensor = file.tensors["w"]
-        numbers, strings = (file.metadata.stored_value(key).value.values for key in "ns")
+        numbers, strings = (file.metadata.stored_value(key).value for key in "ns")
         text, kept, array = strings[3], file.get_tensor("w"), file.metadata["n"]
         pieces, tensors, part = tensor.pieces(), file.tensors, file.get_slice("w")
     for access in (
@@ -473,7 +469,6 @@ def test_what_was_taken_from_a_file_before_it_was_closed(model: Path, mmap: bool
         lambda: numbers[0:0],
         lambda: list(numbers),
         lambda: repr(numbers),
-        lambda: numbers.array(),
         lambda: file.header,
         lambda: file.metadata,
         lambda: file.keys(),

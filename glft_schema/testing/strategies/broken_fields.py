@@ -97,10 +97,8 @@ def _counts(file: File, spans: Sequence[FieldSpan]) -> Iterator[tuple[int, int, 
     """
     for span in sorted(spans, key=lambda span: (span.start, -(span.end or 0))):
         value, node = span.value, _node_at(file, span.path)
-        if isinstance(value, arrays.StoredNumbers):
+        if isinstance(value, arrays.StoredArray):
             least = value.number.itemsize
-        elif isinstance(value, arrays.StoredStrings):
-            least = value.length.itemsize
         elif isinstance(node, s.JsonTableNode):
             yield span.start, (span.end or 0) - span.start, span.path
             continue

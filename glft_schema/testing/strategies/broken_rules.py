@@ -15,7 +15,7 @@ from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.rules import REQUIRED, Check, Rule
 from glft_schema.codec.structs import unwrap
 from glft_schema.codec.tables import NamesOnce
-from glft_schema.codec.typed_values import Array, StoredValue
+from glft_schema.codec.typed_values import array_of, with_type
 from glft_schema.describe.nodes import (
     ByteOrderNode,
     CodeNode,
@@ -137,7 +137,7 @@ class Breaker:
         yield from ({**required, field: value} for value in values)
         for name, code, type_, node in typed_fields(struct):
             if field in (name, code):
-                examples = [*EXAMPLES, *([Array(type_, ())] if node.level else [])]
+                examples = [*EXAMPLES, *([array_of(type_, ())] if node.level else [])]
                 typed = [*values, *examples] if field == name else examples
                 yield from ({**required, code: type_, name: value} for value in typed)
 
@@ -158,7 +158,7 @@ class Breaker:
             draft, seen = self.draft, None
             if not location.check.is_required:
                 known = {other: metadata.stored_value(other) for other in metadata}
-                seen = metadata.replace({**known, row["key"]: StoredValue(row["type"], row["value"])})
+                seen = metadata.replace({**known, row["key"]: with_type(row["type"], row["value"])})
                 draft = self._realign(region, seen)
             yield Attempt(draft.with_row(region, at, row, seen), f"{region} -> {at} -> {field}")
 

@@ -164,8 +164,7 @@ class Draft:
         if isinstance(value, Forged):
             return list(value.value)
         if self.is_metadata(table):
-            entries = ((key, value.stored_value(key)) for key in value) if value else ()
-            return [{"key": key, "type": entry.type, "value": entry.value} for key, entry in entries]
+            return value.rows() if value else []
         return list(value or ())
 
     def with_row(self, table: str, at: int, row: Mapping[str, Any], seen: Any = None) -> Draft:

@@ -19,7 +19,7 @@ from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.tables import NamesOnce
-from glft_schema.codec.typed_values import StoredValue
+from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.nodes import CodeNode, DerivedNode, Field, NumberNode, PayloadsNode, StructOf, SwitchNode, TextNode
 from glft_schema.describe.schema import rows_of
 from glft_schema.errors import FormatError
@@ -186,7 +186,7 @@ def _(later: DerivedNode, field: Field, value: Any, draw: st.DrawFn, context: Co
     return value.replace(dict(entries))
 
 
-def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[StoredValue]:
+def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[Typed]:
     """Returns values for a key, around its default, that can be stored and satisfy the rules."""
     row, options, default = rows_of(field.node), [], lookup.default
     assert row
@@ -200,5 +200,5 @@ def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[St
         at = inner_context(context, row.declared, {"key": lookup.key, "type": type_, "value": value})
         with suppress(FormatError):  # a value that the number cannot hold
             if number.encode(value) and all(holds(check, at) for check in checks):
-                options.append(StoredValue(type_, value))
+                options.append(Typed(value, type_.name))
     return options
