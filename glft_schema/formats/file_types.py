@@ -1,4 +1,4 @@
-"""File types: the key ``general.file_type``, the mix of tensor types in a GGUF file, and its values.
+"""File types: the mix of tensor types in a GGUF file, as values of ``general.file_type``.
 
 Source: enum llama_ftype in include/llama.h, and the guess of a file type in
 src/llama-model-loader.cpp, of llama.cpp v0.5.0.

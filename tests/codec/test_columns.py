@@ -30,7 +30,7 @@ from glft_schema.codec.structs import Count, Derived, Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode
-from glft_schema.codec.typed_values import Array
+from glft_schema.codec.typed_values import Typed
 from glft_schema.files.parsing import starts_of
 from glft_schema.formats.gguf import VALUE_TYPES
 from glft_schema.storage.cursor import Cursor
@@ -57,9 +57,10 @@ def exactly(value: Any) -> Any:
     if isinstance(value, dict):
         return [(name, exactly(part)) for name, part in value.items() if name != "_io"]
     if isinstance(value, TypedMetadata):
-        return [(key, exactly(value.stored_value(key).type), exactly(value.stored_value(key).value)) for key in value]
-    if isinstance(value, Array):
-        return "array", exactly(value.type), [exactly(element) for element in value.values]
+        return [(key, exactly(value.stored_value(key))) for key in value]
+    if isinstance(value, Typed):
+        is_array = value.is_array
+        return value.type, [exactly(element) for element in value.value] if is_array else exactly(value.value)
     if isinstance(value, (list, tuple, Rows)):
         return list if isinstance(value, Rows) else type(value), [exactly(part) for part in value]
     if isinstance(value, TensorMap):
