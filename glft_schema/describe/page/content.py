@@ -1,4 +1,6 @@
-"""The content of a page: texts for the template, and data for the scripts."""
+"""A file as a self-contained HTML page: texts for the template `page.html.jinja`, and data for the
+scripts. `page.css` is the style.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map, byte_map_of
-from glft_schema.describe.page.escaping import LONGEST, visible
 from glft_schema.describe.page.fields import FieldTree, is_payload, path_steps, segments
+from glft_schema.describe.page.frame import LONGEST, render, visible
 from glft_schema.describe.page.module_tree import modules
 from glft_schema.describe.page.quantization_errors import errors
 from glft_schema.describe.page.samples import describe, heat_map, sample, sample_size
 from glft_schema.describe.page.vocabulary import vocabulary
 from glft_schema.display import Progress, parameters_text, size_text
 from glft_schema.errors import Finding, FormatError, quote
+from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.files.summary import headline, largest_first, totals_by_type
+from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
 
@@ -36,6 +40,34 @@ ENTRIES = 2000  # of the metadata
 LONGEST_VALUE = 1 << 13  # characters
 FIRST = 16  # elements of a long array
 HISTOGRAMS = 4000  # tensors: with more, errors have no histograms, and values no heat maps
+SCRIPTS = (
+    "treemap.js", "tensors.js", "details.js", "metadata.js", "tokenizer.js", "fields.js", "bytes.js", "start.js",
+)  # fmt: skip
+
+
+def page(
+    file: File | StrPath,
+    against: Mapping[str, StoredTensor] | None = None,
+    *,
+    against_name: str = "the source",
+    progress: Progress | None = None,
+    fault: FormatError | None = None,
+) -> str:
+    """Returns a page of HTML that shows a file's summary, tensors, metadata and bytes.
+
+    Args:
+        file: an open file, a set of files opened as one, or a path.
+        against: the source checkpoint, from `open_checkpoint`, for quantization errors.
+        against_name: the name of the checkpoint on the page.
+        progress: called with a tensor's name and the fraction done, from 0 to 1.
+        fault: the error of a broken file, which is shown instead of broken rules.
+
+    Raises:
+        ClosedError: if the file is closed.
+        FormatError, OSError: if the file at a path cannot be opened.
+    """
+    content = Content(as_file(file), None if against is None else Original(against_name, against), progress, fault)
+    return render("page.html.jinja", content.texts, content.data, SCRIPTS)
 
 
 @dataclass(frozen=True)
