@@ -7,7 +7,7 @@ from typing import Annotated
 
 from glft_schema.cli.options import Exclude, argument, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
-from glft_schema.describe.page.render import page
+from glft_schema.describe.page.content import page
 from glft_schema.errors import OptionError
 from glft_schema.files.container import open_damaged
 from glft_schema.storage.atomic import atomic_write

@@ -5,7 +5,7 @@ A plain parse keeps no positions. It is repeated with a `Trace`, for instance to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +82,12 @@ class Trace:
 
     def label(self, name: str, path: str) -> Any:
         """Returns the value of `name` (in `LABELS`) in the innermost row around `path`, or None."""
-        while path := parent_of(path):
-            if span := self.find(path + STEP + name):
-                return span.value
-        return None
+        return label_of(self._by_path, name, path)
+
+
+def label_of(spans: Mapping[str, FieldSpan], name: str, path: str) -> Any:
+    """Returns the value of `name` in the innermost row around `path`, or None; spans by path."""
+    while path := parent_of(path):
+        if span := spans.get(path + STEP + name):
+            return span.value
+    return None

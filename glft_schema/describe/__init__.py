@@ -10,7 +10,7 @@ from glft_schema.describe.comparisons import comparison_data
 from glft_schema.describe.languages import write
 from glft_schema.describe.nodes import Field, Schema, StructOf, TypeOf
 from glft_schema.describe.page.comparison import comparison_page
-from glft_schema.describe.page.render import page
+from glft_schema.describe.page.content import page
 from glft_schema.describe.schema import node_of, schema_of
 from glft_schema.files.byte_counts import byte_counts
 

@@ -24,7 +24,7 @@ import glft_schema.describe.nodes as s
 from glft_schema.codec.context import LITTLE, ByteOrder, byte_order, new_context
 from glft_schema.codec.json_text import JsonPart
 from glft_schema.codec.text import decode_text
-from glft_schema.codec.trace import STEP, FieldSpan, parent_of
+from glft_schema.codec.trace import STEP, FieldSpan, label_of, parent_of
 from glft_schema.describe.parts import count_parts, parts_of, select, type_text
 from glft_schema.describe.schema import field_of, struct_of
 from glft_schema.errors import FormatError, OptionError, quote
@@ -331,18 +331,11 @@ class _ParsedFields:
             value = span.value.item() if isinstance(span.value, np.generic) else span.value
             count = len(value) if isinstance(node, s.ListNode) else None
         of_tensor = span.path.partition(STEP)[0] == self._table
-        label = self._label(span.path, "name" if of_tensor else "key")
+        label = label_of(self._by_path, "name" if of_tensor else "key", span.path)
         tensors, key = ((label,), None) if of_tensor and label is not None else ((), label)
         type_ = type_text(node, span.context, count)
         doc = self._field(span).doc
         return ByteRange(span.start, span.end or 0, span.path, kind, type_, doc, value, tensors, key, node, span.context)
-
-    def _label(self, path: str, name: str) -> Any:
-        """Returns the value of the field `name` in the innermost row around `path`, or None."""
-        while path := parent_of(path):
-            if span := self._by_path.get(f"{path}{STEP}{name}"):
-                return span.value
-        return None
 
     def between(self, start: int, end: int) -> ByteRange:
         """Returns a range for bytes that no leaf covers: of the field around them, or unclaimed."""

@@ -26,7 +26,7 @@ from glft_schema.codec.tables import Table
 from glft_schema.codec.type_codes import TypeCode, TypeTable
 from glft_schema.describe.byte_map import ByteMap, ByteRange, byte_map, byte_map_of
 from glft_schema.describe.hex_view import HexView
-from glft_schema.describe.page.render import page
+from glft_schema.describe.page.content import page
 from glft_schema.errors import OptionError
 from glft_schema.files.byte_counts import byte_counts
 from glft_schema.files.parsing import parse_source

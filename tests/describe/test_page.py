@@ -25,9 +25,9 @@ from glft_schema.cli.options import command
 from glft_schema.cli.view import view
 from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.page import content, fields
+from glft_schema.describe.page.content import page
 from glft_schema.describe.page.frame import as_json, content_hash, visible
 from glft_schema.describe.page.module_tree import modules
-from glft_schema.describe.page.render import page
 from glft_schema.describe.page.samples import BINS, GRID, RUNS, describe, heat_map, histogram, sample, sample_parts, sample_size
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT

@@ -145,7 +145,8 @@ def test_what_has_no_node_says_so(declared: Any, problem: str) -> None:
 
 def test_a_choice_among_alternatives() -> None:
     type_of = {0: s.NumberNode("u8", "little"), 1: s.NumberNode("u16", "little")}
-    switch = s.SwitchNode(Reference(("type",)), tuple(s.SwitchCase(node.kind, code, node) for code, node in type_of.items()), None)
+    cases = tuple(s.SwitchCase(node.kind, code, node) for code, node in type_of.items())
+    switch = s.SwitchNode(Reference(("type",)), cases, None)
     assert [s.choose(switch, {"type": code}) for code in type_of] == list(type_of.values())
     assert s.choose(replace(switch, default=type_of[0]), {"type": 2}) == type_of[0]
     with pytest.raises(KeyError, match="2"):

@@ -16,7 +16,7 @@ import torch
 
 import glft_schema
 from glft_schema import Container, save_file
-from glft_schema.describe.page.render import page
+from glft_schema.describe.page.content import page
 from glft_schema.files.splitting import split
 from glft_schema.weights import checkpoints
 from tests.describe.test_page import HOSTILE, hostile_file

@@ -11,7 +11,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_text import to_text
 from glft_schema.describe.byte_map import ByteMap
 from glft_schema.describe.hex_view import STYLES, HexView
-from glft_schema.describe.page.render import page
+from glft_schema.describe.page.content import page
 from glft_schema.files.byte_counts import byte_counts
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules

@@ -25,7 +25,7 @@ import glft_schema.storage.atomic
 from glft_schema import Container, FormatError, TensorError, convert, load_file, save_file
 from glft_schema.cli.get_tensor import get_tensor
 from glft_schema.cli.view import view
-from glft_schema.describe.page import render
+from glft_schema.describe.page import content
 from glft_schema.formats.glft import GLFT
 from glft_schema.lab import run
 from glft_schema.lab.minigpt import MiniGPTConfig
@@ -422,7 +422,7 @@ def work(*arguments: object, **more: object) -> None:
 def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     save_file({"a": torch.ones(3)}, path)
     out = path.parent / "missing" / "out.npy"
-    monkeypatch.setattr(render, "page", work)
+    monkeypatch.setattr(content, "page", work)
     monkeypatch.setattr(Tensor, "dequantize", work)
     for verb in (lambda: view(path, out), lambda: get_tensor(path, "a", out)):
         with pytest.raises(Exit) as caught:
