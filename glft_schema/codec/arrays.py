@@ -24,7 +24,7 @@ from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import BytesSource, Source
 from glft_schema.storage.tensor_bytes import write_all
 
-WINDOW = 1 << 16  # bytes that the walk over strings reads at a time,
+WINDOW = 1 << 17  # bytes that the walk over strings reads at a time,
 PER_STRING = 64  # but not more than this for each string
 SHOWN = 8  # elements in a repr; half as many of longer arrays
 

@@ -81,9 +81,6 @@ class Struct(Interpreted, construct.Struct):
                 raise ValueError(f"expected the name of a field in {text}, found {name!r}")
             if used.count(name) > 1:
                 raise ValueError(f"expected each name of a field once, found {name!r} twice")
-        for field in named:
-            if isinstance(plain := unwrap(field), construct.Struct) and not isinstance(plain, Struct):
-                raise TypeError(f"{field.name}: expected Struct(...) of glft_schema.codec, found construct's")
         names = [tuple(field.name for field in named if follows(field) == counted) for counted in (False, True)]
         self.record = record_class(*names)
         slots = {**self.record._names, **self.record._count_names}

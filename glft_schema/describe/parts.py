@@ -123,7 +123,7 @@ def _items(
     item, count = select(node.item, context), math.prod(dims)
     type_ = type_text(item, context)
     if isinstance(value, StoredStrings):
-        ends = value.ends()
+        ends = value.ends
         for i in range(int(ends.searchsorted(low - start, "right")), count):
             first = start + (int(ends[i - 1]) if i else 0)
             if first >= high:

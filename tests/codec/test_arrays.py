@@ -30,7 +30,7 @@ def stored(texts: list[bytes], size: int, order: str) -> bytes:
     return b"".join(struct.pack(LETTERS[size, order], len(text)) + text for text in texts)
 
 
-@pytest.mark.parametrize("window", [16, 64, 1 << 16])
+@pytest.mark.parametrize("window", [16, 64, 1 << 17])
 @settings(max_examples=max(settings.default.max_examples, 100))
 @given(vocabularies, st.sampled_from([u32, u64]), st.sampled_from(["little", "big"]), st.binary(max_size=9))
 def test_strings_end_where_a_loop_does(
