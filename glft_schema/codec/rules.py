@@ -184,7 +184,7 @@ class Rule(Check):
         self.must, self.broken_by = must, must.broken_by
         self.when = None if when is None else as_expression(when)
         self.condition = as_expression(must.on(of))
-        self.expected = must.text + _in_words(self.when)
+        self.expected = must.text + _in_words(when)
 
     @property
     def holds(self) -> Expression | None:
@@ -222,7 +222,7 @@ class Limit(Rule):
 
     def __init__(self, id: str, of: Any, limit: str, *, unit: str = "", when: Any = None) -> None:
         self.limit = limit
-        self.unit = (f" {unit}" if unit else "") + _in_words(None if when is None else as_expression(when))
+        self.unit = (f" {unit}" if unit else "") + _in_words(when)
         self._most = Allowed(DEFAULTS[limit], limit)
         self._of = as_expression(of)
         text = f"at most {DEFAULTS[limit]}{self.unit}, {A_LIMIT}"
@@ -240,7 +240,7 @@ spec = partial(Rule, sets=(SPEC,))
 ggml = partial(Rule, sets=(GGML,))
 
 
-def _in_words(when: Expression | None) -> str:
+def _in_words(when: Any) -> str:
     """Returns the end of a rule's sentence; empty unless `when` is ``field == constant``."""
     if (equal := equality(when)) is None:
         return ""
