@@ -67,20 +67,20 @@ class Lookup(ExprMixin):
         return as_expression(self)(context)
 
 
-class Expression:
+class _Tree:
     """A node of a tree. Called with a context, it returns its value."""
 
     @cached_property
     def compiled(self) -> Callable[[Any], Any]:
         """The function that computes the value."""
-        return compile_expression(self)
+        return compile_expression(self)  # type: ignore[arg-type]  # of a class below
 
     def __call__(self, context: Any, *args: Any) -> Any:
         return self.compiled(context)
 
 
 @dataclass(frozen=True)
-class Reference(Expression):
+class Reference(_Tree):
     """The path of a field, from the expression's Struct, from `up` levels above, or from the file.
 
     Parameters of a container or payload, such as ``out``, are `of_params`. Without names, it is the
@@ -97,7 +97,7 @@ class Reference(Expression):
 
 
 @dataclass(frozen=True)
-class Constant(Expression):
+class Constant(_Tree):
     """A number or bytes. Other values have no text."""
 
     value: Any
@@ -114,7 +114,7 @@ class Allowed(Constant):
 
 
 @dataclass(frozen=True)
-class Operation(Expression):
+class Operation(_Tree):
     """``left sign right`` with an operator of Python; ``//`` rounds down."""
 
     sign: str
@@ -126,7 +126,7 @@ class Operation(Expression):
 
 
 @dataclass(frozen=True)
-class Length(Expression):
+class Length(_Tree):
     """The number of elements of a list, or of characters or bytes of a text."""
 
     of: Expression
@@ -137,7 +137,7 @@ class Length(Expression):
 
 
 @dataclass(frozen=True)
-class Reversed(Expression):
+class Reversed(_Tree):
     """A list in reverse order."""
 
     of: Expression
@@ -147,7 +147,7 @@ class Reversed(Expression):
 
 
 @dataclass(frozen=True)
-class Matches(Expression):
+class Matches(_Tree):
     """Whether a Python regular expression matches a whole text."""
 
     of: Expression
@@ -158,7 +158,7 @@ class Matches(Expression):
 
 
 @dataclass(frozen=True)
-class ValueOfKey(Expression):
+class ValueOfKey(_Tree):
     """The integer at a key in a mapping, or a default."""
 
     mapping: Expression
@@ -170,11 +170,14 @@ class ValueOfKey(Expression):
 
 
 @dataclass(frozen=True)
-class Call(Expression):
+class FunctionCall(_Tree):
     """The result of any other function, which has no text; often of the Struct itself."""
 
     function: Callable[[Any], Any]
     of: Expression = Reference()
+
+
+Expression = Reference | Constant | Operation | Length | Reversed | Matches | ValueOfKey | FunctionCall
 
 
 def as_expression(given: Any) -> Expression:
@@ -191,7 +194,7 @@ def as_expression(given: Any) -> Expression:
         return Operation("-", Constant(0), as_expression(given.operand))
     if isinstance(given, FuncPath) and (operand := vars(given)["_FuncPath__operand"]) is not None:
         return _call(vars(given)["_FuncPath__func"], as_expression(operand))
-    return Call(given) if callable(given) else Constant(given)
+    return FunctionCall(given) if callable(given) else Constant(given)
 
 
 def _reference(path: Path) -> Reference | None:
@@ -216,15 +219,15 @@ def _call(function: Any, of: Expression) -> Expression:
     pattern = getattr(function, "__self__", None)
     if isinstance(pattern, re.Pattern) and function == pattern.fullmatch and pattern.flags == re.UNICODE:
         return Matches(of, pattern.pattern)
-    return Call(function, of)
+    return FunctionCall(function, of)
 
 
 def compile_expression(expression: Expression) -> Callable[[Any], Any]:
     """Returns the function of a context that computes the value of an expression."""
     match expression:
         case Reference(names, up, of_root, of_params):
-            path = *("_root",) * of_root, *("_params",) * of_params, *("_",) * up, *names
-            return lambda context: reduce(operator.getitem, path, context)
+            steps = *("_root",) * of_root, *("_params",) * of_params, *("_",) * up, *names
+            return lambda context: reduce(operator.getitem, steps, context)
         case Allowed(_, name):
             return lambda context: getattr(limits_of(context), name)
         case Constant(value):
@@ -233,19 +236,18 @@ def compile_expression(expression: Expression) -> Callable[[Any], Any]:
             operate, first, second = OPERATORS[sign], compile_expression(left), compile_expression(right)
             return lambda context: operate(first(context), second(context))
         case Length(of, in_bytes):
-            return _applied(nbytes if in_bytes else len, of)
+            return _apply(nbytes if in_bytes else len, of)
         case Reversed(of):
-            return _applied(reverse, of)
+            return _apply(reverse, of)
         case Matches(of, pattern):
-            return _applied(re.compile(pattern).fullmatch, of)
+            return _apply(re.compile(pattern).fullmatch, of)
         case ValueOfKey(mapping, key, default):
-            return _applied(lambda entries: value if isinstance(value := entries.get(key), int) else default, mapping)
-        case Call(function, of):
-            return function if of == Reference() else _applied(function, of)
-    raise TypeError(expression)
+            return _apply(lambda entries: value if isinstance(value := entries.get(key), int) else default, mapping)
+        case FunctionCall(function, of):
+            return function if of == Reference() else _apply(function, of)
 
 
-def _applied(function: Callable[[Any], Any], expression: Expression) -> Callable[[Any], Any]:
+def _apply(function: Callable[[Any], Any], expression: Expression) -> Callable[[Any], Any]:
     of = compile_expression(expression)
     return lambda context: function(of(context))
 
@@ -270,7 +272,7 @@ def _has_text(expression: Expression) -> bool:
             return bool(names) and not any(name.startswith("_") for name in names)
         case Constant(value):
             return isinstance(value, (int, bytes))
-    return not isinstance(expression, Call)
+    return not isinstance(expression, FunctionCall)
 
 
 def references_in(given: Any) -> list[Reference]:
@@ -322,6 +324,6 @@ def in_python(expression: Expression) -> str:
         if isinstance(part, Reference):
             return replace(part, names=tuple(f"{name}_" if iskeyword(name) else name for name in part.names))
         parts = {name: rename(value) for name, value in vars(part).items() if isinstance(value, Expression)}
-        return replace(part, **parts)  # type: ignore[type-var]
+        return replace(part, **parts)
 
     return str(rename(expression))
