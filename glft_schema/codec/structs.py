@@ -76,9 +76,8 @@ class Struct(Interpreted, construct.Struct):
         self.title = title
         named = [field for field in self.subcons if field.name]
         for name in (used := [field.name for field in named]):
-            if name.startswith("_") or not name.isidentifier() or hasattr(Context, name) or hasattr(Record, name):
-                text = "letters, digits and '_', from a letter on, which no method of a Struct's value has"
-                raise ValueError(f"expected the name of a field in {text}, found {name!r}")
+            if name.startswith("_") or not name.isidentifier():
+                raise ValueError(f"expected the name of a field in letters, digits and '_', from a letter on, found {name!r}")
             if used.count(name) > 1:
                 raise ValueError(f"expected each name of a field once, found {name!r} twice")
         names = [tuple(field.name for field in named if follows(field) == counted) for counted in (False, True)]
