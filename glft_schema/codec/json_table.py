@@ -29,16 +29,16 @@ from typing import Any, NamedTuple
 
 import construct
 
+from glft_schema.codec.columns import Rows
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.expressions import as_expression
-from glft_schema.codec.json_text import JsonPart, after_spaces, count_parts, decode, levels_of, parts, to_json, value_at
+from glft_schema.codec.json_text import JsonPart, count_parts, decode, levels_of, parts, to_json
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Struct, unwrap
 from glft_schema.codec.tables import count_objects
 from glft_schema.codec.text import encode_text
 from glft_schema.codec.trace import Trace, without_root
-from glft_schema.display import with_display
 from glft_schema.errors import FormatError, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import bytes_left, read_exactly
@@ -47,17 +47,20 @@ from glft_schema.storage.tensor_bytes import write_all
 MOST_LEVELS = 127  # of nested objects and arrays that serde_json reads
 PADDED_TO = 8  # bytes of the length before the text, and of the least alignment of the payloads after it
 
-# Kinds of irregularity, each the end of the sentence "expected ...".
-BEGINS_WITH_BRACE = "`{` as the first byte"
-PADDED_WITH_SPACES = "only spaces (0x20) after the object"
-NAMES_ONCE = "each name once"
-RESERVED_ONCE = "the reserved entry once"
-RESERVED_OBJECT = "an object in the reserved entry"
-RESERVED_KEYS_ONCE = "each key of the reserved entry once"
-KNOWN_KEYS = "only known keys in an entry"
-KEYS_ONCE = "each key of an entry once"
-PLAIN_ENTRIES = "entries that are objects, with types that are texts"
-NOT_DEEP = f"at most {MOST_LEVELS} nested objects and arrays"
+# What readers treat differently, by kind: the end of the sentence "expected ..."
+IRREGULARITIES = {
+    "brace": "`{` as the first byte",
+    "padding": "only spaces (0x20) after the object",
+    "names-once": "each name once",
+    "metadata-once": "the reserved entry once",
+    "metadata-object": "an object in the reserved entry",
+    "metadata-keys-once": "each key of the reserved entry once",
+    "known-keys": "only known keys in an entry",
+    "keys-once": "each key of an entry once",
+    "plain-entries": "entries that are objects, with types that are texts",
+    "nesting": f"at most {MOST_LEVELS} nested objects and arrays",
+}
+UNKEPT = ("names-once", "metadata-once", "metadata-keys-once", "known-keys", "keys-once")  # a new text lacks what they add
 
 
 class Entry(dict[Any, Any]):
@@ -72,10 +75,9 @@ class JsonTable(construct.Construct):
 
     Parses into `JsonRows`, in order. Of several entries with one name, the last one is the row.
     Builds from a sequence of rows, and the value of the field `metadata` for the reserved entry.
-    Rows and metadata that were parsed together and are unchanged build their original text. If only
-    names of rows or texts of `JsonEntries` differ, only these parts of the text change. Otherwise
-    the text has no spaces, except those that pad it: payloads follow it at a multiple of
-    `PADDED_TO` and of the alignment that is asked for.
+    `JsonRows` whose metadata is unchanged build their original text. Any other text is new: without
+    spaces, except those that pad it. Payloads follow it at a multiple of `PADDED_TO` and of the
+    alignment that is asked for.
 
     Args:
         size: the context -> bytes of the text.
@@ -108,60 +110,66 @@ class JsonTable(construct.Construct):
         start, size = stream.tell(), self.size(context)
         if size <= bytes_left(stream):
             limits_of(context).check("metadata", size, path, " bytes")
-        rows = JsonRows(read_exactly(stream, size, path), start, self.keys, self.reserved)
+        rows = JsonRows(self, read_exactly(stream, size, path), start)
         containers, members = count_parts(rows.stored)  # a row is a member with its keys, and has fewer containers
         number = members // (len(self.keys) + 1) + max(containers - members, 0)
         limits_of(context).check("objects", number, path, " tensors, entries and arrays")
-        entries = rows.decode(path)
-        rows.reserved = next((value for name, value in reversed(entries) if name == self.reserved), None)
+        entries = decode(rows.stored, path, start)
+        if not isinstance(entries, tuple):
+            raise FormatError(f"expected a JSON object, found {quote(entries)}", path)
+        last = {name: i for i, (name, _) in enumerate(entries)}  # of several entries with a name
+        if self.reserved in last:
+            rows.reserved = entries[last.pop(self.reserved)][1]
         count_objects(context, len(entries) + (len(rows.reserved) if isinstance(rows.reserved, tuple) else 0), path)
-        last = {name: i for i, (name, _) in enumerate(entries)}
-        last.pop(self.reserved, None)
         params, trace = context["_params"], context["_params"].get("trace")
         params["trace"] = None
-        try:
-            if len(last) < len(entries):
-                for i, (name, _) in enumerate(entries):
-                    if last.get(name, i) != i:  # replaced: only the kinds of its values count
-                        self._parse_replaced(rows, entries, i, context, path)
-            self._parse_rows(rows, entries, sorted(last.values()), stream, context, path, trace)
-        finally:
-            params["trace"] = trace
-        stream.seek(start + size)
+        for i, (name, _) in enumerate(entries):
+            if last.get(name, i) != i:
+                self._check_replaced(rows, entries, i, context, path)
+        self._parse_rows(rows, entries, sorted(last.values()), context, path, trace)
+        params["trace"] = trace
         return rows
 
     def _parse_rows(
-        self, rows: JsonRows, entries: Any, order: Sequence[int], stream: Any, context: Context, path: str, trace: Trace | None
+        self, rows: JsonRows, entries: Any, order: Sequence[int], context: Context, path: str, trace: Trace | None
     ) -> None:
         """Appends the rows of the entries `order`. Traces those that `trace` asks for."""
-        params = context["_params"]
+        own = self.row.nest(context, None)  # the context of all rows, each of which sets the same fields
+        steps = [(name, unwrap(field)._parse) for name, field, _ in self.row.needed]
         traced = set(trace.rows_in(without_root(path), len(order))) if trace else ()
-        for i in order:
-            if trace and len(rows) in traced:
-                params["trace"] = _RowTrace(trace, stream, rows.spans(i, self.fields))
-            rows.append(self._row(rows, entries, i, context, f"{path} -> {len(rows)}"))
-            params["trace"] = None
+        for number, i in enumerate(order):
+            entry = self._entry(rows, entries, i, path, number)
+            if trace and number in traced:
+                context["_params"]["trace"] = _RowTrace(trace, rows.spans(number))
+                rows.add(self.row._parse(entry, context, f"{path} -> {number}"))
+                context["_params"]["trace"] = None
+                continue
+            try:
+                for name, parse in steps:
+                    own[name] = parse(entry, own, "")
+            except (FormatError, construct.ConstructError):
+                self.row._parse(entry, context, f"{path} -> {number}")  # raises it again, with its path
+                raise
+            rows.add(own)
 
-    def _row(self, rows: JsonRows, entries: Any, i: int, context: Context, path: str) -> Any:
-        return self.row._parse(self._entry(rows, entries, i, path), context, path)
-
-    def _parse_replaced(self, rows: JsonRows, entries: Any, i: int, context: Context, path: str) -> None:
-        where = f"{path} -> {quote(entries[i][0])}"
-        entry = self._entry(rows, entries, i, where)
+    def _check_replaced(self, rows: JsonRows, entries: Any, i: int, context: Context, path: str) -> None:
+        """Checks the kinds of the values in an entry that a later one replaces."""
+        name = quote(entries[i][0])
+        entry, where = self._entry(rows, entries, i, path, name), f"{path} -> {name}"
         try:
             self._values._parse(entry, context, where)
         except FormatError as error:
             error.offset, error.tensor = rows.start + rows.members[i].start, entry[None]
             raise
 
-    def _entry(self, rows: JsonRows, entries: Any, i: int, path: str) -> Entry:
+    def _entry(self, rows: JsonRows, entries: Any, i: int, path: str, row: int | str) -> Entry:
         """Returns the object of an entry, whose value may be an array in the order of `keys`."""
         name, value = entries[i]
         if isinstance(value, list) and len(value) == len(self.keys):
             value = zip(self.keys, value, strict=True)
         elif not isinstance(value, tuple):
             problem = f"expected an object with {', '.join(self.keys)}, found {quote(value)}"
-            raise FormatError(problem, path, rows.start + rows.members[i].start, name)
+            raise FormatError(problem, f"{path} -> {row}", rows.start + rows.members[i].start, name)
         entry = Entry(value)
         entry[None] = name
         return entry
@@ -180,17 +188,12 @@ class JsonTable(construct.Construct):
             FormatError: if a row or the metadata cannot be written.
             LimitError: if a limit is exceeded.
         """
-        metadata = context.get(self.metadata)
-        texts = checked_texts(metadata, f"{path.rpartition(' -> ')[0]} -> {self.metadata}")
+        texts = checked_texts(context.get(self.metadata), f"{path.rpartition(' -> ')[0]} -> {self.metadata}")
         if not isinstance(obj, Sequence) or isinstance(obj, (str, bytes)):
             raise FormatError(f"expected a sequence of rows, found {quote(obj)}", path)
-        old, step = getattr(metadata, "rows", None), context._params.get("alignment", 1)
-        rows = obj if isinstance(obj, JsonRows) else old
-        is_same = isinstance(rows, JsonRows) and rows == list(obj) and texts == dict(rows.reserved or ())
-        if not isinstance(rows, JsonRows) or not is_same or (PADDED_TO + len(rows.stored)) % step:
-            rows = self._new_text(obj, texts, context, path)
-            if isinstance(old, JsonRows) and step == 1 and (edited := old.edit(obj, texts)) is not None:
-                rows.stored = edited
+        step = context._params.get("alignment", 1)
+        is_same = isinstance(obj, JsonRows) and texts == dict(obj.reserved or ()) and not (PADDED_TO + len(obj.stored)) % step
+        rows = obj if is_same else self._new_text(obj, texts, context, path)
         count_objects(context, len(rows) + len(texts), path)
         limits_of(context).check("metadata", len(rows.stored), path, " bytes")
         return rows
@@ -207,8 +210,9 @@ class JsonTable(construct.Construct):
             entries.append(f"{to_json(name)}:{to_json(entry)}")
         stored = f"{{{','.join(entries)}}}".encode()
         step = lcm(PADDED_TO, context._params.get("alignment", 1))
-        rows = JsonRows(stored + b" " * (-(PADDED_TO + len(stored)) % step), 0, self.keys, self.reserved)
-        rows.extend(built.values())
+        rows = JsonRows(self, stored + b" " * (-(PADDED_TO + len(stored)) % step), 0)
+        for record in built.values():
+            rows.add(record)
         rows.reserved = tuple(texts.items()) or None
         return rows
 
@@ -216,8 +220,8 @@ class JsonTable(construct.Construct):
 class JsonTexts(construct.Construct):
     """The reserved entry of a `JsonTable`. Takes no bytes, since they belong to the table.
 
-    Parses into `JsonEntries`, builds from any mapping of texts to texts. An empty mapping builds no
-    entry. Of several values with one key, the last one counts. Size: 0.
+    Parses into `TextMetadata`, builds from any mapping of texts to texts. An empty mapping builds
+    no entry. Of several values with one key, the last one counts. Size: 0.
 
     Args:
         table: the field of the table.
@@ -230,29 +234,28 @@ class JsonTexts(construct.Construct):
         self.table = table
         self.flagbuildnone = True
 
-    def _parse(self, stream: Any, context: Context, path: str) -> JsonEntries:
-        rows, end, trace = context[self.table], stream.tell(), context["_params"].get("trace")
+    def _parse(self, stream: Any, context: Context, path: str) -> TextMetadata:
+        rows, trace = context[self.table], context["_params"].get("trace")
         stored = () if rows.reserved is None else rows.reserved
         if not isinstance(stored, tuple) or (trace and stored):
-            whole = next(part for part in reversed(rows.members) if rows.key_of(part) == rows.name)
+            whole = next(part for part in reversed(rows.members) if part.name == rows.table.reserved)
             if not isinstance(stored, tuple):
                 raise FormatError(f"expected an object of texts, found {quote(stored)}", path, rows.start + whole.start)
-            inner = PAIR.nest(context, stream)
-            for i, (part, pair) in enumerate(zip(parts(rows.text, whole.start), stored, strict=True)):
-                for name, value, (first, last) in zip(("key", "value"), pair, (part[:2], part[2:]), strict=True):
-                    stream.seek(rows.start + first)
-                    trace.begin(f"{path} -> {i} -> {name}", stream, inner)
-                    stream.seek(rows.start + last)
-                    trace.end(value, stream)
-            stream.seek(end)
+            inner = PAIR.nest(context, None)
+            for i, (part, pair) in enumerate(zip(rows.fields_of(whole), stored, strict=True)):
+                spans = {"key": (rows.start + part.key, rows.start + part.key_end)}
+                spans["value"] = rows.start + part.start, rows.start + part.end
+                of_pair = _RowTrace(trace, spans)
+                for name, value in zip(spans, pair, strict=True):
+                    of_pair.begin(f"{path} -> {i} -> {name}", 0, inner)
+                    of_pair.end(value, 0)
         for i, (key, value) in enumerate(stored):
             if not isinstance(value, str):
                 raise FormatError(f"expected text, found {quote(value)}", f"{path} -> {i} -> value", key=key)
-        return JsonEntries(dict(stored), rows)
+        return TextMetadata(dict(stored))
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        checked_texts(obj, path)
-        return obj
+        return obj  # which the table has checked
 
     def _sizeof(self, context: Context, path: str) -> int:
         return 0
@@ -281,36 +284,11 @@ def nbytes_of_json(table: str) -> Callable[[Context], int]:
     return nbytes
 
 
-class JsonEntries(TextMetadata):
-    """Texts by key, of a `JsonTable`'s reserved entry.
-
-    Attributes:
-        rows: the table that they were parsed with.
-    """
-
-    def __init__(self, entries: Mapping[str, str], rows: JsonRows) -> None:
-        super().__init__(entries)
-        self.rows = rows
-
-    def replace(self, entries: Mapping[str, str]) -> JsonEntries:
-        """Returns other entries of the same table.
-
-        Raises FormatError if duplicates of the reserved entry, or of a text that `entries` keeps,
-        would be lost.
-        """
-        kept = {quote(key) for key in self if entries.get(key) == self[key]}
-        for found in self.rows.irregularities:
-            if found.kind == RESERVED_ONCE or (found.kind == RESERVED_KEYS_ONCE and found.path[-1] in kept):
-                problem = f"expected {found.kind}, found {found.found}: a change would lose all but one"
-                raise FormatError(problem, "metadata", self.rows.start + found.start)
-        return JsonEntries(entries, self.rows)
-
-
 class Irregularity(NamedTuple):
     """A property of a JSON table that readers treat differently.
 
     Attributes:
-        kind: the end of the sentence "expected ...".
+        kind: one of `IRREGULARITIES`.
         found: the end of the sentence "found ...".
         path: the path below the table.
         start: index of its first byte in the text.
@@ -322,39 +300,22 @@ class Irregularity(NamedTuple):
     start: int
 
 
-@with_display
-class JsonRows(list[Any]):
+class JsonRows(Rows):
     """The rows of a `JsonTable`, with their text.
 
     Attributes:
+        table: the declaration.
         stored: the text.
         start: the first byte of the text, from the start of the container.
-        keys: the keys of a row's object.
-        name: the name of the reserved entry.
-        reserved: the value of that entry: pairs if it is an object; None if there is none.
+        reserved: the value of the reserved entry: pairs if it is an object; None if there is none.
     """
 
-    def __init__(self, stored: bytes, start: int, keys: tuple[str, ...], name: str) -> None:
-        super().__init__()
+    def __init__(self, table: JsonTable, stored: bytes, start: int) -> None:
+        super().__init__(table.row, ())
+        self.table = table
         self.stored = stored
         self.start = start
-        self.keys = keys
-        self.name = name
         self.reserved: Any = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rows, (self.stored, self.start, self.keys, self.name), {"reserved": self.reserved}, iter(self)
-
-    def decode(self, path: str) -> tuple[tuple[str, Any], ...]:
-        """Returns the entries: objects as tuples of pairs, arrays as lists.
-
-        Raises:
-            FormatError: if the text is not UTF-8, or not a JSON object.
-        """
-        entries = decode(self.stored, path, self.start)
-        if not isinstance(entries, tuple):
-            raise FormatError(f"expected a JSON object, found {quote(entries)}", path)
-        return entries
 
     @cached_property
     def text(self) -> str:
@@ -364,131 +325,79 @@ class JsonRows(list[Any]):
     @cached_property
     def members(self) -> list[JsonPart]:
         """All entries, including the reserved one."""
-        return list(parts(self.text, 0))
+        return list(parts(self.text))
 
-    def key_of(self, part: JsonPart) -> str:
-        """Returns the key of a member."""
-        key = self.text[part.key + 1 : part.key_end - 1]
-        if "\\" in key or not key.isascii():
-            key = decode(self.stored[part.key : part.key_end])
-        return key
+    @cached_property
+    def row_parts(self) -> list[JsonPart]:
+        """The entry of each row: the last one of its name."""
+        last = {part.name: part for part in self.members}
+        return sorted((part for part in last.values() if part.name != self.table.reserved), key=lambda part: part.key)
 
-    def fields_of(self, entry: JsonPart) -> list[tuple[str, JsonPart]]:
-        """Returns the values of an entry with their keys; those of an array get `keys` in order."""
-        if self.text[entry.start] == "{":
-            return [(self.key_of(part), part) for part in parts(self.text, entry.start)]
-        return list(zip(self.keys, parts(self.text, entry.start), strict=False)) if self.text[entry.start] == "[" else []
+    def fields_of(self, entry: JsonPart) -> list[JsonPart]:
+        """Returns the values of an entry; those of an array get the table's keys in order."""
+        found = list(parts(self.text, entry.start))
+        if self.text[entry.start] == "[":
+            return [part._replace(name=key) for key, part in zip(self.table.keys, found, strict=False)]
+        return found
 
-    def spans(self, i: int, fields: Mapping[str, JsonField]) -> dict[str, tuple[int, int]]:
-        """Returns start and end in the container of each field of the row of entry `i`."""
-        entry = self.members[i]
-        values = dict(self.fields_of(entry))
-        indices = {name: field.span(entry, values, self.text) for name, field in fields.items()}
-        return {name: (self.start + first, self.start + last) for name, (first, last) in indices.items()}
-
-    def edit(self, rows: Sequence[Any], texts: Mapping[str, str]) -> bytes | None:
-        """Returns the text with the names of `rows`, and with `texts` in the reserved entry.
-
-        Everything else is kept, except for the number of spaces that pad the text. Returns None if
-        anything else differs, or if the reserved entry or one of its keys has duplicates.
-        """
-        if len(rows) != len(self) or any({**old, "name": new["name"]} != new for old, new in zip(self, rows, strict=True)):
-            return None
-        names = {old.name: new["name"] for old, new in zip(self, rows, strict=True)}
-        entries = [(self.key_of(part), part) for part in self.members]
-        edits = [(part.key, part.key_end, to_json(names[name])) for name, part in entries if names.get(name, name) != name]
-        old = dict(self.reserved or ())
-        if texts != old:
-            if len(old) < len(self.reserved or ()) or sum(name == self.name for name, _ in entries) > 1:
-                return None
-            edits += self._edits_of_reserved(entries, old, texts)
-        pieces, at = list[bytes](), 0
-        for first, last, new in sorted(edits):
-            pieces += [self.stored[at:first], new.encode()]
-            at = last
-        stored = b"".join([*pieces, self.stored[at:]])
-        if len(self.stored) % PADDED_TO:
-            return stored
-        text = stored.rstrip(b" ")
-        padding = (len(stored) - len(text)) // PADDED_TO * PADDED_TO
-        return text + b" " * (padding + -len(text) % PADDED_TO)
-
-    def _edits_of_reserved(
-        self, entries: list[tuple[str, JsonPart]], old: Mapping[str, str], texts: Mapping[str, str]
-    ) -> list[tuple[int, int, str]]:
-        """Returns spans of the text and their replacements."""
-        names = [name for name, _ in entries]
-        if self.name not in names:
-            start = self.text.index("{") + 1
-            return [(start, start, f"{to_json(self.name)}:{to_json(texts)}{',' if entries else ''}")]
-        number = names.index(self.name)
-        whole = entries[number][1]
-        if not texts:
-            if number + 1 < len(entries):
-                return [(whole.key, entries[number + 1][1].key, "")]
-            return [(entries[number - 1][1].end if number else whole.key, whole.end, "")]
-        pairs = self.fields_of(whole)
-        kept = [i for i, (key, _) in enumerate(pairs) if key in texts]
-        if not kept:
-            return [(whole.start, whole.end, to_json(texts))]
-        added = "".join(f",{to_json(key)}:{to_json(text)}" for key, text in texts.items() if key not in old)
-        return [
-            *((part.start, part.end, to_json(texts[key])) for key, part in pairs if key in texts and texts[key] != old[key]),
-            *((part.key, pairs[i + 1][1].key, "") for i, (key, part) in enumerate(pairs[: kept[-1]]) if key not in texts),
-            (pairs[kept[-1]][1].end, pairs[-1][1].end, added),
-        ]
+    def spans(self, number: int) -> dict[str, tuple[int, int]]:
+        """Returns start and end in the container of each field of a row."""
+        entry = self.row_parts[number]
+        values = {part.name: part for part in self.fields_of(entry)}
+        spans = {name: field.span(entry, values, self.text) for name, field in self.table.fields.items()}
+        return {name: (self.start + first, self.start + last) for name, (first, last) in spans.items()}
 
     @cached_property
     def irregularities(self) -> list[Irregularity]:
         """The irregularities of the text, in order."""
-        text, listed, names = self.text, list[Irregularity](), set[str]()
-        if not text.startswith("{"):
-            listed.append(Irregularity(BEGINS_WITH_BRACE, quote(self.stored[:1]), (), 0))
-        for entry in self.members:
-            name = self.key_of(entry)
+        return list(self._irregularities())
+
+    def _irregularities(self) -> Iterator[Irregularity]:
+        if not self.stored.startswith(b"{"):
+            yield Irregularity("brace", quote(self.stored[:1]), (), 0)
+        names = set[str]()
+        for i, (name, value) in enumerate(decode(self.stored)):
             if name in names:
-                kind = RESERVED_ONCE if name == self.name else NAMES_ONCE
-                listed.append(Irregularity(kind, again(name), (quote(name),), entry.key))
+                kind = "names-once" if name != self.table.reserved else "metadata-once"
+                yield Irregularity(kind, f"{quote(name)} again", (quote(name),), self.members[i].key)
             names.add(name)
-            listed += self._in_reserved(entry) if name == self.name else self._in_entry(entry, (quote(name),))
-        end = value_at(text, after_spaces(text, 0))[1]
+            yield from self._in_entry(i, name, value)
+        end = len(self.stored.rstrip(b" \t\n\r"))
         if padding := self.stored[end:].lstrip(b" "):
-            listed.append(Irregularity(PADDED_WITH_SPACES, quote(padding[:8]), ("padding",), len(text) - len(padding)))
-        return listed
+            yield Irregularity("padding", quote(padding[:8]), ("padding",), len(self.stored) - len(padding))
 
-    def _in_reserved(self, entry: JsonPart) -> Iterator[Irregularity]:
-        if self.text[entry.start] != "{":
-            yield Irregularity(RESERVED_OBJECT, self.text[entry.start : entry.end], (quote(self.name),), entry.start)
-            return
-        keys = set[str]()
-        for key, part in self.fields_of(entry):
-            if key in keys:
-                yield Irregularity(RESERVED_KEYS_ONCE, again(key), (quote(self.name), quote(key)), part.key)
+    def _in_entry(self, i: int, name: str, value: Any) -> Iterator[Irregularity]:
+        is_row, path, keys = name != self.table.reserved, (quote(name),), set[str]()
+        if not isinstance(value, tuple):
+            part = self.members[i]
+            kind, found = ("plain-entries", "an array") if is_row else ("metadata-object", self.text[part.start : part.end])
+            yield Irregularity(kind, found, path, part.start)
+            value = zip(self.table.keys, value, strict=True) if is_row else ()
+        for j, (key, of_key) in enumerate(value):
+            is_known, is_again = not is_row or key in self.table.keys, key in keys
             keys.add(key)
+            if is_known and not is_again and not (is_row and isinstance(of_key, tuple)):
+                continue
+            part, where = self.fields_of(self.members[i])[j], (*path, quote(key))
+            if not is_known:
+                yield Irregularity("known-keys", quote(key), where, part.key)
+                if (levels := 2 + levels_of(of_key)) > MOST_LEVELS:
+                    yield Irregularity("nesting", str(levels), where, part.start)
+            elif is_again:
+                yield Irregularity("keys-once" if is_row else "metadata-keys-once", f"{quote(key)} again", where, part.key)
+            else:
+                yield Irregularity("plain-entries", "an object", where, part.start)
 
-    def _in_entry(self, entry: JsonPart, path: tuple[str, ...]) -> Iterator[Irregularity]:
-        if self.text[entry.start] == "[":
-            yield Irregularity(PLAIN_ENTRIES, "an array", path, entry.start)
-        keys = set[str]()
-        for key, part in self.fields_of(entry):
-            if key not in self.keys:
-                yield Irregularity(KNOWN_KEYS, quote(key), (*path, quote(key)), part.key)
-                if (levels := 2 + levels_of(value_at(self.text, part.start)[0])) > MOST_LEVELS:
-                    yield Irregularity(NOT_DEEP, str(levels), (*path, quote(key)), part.start)
-            elif key in keys:
-                yield Irregularity(KEYS_ONCE, again(key), (*path, quote(key)), part.key)
-            elif self.text[part.start] == "{":
-                yield Irregularity(PLAIN_ENTRIES, "an object", (*path, quote(key)), part.start)
-            keys.add(key)
+    def check_kept(self, path: str) -> None:
+        """Checks that a new text would keep all rows and texts, and the keys of rows.
 
-
-def _rows(stored: bytes, start: int, keys: tuple[str, ...], name: str) -> JsonRows:
-    return JsonRows(stored, start, keys, name)
-
-
-def again(key: str) -> str:
-    """Returns the end of a sentence about a duplicate."""
-    return f"{quote(key)} again"
+        Raises:
+            FormatError: if the text has duplicates or unknown keys.
+        """
+        for found in self.irregularities:
+            if found.kind in UNKEPT:
+                problem = f"expected {IRREGULARITIES[found.kind]}, found {found.found}: a change would lose it"
+                raise FormatError(problem, " -> ".join((path, *found.path)), self.start + found.start)
 
 
 class JsonRule(Check):
@@ -496,7 +405,8 @@ class JsonRule(Check):
 
     def __init__(self, id: str, field: str, kind: str, sets: tuple[str, ...]) -> None:
         super().__init__(id, field, sets)
-        self.expected = kind
+        self.kind = kind
+        self.expected = IRREGULARITIES[kind]
 
     def needs(self) -> set[str]:
         return {self.field}
@@ -504,27 +414,37 @@ class JsonRule(Check):
     def check(self, context: Context, path: str) -> None:
         rows = context[self.field]
         for found in rows.irregularities:
-            if found.kind == self.expected:
+            if found.kind == self.kind:
                 where = " -> ".join((path, self.field, *found.path))
                 offset = rows.start + found.start if context._parsing else None
-                self.report(context, f"expected {found.kind}, found {found.found}", where, offset)
+                self.report(context, f"expected {self.expected}, found {found.found}", where, offset)
+
+
+def json_rules(prefix: str, field: str, **kinds: str) -> list[JsonRule]:
+    """Returns a rule for each kind of irregularity that one of the rule sets refuses.
+
+    Args:
+        prefix: the start of the rules' ids, before ``-KIND``.
+        field: the table.
+        kinds: the kinds that each rule set refuses, of `IRREGULARITIES`, separated by spaces.
+    """
+    sets = {kind: tuple(name for name in kinds if kind in kinds[name].split()) for kind in IRREGULARITIES}
+    return [JsonRule(f"{prefix}-{kind}", field, kind, names) for kind, names in sets.items() if names]
 
 
 class _RowTrace:
-    """The trace of one row. Fields have their positions in the text; derived fields have none."""
+    """The trace of one row. Fields have their spans in the text; derived fields have none."""
 
-    def __init__(self, trace: Trace, stream: Any, spans: Mapping[str, tuple[int, int]]) -> None:
-        self._trace, self._stream, self._spans = trace, stream, spans
+    def __init__(self, trace: Trace, spans: Mapping[str, tuple[int, int]]) -> None:
+        self._trace, self._spans, self._end = trace, spans, 0
         self.find = trace.find
 
-    def begin(self, path: str, stream: Any, context: Any) -> None:
-        start, self._end = self._spans.get(path.rpartition(" -> ")[2], (self._stream.tell(),) * 2)
-        self._stream.seek(start)
-        self._trace.begin(path, self._stream, context)
+    def begin(self, path: str, at: int, context: Any) -> None:
+        start, self._end = self._spans.get(path.rpartition(" -> ")[2], (self._end, self._end))
+        self._trace.begin(path, start, context)
 
-    def end(self, value: Any, stream: Any) -> None:
-        self._stream.seek(self._end)
-        self._trace.end(value, self._stream)
+    def end(self, value: Any, at: int) -> None:
+        self._trace.end(value, self._end)
 
 
 class JsonField(construct.Construct):
@@ -538,21 +458,22 @@ class JsonField(construct.Construct):
         super().__init__()
         self.key = key
 
-    def span(self, entry: JsonPart, values: Mapping[str, JsonPart], text: str) -> tuple[int, int]:
+    def span(self, entry: JsonPart, values: Mapping[str | None, JsonPart], text: str) -> tuple[int, int]:
         """Returns start and end in the text; an empty span if the entry lacks the value."""
-        part = values.get(self.key or "")
+        part = values.get(self.key)
         return (part.start, part.end) if part else (entry.start, entry.start)
 
     def _value(self, entry: Entry, path: str) -> Any:
-        if self.key not in entry:
-            raise FormatError(f"expected a value for {self.key!r}, found none", path)
-        return entry[self.key]
+        try:
+            return entry[self.key]
+        except KeyError:
+            raise FormatError(f"expected a value for {self.key!r}, found none", path) from None
 
 
 class Key(JsonField):
     """The name of a row. Parses into text, builds from text."""
 
-    def span(self, entry: JsonPart, values: Mapping[str, JsonPart], text: str) -> tuple[int, int]:
+    def span(self, entry: JsonPart, values: Mapping[str | None, JsonPart], text: str) -> tuple[int, int]:
         return entry.key, entry.key_end
 
     def _parse(self, stream: Entry, context: Context, path: str) -> Any:
@@ -589,10 +510,10 @@ class IntegerAt(JsonField):
         self.index = index
         self.of = of
 
-    def span(self, entry: JsonPart, values: Mapping[str, JsonPart], text: str) -> tuple[int, int]:
+    def span(self, entry: JsonPart, values: Mapping[str | None, JsonPart], text: str) -> tuple[int, int]:
         first, last = super().span(entry, values, text)
         elements = [*islice(parts(text, first), self.of + 1)] if text[first] == "[" and first < last else []
-        return elements[self.index][2:] if len(elements) == self.of else (first, last)
+        return elements[self.index][-2:] if len(elements) == self.of else (first, last)
 
     def _parse(self, stream: Entry, context: Context, path: str) -> int:
         found = self._value(stream, path)

@@ -22,11 +22,12 @@ class NotJson(Exception):  # noqa: N818 - becomes a FormatError with a position
 
 
 class JsonPart(NamedTuple):
-    """The span of an array's element, or of an object's member and its key: indices in the text.
+    """The span of an array's element, or of an object's member and its key, in bytes of the text.
 
-    The key of an element is an empty span.
+    An element has no name, and its key is an empty span.
     """
 
+    name: str | None
     key: int
     key_end: int
     start: int
@@ -59,26 +60,23 @@ def decode(stored: bytes, path: str = "", start: int = 0) -> Any:
     raise FormatError(f"expected {refused}", path, start + _first_refused(stored))
 
 
-def value_at(text: str, at: int) -> tuple[Any, int]:
-    """Returns the value at `at` of valid JSON, without its numbers, and its end."""
-    return _LAX.raw_decode(text, at)
+def parts(text: str, at: int = 0) -> Iterator[JsonPart]:
+    """Yields the members of the object, or the elements of the array, at `at` of valid JSON.
 
-
-def parts(text: str, at: int) -> Iterator[JsonPart]:
-    """Yields the members of the object, or the elements of the array, at `at` of valid JSON."""
-    at = after_spaces(text, at)
-    is_object = text[at] == "{"
-    at = after_spaces(text, at + 1)
-    while text[at] not in "}]":
-        key = key_end = at
-        if is_object:
-            key_end = value_at(text, at)[1]
-            at = after_spaces(text, after_spaces(text, key_end) + 1)  # after the colon
-        end = value_at(text, at)[1]
-        yield JsonPart(key, key_end, at, end)
-        at = after_spaces(text, end)
-        if text[at] == ",":
-            at = after_spaces(text, at + 1)
+    Other values have no parts. A character of the text is a byte, so that an index is a position.
+    """
+    at = _next(text, at)
+    opening, at = text[at], _next(text, at + 1)
+    while opening in "{[" and text[at] not in "}]":
+        name, key, key_end = None, at, at
+        if opening == "{":
+            name, key_end = _LAX.raw_decode(text, key)
+            if not name.isascii():
+                name = json.loads(text[key:key_end].encode("latin-1"))
+            at = _next(text, key_end)
+        end = _LAX.raw_decode(text, at)[1]
+        yield JsonPart(name, key, key_end, at, end)
+        at = _next(text, end)
 
 
 def count_parts(stored: bytes) -> tuple[int, int]:
@@ -89,13 +87,6 @@ def count_parts(stored: bytes) -> tuple[int, int]:
     return int(containers.sum()), int(members.sum())
 
 
-def after_spaces(text: str, at: int) -> int:
-    """Returns the index of the first character from `at` on that is not white space."""
-    match = _SPACES(text, at)
-    assert match
-    return match.end()
-
-
 def levels_of(value: Any) -> int:
     """Returns how deeply objects and arrays are nested; 0 for other values."""
     levels, layer = 0, [value]
@@ -103,6 +94,13 @@ def levels_of(value: Any) -> int:
         levels += 1
         layer = [inner for part in layer for inner in ([v for _, v in part] if isinstance(part, tuple) else part)]
     return levels
+
+
+def _next(text: str, at: int) -> int:
+    """Returns the index of the next key, value or closing bracket."""
+    match = _BETWEEN(text, at)
+    assert match
+    return match.end()
 
 
 def _strict(stored: bytes) -> Any:
@@ -144,7 +142,7 @@ def _constant(text: str) -> None:
     raise NotJson(f"JSON, found {text}")
 
 
-_SPACES = re.compile(r"[ \t\n\r]*").match
+_BETWEEN = re.compile(r"[ \t\n\r,:]*").match
 _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^][{}:, \t\n\r"]+').finditer
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]").search
 DIGITS, LONG = bytes.maketrans(b"123456789", b"000000000"), b"0" * 19  # for shorter integers, `int` is enough and faster

@@ -22,7 +22,7 @@ from typing import Any
 
 from construct.expr import ExprMixin, FuncPath
 
-from glft_schema.codec.expressions import as_expression, matches
+from glft_schema.codec.expressions import matches
 from glft_schema.codec.rules import Predicate
 from glft_schema.codec.text import is_utf8
 from glft_schema.errors import alternatives, quote
@@ -107,14 +107,9 @@ def member_of(values: Container[Any], text: str) -> Predicate:
     return Predicate(text, FuncPath(values.__contains__))
 
 
-def equals_result_of(number: Callable[[Any], int], text: str) -> Predicate:
-    """Returns the predicate of the number that a function computes from the fields."""
-
-    def on(of: Any) -> Callable[[Any], bool]:
-        function = as_expression(of).compiled
-        return lambda at: bool(function(at) == number(at))
-
-    return Predicate(text, on, number=number)
+def equals_result_of(number: Any, text: str) -> Predicate:
+    """Returns the predicate of the number that an expression computes from the fields."""
+    return Predicate(text, lambda of: of == number, number=number)
 
 
 def meets(condition: Any, text: str) -> Predicate:

@@ -96,12 +96,12 @@ class Struct(Interpreted, construct.Struct):
                 continue
             where = f"{path} -> {name}"
             if trace:
-                trace.begin(where, stream, context)
+                trace.begin(where, stream.tell(), context)
             value = parse(stream, context, where)
             context[name] = value = list(value) if isinstance(value, construct.ListContainer) else value
             slot.__set__(record, value)
             if trace:
-                trace.end(value, stream)
+                trace.end(value, stream.tell())
         return record
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:

@@ -55,15 +55,15 @@ class Trace:
         self.open: list[FieldSpan] = []
         self._by_path: dict[str, FieldSpan] = {}
 
-    def begin(self, path: str, stream: Any, context: Any) -> None:
+    def begin(self, path: str, start: int, context: Any) -> None:
         """Records the start of the field at `path`, of the Struct with this context."""
-        self.open.append(span := FieldSpan(without_root(path), stream.tell(), context=context))
+        self.open.append(span := FieldSpan(without_root(path), start, context=context))
         self._by_path[span.path] = span
 
-    def end(self, value: Any, stream: Any) -> None:
+    def end(self, value: Any, end: int) -> None:
         """Records the end and the value of the innermost open field."""
         span = self.open.pop()
-        span.end, span.value = stream.tell(), value
+        span.end, span.value = end, value
         self.spans.append(span)
         if self.open:
             self.open[-1].has_parts = True

@@ -355,16 +355,17 @@ class _ParsedFields:
             byte_range = self._json(rows.start + part.key, rows.start + part.end, STEP.join((span.path, *steps)), doc)
             return replace(byte_range, tensors=(name,) if span.path == self._table else ())
 
-        names = [rows.key_of(entry) for entry in rows.members]
-        last = {name: i for i, name in enumerate(names)}
-        for i, (name, entry) in enumerate(zip(names, rows.members, strict=True)):
-            if last[name] != i:
-                yield json(entry, REPLACED_ENTRY, name, quote(name))
-            elif name != rows.name:
-                values = dict(fields := rows.fields_of(entry))
-                for key, part in fields:
-                    if key not in rows.keys or values[key] is not part:
-                        yield json(part, REPLACED_VALUE if key in rows.keys else UNKNOWN_KEY, name, str(number), quote(key))
+        last, keys = {entry.name: entry for entry in rows.members}, rows.table.keys
+        for entry in rows.members:
+            if last[entry.name] is not entry:
+                yield json(entry, REPLACED_ENTRY, entry.name, quote(entry.name))
+            elif entry.name != rows.table.reserved:
+                fields = rows.fields_of(entry)
+                values = {part.name: part for part in fields}
+                for part in fields:
+                    if part.name not in keys or values[part.name] is not part:
+                        doc = REPLACED_VALUE if part.name in keys else UNKNOWN_KEY
+                        yield json(part, doc, entry.name, str(number), quote(part.name))
                 number += 1
         start, end = (rows.start + len(stored) for stored in (rows.stored.rstrip(b" \t\n\r"), rows.stored))
         if start < end:

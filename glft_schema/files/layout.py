@@ -84,13 +84,13 @@ def lay_out(
     if unknown := [region for region in regions if region not in names]:
         raise FormatError(f"expected only the regions {', '.join(names)}, found {quote(unknown[0])}")
     rows = [_check_row(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
-    regions = {"data": {}, **regions, format.table: rows}
+    regions = {"data": {}, format.table: rows, **regions}  # the table as it is: parsed rows know their text
     with_offset = sum("offset" in row for row in rows)
     if with_offset < len(rows):
         if with_offset:
             problem = f"expected an offset in every row or in none, found one in {with_offset} of {len(rows)} rows"
             raise FormatError(problem, format.table)
-        regions = _with_offsets(format, regions, alignment, aliases or {})
+        regions = _with_offsets(format, {**regions, format.table: rows}, alignment, aliases or {})
     contents: list[Payload | GapBytes | Zeros] = []
     head, built = format.build(regions, rules=rule_sets(rules), limits=limits, spans=contents, alignment=alignment)
     end, spans = len(head), [Span(0, len(head), head)]

@@ -28,27 +28,7 @@ from typing import Any
 
 from construct import this
 
-from glft_schema.codec.context import Context
-from glft_schema.codec.json_table import (
-    BEGINS_WITH_BRACE,
-    KEYS_ONCE,
-    KNOWN_KEYS,
-    NAMES_ONCE,
-    NOT_DEEP,
-    PADDED_WITH_SPACES,
-    PLAIN_ENTRIES,
-    RESERVED_KEYS_ONCE,
-    RESERVED_OBJECT,
-    RESERVED_ONCE,
-    IntegerAt,
-    IntegersAt,
-    JsonRule,
-    JsonTable,
-    JsonTexts,
-    Key,
-    TextAt,
-    nbytes_of_json,
-)
+from glft_schema.codec.json_table import IntegerAt, IntegersAt, JsonTable, JsonTexts, Key, TextAt, json_rules, nbytes_of_json
 from glft_schema.codec.numbers import u64
 from glft_schema.codec.predicates import at_most, equals_result_of
 from glft_schema.codec.rules import RUST, SPEC, Rule
@@ -74,7 +54,7 @@ from glft_schema.tensor_types.copied import (
 from glft_schema.tensor_types.tensor_type import TensorType
 from glft_schema.tensor_types.unquantized import BF16, F16, F32, F64, I8, I16, I32, I64
 from glft_schema.tensors.layout_rules import Indexed, nothing_after
-from glft_schema.tensors.region import TensorData, TensorFits
+from glft_schema.tensors.region import TensorData, TensorFits, nbytes_of_payload
 
 METADATA = "__metadata__"  # the entry that is not a tensor
 BOTH = (SPEC, RUST)
@@ -85,11 +65,7 @@ TYPES = TypeTable[TensorType]("safetensors", {type_.name: type_ for type_ in (
     I16, U16, F16, BF16, I32, U32, F32, C64, F64, I64, U64,
 )})  # fmt: skip
 RANKS = {type_: rank for rank, type_ in enumerate(TYPES)}
-
-
-def end_of_payload(row: Context) -> int:
-    """Returns the offset after a row's payload."""
-    return int(row["offset"] + row["dtype"].nbytes(row["shape"]))
+END = this.offset + nbytes_of_payload(this)
 
 
 def by_dtype_and_name(row: Mapping[str, Any]) -> tuple[int, str]:
@@ -115,10 +91,9 @@ TensorInfo = Struct(
     "dims"   / IntegersAt("shape", "dims", paired=this.dtype == F4) * "sizes in torch's order; `shape` in the specification",
     "shape"  / Derived(this.dims)                               * "the same sizes as dims",
     "offset" / IntegerAt("data_offsets", 0, of=2)               * "first byte of the payload, counted from the start of DATA",
-    "end"    / Count(IntegerAt("data_offsets", 1, of=2), end_of_payload) * "offset of the byte after the payload",
+    "end"    / Count(IntegerAt("data_offsets", 1, of=2), END)  * "offset of the byte after the payload",
     TensorFits("safetensors-dims-fit-type", "dims"),
-    Rule("safetensors-size", this.end,
-         equals_result_of(end_of_payload, "the offset plus the bytes of such a tensor")),
+    Rule("safetensors-size", this.end, equals_result_of(END, "the offset plus the bytes of such a tensor")),
     title="tensor_info",
 )
 
@@ -128,18 +103,11 @@ SAFETENSORS = Format("safetensors", (), TYPES, Struct(
                                                              * "one entry per tensor",
     "metadata"     / JsonTexts("tensor_infos")               * "the entry __metadata__: texts by key",
     "data"         / TensorData("tensor_infos")              * "the payloads, each at its offset",
-    JsonRule("safetensors-brace",              "tensor_infos", BEGINS_WITH_BRACE,  (SPEC,)),
-    JsonRule("safetensors-padding",            "tensor_infos", PADDED_WITH_SPACES, (SPEC,)),
-    JsonRule("safetensors-names-once",         "tensor_infos", NAMES_ONCE,         (SPEC,)),
-    JsonRule("safetensors-metadata-once",      "tensor_infos", RESERVED_ONCE,      BOTH),
-    JsonRule("safetensors-metadata-object",    "tensor_infos", RESERVED_OBJECT,    (SPEC,)),
-    JsonRule("safetensors-metadata-keys-once", "tensor_infos", RESERVED_KEYS_ONCE, (SPEC,)),
-    JsonRule("safetensors-known-keys",         "tensor_infos", KNOWN_KEYS,         (SPEC,)),
-    JsonRule("safetensors-keys-once",          "tensor_infos", KEYS_ONCE,          BOTH),
-    JsonRule("safetensors-plain-entries",      "tensor_infos", PLAIN_ENTRIES,      (SPEC,)),
-    JsonRule("safetensors-nesting",            "tensor_infos", NOT_DEEP,           (RUST,)),
-    Indexed("safetensors-contiguous",          "tensor_infos", BOTH),
-    Rule("safetensors-end",                    this.data,      nothing_after,      sets=BOTH),
+    *json_rules("safetensors", "tensor_infos",
+        spec="brace padding names-once metadata-once metadata-object metadata-keys-once known-keys keys-once plain-entries",
+        rust="metadata-once keys-once nesting"),
+    Indexed("safetensors-contiguous", "tensor_infos", BOTH),
+    Rule("safetensors-end", this.data, nothing_after, sets=BOTH),
 ),
     endings=(".safetensors",),
     keeps_to=BOTH,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from glft_schema.codec.arrays import StoredStrings
+from glft_schema.codec.json_table import JsonRows
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.structs import Padding
@@ -148,6 +149,8 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
         entries, changes = _edit_metadata(file, values, removed)
         names = _new_names(file, rename)
         changes += [Change("rename", old, None, new) for old, new in rename.items()]
+        if isinstance(rows := file.regions[file.format.table], JsonRows):
+            rows.check_kept(file.format.table)
         edited, copied = _splice(file, entries, names)
         result = _parse(file, edited)
         before = {finding.problem for finding in wrong_ids(file)}

@@ -73,13 +73,14 @@ def test_what_is_refused_is_found_in_linear_time(monkeypatch: pytest.MonkeyPatch
 
 def test_parts_have_positions() -> None:
     text = ' { "a" : [1, {"x":2}] ,"b":\n"}" }'
-    found = [(text[part.key : part.key_end], text[part.start : part.end]) for part in parts(text, 0)]
-    assert found == [('"a"', '[1, {"x":2}]'), ('"b"', '"}"')]
+    found = [(part.name, text[part.key : part.key_end], text[part.start : part.end]) for part in parts(text)]
+    assert found == [("a", '"a"', '[1, {"x":2}]'), ("b", '"b"', '"}"')]
     assert [(part.key_end - part.key, text[part.start : part.end]) for part in parts(text, text.index("["))] == [
         (0, "1"),
         (0, '{"x":2}'),
     ]
-    assert list(parts("[ ]", 0)) == []
+    assert [list(parts(text)) for text in ("[ ]", "{}", "5", '"{}"')] == [[]] * 4
+    assert [part.name for part in parts('{"é\\u00e4\\n":1}'.encode().decode("latin-1"))] == ["éä\n"]
 
 
 def test_levels_and_new_texts() -> None:

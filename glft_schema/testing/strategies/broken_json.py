@@ -10,7 +10,7 @@ from glft_schema.codec.json_text import JsonPart, to_json
 from glft_schema.describe.nodes import CodeNode, JsonNode, StructOf
 from glft_schema.errors import FormatError, LimitError, quote
 from glft_schema.limits import Limits
-from glft_schema.testing.strategies.json_texts import entries_of_rows, object_end, with_members
+from glft_schema.testing.strategies.json_texts import object_end, with_members
 
 MARK = b"\0"  # before the fault: JSON has no such byte
 TEXTS = (b"5", b"null", b"[]", b"{}", b'{"F32":1}', b"true")  # in place of a text
@@ -69,32 +69,32 @@ class TextBreaker:
         self.text = rows.stored
         self.struct = struct
         self.fields = fields
-        self.entry = entries_of_rows(rows)[-1]
-        self.name = quote(rows.key_of(self.entry))
-        self.values = dict(rows.fields_of(self.entry))
+        self.entry = rows.row_parts[-1]
+        self.name = quote(self.entry.name)
+        self.values = {part.name: part for part in rows.fields_of(self.entry)}
         self.row = str(len(rows) - 1)
         self.key = self.text[self.entry.key : self.entry.key_end]
         self.value = self.text[self.entry.start : self.entry.end]
 
     def irregular(self, kind: str) -> BrokenText:
-        """Returns the text with an irregularity; `kind` is the `expected` of a `JsonRule`."""
+        """Returns the text with an irregularity; `kind` is one of `IRREGULARITIES`."""
         (key, part), *_ = self.values.items()
         pair, member = self.text[part.key : part.end], self.key + b":" + self.value
-        values = [self.text[self.values[key].start : self.values[key].end] for key in self.rows.keys]
-        levels, reserved, name = j.MOST_LEVELS - 1, to_json(self.rows.name).encode(), quote(self.rows.name)
+        values = [self.text[self.values[key].start : self.values[key].end] for key in self.rows.table.keys]
+        levels, reserved, name = j.MOST_LEVELS - 1, to_json(self.rows.table.reserved).encode(), quote(self.rows.table.reserved)
         with_reserved = self.text if self._reserved_entry() else with_members(self.text, reserved + b":{}")
         # fmt: off
         texts: dict[str, tuple[bytes, tuple[str, ...]]] = {
-            j.BEGINS_WITH_BRACE:  (MARK + b" " + self.text, ()),
-            j.PADDED_WITH_SPACES: (self.text + MARK + b"\n", ("padding",)),
-            j.NAMES_ONCE:         (with_members(self.text, MARK + member), (self.name,)),
-            j.RESERVED_ONCE:      (with_members(with_reserved, MARK + reserved + b":{}"), (name,)),
-            j.RESERVED_OBJECT:    (self._with_reserved(MARK + b"null"), (name,)),
-            j.RESERVED_KEYS_ONCE: (self._with_reserved(b'{"k":"a",' + MARK + b'"k":"b"}'), (name, quote("k"))),
-            j.KNOWN_KEYS:         (self._add(MARK + b'"?":[1.5]'), (self.name, quote("?"))),
-            j.KEYS_ONCE:          (self._add(MARK + pair), (self.name, quote(key))),
-            j.PLAIN_ENTRIES:      (self._with_entry(MARK + b"[%s]" % b",".join(values)), (self.name,)),
-            j.NOT_DEEP:           (self._add(b'"?":' + MARK + b"[" * levels + b"]" * levels), (self.name, quote("?"))),
+            "brace": (MARK + b" " + self.text, ()),
+            "padding": (self.text + MARK + b"\n", ("padding",)),
+            "names-once": (with_members(self.text, MARK + member), (self.name,)),
+            "metadata-once": (with_members(with_reserved, MARK + reserved + b":{}"), (name,)),
+            "metadata-object": (self._with_reserved(MARK + b"null"), (name,)),
+            "metadata-keys-once": (self._with_reserved(b'{"k":"a",' + MARK + b'"k":"b"}'), (name, quote("k"))),
+            "known-keys": (self._add(MARK + b'"?":[1.5]'), (self.name, quote("?"))),
+            "keys-once": (self._add(MARK + pair), (self.name, quote(key))),
+            "plain-entries": (self._with_entry(MARK + b"[%s]" % b",".join(values)), (self.name,)),
+            "nesting": (self._add(b'"?":' + MARK + b"[" * levels + b"]" * levels), (self.name, quote("?"))),
         }
         # fmt: on
         return BrokenText(*texts[kind])
@@ -170,9 +170,9 @@ class TextBreaker:
 
     def _reserved_entry(self) -> JsonPart | None:
         """Returns the reserved entry; the last of several."""
-        return next((part for part in reversed(self.rows.members) if self.rows.key_of(part) == self.rows.name), None)
+        return next((part for part in reversed(self.rows.members) if part.name == self.rows.table.reserved), None)
 
     def _with_reserved(self, value: bytes) -> bytes:
         if part := self._reserved_entry():
             return self.text[: part.start] + value + self.text[part.end :]
-        return with_members(self.text, to_json(self.rows.name).encode() + b":" + value)
+        return with_members(self.text, to_json(self.rows.table.reserved).encode() + b":" + value)

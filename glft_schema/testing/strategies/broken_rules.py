@@ -240,7 +240,7 @@ class Breaker:
 
     def _irregular(self, check: JsonRule) -> Iterator[Attempt]:
         draft, breaker = self.json()
-        changed, path, offset = self.with_broken(draft, breaker.irregular(check.expected))
+        changed, path, offset = self.with_broken(draft, breaker.irregular(check.kind))
         yield Attempt(changed, path, offset)
 
     def _same_name(self, location: RuleLocation) -> Iterator[Attempt]:

@@ -29,7 +29,7 @@ from glft_schema.formats.format import Format
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensors.region import PayloadPositions, TensorMap, gaps_between
 from glft_schema.testing.strategies.fitting import inner_context
-from glft_schema.testing.strategies.json_texts import spans_of_row, with_json_row
+from glft_schema.testing.strategies.json_texts import with_json_row
 from glft_schema.testing.strategies.layouts import payload_key
 
 
@@ -201,12 +201,10 @@ class Draft:
             rows: the rows.
             changed: the number of the row whose fields get positions.
         """
-        field = self.field(table)
 
         def see(context: Context, path: str) -> JsonRows:
             if changed is not None:
-                spans = spans_of_row(rows, changed, unwrap(field.declared).fields)
-                starts = {f"{table} -> {changed} -> {name}": start for name, (start, _) in spans.items()}
+                starts = {f"{table} -> {changed} -> {name}": start for name, (start, _) in rows.spans(changed).items()}
                 context._params.positions.update(starts)
             if "findings" in context._params:
                 for i, row in enumerate(rows):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
 
 from glft_schema.codec.context import new_context
-from glft_schema.codec.json_table import Entry, JsonField, JsonRows, JsonTable
-from glft_schema.codec.json_text import JsonPart, to_json
+from glft_schema.codec.json_table import Entry, JsonRows, JsonTable
+from glft_schema.codec.json_text import decode, to_json
 from glft_schema.codec.records import Record
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
@@ -20,10 +20,11 @@ SPACES = (b"", b"", b" ", b"\n\t", b"\r\n  ")
 OTHER_VALUES = (b"null", b"-0", b"1.5e3", b'"\\u00e4"', b"[[], {}]", b'{"a": {"a": true}}')  # of unknown keys
 
 
-def with_text(rows: JsonRows, text: bytes) -> JsonRows:
-    """Returns rows with another text."""
-    changed = JsonRows(text, rows.start, rows.keys, rows.name)
-    changed.extend(rows)
+def with_text(rows: JsonRows, text: bytes, records: Sequence[Record] | None = None) -> JsonRows:
+    """Returns rows with another text, and with `records` if they are given."""
+    changed = JsonRows(rows.table, text, rows.start)
+    for record in rows if records is None else records:
+        changed.add(record)
     changed.reserved = rows.reserved
     return changed
 
@@ -40,12 +41,6 @@ def with_members(text: bytes, members: bytes) -> bytes:
     return text[:end] + (b"" if is_empty else b",") + members + text[end:]
 
 
-def entries_of_rows(rows: JsonRows) -> list[JsonPart]:
-    """Returns the entry of each row: the last one of its name."""
-    last = {rows.key_of(part): part for part in rows.members}
-    return sorted((part for name, part in last.items() if name != rows.name), key=lambda part: part.key)
-
-
 def with_json_row(declared: JsonTable, rows: JsonRows, at: int, row: Mapping[str, Any]) -> JsonRows:
     """Returns rows with `row` in place of row `at`, or after the last.
 
@@ -59,18 +54,10 @@ def with_json_row(declared: JsonTable, rows: JsonRows, at: int, row: Mapping[str
         row = {**{part.name: 0 for part in struct.fields if part.is_count}, **row}
         built = declared.row._build(row, entry, new_context(False, forging=True), "(building)")
     name = entry.pop(None)
-    text, old = rows.stored, entries_of_rows(rows)
+    text, old = rows.stored, rows.row_parts
     member = f"{to_json(name)}:{to_json(entry)}".encode()
     text = text[: old[at].key] + member + text[old[at].end :] if at < len(old) else with_members(text, member)
-    changed = with_text(rows, text)
-    follow = {part.name: built[part.name] for part in struct.fields if part.is_count or part.is_computed}
-    changed[at : at + 1] = [Record({name: built[name] for name in row if name not in follow}, follow)]
-    return changed
-
-
-def spans_of_row(rows: JsonRows, at: int, fields: Mapping[str, JsonField]) -> dict[str, tuple[int, int]]:
-    """Returns the start and end of each field of a row in the file."""
-    return rows.spans(rows.members.index(entries_of_rows(rows)[at]), fields)
+    return with_text(rows, text, [*rows[:at], built, *rows[at + 1 :]])
 
 
 @st.composite
@@ -96,7 +83,7 @@ def respell(draw: st.DrawFn, rows: JsonRows, is_plain: bool) -> bytes:
                 return b"[%s]" % (b"," + space).join(map(spell, value))
         return json.dumps(value, ensure_ascii=is_ascii).encode()
 
-    members = [(name, _reorder(draw, value, rows.keys)) for name, value in rows.decode("")]
+    members = [(name, _reorder(draw, value, rows.table.keys)) for name, value in decode(rows.stored)]
     if not is_plain:
         members = list(_irregular(draw, members, rows))
     after = b" " * draw(st.integers(0, 9)) if is_plain else draw(st.sampled_from([b"", b" ", b"\n", b" \t "]))
@@ -111,20 +98,20 @@ def _reorder(draw: st.DrawFn, value: Any, keys: tuple[str, ...]) -> Any:
 def _irregular(draw: st.DrawFn, members: list[tuple[str, Any]], rows: JsonRows) -> Iterator[tuple[str, Any]]:
     """Yields members with irregularities that leave rows and metadata as they are."""
     other = draw(st.sampled_from(OTHER_VALUES))
-    if not any(name == rows.name for name, _ in members) and draw(st.booleans()):
-        yield rows.name, None
+    if not any(name == rows.table.reserved for name, _ in members) and draw(st.booleans()):
+        yield rows.table.reserved, None
     for name, value in members:
         match draw(st.integers(0, 7)):
-            case 0 if name != rows.name:
+            case 0 if name != rows.table.reserved:
                 yield name, value  # replaced by the same entry
             case 0:
                 yield name, (("a", "b"),)
             case 1 if value:
                 value = (value[0], *value)
-            case 2 if name != rows.name:
+            case 2 if name != rows.table.reserved:
                 value = (*value, ("?", other))
-            case 3 if name != rows.name:
-                value = [dict(value)[key] for key in rows.keys]
-            case 4 if name != rows.name:
+            case 3 if name != rows.table.reserved:
+                value = [dict(value)[key] for key in rows.table.keys]
+            case 4 if name != rows.table.reserved:
                 value = tuple((key, ((part, None),) if isinstance(part, str) else part) for key, part in value)
         yield name, value
