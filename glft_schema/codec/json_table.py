@@ -191,9 +191,10 @@ class JsonTable(construct.Construct):
         texts = checked_texts(context.get(self.metadata), f"{path.rpartition(' -> ')[0]} -> {self.metadata}")
         if not isinstance(obj, Sequence) or isinstance(obj, (str, bytes)):
             raise FormatError(f"expected a sequence of rows, found {quote(obj)}", path)
-        step = context._params.get("alignment", 1)
-        is_same = isinstance(obj, JsonRows) and texts == dict(obj.reserved or ()) and not (PADDED_TO + len(obj.stored)) % step
-        rows = obj if is_same else self._new_text(obj, texts, context, path)
+        is_same = isinstance(obj, JsonRows) and texts == dict(obj.reserved or ())
+        if not is_same or (PADDED_TO + len(obj.stored)) % context._params.get("alignment", 1):
+            obj = self._new_text(obj, texts, context, path)
+        rows: JsonRows = obj
         count_objects(context, len(rows) + len(texts), path)
         limits_of(context).check("metadata", len(rows.stored), path, " bytes")
         return rows

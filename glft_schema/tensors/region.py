@@ -310,7 +310,7 @@ class TensorData(construct.Construct):
         return TruncatedError(problem, f"{path} -> {quote(name)} -> {field}", start + payload.offset + at, name)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        rows = context[self.table]
+        rows = list(context[self.table])
         if not isinstance(obj, Mapping):
             raise FormatError(f"expected a mapping of names to payloads, found {quote(obj)}", path)
         names = {row.name for row in rows}
