@@ -27,7 +27,6 @@ from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 from glft_schema.storage.streams import Readable, stream_source
-from glft_schema.storage.tensor_bytes import Sink
 from glft_schema.tensors.upload import usable_device
 
 
@@ -118,7 +117,7 @@ class ContainerConstruct(construct.Construct):
             format, regions = _regions(obj)
             limits = obj.limits if isinstance(obj, File) else None
             layout, built = lay_out(format, regions, rules=context._params.get("rules", ()), limits=limits)
-            layout.write(Sink(stream))
+            layout.write(stream)
         return obj if isinstance(obj, File) else built
 
 

@@ -30,43 +30,14 @@ def array_bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
-class Sink:
-    """A stream with complete writes, as construct's fields expect."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._written = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Writes all of `data`. Raises OSError from the system, or if the stream takes no bytes."""
-        self._written += write_all(self._stream, data)
-        return memoryview(data).nbytes
-
-    def copy_from(self, source: Source, start: int, nbytes: int) -> int:
-        """Lets the system copy bytes of a source. Returns the number copied."""
-        copied = copy_by_system(self._stream, source, start, nbytes)
-        self._written += copied
-        return copied
-
-    def tell(self) -> int:
-        """Returns the number of bytes written."""
-        return self._written
-
-
 def copy_all(stream: Any, source: Source, start: int, nbytes: int) -> int:
-    """Copies bytes of a source to a stream, by the system if it can. Returns the byte count."""
-    for at in range(start + copy_by_system(stream, source, start, nbytes), start + nbytes, PIECE):
+    """Copies bytes of a source to a stream, and returns their number. The system copies what it
+    can, see `Source.copy_to`, to a stream of `atomic_write`."""
+    copy = getattr(stream, "copy_from", None)
+    copied = copy(source, start, nbytes) if copy else 0
+    for at in range(start + copied, start + nbytes, PIECE):
         write_all(stream, source.read(at, min(PIECE, start + nbytes - at)))
     return nbytes
-
-
-def copy_by_system(stream: Any, source: Source, start: int, nbytes: int) -> int:
-    """Returns the number of bytes that the system copied, see `Source.copy_to`.
-
-    Only streams of `atomic_write` support this, directly or within a `Sink`.
-    """
-    copy = getattr(stream, "copy_from", None)
-    return copy(source, start, nbytes) if copy else 0
 
 
 def write_all(stream: Any, data: bytes | bytearray | memoryview) -> int:

@@ -31,7 +31,6 @@ from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.trace import Trace
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
-from glft_schema.storage.tensor_bytes import Sink
 from tests.codec.assertions import build_error
 
 Row = Struct(
@@ -257,4 +256,4 @@ def test_rules_of_rows_are_checked() -> None:
         pytest.raises(FormatError, match=r"^table -> 'meta': expected an object in the reserved entry, found null$"),
         our_errors(),
     ):
-        File._build(file, Sink(BytesIO()), new_context(False, rules=(SPEC,)), "(building)")
+        File._build(file, BytesIO(), new_context(False, rules=(SPEC,)), "(building)")

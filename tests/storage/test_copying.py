@@ -21,7 +21,7 @@ from glft_schema import ClosedError, Container, TruncatedError
 from glft_schema.storage import open_source
 from glft_schema.storage.atomic import BLOCK, atomic_write
 from glft_schema.storage.source import BytesSource, SplicedSource
-from glft_schema.storage.tensor_bytes import Sink, copy_all, write_all
+from glft_schema.storage.tensor_bytes import copy_all, write_all
 from tests.tools.forked_writers import container
 
 SIZE = 3 * BLOCK + 17
@@ -40,13 +40,12 @@ def source(tmp_path: Path) -> Path:
 def copied(source: Path, out: Path) -> bytes:
     """Returns a file with bytes before, between and after two copies."""
     with closing(open_source(source, offset=5)) as opened, atomic_write(out) as stream:
-        sink = Sink(stream)
-        write_all(sink, b"before")
-        assert copy_all(sink, opened, 0, SIZE) == SIZE
-        write_all(sink, b"between" * 1000)
-        copy_all(sink, opened, 3, SIZE - 3)
-        write_all(sink, b"after")
-        assert sink.tell() == 2 * SIZE + 7011 - 3
+        write_all(stream, b"before")
+        assert copy_all(stream, opened, 0, SIZE) == SIZE
+        write_all(stream, b"between" * 1000)
+        copy_all(stream, opened, 3, SIZE - 3)
+        write_all(stream, b"after")
+        assert stream.tell() == 2 * SIZE + 7011 - 3
     return out.read_bytes()
 
 
@@ -121,7 +120,7 @@ def test_sources_that_have_changed(source: Path, path: Path) -> None:
 
 def test_other_streams_and_sources(path: Path) -> None:
     stream = io.BytesIO()
-    copy_all(Sink(stream), BytesSource(BYTES), 1, SIZE)
+    copy_all(stream, BytesSource(BYTES), 1, SIZE)
     assert stream.getvalue() == BYTES[1 : SIZE + 1]
     with atomic_write(path) as file:
         copy_all(file, BytesSource(BYTES), 1, SIZE)
