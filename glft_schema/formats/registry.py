@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -70,15 +71,21 @@ def load_plugins() -> None:
     plugins.load(plugins.FORMATS, register_format)
 
 
+def _formats() -> Iterator[Format]:
+    """Yields the formats, and loads plugins before it yields theirs."""
+    yield from (known := list(FORMATS))
+    load_plugins()
+    yield from FORMATS[len(known) :]
+
+
 def find_format(source: Source) -> Format | None:
     """Returns the format of a source by its first bytes, or None."""
-    start = bytes(source.read(0, min(START, source.size)))
-    for _ in range(2):
-        for format in FORMATS:
-            if format.claims(start):
-                return format
-        load_plugins()
-    return None
+    start = _start_of(source)
+    return next((format for format in _formats() if format.claims(start)), None)
+
+
+def _start_of(source: Source) -> bytes:
+    return bytes(source.read(0, min(START, source.size)))
 
 
 def format_of(source: Source) -> Format:
@@ -88,7 +95,7 @@ def format_of(source: Source) -> Format:
     source's file extension: its parser reports the error. Raises FormatError if there is no such
     format.
     """
-    format, start = find_format(source), bytes(source.read(0, min(START, source.size)))
+    format, start = find_format(source), _start_of(source)
     about = OTHER_FILES.get(start[:4]) or OTHER_FILES.get(start[:4].upper())
     if not start or (format is None and not about):
         named = format_with(source.name)
@@ -105,11 +112,9 @@ def format_of(source: Source) -> Format:
 
 def format_named(name: object) -> Format:
     """Returns a format by name, ignoring case. Raises OptionError for an unknown name."""
-    for _ in range(2):
-        for format in FORMATS:
-            if isinstance(name, str) and format.name.lower() == name.lower():
-                return format
-        load_plugins()
+    for format in _formats():
+        if isinstance(name, str) and format.name.lower() == name.lower():
+            return format
     names = [format.name for format in FORMATS]
     raise OptionError(f"expected {alternatives(names)}, found {quote(name)}{suggestion(name, names)}")
 
@@ -118,12 +123,10 @@ def registered_type(name: str) -> TensorType:
     """Returns a tensor type of any format by name, ignoring case. Raises OptionError for an
     unknown name.
     """
-    for _ in range(2):
-        for format in FORMATS:
-            for type_ in format.types:
-                if type_.scheme == name.lower():
-                    return type_
-        load_plugins()
+    for format in _formats():
+        for type_ in format.types:
+            if type_.scheme == name.lower():
+                return type_
     schemes = {type_.scheme for format in FORMATS for type_ in format.types}
     raise OptionError(f"expected a tensor type, found {quote(name)}{suggestion(name, schemes)}")
 
@@ -170,6 +173,4 @@ def endings() -> dict[str, Format]:
 def format_with(path: StrPath) -> Format | None:
     """Returns the format of the file extension of `path`, or None."""
     ending = Path(path_text(path)).suffix.lower()
-    if ending and ending not in endings():
-        load_plugins()
-    return endings().get(ending)
+    return next((format for format in _formats() if ending in format.endings), None) if ending else None
