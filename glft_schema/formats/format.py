@@ -196,7 +196,7 @@ class Format:
         """Converts a shape, in torch's order, to dims as stored."""
         return list(shape)[::-1] if self._reverses_dims else list(shape)
 
-    @property
+    @cached_property
     def _reverses_dims(self) -> bool:
         return isinstance(member(self.row, "shape").of, Reversed)
 
