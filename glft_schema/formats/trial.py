@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import construct
 
 from glft_schema.codec.construct_errors import our_errors
-from glft_schema.codec.context import new_context
+from glft_schema.codec.context import Context, new_context
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.numbers import Number
-from glft_schema.codec.structs import Derived, Struct, follows, member
+from glft_schema.codec.records import Record
+from glft_schema.codec.structs import Derived, Struct, follows, member, unwrap
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.trace import Trace, without_root
@@ -89,6 +90,13 @@ def _mistakes(format: Format) -> Iterator[str]:
         yield f"{format.table} -> dtype: expected a TypeCode of the table {format.types.kind}, found another table"
     if not any(isinstance(rule, TensorFits) for rule in format.row.subcons):
         yield f'{format.table}: expected the rule TensorFits("{format.name}-dims", "dims")'
+    for part in format.struct.subcons:
+        if isinstance(declared := unwrap(part), construct.Struct) and not isinstance(declared, Struct):
+            yield f"{part.name}: expected Struct(...) of glft_schema.codec, found construct's"
+    for struct in (format.struct, format.field("header"), format.row):
+        for name in [part.name for part in getattr(struct, "subcons", ()) if part.name]:
+            if hasattr(Context, name) or hasattr(Record, name):
+                yield f"{name}: expected another name of a field, found that of a method of its Struct's value"
     for part in format.row.subcons:
         if part.name and part.name not in ROW and not part.flagbuildnone:
             yield f"{format.table} -> {part.name}: expected a field that new files have, such as Default(u32, 0) or a Count"

@@ -86,7 +86,7 @@ def load_torch(path: StrPath) -> dict[str, Any]:
 
 
 def load_torch_set(index: Path) -> dict[str, Any]:
-    """Returns the entries of all torch files that an index lists. Raises as `open_index`, and as
+    """Returns the entries of all torch files that an index lists. Raises as `read_index`, and as
     `load_torch`."""
     weight_map, names = read_index(index)
     shards = {name: load_torch(index.parent / name) for name in names}

@@ -377,9 +377,8 @@ def _raises(*values: Any) -> Any:
 
 
 AN_INTEGER = "expected an integer of glft_schema.codec, such as u32, found"
-A_NAME = (
-    "expected the name of a field in letters, digits and '_', from a letter on, which no method of a Struct's value has, found"
-)
+A_NAME = "expected the name of a field in letters, digits and '_', from a letter on, found"
+A_METHOD = "expected another name of a field, found that of a method of its Struct's value"
 A_TABLE = "expected Table(this.header.n_tensors, Row) with a Struct(...) of glft_schema.codec, found"
 ALIGNMENT = "own: alignment: expected Derived(64), with a number above 0 or an expression, found"
 DEFAULT = "expected a field that new files have, such as Default(u32, 0) or a Count"
@@ -388,8 +387,6 @@ COUNTED = "the number before it must be a Count of it"
 # What a declaration changes, and the error: first of constructs, then of `Format` and the trial.
 # fmt: off
 MISTAKES = [
-    (lambda: {"header": construct.Struct("n" / u8)}, "header: expected Struct(...) of glft_schema.codec, found construct's"),
-    (lambda: header("items" / u8), f"{A_NAME} 'items'"),
     (lambda: {"row": row(_n=u8)}, f"{A_NAME} '_n'"),
     (lambda: header("n" / u8), "expected each name of a field once, found 'n' twice"),
     (lambda: header("z" / Count(u32, "rows")),
@@ -428,6 +425,9 @@ MISTAKES = [
      "own: rows -> dtype: expected a TypeCode of the table other, found another table"),
     (lambda: {"row": Struct(*(part for part in row().subcons if part.name))},
      'own: rows: expected the rule TensorFits("own-dims", "dims")'),
+    (lambda: {"header": construct.Struct("n" / u8)}, "own: header: expected Struct(...) of glft_schema.codec, found construct's"),
+    (lambda: header("items" / u8), f"own: items: {A_METHOD}"),
+    (lambda: {"row": row(keys=u8)}, f"own: keys: {A_METHOD}"),
     (lambda: {"row": row(flags=u16)}, f"own: rows -> flags: {DEFAULT}"),
     *((lambda of=of: {"regions": regions(alignment=Derived(of))}, f"{ALIGNMENT} {of!r}") for of in ("64", True)),
     (lambda: {"regions": regions(alignment=Derived(0))}, f"{ALIGNMENT} <Derived +nonbuild>"),
