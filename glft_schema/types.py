@@ -5,8 +5,10 @@ from pathlib import Path
 
 from glft_schema.errors import OptionError, quote
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import Reserved, formula_of
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
-from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Reserved, TensorType, formula_of
+from glft_schema.tensor_types.payload_layout import DIMS, IN, OUT
+from glft_schema.tensor_types.tensor_type import TensorType
 
 __all__ = [
     "DIMS",

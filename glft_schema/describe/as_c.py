@@ -421,10 +421,11 @@ class _Header(NodeWords):
         functions that they call to `unit`. Returns none for a type that has no function and is not
         a C number."""
         fields = self.schema.structs[type_.payload].fields
-        if formula := type_.type.formula:
-            layout = type_.type.layout
+        functions = type_.type.functions
+        if functions and functions.decoder:
+            layout = functions.layout
             name = names.new(f"dequantize_{type_.type.scheme}")
-            decoder = unit.decoder(replace(layout, name=name), formula)
+            decoder = unit.decoder(replace(layout, name=name), functions.decoder)
             if layout.weights:
                 return [f"{decoder}(bytes, w, n / {layout.weights});"]
             arrays = ["bytes", *(f"bytes + {self.field_offset(type_, part)}(out, in)" for part in fields[1:])]

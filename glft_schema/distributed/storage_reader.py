@@ -146,7 +146,7 @@ class StorageReader(Reader):
         for index, out in _chunks(item.storage_offsets, target):
             if name in self._packed:
                 assert tensor.packed is not None
-                out.copy_(as_tensor(tensor.packed.packed_part(index)))
+                out.copy_(as_tensor(tensor.packed.packed_rows(index)))
             elif tensor.file_tensor is not None and out.is_contiguous():
                 tensor.file_tensor.read(index, out=out)
             else:

@@ -153,10 +153,10 @@ class _MovedRows:
         def read(source: StoredTensor, at: Slices) -> Array:
             assert source.packed is not None
             if len(at) == 1:
-                return source.packed.packed_part((at[0], across if origins.ndim == 1 else _all_bytes(source, 1)))
+                return source.packed.packed_rows((at[0], across if origins.ndim == 1 else _all_bytes(source, 1)))
             size = _all_bytes(source, source.shape[-2]).stop // source.shape[-2]
             rows, columns = at[-1], slice(at[-1].start * size, at[-1].stop * size)
-            return source.packed.packed_part((at[0], columns)).reshape(-1, size)[:: rows.step or 1]
+            return source.packed.packed_rows((at[0], columns)).reshape(-1, size)[:: rows.step or 1]
 
         found = self._gather(origins.reshape(-1), read)
         return found if origins.ndim == 1 else found.reshape(len(origins), -1)[:, across]

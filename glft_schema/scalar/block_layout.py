@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,6 +57,17 @@ class ScalarLayout:
     name: str
     fields: tuple[ScalarField, ...]
     weights: int | None
+
+    @property
+    def names(self) -> str:
+        """The names of the fields, separated by commas."""
+        return ", ".join(field.name for field in self.fields)
+
+    def cell(self, columns: int) -> int:
+        """Returns how many weights share their fields: those of a block, a group, or a whole row of
+        `columns`."""
+        is_per_row = self.weights is None and any(field.count for field in self.fields)
+        return columns if is_per_row else self.weights or math.lcm(*(field.weights for field in self.fields))
 
     def arrays(self, output: str = "f32", columns: int | None = None) -> dict[str, ArrayType]:
         """Returns the arrays that a decoder may use, by name. `columns` is the length of rows, if

@@ -10,7 +10,8 @@ from glft_schema.codec.numbers import Number, u8
 from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Struct
-from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
+from glft_schema.tensor_types.payload_layout import DIMS, IN, OUT
+from glft_schema.tensor_types.tensor_type import TensorType
 
 
 def copied_type(name: str, numpy_kind: str, dtype: str, sentence: str) -> TensorType:

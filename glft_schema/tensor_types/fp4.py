@@ -12,6 +12,7 @@ from glft_schema.codec.numbers import f16, u8, u16
 from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import Reserved, formula_of
 from glft_schema.tensor_types.encoders.fp4 import (
     to_iq4_nl,
     to_iq4_nl_by_importance,
@@ -28,7 +29,6 @@ from glft_schema.tensor_types.small_floats import (
     half_e4m3,
     half_power,
 )
-from glft_schema.tensor_types.tensor_type import Reserved, formula_of
 
 # fmt: off
 MXFP4 = block_type("MXFP4", 39, 32, Struct(

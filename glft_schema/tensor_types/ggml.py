@@ -9,8 +9,9 @@ from glft_schema.codec.type_codes import TypeTable
 from glft_schema.plugins import TYPES, load
 from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, ternary, unquantized
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import Floats, Reserved
 from glft_schema.tensor_types.engine.functions import Encoder, Formula
-from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType
+from glft_schema.tensor_types.tensor_type import OpaqueType, TensorType
 
 MODULES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
 DECLARED = [value for module in MODULES for value in vars(module).values() if isinstance(value, TensorType)]

@@ -15,6 +15,7 @@ from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import as_float16, float32
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import formula_of
 from glft_schema.tensor_types.encoders.i_quants import (
     to_iq2_s,
     to_iq2_s_by_importance,
@@ -34,7 +35,6 @@ from glft_schema.tensor_types.grids import (
     IQ3_S_GRID,
     IQ3_XXS_GRID,
 )
-from glft_schema.tensor_types.tensor_type import formula_of
 
 # fmt: off
 IQ2_XXS = block_type("IQ2_XXS", 16, 256, Struct(

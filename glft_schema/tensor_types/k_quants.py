@@ -11,6 +11,7 @@ from glft_schema.codec.numbers import f16, f32, i8, i16, u8
 from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import formula_of
 from glft_schema.tensor_types.encoders.k_quants import (
     to_q2_k,
     to_q2_k_by_importance,
@@ -24,7 +25,6 @@ from glft_schema.tensor_types.encoders.k_quants import (
     to_q6_k_by_importance,
     to_q8_k,
 )
-from glft_schema.tensor_types.tensor_type import formula_of
 
 # fmt: off
 Q2_K = block_type("Q2_K", 10, 256, Struct(

@@ -10,6 +10,7 @@ from glft_schema.codec.numbers import f16, i8, u8, u32
 from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import formula_of
 from glft_schema.tensor_types.encoders.legacy import (
     to_q1_0,
     to_q2_0,
@@ -24,7 +25,6 @@ from glft_schema.tensor_types.encoders.legacy import (
     to_q8_0,
     to_q8_1,
 )
-from glft_schema.tensor_types.tensor_type import formula_of
 
 # fmt: off
 Q1_0 = block_type("Q1_0", 41, 128, Struct(

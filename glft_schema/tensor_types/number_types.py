@@ -11,7 +11,8 @@ from glft_schema.codec.structs import Struct
 from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.tensor_types.engine.chunks import Fault, are_finite
 from glft_schema.tensor_types.engine.conversions import convert, widen
-from glft_schema.tensor_types.tensor_type import DIMS, TensorType
+from glft_schema.tensor_types.payload_layout import DIMS
+from glft_schema.tensor_types.tensor_type import TensorType
 
 
 def number_type(

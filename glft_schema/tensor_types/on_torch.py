@@ -15,10 +15,10 @@ from glft_schema.scalar.as_arrays import decoder
 from glft_schema.scalar.block_layout import ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
-from glft_schema.storage.torch_tensors import array_in, array_to_read, dtype_in_torch, has_plain_memory
+from glft_schema.storage.torch_tensors import array_in, array_to_read, as_tensor, dtype_in_torch, has_plain_memory
 from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled
 from glft_schema.tensor_types.engine.decoding import WRITTEN
-from glft_schema.tensor_types.engine.functions import Formula
+from glft_schema.tensor_types.engine.functions import Fields, Formula
 from glft_schema.tensor_types.tensor_type import TensorType
 
 Tensors = Mapping[str, "torch.Tensor"]
@@ -58,13 +58,23 @@ def decode(
         return out
     if compiles(out) or not all(map(has_plain_memory, (out, *fields.values()))):
         _by_operations(type_, fields, columns, out)
-    elif str(out.dtype).removeprefix("torch.") not in (*WRITTEN, "float64"):
-        out.copy_(decode(type_, fields, columns, dtype=torch.float32))
     else:
-        type_.decode({name: array_to_read(field) for name, field in fields.items()}, columns, out=array_in(out))
+        decode_arrays(type_, {name: array_to_read(field) for name, field in fields.items()}, columns, out)
+    return out
+
+
+def decode_arrays(type_: TensorType, fields: Fields, columns: int, out: torch.Tensor) -> None:
+    """Writes the numbers of arrays of numpy into a tensor on the CPU. Raises like `decode`."""
+    if type_.exact:
+        out.copy_(as_tensor(type_.decode(fields, columns)))
+    elif not has_plain_memory(out):
+        decode(type_, {name: as_tensor(field) for name, field in fields.items()}, columns, out=out)
+    elif str(out.dtype).removeprefix("torch.") not in (*WRITTEN, "float64"):
+        out.copy_(as_tensor(type_.decode(fields, columns)))
+    else:
+        type_.decode(fields, columns, out=array_in(out))
         if not out.is_inference():
             torch.autograd.graph.increment_version(out)
-    return out
 
 
 def unpack(type_: TensorType, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:
@@ -79,14 +89,16 @@ def unpack(type_: TensorType, packed: torch.Tensor, columns: int) -> dict[str, t
 def _by_operations(type_: TensorType, fields: Tensors, columns: int, out: torch.Tensor) -> None:
     """Decodes by operations of torch, compiled on a GPU."""
     type_.check_shapes({name: field.shape for name, field in fields.items()}, out.shape, columns)
-    cell, is_fused = type_.cell(columns), compiles(out)
+    assert type_.functions
+    layout, is_fused = type_.functions.layout, compiles(out)
+    cell = layout.cell(columns)
     cells = {name: fields[name].reshape(-1, fields[name].shape[1] * cell // columns) for name, _ in type_.fields()}
     given: dict[str, torch.Tensor] = {}
     for name, part in type_.fields():
         for own, span, number in part.parts(name):
             given[own] = _numbers(cells[name], span, number)
     weights = out.view(-1, cell)
-    formula = torch_arrays.outside_modes(_as_arrays)(type_.formula, type_.layout, cell, out.device, is_fused)
+    formula = torch_arrays.outside_modes(_as_arrays)(type_.formula, layout, cell, out.device, is_fused)
     step = _by_compiler if is_fused else _one_by_one
     weights = weights.view(-1, *_dims(formula, given, weights)) if is_fused else weights
     for rows, is_fixed in fixed_chunks(len(weights), cell):

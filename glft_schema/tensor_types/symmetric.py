@@ -17,8 +17,10 @@ from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import float32
+from glft_schema.tensor_types.declaration import formula_of
 from glft_schema.tensor_types.encoders.symmetric import GROUP, scale_faults, to_q4_per_group_64, to_q8_per_channel
-from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType, formula_of
+from glft_schema.tensor_types.payload_layout import DIMS, IN, OUT
+from glft_schema.tensor_types.tensor_type import TensorType
 
 matrices = Predicate("at least 2 dims [out, in], none of them 0", FuncPath(lambda dims: len(dims) >= 2 and 0 not in dims))
 AT_LEAST_2_DIMS = Rule("quantized-dims", DIMS, matrices)

@@ -13,8 +13,8 @@ from glft_schema.codec.structs import Struct
 from glft_schema.scalar.language import float32
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import Reserved, formula_of
 from glft_schema.tensor_types.encoders.ternary import to_tq1_0, to_tq2_0
-from glft_schema.tensor_types.tensor_type import Reserved, formula_of
 
 POWERS_OF_3 = (1, 3, 9, 27, 81)
 

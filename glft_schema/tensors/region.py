@@ -438,8 +438,6 @@ def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrd
     if isinstance(payload, Tensor) and (payload.type, payload.shape) != (row.dtype, tuple(row.shape)):
         found = f"{payload.type} {list(payload.shape)}"
         raise FormatError(f"expected {row.dtype} {list(row.shape)}, found {found}", path, tensor=row.name)
-    if isinstance(payload, Tensor) and payload.order == order:
-        return payload.copy_to(stream)
     if hasattr(payload, "write_to"):
         return int(payload.write_to(stream, order))
     if hasattr(payload, "pieces"):

@@ -28,7 +28,7 @@ def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: An
         name: of the tensor.
         type_: its type.
         shape: its sizes in torch's order.
-        packed: as `Tensor.packed` returns them, or a torch tensor.
+        packed: as `Tensor.packed_rows` returns them, or a torch tensor.
 
     Raises:
         TensorError: if the bytes are not in memory.

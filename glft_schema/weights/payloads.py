@@ -109,7 +109,7 @@ class PlannedPayload:
         self.error = 0.0 if copied is not None or self.is_unchanged or self.measure else None
         try:
             if copied is not None and copied.order == order:
-                copied.copy_to(stream)
+                copied.write_to(stream, order)
             else:
                 for at, piece in self.span(0, self.nbytes, order):
                     stream.write_at(start + at, piece)
@@ -156,7 +156,9 @@ class PlannedPayload:
         """Yields bytes that are copied from a file, in pieces as `span` does."""
         assert self.copy_of is not None
         self.error = 0.0
-        yield from self.copy_of.span(first, last, order)
+        for piece in self.copy_of.pieces(order, first, last):
+            yield first, piece
+            first += len(piece)
 
     def chunks_between(self, first: int, last: int, order: ByteOrder = LITTLE) -> list[slice | None]:
         """Returns the rows of the matrix that `span` encodes at once; None for bytes that are
@@ -214,7 +216,7 @@ class PlannedPayload:
         """Returns the source of some rows of the matrix. Raises as `write_to`."""
         if (copied := self.copy_of) is not None:
             self.error = 0.0
-            return copied.fields_of(range(rows.start, rows.stop))
+            return copied.rows(range(rows.start, rows.stop))
         dims = self.stored.shape
         if not self.has_parts:
             return {VALUES: self.load()[rows] if len(dims) > 1 else self.load()}

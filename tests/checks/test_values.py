@@ -26,8 +26,8 @@ from glft_schema.formats.registry import format_named
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import Reserved
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.tensor_type import Reserved
 from glft_schema.tensors.tensor import PayloadLocation, Tensor
 from glft_schema.weights.checkpoints import open_checkpoint
 from tests.catalogue.gguf_cases import READ

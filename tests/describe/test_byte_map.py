@@ -35,7 +35,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType, tensor_type
-from glft_schema.tensor_types.tensor_type import DIMS
+from glft_schema.tensor_types.payload_layout import DIMS
 from glft_schema.tensors.region import TensorData
 from tests.catalogue.gguf_cases import READ
 from tests.golden import golden

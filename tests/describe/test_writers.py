@@ -23,7 +23,8 @@ from glft_schema.describe.schema import schema_of
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.formats.glft import GLFT
-from glft_schema.tensor_types.tensor_type import IN, OUT, TensorType
+from glft_schema.tensor_types.payload_layout import IN, OUT
+from glft_schema.tensor_types.tensor_type import TensorType
 from glft_schema.tensors.region import TensorData
 
 TYPES = [type_ for format in (GLFT, GGUF) for type_ in format.types]

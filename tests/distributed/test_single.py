@@ -72,11 +72,11 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
 def test_parts_inside_a_block(path: Path) -> None:
     with glft.open(path) as file:
         tensor = file.tensors["w"]
-        assert np.array_equal(tensor.packed_part((slice(2, 8, 3), slice(144, 288))), tensor.packed_rows()[2:8:3, 144:])
+        assert np.array_equal(tensor.packed_rows((slice(2, 8, 3), slice(144, 288))), tensor.packed_rows()[2:8:3, 144:])
         with pytest.raises(glft.TensorError, match="bytes 1 to 288 of a row to begin and end at multiples of 144"):
-            tensor.packed_part((slice(0, 1), slice(1, 288)))
+            tensor.packed_rows((slice(0, 1), slice(1, 288)))
         with pytest.raises(glft.TensorError, match="expected the byte order of the file"):
-            [*tensor.span(0, 1, BIG)]
+            [*tensor.pieces(BIG, 0, 1)]
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ from glft_schema.storage.source import BytesSource
 from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types import TensorType, on_torch
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import formula_of
 from glft_schema.tensor_types.engine import compiled
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
 from glft_schema.tensor_types.grids import VALUES, digits
 from glft_schema.tensor_types.library.loading import MODE
-from glft_schema.tensor_types.tensor_type import formula_of
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
 from tests.tools import forked

@@ -21,8 +21,8 @@ from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, float32, run
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import formula_of
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
-from glft_schema.tensor_types.tensor_type import formula_of
 from tests.oracles import llama_cpp
 from tests.scalar.sources import compiled, pointer, same_bits
 from tests.scalar.test_as_arrays import columns
@@ -36,7 +36,7 @@ def printed(types: Iterable[TensorType]) -> str:
     """Returns the formulas of types as C."""
     unit = TranslationUnit()
     for type_ in types:
-        unit.decoder(type_.layout, type_.formula)
+        unit.decoder(type_.functions.layout, type_.formula)
     return str(unit)
 
 
@@ -90,7 +90,7 @@ def test_plain_python_equals_llama_cpp(type_: TensorType) -> None:
 @by_type
 def test_arrays_equal_llama_cpp(type_: TensorType) -> None:
     blocks = np.concatenate((random_blocks(type_)[:2000], edge_blocks(type_)))
-    layout, expected = type_.layout, by_llama_cpp(type_, blocks)
+    layout, expected = type_.functions.layout, by_llama_cpp(type_, blocks)
     fields, function = columns(layout, blocks, True), check(type_.formula, layout.arrays())
     with np.errstate(all="ignore"):
         found = np.zeros_like(expected)
@@ -119,7 +119,7 @@ def test_types_of_rows(type_: TensorType, tmp_path: Path) -> None:
         arguments = *map(pointer, arrays.values()), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(512), ctypes.c_int64(192)
         library[type_.scheme + suffix](*arguments)
         assert same_bits(found.float().numpy(), expected.to(dtype).float().numpy())
-    function, weights = check(type_.formula, type_.layout.arrays(columns=192)), torch.zeros(512, 192)
+    function, weights = check(type_.formula, type_.functions.layout.arrays(columns=192)), torch.zeros(512, 192)
     decoder(function, torch_arrays)(w=weights, **{name: torch.from_numpy(array) for name, array in arrays.items()})
     assert same_bits(weights.numpy(), expected.numpy())
     row = np.zeros(192, np.float32)
@@ -147,7 +147,7 @@ def test_all_types_have_a_decoder_and_print_without_torch() -> None:
         "from glft_schema.scalar.as_c import TranslationUnit\n"
         "unit = TranslationUnit()\n"
         "for type_ in (*GGML_TYPES, Q8_PER_CHANNEL, Q4_PER_GROUP_64):\n"
-        "    if type_.formula: unit.decoder(type_.layout, type_.formula)\n"
+        "    if type_.formula: unit.decoder(type_.functions.layout, type_.formula)\n"
         "text = str(unit)\n"
         "print('torch' in sys.modules, len(text) <= 200_000, text.count('#include'), '<math.h>' in text)\n"
     )
@@ -186,7 +186,7 @@ def test_a_type_of_a_user(tmp_path: Path) -> None:
     d, codes = blocks[:, :4].copy().view(np.float16).astype(np.float32), blocks[:, None, 4:] >> np.array([[[0], [4]]]) & 15
     with np.errstate(all="ignore"):
         assert same_bits(found, (codes.astype(np.float32) - 8) * d[:, :, None])
-    assert [field.sentence for field in OWN.layout.fields] == ["scales", "codes"]
+    assert [field.sentence for field in OWN.functions.layout.fields] == ["scales", "codes"]
 
 
 def test_a_formula_that_is_refused_at_its_declaration() -> None:

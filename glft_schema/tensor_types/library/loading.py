@@ -32,7 +32,7 @@ SOURCES = (  # files that the functions' bits depend on
     "tensor_types/library/building.py",
     "tensor_types/library/machine.c",
     *(f"tensor_types/{name}.py" for name in ("blocks", "fp4", "grids", "halves", "i_quants", "k_quants", "legacy")),
-    *(f"tensor_types/{name}.py" for name in ("small_floats", "symmetric", "tensor_type", "ternary")),
+    *(f"tensor_types/{name}.py" for name in ("declaration", "payload_layout", "small_floats", "symmetric", "ternary")),
     "tensor_types/ggml_grids.bin",
 )
 DTYPES = {"float32": ("", 4), "float16": ("_f16", 2), "bfloat16": ("_bf16", 2)}  # the suffix in C, bytes per number

@@ -47,7 +47,7 @@ def opened(folder: Path, level: str) -> ctypes.CDLL:
 
 
 def by_arrays(type_: TensorType, blocks: np.ndarray) -> np.ndarray:
-    layout = type_.layout
+    layout = type_.functions.layout
     function, found = check(type_.formula, layout.arrays()), np.zeros((len(blocks), weights_in(type_)), np.float32)
     fields = columns(layout, blocks, True)
     with np.errstate(all="ignore"):

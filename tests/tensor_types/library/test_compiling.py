@@ -16,9 +16,11 @@ from glft_schema.codec import Struct, f16, f64, i8, u8
 from glft_schema.errors import OptionError, TensorError
 from glft_schema.scalar.language import ScalarError, alone, float16, float32, nearest, root, run
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.declaration import formula_of
 from glft_schema.tensor_types.library import building, loading
+from glft_schema.tensor_types.payload_layout import IN, OUT
 from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL
-from glft_schema.tensor_types.tensor_type import IN, OUT, TensorType, formula_of
+from glft_schema.tensor_types.tensor_type import TensorType
 from tests.scalar.sources import same_bits
 
 OWN = block_type("Q4_COMPILED", 4310, 32, Struct("d" / f16[2] * "scales", "qs" / u8[16] * "codes"))
