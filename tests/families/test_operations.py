@@ -133,7 +133,7 @@ def test_mxfp4_of_hugging_face() -> None:
             result.part((slice(1, 2), slice(2, 3), slice(40, 50))), weights[1:, number + 4 : number + 5, 40:50]
         )
         whole = result.packed.packed_rows()
-        assert np.array_equal(result.packed.packed_part((slice(1, 2), slice(17, 68))), whole[1:2, 17:68])
+        assert np.array_equal(result.packed.packed_rows((slice(1, 2), slice(17, 68))), whole[1:2, 17:68])
     for expected, found in zip((codes, scales), operation.map_to_hf(results, {}, "x"), strict=True):
         assert (found.shape, found.dtype) == (expected.shape, np.uint8)
         assert np.array_equal(found.values(), expected)

@@ -59,7 +59,7 @@ def test_a_part_has_the_values_and_the_bytes_of_the_whole(mapped: Mapped, data: 
         whole = tensor.packed.packed_rows()
         rows, columns = slices(data, (len(whole), whole.shape[1] // 34))
         across = slice(columns.start * 34, columns.stop * 34)
-        assert np.array_equal(tensor.packed.packed_part((rows, across)), whole[rows, across])
+        assert np.array_equal(tensor.packed.packed_rows((rows, across)), whole[rows, across])
 
 
 def test_rows_of_a_head_are_read_and_no_others(mapped: Mapped, monkeypatch: pytest.MonkeyPatch) -> None:
