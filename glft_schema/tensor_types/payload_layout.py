@@ -208,7 +208,7 @@ def _layout(payload: Struct, dims: tuple[int, ...]) -> ShapeLayout:
             shape, nbytes = part.shape(context), part._sizeof(context, "")
             if len(part.dims) > 1 and shape[1]:
                 units.append(columns // shape[1])
-            is_per_row = len(part.dims) == 1 and part.dims[0] is OUT
+            is_per_row = part.dims == (as_expression(OUT),)
             fields.append(FieldLayout(declared.name, part, start, nbytes, math.prod(shape) // max(out, 1), is_per_row))
             start += nbytes
     return ShapeLayout(columns, math.lcm(*units) or 1, fields)
