@@ -29,6 +29,7 @@ from glft_schema.codec.expressions import as_expression, fields_in, outermost
 from glft_schema.codec.structs import check_count
 from glft_schema.errors import FormatError, alternatives, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
+from glft_schema.scalar.kinds import KINDS
 from glft_schema.storage.cursor import Cursor, bytes_left, read_exactly
 from glft_schema.storage.dtypes import Array, Dtype, dtype_of, name_of, words
 from glft_schema.storage.tensor_bytes import array_bytes, array_over, write_all
@@ -193,14 +194,9 @@ class TensorField(construct.Construct):
         return math.prod(self.shape(context)) * self.number.itemsize
 
 
-# fmt: off
-u8,  i8  = Number("u8",  "u1"), Number("i8",  "i1")
-u16, i16 = Number("u16", "u2"), Number("i16", "i2")
-u32, i32 = Number("u32", "u4"), Number("i32", "i4")
-u64, i64 = Number("u64", "u8"), Number("i64", "i8")
-f16, f32, f64 = Number("f16", "f2"), Number("f32", "f4"), Number("f64", "f8")
-bf16 = Number("bf16", "u2", "bfloat16")  # not in numpy: arrays only
-# fmt: on
+i8, u8, i16, u16, i32, u32, i64, u64, f16, bf16, f32, f64 = (
+    Number(kind.name, kind.numpy, kind.dtype) for kind in KINDS.values()
+)
 
 
 class ByteOrderOf(construct.Construct):

@@ -33,12 +33,12 @@ from glft_schema.describe.sentences import (
 )
 from glft_schema.errors import UnsupportedError
 from glft_schema.scalar.as_c import KEYWORDS as RESERVED
-from glft_schema.scalar.as_c import TYPES, TranslationUnit, with_prelude
+from glft_schema.scalar.as_c import with_prelude
+from glft_schema.scalar.kinds import KINDS
+from glft_schema.tensor_types.library.printing import TypesInC
 
 WIDTH = 100  # of a comment
 
-C_TYPES = {f"u{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)} | {f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)}
-C_TYPES |= {"f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double"}
 SIGNS = {sign: sign for sign in ("==", "!=", "<", "<=", ">", ">=", "%")} | {"&": "&&", "|": "||"}  # in C, by Python's sign
 READ = {"f16": "of_half", "bf16": "of_bfloat"}  # functions to float
 FUNCTIONS = {"+": "plus", "*": "times", "//": "over"}  # that report overflow
@@ -305,7 +305,7 @@ class _Header(NodeWords):
         return outermost(expression).replace(f"{ROOT}.", "")
 
     def number(self, number: s.NumberNode) -> str:
-        note = HALVES.get(number.kind, "" if number.kind in C_TYPES else f"the bits of {number.kind}")
+        note = HALVES.get(number.kind, "" if number.kind in KINDS else f"the bits of {number.kind}")
         return c_type(number) + (f" ({note})" if note else "")
 
     def array(self, node: s.ArrayNode) -> str:
@@ -388,7 +388,7 @@ class _Header(NodeWords):
     def weights(self) -> None:
         """Writes the functions that compute weights: one per type, and one that selects by type."""
         function, size, no_size = self.name("dequantize"), self.name("payload_size"), f"{self.macro}_NO_SIZE"
-        unit = TranslationUnit(f"{self.prefix}_", {function, *re.findall(r"\w+", "\n".join(self.lines))})
+        unit = TypesInC(f"{self.prefix}_", {function, *re.findall(r"\w+", "\n".join(self.lines))})
         names, cases = Identifiers(), list[str]()
         for type_ in self.schema.types:
             if calls := self.decoding(type_, unit, names):
@@ -416,7 +416,7 @@ class _Header(NodeWords):
         )
         self.write("#if defined(__GNUC__)", section, "#endif", "")
 
-    def decoding(self, type_: s.TypeOf, unit: TranslationUnit, names: Identifiers) -> list[str]:
+    def decoding(self, type_: s.TypeOf, unit: TypesInC, names: Identifiers) -> list[str]:
         """Returns statements that write n weights `w` of the payload `bytes`, and adds the
         functions that they call to `unit`. Returns none for a type that has no function and is not
         a C number."""
@@ -431,9 +431,9 @@ class _Header(NodeWords):
             arrays = ["bytes", *(f"bytes + {self.field_offset(type_, part)}(out, in)" for part in fields[1:])]
             return ["if (in > 0x7FFFFFFF) return 0;", f"{decoder}({', '.join(arrays)}, w, out, in);"]
         number = fields[0].node.item if isinstance(fields[0].node, s.ArrayNode) else None
-        if not isinstance(number, s.NumberNode) or (kind := number.kind) not in TYPES:
+        if not isinstance(number, s.NumberNode) or (kind := number.kind) not in KINDS:
             return []
-        return [f"for (i = 0; i < n; i++) w[i] = {READ.get(kind, '')}(((const {TYPES[kind]} *)bytes)[i]);"]
+        return [f"for (i = 0; i < n; i++) w[i] = {READ.get(kind, '')}(((const {KINDS[kind].unaligned} *)bytes)[i]);"]
 
     def conditions(self, type_: s.TypeOf) -> Iterator[str]:
         if type_.packed > 1:
@@ -483,7 +483,7 @@ class _Header(NodeWords):
 
 def c_type(number: s.NumberNode) -> str:
     """Returns the type of a number, or an unsigned integer of its size if C has none."""
-    return C_TYPES.get(number.kind, f"uint{8 * number.size}_t")
+    return KINDS[number.kind].c if number.kind in KINDS else f"uint{8 * number.size}_t"
 
 
 def in_order(schema: s.Schema) -> list[str]:

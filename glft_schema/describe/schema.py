@@ -24,13 +24,13 @@ from glft_schema.codec.rules import Check
 from glft_schema.describe.nodes import FILE, Field, Node, RefNode, Schema, StructOf, SwitchCase, TypeOf, Wrapper
 from glft_schema.errors import UnsupportedError
 from glft_schema.formats.format import Format
+from glft_schema.scalar.kinds import KINDS
 from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.tensor_type import TensorType
 from glft_schema.tensors.region import TensorData
 
 ORDERS = {"<": "little", ">": "big", "=": "file"}
-LETTERS = {"B": "u8", "b": "i8", "H": "u16", "h": "i16", "L": "u32", "l": "i32", "Q": "u64", "q": "i64"}
-LETTERS |= {"e": "f16", "f": "f32", "d": "f64"}
+LETTERS = {kind.letter: kind.name for kind in KINDS.values()}  # of the module `struct`
 
 
 def schema_of(described: Format | TensorType) -> Schema:

@@ -7,28 +7,25 @@ Compile it with FLAGS. Fields may begin at any byte. Numbers are in the machine'
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from glft_schema.scalar import tree
-from glft_schema.scalar.block_layout import ScalarLayout
-from glft_schema.scalar.checking import check
-from glft_schema.scalar.language import ScalarError, float32
+from glft_schema.scalar.kinds import COMPUTED, KINDS
+from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import ArrayReference, ArrayType, Expression, Function, Literal, Statement, Variable, walk
 
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-strict-aliasing")
 WIDTH = 120  # of a line
 # fmt: off
-TYPES = {"u8": "uint8_t", "i8": "int8_t", "u16": "u16", "i16": "i16", "u32": "u32", "i32": "i32", "u64": "u64", "i64": "i64",
-         "f16": "u16", "bf16": "u16", "f32": "f32", "f64": "f64"}
-KINDS = {"float32": "float", "int32": "int32_t", "bool": "int32_t"}
+TYPES = {name: kind.unaligned for name, kind in KINDS.items()}  # of arrays
+VALUES = {name: kind.c for name, kind in COMPUTED.items()}
 SIGNS = {"//": "/", "and": "&&", "or": "||", "not": "!"}
-OUTPUTS = {"": "f32", "_f16": "f16", "_bf16": "bf16"}  # of the decoders in a unit, by the ends of their names
-ROUNDED = {"f16": "to_half", "bf16": "to_bfloat"}
+ROUNDED = {"f16": "to_half", "bf16": "to_bfloat"}  # functions to the words of small floats
 # The operations that need no parentheses as the left and as the right operand of another.
 COMPARED = ("<", "<=", ">", ">=", "==", "!=")
 LEFT = {"+": "+-*/", "-": "+-*/", "*": "*/", "/": "*/", "&": "&", "|": "|", "^": "^",
@@ -66,25 +63,20 @@ def with_prelude(text: str, prefix: str = "") -> str:
     return in_code.sub(lambda found: found[1] or prefix + found[2], "\n".join(used))
 
 
-Several: TypeAlias = Callable[["TranslationUnit", ScalarLayout, Function], list[str]]
-
-
 class TranslationUnit:
     """A translation unit. Functions and tables are printed when they are first used; equal texts
     once.
 
     Args:
-        prefix: of all names, for a unit that is part of a header; its decoders are static, and
-            write only float32.
+        prefix: of all names, for a unit that is part of a header.
         taken: other names that are in use.
     """
 
     def __init__(self, prefix: str = "", taken: Collection[str] = ()) -> None:
-        self._prefix, self._outputs = prefix, {"": "f32"} if prefix else OUTPUTS
-        self._static = "static inline " if prefix else ""
+        self._prefix = prefix
         self._tables: dict[str, str] = {}
         self._functions: dict[str, str] = {}
-        self._taken = {*RESERVED, *taken}  # names of C, and of decoders
+        self._taken = {*RESERVED, *taken}  # names of C, and exported ones
         self.names: dict[Any, tuple[Any, str]] = {}  # of tables and functions by key; keeps them alive
 
     def __str__(self) -> str:
@@ -124,133 +116,12 @@ class TranslationUnit:
             self.add(id(function), function, function.name, text)
         return self.names[id(function)][1]
 
-    def decoder(self, layout: ScalarLayout, source: Callable[..., Any]) -> str:
-        """Adds decoders that write float32, float16 and bfloat16: NAME, NAME_f16 and NAME_bf16.
-        Returns NAME.
-
-        The parameters are ``(blocks, w, n)`` for n blocks, or for rows ``(FIELD, ..., w, rows,
-        columns)``.
-
-        Raises:
-            ScalarError: if the function does not follow the language, or the name is in use.
-        """
-        name, places, at = f"{self._prefix}{layout.name}", {"w": "w"}, 0
-        names = {name + suffix for suffix in self._outputs}
-        self._take(name, names)
-        if layout.weights is None:
-            for suffix, output in self._outputs.items():
-                self._rows(layout, check(source, layout.arrays(output)), name + suffix, TYPES[output])
-            return name
-        for field in layout.fields:
-            places[field.name] = f"(const {TYPES[field.number]} *)(blocks + {at})"
-            at += int(field.size())
-        function = check(source, layout.arrays())
-        lines = [f"  {field.name}: {field.number}[{field.count}], {field.sentence}" for field in layout.fields]
-        sentence = "\n".join([f"{name}: {layout.weights} weights in {at} bytes", *lines, function.sentence])
-        given = ", ".join(places[parameter] for parameter in function.parameters)
-        call = f"{self.function(function, sentence, '__restrict ')}({given})"
-        self._functions[name] = (
-            f"{self._static}void {name}(const uint8_t *blocks, float *w, int64_t n) {{\n"
-            f"    for (int64_t b = 0; b < n; b++, blocks += {at}, w += {layout.weights})\n        {call};\n}}\n"
-        )
-        for suffix, output in self._outputs.items():
-            if output in ROUNDED:
-                self._functions[name] += f"TO_HALVES({name}, {suffix}, {ROUNDED[output]}, {at}, {layout.weights})\n"
-        return name
-
-    def _take(self, name: str, names: Collection[str]) -> None:
-        """Reserves the names of a decoder or an encoder. Raises ScalarError if one is in use."""
+    def reserve(self, *names: str) -> None:
+        """Keeps other functions and tables from having a name. Raises ScalarError if it is in
+        use."""
         if self._taken.union(self._functions, self._tables).intersection(names):
-            raise ScalarError(f"{name}: expected a name that is not in use in C")
+            raise ScalarError(f"{names[0]}: expected a name that is not in use in C")
         self._taken.update(names)
-
-    def _rows(self, layout: ScalarLayout, function: Function, name: str, output: str) -> None:
-        places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
-        for field in layout.fields:
-            places[field.name] = f"(const {TYPES[field.number]} *)({name_in_c(field.name)} + r * ({field.size('columns')}))"
-            lengths[field.name] = f"(int32_t)(columns / {field.weights})"
-        given = [*(places[parameter] for parameter in function.parameters), *(lengths[array] for array in _lengths(function))]
-        call = f"{self.function(function, '', '__restrict ')}({', '.join(given)})"
-        fields = "".join(f"const uint8_t *{name_in_c(field.name)}, " for field in layout.fields)
-        unused = [f"    (void){name_in_c(field.name)};\n" for field in layout.fields if field.name not in function.parameters]
-        self._functions[name] = (
-            f"{self._static}void {name}({fields}{output} *w, int64_t rows, int64_t columns) {{\n"
-            f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++)\n        {call};\n}}\n"
-        )
-
-    def encoder(self, layout: ScalarLayout, source: Callable[..., Any], several: Several | None = None) -> str:
-        """Adds an encoder, ``encode_NAME`` or ``encode_NAME_by_importance``. Returns this name.
-
-        The parameters are ``(w, blocks, rows, columns)``, or for types of rows ``(w, FIELD, ...,
-        rows, columns)``. If the source has a parameter `importance`, the importance of a row's
-        weights follows `w`.
-
-        Args:
-            layout: of what is written.
-            source: the scalar function.
-            several: prints the statements that encode several blocks at once, such as
-                `as_lanes.blocks_in_lanes`. By default one block is encoded after the other.
-
-        Raises:
-            ScalarError: if the function does not follow the language, `several` cannot print it, or
-                the name is in use.
-        """
-        function = check(source, layout.encoder_arrays())
-        by_importance = "importance" in function.parameters
-        name = f"{self._prefix}encode_{layout.name}{'_by_importance' * by_importance}"
-        outputs = ["blocks"] if layout.weights else [name_in_c(field.name) for field in layout.fields]
-        lines = ["    float mean_square[1] = {0};"] if "mean_square" in function.parameters else []
-        if several:
-            lines += ["    int64_t last = -1;"] if lines else []
-            lines += [f"    int64_t n = rows * (columns / {layout.weights});"]
-            lines += [f"    {line}" for line in several(self, layout, function)]
-        else:
-            inner = [f"{self.mean_square()}(w, mean_square, (int32_t)columns);"] if lines else []
-            inner += self._each_block(layout, function) if layout.weights else self._whole_row(layout, function)
-            lines += ["    for (int64_t r = 0; r < rows; r++) {", *(f"        {line}" for line in inner), "    }"]
-        given = [*["const float *importance"] * by_importance, *(f"uint8_t *{output}" for output in outputs)]
-        head = f"{self._static}void {name}(const float *w, {', '.join(given)}, int64_t rows, int64_t columns) {{"
-        self._take(name, [name])
-        self._functions[name] = "\n".join([head, *lines, "}\n"])
-        return name
-
-    def _each_block(self, layout: ScalarLayout, function: Function) -> list[str]:
-        """Returns the statements that encode the blocks of a row."""
-        places, at = {"w": "w", "importance": "importance + b", "mean_square": "mean_square"}, 0
-        for field in layout.fields:
-            places[field.name] = f"({TYPES[field.number]} *)(blocks + {at})"
-            at += int(field.size())
-        given = ", ".join(places[parameter] for parameter in function.parameters)
-        moved = f"b += {layout.weights}, w += {layout.weights}, blocks += {at}"
-        call = f"    {self.function(function, '', '__restrict ')}({given});"
-        return [f"for (int64_t b = 0; b < columns; {moved})", call]
-
-    def _whole_row(self, layout: ScalarLayout, function: Function) -> list[str]:
-        """Returns the statements that encode a row."""
-        places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
-        for field in layout.fields:
-            place = f"{name_in_c(field.name)} + r * ({field.size('columns')})"
-            places[field.name], lengths[field.name] = (
-                f"({TYPES[field.number]} *)({place})",
-                f"(int32_t)(columns / {field.weights})",
-            )
-        given = [*(places[parameter] for parameter in function.parameters), *(lengths[array] for array in _lengths(function))]
-        return [f"{self.function(function, '', '__restrict ')}({', '.join(given)});"]
-
-    def mean_square(self) -> str:
-        """Returns the name in C of `mean_square_of_row`, after adding it."""
-        if "mean_square" not in self.names:
-            function = check(mean_square_of_row, {"w": ArrayType("f32", None), "mean_square": ArrayType("f32", 1, "out")})
-            self.names["mean_square"] = function, self.function(function)
-        return self.names["mean_square"][1]
-
-
-def mean_square_of_row(w: Any, mean_square: Any) -> None:
-    """The mean of w^2, added in order."""
-    total = float32(0)
-    for i in range(len(w)):
-        total += w[i] * w[i]
-    mean_square[0] = total / float32(len(w))
 
 
 class Printer:
@@ -262,10 +133,10 @@ class Printer:
     def text(self, sentence: str) -> str:
         function, results = self._function, self._function.results
         parameters = [self._parameter(name, type_) for name, type_ in function.parameters.items()]
-        parameters += [f"int32_t {name}_length" for name in _lengths(function)]
-        kind = KINDS[results[0].kind] if len(results) == 1 else "void"
+        parameters += [f"int32_t {name}_length" for name in lengths_of(function)]
+        kind = VALUES[results[0].kind] if len(results) == 1 else "void"
         if kind == "void":
-            parameters += [f"{KINDS[result.kind]} *result_{number}" for number, result in enumerate(results)]
+            parameters += [f"{VALUES[result.kind]} *result_{number}" for number, result in enumerate(results)]
         lines = (line.rstrip(" \\/?") for line in sentence.splitlines())  # no comment continues on the next line
         comment = "".join(f"// {line}".rstrip() + "\n" for line in lines)
         unused = [f"    (void){name_in_c(name)};" for name in self._unused_name()]
@@ -278,7 +149,7 @@ class Printer:
 
     def _parameter(self, name: str, type_: ArrayType | Variable) -> str:
         if isinstance(type_, Variable):
-            return f"{KINDS[type_.kind]} {name_in_c(name)}"
+            return f"{VALUES[type_.kind]} {name_in_c(name)}"
         return f"{_pointer(type_)}{self._restrict}{name_in_c(name)}"
 
     # Statements
@@ -290,12 +161,12 @@ class Printer:
         for number, statement in enumerate(body):
             new, later, prefix = uses[number] - declared, set().union(*uses[number + 1 :]), ""
             if isinstance(statement, tree.Assign) and statement.name in new:
-                prefix, here = f"{KINDS[kinds[statement.name]]} ", new
+                prefix, here = f"{VALUES[kinds[statement.name]]} ", new
             else:
                 here = {name for name in new if name in later or isinstance(statement, tree.Call)}
-                for kind in sorted({KINDS[kinds[name]] for name in here}):
+                for kind in sorted({VALUES[kinds[name]] for name in here}):
                     lines.append(
-                        f"{indent}{kind} {', '.join(name_in_c(name) for name in sorted(here) if KINDS[kinds[name]] == kind)};"
+                        f"{indent}{kind} {', '.join(name_in_c(name) for name in sorted(here) if VALUES[kinds[name]] == kind)};"
                     )
             declared |= here
             lines += [f"{indent}{line}" for line in self._statement(statement, prefix, declared)]
@@ -312,7 +183,7 @@ class Printer:
                 value, rounded = self._value(node.value), ROUNDED.get(node.array.type.number)
                 return [f"{self._element(node.array, node.at)} = {f'{rounded}({value})' if rounded else value};"]
             case tree.Declare():
-                return [f"{KINDS[node.type.kind]} {name_in_c(node.name)}[{node.type.length}] = {{0}};"]
+                return [f"{VALUES[node.type.kind]} {name_in_c(node.name)}[{node.type.length}] = {{0}};"]
             case tree.View():
                 return [f"{_pointer(node.array.type)}{name_in_c(node.name)} = {self._reference(node.array)};"]
             case tree.If():
@@ -336,7 +207,7 @@ class Printer:
     def _call(self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str] = ()) -> str:
         given = [self._reference(one) if isinstance(one, ArrayReference) else self._value(one) for one in arguments]
         arrays = dict(zip(function.parameters, arguments, strict=True))
-        given += [f"{getattr(arrays[name], 'name', name)}_length" for name in _lengths(function)]
+        given += [f"{getattr(arrays[name], 'name', name)}_length" for name in lengths_of(function)]
         return f"{self._unit.function(function)}({', '.join([*given, *(f'&{name_in_c(name)}' for name in targets)])})"
 
     # Expressions
@@ -426,13 +297,13 @@ def _wrap(function: str) -> str:
     return "\n".join(lines).replace("\0", " ")
 
 
-def _lengths(function: Function) -> list[str]:
+def lengths_of(function: Function) -> list[str]:
     """Returns the arrays whose lengths are parameters in C, used by the function or its callees."""
     used = {part.name for part in walk(function.body) if isinstance(part, tree.ArrayLength)}
     for part in walk(function.body):
         if isinstance(part, (tree.Call, tree.Invoke)):
             given = dict(zip(part.function.parameters, part.arguments, strict=True))
-            used |= {getattr(given[name], "name", "") for name in _lengths(part.function)}
+            used |= {getattr(given[name], "name", "") for name in lengths_of(part.function)}
     return [name for name in function.parameters if name in used]
 
 

@@ -14,45 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from glft_schema.scalar import tree
-from glft_schema.scalar.as_c import KINDS, TYPES, Printer, TranslationUnit, mentions, name_in_c
-from glft_schema.scalar.block_layout import ScalarLayout
+from glft_schema.scalar.as_c import VALUES, Printer, TranslationUnit, mentions, name_in_c
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal, Statement, Variable, walk
 
 VECTORS = {"float32": "vf", "int32": "vi", "bool": "vi"}
 FEW = 3  # the most assignments that run without testing whether any lane is set
 ALL = "all"  # the mask of a function's lanes
-
-
-def blocks_in_lanes(unit: TranslationUnit, layout: ScalarLayout, function: Function) -> list[str]:
-    """Returns the statements of an encoder of `n` blocks, see `TranslationUnit.encoder`.
-
-    Raises:
-        ScalarError: if the function cannot be printed in lanes.
-    """
-    weights, size, at, local, stored = layout.weights, sum(int(field.size()) for field in layout.fields), 0, [], []
-    for field in layout.fields:
-        if field.name in function.parameters:
-            vector, value = VECTORS[function.parameters[field.name].kind], f"{field.name}_lanes[i][l]"
-            local.append(f"{vector} {field.name}_lanes[{field.count}];")
-            number = f"to_half({value})" if field.number == "f16" else f"({TYPES[field.number]}){value}"
-            place = f"(({TYPES[field.number]} *)(blocks + block * {size} + {at}))[i]"
-            stored.append(f"for (int32_t i = 0; i < {field.count}; i++) {place} = {number};")
-        at += int(field.size())
-    lines = [*local, "int64_t places[LANES];", "EACH_LANE places[l] = b + l < n ? b + l : n - 1;"]
-    for given, first in (("w", f"places[l] * {weights}"), ("importance", f"places[l] * {weights} % columns")):
-        if given in function.parameters:
-            lines += [f"vf {given}_lanes[{weights}];", f"for (int32_t i = 0; i < {weights}; i++)"]
-            lines.append(f"    EACH_LANE {given}_lanes[i][l] = {given}[{first} + i];")
-    if "mean_square" in function.parameters:
-        lines += ["vf mean_square_lanes[1];", "EACH_LANE {", f"    int64_t row = places[l] * {weights} / columns;"]
-        lines.append(f"    if (row != last) {unit.mean_square()}(w + row * columns, mean_square, (int32_t)columns);")
-        lines += ["    last = row;", "    mean_square_lanes[0][l] = mean_square[0];", "}"]
-    given = ", ".join(f"{parameter}_lanes" for parameter in function.parameters)
-    lines.append(f"{in_lanes(unit, function, (), function.parameters)}(all_i(-1), {given});")
-    lines += ["for (int32_t l = 0; l < LANES && b + l < n; l++) {", "    int64_t block = places[l];"]
-    lines += [*(f"    {line}" for line in stored), "}"]
-    return ["for (int64_t b = 0; b < n; b += LANES) {", *(f"    {line}" for line in lines), "}"]
 
 
 def in_lanes(
@@ -115,7 +83,7 @@ class _LanePrinter(Printer):
     def _lane_parameter(self, name: str) -> str:
         type_ = self._function.parameters[name]
         if isinstance(type_, Variable):
-            return f"{(VECTORS if name in self._vectors else KINDS)[type_.kind]} {name_in_c(name)}"
+            return f"{(VECTORS if name in self._vectors else VALUES)[type_.kind]} {name_in_c(name)}"
         return f"{VECTORS[type_.kind]} *{name_in_c(name)}"
 
     def _refusal(self, problem: str) -> ScalarError:
@@ -203,7 +171,7 @@ class _LanePrinter(Printer):
                 assigned = isinstance(statement, (tree.Assign, tree.Call)) and name in mentions(statement)
                 if name in later or assigned:
                     vector = name in self._vectors
-                    self._lines.append(f"{(VECTORS if vector else KINDS)[kinds[name]]} {name_in_c(name)}{' = {0}' * vector};")
+                    self._lines.append(f"{(VECTORS if vector else VALUES)[kinds[name]]} {name_in_c(name)}{' = {0}' * vector};")
                     self._declared[name] = self._masks[-1]
             self._print(statement)
         self._declared = outer
@@ -387,13 +355,13 @@ class _LanePrinter(Printer):
             copy = self._new(name)
             if not isinstance(argument, ArrayReference):
                 varies = self._varies(argument)
-                kinds, printed = (VECTORS, self._vector) if varies else (KINDS, self._value)
+                kinds, printed = (VECTORS, self._vector) if varies else (VALUES, self._value)
                 self._lines.append(f"{kinds[argument.kind]} {copy} = {printed(argument)};")
                 given.append(f"{copy}[l]" if varies else copy)
             elif argument.table is not None:
                 given.append(self._reference(argument))
             else:
-                vectors, kind = self._reference(argument), KINDS[argument.type.kind]
+                vectors, kind = self._reference(argument), VALUES[argument.type.kind]
                 each = f"for (int32_t i = 0; i < {argument.type.length}; i++)"
                 lines += [f"{kind} {copy}[{argument.type.length}];", f"{each} {copy}[i] = ({vectors})[i][l];"]
                 if any(isinstance(part, tree.Store) and part.array.name == name for part in walk(function.body)):
@@ -405,7 +373,7 @@ class _LanePrinter(Printer):
             self._lines.append(f"{kind} {results[0]} = {{0}};")
             call = f"{results[0]}[l] = {self._unit.function(function)}({', '.join(given)});"
         else:
-            lines += [f"{KINDS[result.kind]} {name};" for name, result in zip(results, function.results, strict=True)]
+            lines += [f"{VALUES[result.kind]} {name};" for name, result in zip(results, function.results, strict=True)]
             call = f"{self._unit.function(function)}({', '.join([*given, *(f'&{name}' for name in results)])});"
             after += [f"({target.removeprefix('&')})[l] = {name};" for name, target in zip(results, targets, strict=True)]
         self._lines += [f"EACH_LANE if ({self._masks[-1]}[l]) {{", *(f"    {line}" for line in [*lines, call, *after]), "}"]

@@ -15,8 +15,9 @@ from typing import Any
 
 from glft_schema.scalar import intervals, language, tree
 from glft_schema.scalar.expression_reader import SIGNS, ExpressionReader, Value
+from glft_schema.scalar.kinds import ANY
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import ANY, ArrayReference, ArrayType, Expression, Literal, Statement, Variable
+from glft_schema.scalar.tree import ArrayReference, ArrayType, Expression, Literal, Statement, Variable
 
 LOCAL: dict[Any, str] = {language.floats: "f32", language.integers: "i32"}
 

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from glft_schema.scalar import intervals, language, tree
+from glft_schema.scalar.kinds import ANY, KINDS, Span
 from glft_schema.scalar.language import LookupTable, ScalarError
-from glft_schema.scalar.tree import ANY, ArrayReference, ArrayType, Expression, Literal, Variable
+from glft_schema.scalar.tree import ArrayReference, ArrayType, Expression, Literal, Variable
 
 Value: TypeAlias = Expression | ArrayReference  # what a name or an argument can be
 
@@ -158,7 +159,7 @@ class ExpressionReader(ABC):
         if isinstance(value, LookupTable) or (isinstance(value, tuple) and value and {*map(type, value)} == {int}):
             numbers = value.array if isinstance(value, LookupTable) else np.array(value)
             low, high = numbers.min(), numbers.max()
-            kinds = [kind for kind, stored in tree.STORED.items() if stored.span[0] <= low and high <= stored.span[1]]
+            kinds = [kind.name for kind in KINDS.values() if kind.span[0] <= low and high <= kind.span[1]]
             return ArrayReference(
                 ArrayType("f32" if numbers.dtype.kind == "f" else kinds[0], len(numbers)), name, table=numbers
             )
@@ -347,10 +348,10 @@ class ExpressionReader(ABC):
         """Returns the function's tree for arguments, by the names of its parameters."""
 
 
-def _span_of(array: ArrayReference) -> tree.Span:
+def _span_of(array: ArrayReference) -> Span:
     if array.table is not None and array.type.kind == "int32":
         return int(array.table.min()), int(array.table.max())
-    return tree.STORED[array.type.number].span
+    return KINDS[array.type.number].span
 
 
 def _signature(argument: Value) -> Any:

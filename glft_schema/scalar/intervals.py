@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from glft_schema.scalar.tree import ANY, Span
+from glft_schema.scalar.kinds import ANY, Span
 
 # fmt: off
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {

@@ -7,25 +7,19 @@ in `as_lanes`. The bits are those of the other forms.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from glft_schema.scalar import numpy_arrays, tree
+from glft_schema.scalar import intervals, numpy_builtins, tree
+from glft_schema.scalar.kinds import COMPUTED
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal, Statement, Variable, walk
 
 Array: TypeAlias = np.ndarray[Any, Any]
-# fmt: off
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod,
-    "&": operator.and_, "|": operator.or_, "^": operator.xor, "<<": operator.lshift, ">>": operator.rshift,
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-    "and": operator.and_, "or": operator.or_,
-}
-# fmt: on
-DTYPES = {"float32": np.float32, "int32": np.int32, "bool": np.bool_}
+OPERATORS = {**intervals.OPERATORS, "and": operator.and_, "or": operator.or_}
+DTYPES = {name: np.dtype(kind.numpy) for name, kind in COMPUTED.items()}
 
 
 def run_side_by_side(function: Function, arrays: dict[str, Array], blocks: int) -> None:
@@ -114,10 +108,7 @@ class _Call:
             if not isinstance(value, np.ndarray) and self._masks[-1].all():
                 self._values[name] = value
                 return
-            old = (
-                np.zeros(len(self._masks[0]), DTYPES[kind]) if old is None else np.full(len(self._masks[0]), old, DTYPES[kind])
-            )
-            self._values[name] = old
+            old = self._values[name] = np.full(len(self._masks[0]), 0 if old is None else old, DTYPES[kind])
         np.copyto(old, value, where=self._masks[-1])
 
     def _if(self, node: tree.If) -> None:
@@ -186,7 +177,7 @@ class _Call:
                 test = self._value(node.test)
                 if not isinstance(test, np.ndarray):
                     return self._value(node.then if test else node.other)
-                return np.where(test, self._value(node.then), self._value(node.other)).astype(DTYPES[node.kind], copy=False)
+                return _where(test, self._value(node.then), self._value(node.other), node.kind)
             case tree.Load():
                 return self._load(node)
             case tree.Invoke():
@@ -201,12 +192,10 @@ class _Call:
                 replaces = values[1] < values[0] if node.name == "min" else values[1] > values[0]
                 if not isinstance(replaces, np.ndarray):
                     return values[1] if replaces else values[0]
-                return np.where(replaces, values[1], values[0]).astype(DTYPES[node.kind], copy=False)
+                return _where(replaces, values[1], values[0], node.kind)
             case "float32" | "int32":
-                return (
-                    values[0].astype(DTYPES[node.name]) if isinstance(values[0], np.ndarray) else DTYPES[node.name](values[0])
-                )
-        return getattr(numpy_arrays, node.name)(np.asarray(values[0], DTYPES[node.operands[0].kind]))
+                return np.asarray(values[0]).astype(DTYPES[node.name])[()]
+        return getattr(numpy_builtins, node.name)(np.asarray(values[0], DTYPES[node.operands[0].kind]))
 
     def _array(self, array: ArrayReference) -> Array:
         """Returns the numbers of an array from its offset on."""
@@ -223,13 +212,11 @@ class _Call:
         if node.array.table is not None:
             if node.array.offset is not None:
                 at = at + self._value(node.array.offset)
-            number = node.array.table.take(at, mode="clip")
-            return (
-                number.astype(DTYPES[node.kind])
-                if isinstance(at, np.ndarray)
-                else DTYPES[node.kind](number).item()
-                if node.kind == "int32"
-                else np.float32(number)
-            )
+            return node.array.table.take(at, mode="clip").astype(DTYPES[node.kind])
         array = self._array(node.array)
         return array[np.clip(at, 0, len(array) - 1), np.arange(array.shape[1])] if isinstance(at, np.ndarray) else array[at]
+
+
+def _where(test: Array, one: Any, other: Any, kind: str) -> Array:
+    chosen: Array = np.where(test, one, other)
+    return chosen.astype(DTYPES[kind], copy=False)

@@ -9,35 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
-Span: TypeAlias = tuple[int, int]  # the least and the greatest value
-ANY: Span = (-(2**31), 2**31 - 1)
-
-
-class Stored(NamedTuple):
-    """How an array stores numbers: bytes, the kind they are read as, and the span of integers."""
-
-    size: int
-    kind: str
-    span: Span = ANY
-
-
-# fmt: off
-STORED = {
-    "i8":  Stored(1, "int32", (-128, 127)),
-    "u8":  Stored(1, "int32", (0, 255)),
-    "i16": Stored(2, "int32", (-(2**15), 2**15 - 1)),
-    "u16": Stored(2, "int32", (0, 2**16 - 1)),
-    "i32": Stored(4, "int32"),
-    "u32": Stored(4, "int32"),  # read as the int32 of its bits
-    "f16": Stored(2, "float32"),
-    "bf16": Stored(2, "float32"),  # to write only
-    "f32": Stored(4, "float32"),
-}
-# fmt: on
+from glft_schema.scalar.kinds import KINDS, Span
 
 
 @dataclass(frozen=True)
@@ -45,7 +21,7 @@ class ArrayType:
     """The type of an array.
 
     Attributes:
-        number: of its elements, a key of STORED.
+        number: of its elements, a key of KINDS.
         length: None if the length is an argument, as for rows.
         use: "in" to read, "out" to write, or "both".
     """
@@ -57,7 +33,7 @@ class ArrayType:
     @property
     def kind(self) -> str:
         """The kind of its elements in expressions."""
-        return STORED[self.number].kind
+        return KINDS[self.number].computed
 
 
 class Node:

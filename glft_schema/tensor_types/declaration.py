@@ -11,11 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import alternatives
-from glft_schema.scalar.block_layout import NUMPY, Functions, ScalarField, ScalarLayout
+from glft_schema.scalar.kinds import READ
 from glft_schema.storage.dtypes import INTEGERS, NAMES, Array, Dtype, dtype_of, is_float, is_integer, name_of
 from glft_schema.tensor_types.engine.chunks import Fault
 from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula
 from glft_schema.tensor_types.payload_layout import PayloadLayout
+from glft_schema.tensor_types.scalar_layout import Functions, ScalarField, ScalarLayout
 
 ROW = 1 << 20  # an example length of rows, to compute the weights per number of each field
 PACKAGE = f"{__name__.partition('.')[0]}."
@@ -250,8 +251,8 @@ def _check(type_: Declaration, function: Any, arrays: Callable[..., Mapping[str,
     Functions of rows are checked for rows of any length, then for rows of 1, 2 and 3 units.
     """
     layout = type_._scalar_layout
-    if other := next((field for field in layout.fields if field.number not in NUMPY), None):
-        raise ValueError(f"{other.name}: expected numbers {alternatives(NUMPY)} for scalar functions, found {other.number}")
+    if other := next((field for field in layout.fields if field.number not in READ), None):
+        raise ValueError(f"{other.name}: expected numbers {alternatives(READ)} for scalar functions, found {other.number}")
     from glft_schema.scalar.checking import check  # slow to import, as below
     from glft_schema.scalar.writes import check_writes
 

@@ -5,8 +5,8 @@ Source of the rounding: ggml-impl.h of llama.cpp; checked against it bit by bit.
 
 from __future__ import annotations
 
-from glft_schema.scalar.block_layout import Functions, ScalarField, ScalarLayout
 from glft_schema.scalar.language import as_bits, as_float
+from glft_schema.tensor_types.scalar_layout import Functions, ScalarField, ScalarLayout
 
 INFINITY, QUIET, NEGATIVE = 0x7F800000, 0x7FC00000, -0x400000  # bits of float32: infinity and quiet NaN
 

@@ -4,21 +4,20 @@ on a GPU, and while torch traces, by torch operations.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
 from glft_schema.codec.numbers import Number
 from glft_schema.lazy import torch
-from glft_schema.scalar import compiled_arrays, torch_arrays
-from glft_schema.scalar.as_arrays import decoder
-from glft_schema.scalar.block_layout import ScalarLayout
+from glft_schema.scalar.as_torch import decoder
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
 from glft_schema.storage.torch_tensors import array_in, array_to_read, as_tensor, dtype_in_torch, has_plain_memory
-from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, run_compiled
-from glft_schema.tensor_types.engine.decoding import WRITTEN
+from glft_schema.tensor_types.engine.chunks import row_chunks
+from glft_schema.tensor_types.engine.compiled import compiles, fixed_chunks, in_mode, run_compiled, write
 from glft_schema.tensor_types.engine.functions import Fields, Formula
+from glft_schema.tensor_types.library.loading import DTYPES
+from glft_schema.tensor_types.scalar_layout import ScalarLayout
 from glft_schema.tensor_types.tensor_type import TensorType
 
 Tensors = Mapping[str, "torch.Tensor"]
@@ -69,7 +68,7 @@ def decode_arrays(type_: TensorType, fields: Fields, columns: int, out: torch.Te
         out.copy_(as_tensor(type_.decode(fields, columns)))
     elif not has_plain_memory(out):
         decode(type_, {name: as_tensor(field) for name, field in fields.items()}, columns, out=out)
-    elif str(out.dtype).removeprefix("torch.") not in (*WRITTEN, "float64"):
+    elif str(out.dtype).removeprefix("torch.") not in (*DTYPES, "float64"):
         out.copy_(as_tensor(type_.decode(fields, columns)))
     else:
         type_.decode(fields, columns, out=array_in(out))
@@ -90,23 +89,18 @@ def _by_operations(type_: TensorType, fields: Tensors, columns: int, out: torch.
     """Decodes by operations of torch, compiled on a GPU."""
     type_.check_shapes({name: field.shape for name, field in fields.items()}, out.shape, columns)
     assert type_.functions
-    layout, is_fused = type_.functions.layout, compiles(out)
-    cell = layout.cell(columns)
-    cells = {name: fields[name].reshape(-1, fields[name].shape[1] * cell // columns) for name, _ in type_.fields()}
-    given: dict[str, torch.Tensor] = {}
+    layout = type_.functions.layout
+    cell, given = layout.cell(columns), dict[str, torch.Tensor]()
     for name, part in type_.fields():
+        cells = fields[name].reshape(-1, fields[name].shape[1] * cell // columns)
         for own, span, number in part.parts(name):
-            given[own] = _numbers(cells[name], span, number)
-    weights = out.view(-1, cell)
-    formula = torch_arrays.outside_modes(_as_arrays)(type_.formula, layout, cell, out.device, is_fused)
-    step = _by_compiler if is_fused else _one_by_one
-    weights = weights.view(-1, *_dims(formula, given, weights)) if is_fused else weights
-    for rows, is_fixed in fixed_chunks(len(weights), cell):
-        chunk, target = {name: field[rows] for name, field in given.items()}, {"weights": weights[rows]}
-        if is_fixed and is_fused:
-            run_compiled(step, formula, chunk, target)
-        else:
-            step(formula, chunk, target)
+            given[own] = _numbers(cells, span, number)
+    formula, axes = (_formula.__wrapped__ if in_mode() else _formula)(type_.formula, layout, cell, out.device)
+    weights = out.view(-1, *axes)
+    chunks = fixed_chunks(len(weights), cell) if compiles(out) else ((rows, False) for rows in row_chunks(len(weights), cell))
+    for rows, is_compiled in chunks:
+        run = run_compiled if is_compiled else write
+        run(formula, {name: field[rows] for name, field in given.items()}, weights[rows])
 
 
 def _numbers(rows: torch.Tensor, span: slice | None, number: Number) -> torch.Tensor:
@@ -123,39 +117,13 @@ def _numbers(rows: torch.Tensor, span: slice | None, number: Number) -> torch.Te
     return rows.view(dtype)[:, span.start // size : span.stop // size]
 
 
-def _one_by_one(formula: Formula, given: Tensors, out: Tensors) -> None:
-    """Runs a scalar formula operation by operation, in the memory of float32 weights."""
-    weights = out["weights"]
-    target = weights if weights.dtype == torch.float32 else torch.empty_like(weights, dtype=torch.float32)
-    formula(w=target, **given)
-    if target is not weights:
-        weights.copy_(target)
-
-
-def _by_compiler(formula: Formula, given: Tensors, out: Tensors) -> None:
-    """Runs a scalar formula as one expression, for torch.compile."""
-    out["weights"].copy_(formula(w=out["weights"], **given).reshape(out["weights"].shape))
-
-
 @lru_cache(maxsize=1 << 8)
-def _as_arrays(formula: Formula, layout: ScalarLayout, weights: int, device: torch.device, is_fused: bool) -> Formula:
-    """Returns a scalar formula as torch operations. Raises ScalarError if it cannot run on
-    arrays."""
-    function = check(formula, layout.arrays(columns=None if layout.weights else weights))
+def _formula(formula: Formula, layout: ScalarLayout, weights: int, device: torch.device) -> tuple[Formula, tuple[int, ...]]:
+    """Returns a scalar formula as torch operations, and the axes of its result. Raises ScalarError
+    if it cannot run on arrays."""
+    function = check(formula, layout.arrays(columns=weights))
     try:
-        run = decoder(function, compiled_arrays if is_fused else torch_arrays, device)
+        run, axes = decoder(function, device)
     except ScalarError as error:
         raise ScalarError(f"{error}; glft.types.compile compiles it as C") from None
-    return lambda w, **fields: run(w=w, **{name: fields[name] for name in function.parameters if name != "w"})
-
-
-_DIMS: dict[Hashable, tuple[int, ...]] = {}
-
-
-def _dims(formula: Formula, given: Tensors, out: torch.Tensor) -> tuple[int, ...]:
-    """Returns the axes of a formula's weights, each of which is a loop of the compiled formula."""
-    key = formula, *(field.shape[1:] for field in given.values())
-    if key not in _DIMS:
-        row: Any = formula(w=out[:1], **{name: field[:1] for name, field in given.items()})
-        _DIMS[key] = tuple(row.shape[1:])
-    return _DIMS[key]
+    return lambda w, **fields: run(w=w, **{name: fields[name] for name in function.parameters if name != "w"}), axes

@@ -64,14 +64,14 @@ class TensorType(Declaration):
                 raise ValueError(f"expected {name} as {name_of(part.number.dtype)}, found {name_of(fields[name].dtype)}")
         if self.formula is None:
             raise NotImplementedError(f"{self} has no formula")
-        from glft_schema.tensor_types.engine import decoding  # slow to import
+        from glft_schema.tensor_types import fallback, library_calls  # slow to import
 
         layout = self._scalar_layout
-        if not decoding.by_library(layout, [fields[name] for name, _ in self.fields()], out):
-            cell, cells = layout.cell(columns), dict[str, Array]()
+        if not library_calls.decode(layout, [fields[name] for name, _ in self.fields()], out):
+            columns_of = dict[str, Array]()
             for name, part in self.fields():
-                cells |= part.columns(name, fields[name].reshape(-1, fields[name].shape[1] * cell // columns))
-            decoding.by_arrays(self.formula, layout, cells, out.reshape(-1, cell))
+                columns_of |= part.columns(name, fields[name])
+            fallback.decode(self.formula, layout, columns_of, out.reshape(-1, layout.weights or columns))
 
     @outside_graphs
     def encode(
@@ -153,11 +153,10 @@ class TensorType(Declaration):
                 words(field)[...] = words(encoder(numbers))
 
             return RowEncoder(copy, self.faults, as_float32=False, at_once=True)
-        from glft_schema.tensor_types.engine.encoding import by_arrays, by_library  # slow to import
+        from glft_schema.tensor_types import fallback, library_calls  # slow to import
 
-        layout = self._scalar_layout
-        compiled = by_library(layout, importance, columns)
-        encode = compiled or by_arrays(encoder, layout, importance, columns, name)
+        compiled = library_calls.encoder(self._scalar_layout, importance, columns)
+        encode = compiled or fallback.encoder(encoder, self._scalar_layout, importance, columns, name)
         return RowEncoder(encode, self.faults, at_once=compiled is not None)
 
     def round_trip(self, numbers: Array, name: str) -> Array:

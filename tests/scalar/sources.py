@@ -15,6 +15,8 @@ import pytest
 
 from glft_schema.scalar import language
 from glft_schema.scalar.as_c import FLAGS
+from glft_schema.scalar.side_by_side import run_side_by_side
+from glft_schema.scalar.tree import Function
 
 GNU = ("-std=gnu11", "-Wno-psabi")  # lanes use vectors of gcc and clang
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
@@ -53,6 +55,15 @@ def compiled(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
     done = subprocess.run([compiler, *STRICT, *FLAGS, *flags, "-o", library, path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return ctypes.CDLL(str(library))
+
+
+def by_numpy(function: Function, fields: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Returns the weights [blocks, weights] of fields [blocks, numbers], decoded side by side."""
+    arrays = {name: field.T.astype(np.float32 if field.dtype.kind == "f" else np.int32) for name, field in fields.items()}
+    length, blocks = function.parameters["w"].length, len(next(iter(fields.values())))
+    arrays["w"] = np.zeros((length, blocks), np.float32)
+    run_side_by_side(function, arrays, blocks)
+    return np.ascontiguousarray(arrays["w"].T)
 
 
 def pointer(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from glft_schema.scalar import language
-from glft_schema.scalar.as_c import TranslationUnit
-from glft_schema.scalar.block_layout import ScalarField, ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import run
+from glft_schema.tensor_types.library.printing import TypesInC
+from glft_schema.tensor_types.scalar_layout import ScalarField, ScalarLayout
 from tests.scalar.sources import compiled, declared, pointer, same_bits
 
 LAYOUT = ScalarLayout(
@@ -133,7 +133,7 @@ def random_blocks(count: int) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("name", BODIES)
 def test_c_equals_plain_python(name: str, tmp_path: Path) -> None:
-    unit, function = TranslationUnit(), decoder(BODIES[name])
+    unit, function = TypesInC(), decoder(BODIES[name])
     unit.decoder(LAYOUT, function)
     library, blocks = compiled(str(unit), tmp_path, "-O1"), random_blocks(40)
     found, expected = np.zeros((2, 40, 16), np.float32)
@@ -145,7 +145,7 @@ def test_c_equals_plain_python(name: str, tmp_path: Path) -> None:
 
 def test_halves(tmp_path: Path) -> None:
     """NAME_f16 and NAME_bf16 round each weight, half to even, over all exponents."""
-    unit = TranslationUnit()
+    unit = TypesInC()
     unit.decoder(
         ScalarLayout("kept", (ScalarField("x", "f32", 2),), 2), declared("def f(w, x):\n    w[0], w[1] = x[0], x[1]\n")
     )
@@ -179,7 +179,7 @@ def test_rows(tmp_path: Path) -> None:
         "def decode(w, d, template):\n    for i in range(len(w)):\n"
         "        w[i] = d[0] * float32(template[i // 2]) + half(w, i)\n"
     )
-    unit, function = TranslationUnit(), declared(source)
+    unit, function = TypesInC(), declared(source)
     unit.decoder(
         ScalarLayout(
             "rows",
@@ -206,7 +206,7 @@ def test_rows(tmp_path: Path) -> None:
 
 def test_the_text_reads_like_the_declaration() -> None:
     unit, body = (
-        TranslationUnit(),
+        TypesInC(),
         "\n        for i in range(16):\n            code = qs[i] >> 4 & 15\n            w[i] = d[0] * float32(code - 8)",
     )
     unit.decoder(LAYOUT, decoder(body))
@@ -234,7 +234,7 @@ void own(const uint8_t *blocks, float *w, int64_t n) {
 
 def test_names_of_c_and_equal_names(tmp_path: Path) -> None:
     """Names of C get an underscore; functions and tables of one name get a number unless equal."""
-    unit, functions = TranslationUnit(), []
+    unit, functions = TypesInC(), []
     for number, table in enumerate([(1, 2), (1, 2), (3, 400)]):
         source = (
             f"def double(x):\n    return x * TABLE[{number // 2}]\ndef f(w, short):\n    w[0] = float32(double(short[0]))\n"

@@ -9,8 +9,9 @@ import pytest
 
 from glft_schema.scalar import language
 from glft_schema.scalar.checking import check
+from glft_schema.scalar.kinds import ANY
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import ANY, ArrayType, Builtin, Load, Store
+from glft_schema.scalar.tree import ArrayType, Builtin, Load, Store
 from tests.scalar.sources import declared
 
 ARRAYS = {"w": ArrayType("f32", 8, "out"), "d": ArrayType("f16", 1), "qs": ArrayType("u8", 8), "row": ArrayType("i8", None)}

@@ -1,4 +1,4 @@
-"""Random functions of the language: plain Python, C and arrays give the same bits."""
+"""Random functions of the language: plain Python, C, numpy and torch give the same bits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.scalar import numpy_arrays
-from glft_schema.scalar.as_arrays import decoder
-from glft_schema.scalar.as_c import TranslationUnit
-from glft_schema.scalar.block_layout import ScalarLayout
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, run
-from tests.scalar.sources import compiled, declared, pointer, same_bits
-from tests.scalar.test_as_arrays import LAYOUT, columns
+from glft_schema.tensor_types.library.printing import TypesInC
+from glft_schema.tensor_types.scalar_layout import ScalarLayout
+from tests.scalar.sources import by_numpy, compiled, declared, pointer, same_bits
+from tests.scalar.test_as_torch import LAYOUT, by_torch, columns
 from tests.tools.depth import FULL
 
 PROGRAMS = 300 if FULL else 20
@@ -66,7 +64,7 @@ def program(random_: random.Random) -> Any:
 
 
 def test_all_forms_are_bit_equal(tmp_path: Path) -> None:
-    random_, unit, functions = random.Random(0), TranslationUnit(), []
+    random_, unit, functions = random.Random(0), TypesInC(), []
     blocks = np.random.default_rng(0).integers(0, 256, (12, 52), np.uint8)
     blocks[:, :4] = np.random.default_rng(1).normal(size=(12, 2)).astype(np.float16).view(np.uint8)
     while len(functions) < PROGRAMS:
@@ -78,13 +76,12 @@ def test_all_forms_are_bit_equal(tmp_path: Path) -> None:
             continue
         unit.decoder(ScalarLayout(f"random_{len(functions)}", LAYOUT.fields, 16), function)
     library = compiled(str(unit), tmp_path, "-O1", QUIET)
-    stored, signed = columns(LAYOUT, blocks, False), columns(LAYOUT, blocks, True)
+    fields = columns(LAYOUT, blocks)
     for number, (function, tree) in enumerate(functions, 1):
-        expected, by_c, by_arrays = np.zeros((3, 12, 16), np.float32)
+        expected, by_c = np.zeros((2, 12, 16), np.float32)
         for block in range(12):
-            run(function, w=expected[block], **{name: field[block] for name, field in stored.items()})
+            run(function, w=expected[block], **{name: field[block] for name, field in fields.items()})
         library[f"random_{number}"](pointer(blocks), pointer(by_c), ctypes.c_int64(12))
-        with np.errstate(all="ignore"):
-            decoder(tree, numpy_arrays)(w=by_arrays, **signed)
         assert same_bits(by_c, expected), number
-        assert same_bits(by_arrays, expected), number
+        assert same_bits(by_numpy(tree, fields), expected), number
+        assert same_bits(by_torch(tree, fields), expected), number

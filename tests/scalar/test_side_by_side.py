@@ -5,18 +5,19 @@ from __future__ import annotations
 import ctypes
 import random
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from glft_schema.scalar.as_c import TranslationUnit
-from glft_schema.scalar.as_lanes import blocks_in_lanes
-from glft_schema.scalar.block_layout import NUMPY, ScalarField, ScalarLayout
 from glft_schema.scalar.checking import check
+from glft_schema.scalar.kinds import KINDS
 from glft_schema.scalar.language import ScalarError, run
 from glft_schema.scalar.side_by_side import run_side_by_side
+from glft_schema.tensor_types.library.printing import TypesInC
+from glft_schema.tensor_types.scalar_layout import ScalarField, ScalarLayout
 from tests.scalar.sources import GNU, compiled, declared, pointer
 from tests.tools.depth import FULL
 
@@ -185,7 +186,7 @@ def by_plain_python(function: Any) -> np.ndarray[Any, Any]:
     names, encoded = function.__code__.co_varnames[: function.__code__.co_argcount], []
     for block, w in enumerate(weights):
         arrays = {"w": w, "importance": importance[block % PER_ROW], "mean_square": means()[:, block]}
-        arrays |= {field.name: np.zeros(field.count or 0, NUMPY[field.number]) for field in LAYOUT.fields}
+        arrays |= {field.name: np.zeros(field.count or 0, KINDS[field.number].numpy) for field in LAYOUT.fields}
         run(function, **{name: arrays[name] for name in names})
         encoded.append(np.concatenate([arrays[field.name].view(np.uint8) for field in LAYOUT.fields]))
     return np.array(encoded)
@@ -204,8 +205,7 @@ def means() -> np.ndarray[Any, Any]:
 
 def by_c(library: ctypes.CDLL, name: str) -> np.ndarray[Any, Any]:
     weights, importance = inputs()
-    size = sum(int(field.size()) for field in LAYOUT.fields)
-    found = np.zeros((BLOCKS + 1, size), np.uint8)
+    found = np.zeros((BLOCKS + 1, LAYOUT.offsets[-1]), np.uint8)
     given = [pointer(weights), *[pointer(importance)] * name.endswith("_by_importance"), pointer(found)]
     library[name](*given, ctypes.c_int64(BLOCKS // PER_ROW), ctypes.c_int64(PER_ROW * 16))
     assert not found[BLOCKS].any()
@@ -219,20 +219,19 @@ def by_numpy(function: Any) -> np.ndarray[Any, Any]:
         arrays[field.name] = np.zeros((field.count or 0, BLOCKS), np.float32 if field.number[0] == "f" else np.int32)
     run_side_by_side(check(function, LAYOUT.encoder_arrays()), arrays, BLOCKS)
     with np.errstate(all="ignore"):
-        stored = [arrays[field.name].T.astype(NUMPY[field.number], order="C") for field in LAYOUT.fields]
+        stored = [arrays[field.name].T.astype(KINDS[field.number].numpy, order="C") for field in LAYOUT.fields]
     return np.concatenate([part.view(np.uint8) for part in stored], 1)
 
 
 def numbers(encoded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns encoded blocks in which NaN has the same bits everywhere."""
-    kept, at = encoded.copy(), 0
-    for field in LAYOUT.fields:
-        part = kept[:, at : at + int(field.size())]
+    kept = encoded.copy()
+    for field, (start, end) in zip(LAYOUT.fields, pairwise(LAYOUT.offsets), strict=True):
+        part = kept[:, start:end]
         if field.number[0] == "f":
-            floats = np.ascontiguousarray(part).view(NUMPY[field.number])
+            floats = np.ascontiguousarray(part).view(KINDS[field.number].numpy)
             floats[np.isnan(floats)] = np.nan
             part[:] = floats.view(np.uint8)
-        at += int(field.size())
     return kept
 
 
@@ -243,9 +242,9 @@ def test_all_forms_are_equal(body: str, tmp_path: Path) -> None:
     function = declared(f"{HELPERS}\ndef encode({given}):{ZEROS}{BODIES[body]}\n", CODES=(200, 3, 70, 11))
     expected = numbers(by_plain_python(function))
     assert len(np.unique(expected, axis=0)) > 5
-    plain, lanes = TranslationUnit(), TranslationUnit()
+    plain, lanes = TypesInC(), TypesInC()
     name = plain.encoder(LAYOUT, function)
-    assert lanes.encoder(LAYOUT, function, blocks_in_lanes) == name
+    assert lanes.encoder(LAYOUT, function, lanes=True) == name
     assert (numbers(by_c(compiled(str(plain), tmp_path, "-O1"), name)) == expected).all()
     for width in WIDTHS:
         library = compiled(str(lanes), tmp_path, "-O1", f"-DLANES={width}", *GNU)
@@ -297,7 +296,7 @@ def program(random_: random.Random) -> Any:
 
 
 def test_random_programs(tmp_path: Path) -> None:
-    random_, functions, plain, lanes = random.Random(1), [], TranslationUnit(), TranslationUnit()
+    random_, functions, plain, lanes = random.Random(1), [], TypesInC(), TypesInC()
     while len(functions) < PROGRAMS:
         function, layout = program(random_), ScalarLayout(f"random_{len(functions)}", LAYOUT.fields, 16)
         try:
@@ -305,7 +304,7 @@ def test_random_programs(tmp_path: Path) -> None:
         except ScalarError as error:
             assert re.search("kind|shift|32 bits|index|every path|statement", str(error)), error
             continue
-        assert lanes.encoder(layout, function, blocks_in_lanes) == name
+        assert lanes.encoder(layout, function, lanes=True) == name
         functions.append((function, name))
     libraries = [compiled(str(plain), tmp_path, "-O1", "-w")]
     libraries += [compiled(str(lanes), tmp_path, "-O1", "-w", f"-DLANES={width}", *GNU) for width in (4, 8)]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from glft_schema.scalar.as_c import FLAGS, TranslationUnit
-from glft_schema.scalar.as_lanes import blocks_in_lanes
+from glft_schema.scalar.as_c import FLAGS
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.library import building
+from glft_schema.tensor_types.library.printing import TypesInC
 
 ROWS, COLUMNS = 9, 512  # not a multiple of the blocks that are encoded at once
 SCRIPT = """
@@ -38,11 +38,11 @@ writeFileSync(decoded, new Uint8Array(memory.buffer, third, given.length));
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0"])
 @pytest.mark.parametrize("in_lanes", [True, False])
 def test_the_same_bytes(name: str, in_lanes: bool, tmp_path: Path) -> None:
-    type_, unit = GGML_TYPES[name], TranslationUnit()
+    type_, unit = GGML_TYPES[name], TypesInC()
     layout, decoder, encoders = type_.functions
     assert decoder
     assert layout.weights
-    decode, encode = unit.decoder(layout, decoder), unit.encoder(layout, encoders[0], blocks_in_lanes if in_lanes else None)
+    decode, encode = unit.decoder(layout, decoder), unit.encoder(layout, encoders[0], lanes=in_lanes)
     machine = Path(building.__file__).with_name("machine.c").read_text()
     renamed = f"#define {decode} decode\n#define {encode} encode\n"
     (tmp_path / "type.c").write_text(f"{renamed}{unit}\n{machine}")

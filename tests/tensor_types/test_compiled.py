@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import glft_schema
 from glft_schema import save_file
 from glft_schema.formats.glft import GLFT
-from glft_schema.scalar import torch_arrays
 from glft_schema.tensor_types import TensorType, on_torch
 from glft_schema.tensor_types.engine import compiled
 from glft_schema.tensor_types.ggml import GGML_TYPES
@@ -52,9 +51,8 @@ def fields_of(type_: TensorType, rows: int, columns: int) -> dict[str, torch.Ten
     return {name: torch.from_numpy(field) for name, field in type_.encode(weights, "w").items()}
 
 
-def multiply(formula: float, given: compiled.Fields, out: compiled.Fields) -> None:
-    """A step: multiplies weights."""
-    out["weights"].copy_(given["weights"] * formula)
+def triple(w: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return 3.0 * numbers
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pyt
 def test_more_shapes_than_torch_compiles_of_one_function(backend: list[object]) -> None:
     for rows in range(1, 13):
         weights, out = torch.randn(rows, 64), torch.empty(rows, 64)
-        compiled.run_compiled(multiply, 3.0, {"weights": weights}, {"weights": out})
+        compiled.run_compiled(triple, {"numbers": weights}, out)
         assert torch.equal(out, 3 * weights)
     assert len(backend) == 12
 
@@ -117,9 +115,9 @@ def test_without_a_compiler_a_warning_says_so_once(monkeypatch: pytest.MonkeyPat
     with pytest.warns(
         RuntimeWarning, match="torch.compile failed, so formulas run uncompiled and slower: .* Cannot find a working triton"
     ):
-        compiled.run_compiled(multiply, 3.0, {"weights": weights[:4]}, {"weights": out[:4]})
+        compiled.run_compiled(triple, {"numbers": weights[:4]}, out[:4])
     assert torch.equal(out[:4], 3 * weights[:4])
-    compiled.run_compiled(multiply, 3.0, {"weights": weights}, {"weights": out})  # warnings are errors
+    compiled.run_compiled(triple, {"numbers": weights}, out)  # warnings are errors
     assert torch.equal(out, 3 * weights)
 
 
@@ -130,7 +128,7 @@ def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: full)
     monkeypatch.setattr(compiled, "_COMPILED", {})
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        compiled.run_compiled(multiply, 3.0, {"weights": torch.empty(4, 64)}, {"weights": torch.empty(4, 64)})
+        compiled.run_compiled(triple, {"numbers": torch.empty(4, 64)}, torch.empty(4, 64))
 
 
 @on_gpu
@@ -174,8 +172,7 @@ def test_a_call_under_a_mode_leaves_nothing_behind(name: str) -> None:
     packed = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (4, type_.nbytes([256])), np.uint8))
     fields = on_torch.unpack(type_, packed, 256)
     expected = type_.decode({key: field.numpy() for key, field in fields.items()}, 256)
-    torch_arrays._constant.cache_clear()
-    on_torch._as_arrays.cache_clear()
+    on_torch._formula.cache_clear()
     for _ in range(2):
         with FakeTensorMode() as mode:
             fakes = {key: mode.from_tensor(field) for key, field in fields.items()}

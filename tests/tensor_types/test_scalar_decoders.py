@@ -14,18 +14,16 @@ import pytest
 import torch
 
 from glft_schema.codec import Struct, f16, u8
-from glft_schema.scalar import compiled_arrays, numpy_arrays, torch_arrays
-from glft_schema.scalar.as_arrays import decoder
-from glft_schema.scalar.as_c import TranslationUnit
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, float32, run
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.declaration import formula_of
+from glft_schema.tensor_types.library.printing import TypesInC
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from tests.oracles import llama_cpp
-from tests.scalar.sources import compiled, pointer, same_bits
-from tests.scalar.test_as_arrays import columns
+from tests.scalar.sources import by_numpy, compiled, pointer, same_bits
+from tests.scalar.test_as_torch import by_torch, columns
 from tests.tensor_types.test_ggml_types import BLOCK_TYPES, by_type, random_blocks, weights_in
 from tests.tools.depth import some
 
@@ -34,7 +32,7 @@ ROW_TYPES = (Q8_PER_CHANNEL, Q4_PER_GROUP_64)
 
 def printed(types: Iterable[TensorType]) -> str:
     """Returns the formulas of types as C."""
-    unit = TranslationUnit()
+    unit = TypesInC()
     for type_ in types:
         unit.decoder(type_.functions.layout, type_.formula)
     return str(unit)
@@ -90,18 +88,10 @@ def test_plain_python_equals_llama_cpp(type_: TensorType) -> None:
 @by_type
 def test_arrays_equal_llama_cpp(type_: TensorType) -> None:
     blocks = np.concatenate((random_blocks(type_)[:2000], edge_blocks(type_)))
-    layout, expected = type_.functions.layout, by_llama_cpp(type_, blocks)
-    fields, function = columns(layout, blocks, True), check(type_.formula, layout.arrays())
-    with np.errstate(all="ignore"):
-        found = np.zeros_like(expected)
-        decoder(function, numpy_arrays)(w=found, **{name: fields[name] for name in function.parameters if name != "w"})
-    assert same_bits(found, expected)
-    as_torch = {name: torch.from_numpy(fields[name]) for name in function.parameters if name != "w"}
-    weights = torch.zeros(expected.shape)
-    decoder(function, torch_arrays)(w=weights, **as_torch)
-    assert same_bits(weights.numpy(), expected)
-    for_a_compiler = decoder(function, compiled_arrays)(w=weights, **as_torch)
-    assert same_bits(for_a_compiler.reshape(expected.shape).contiguous().numpy(), expected)
+    function, expected = check(type_.formula, type_.functions.layout.arrays()), by_llama_cpp(type_, blocks)
+    fields = columns(type_.functions.layout, blocks)
+    assert same_bits(by_numpy(function, fields), expected)
+    assert same_bits(by_torch(function, fields), expected)
 
 
 @pytest.mark.parametrize("type_", ROW_TYPES, ids=str)
@@ -119,9 +109,7 @@ def test_types_of_rows(type_: TensorType, tmp_path: Path) -> None:
         arguments = *map(pointer, arrays.values()), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(512), ctypes.c_int64(192)
         library[type_.scheme + suffix](*arguments)
         assert same_bits(found.float().numpy(), expected.to(dtype).float().numpy())
-    function, weights = check(type_.formula, type_.functions.layout.arrays(columns=192)), torch.zeros(512, 192)
-    decoder(function, torch_arrays)(w=weights, **{name: torch.from_numpy(array) for name, array in arrays.items()})
-    assert same_bits(weights.numpy(), expected.numpy())
+    assert same_bits(by_torch(check(type_.formula, type_.functions.layout.arrays(columns=192)), arrays), expected.numpy())
     row = np.zeros(192, np.float32)
     run(type_.formula, w=row, **{name: array[7] for name, array in arrays.items()})
     assert same_bits(row, expected[7].numpy())
@@ -144,8 +132,8 @@ def test_all_types_have_a_decoder_and_print_without_torch() -> None:
         "import sys\n"
         "from glft_schema.tensor_types.ggml import GGML_TYPES\n"
         "from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL\n"
-        "from glft_schema.scalar.as_c import TranslationUnit\n"
-        "unit = TranslationUnit()\n"
+        "from glft_schema.tensor_types.library.printing import TypesInC\n"
+        "unit = TypesInC()\n"
         "for type_ in (*GGML_TYPES, Q8_PER_CHANNEL, Q4_PER_GROUP_64):\n"
         "    if type_.formula: unit.decoder(type_.functions.layout, type_.formula)\n"
         "text = str(unit)\n"

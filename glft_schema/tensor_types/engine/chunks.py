@@ -19,7 +19,6 @@ from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.torch_tensors import array_of, not_dense
 from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensor_types.engine.functions import Fields
-from glft_schema.tensor_types.engine.memory import keep_freed_memory
 from glft_schema.tensor_types.engine.threads import threads
 
 # A loss of information: whether it is fatal, a description, and a mask of the affected elements of
@@ -164,7 +163,6 @@ def encode_chunks(
             watch(given, encoded)
 
     if rows and columns:
-        keep_freed_memory()
         count, size = threads() if encoder.at_once else 1, max(CHUNK // columns, 1)
         if count > 1:
             rounds = -(-rows // (count * size))

@@ -29,13 +29,13 @@ from typing import Any
 from glft_schema.lazy import torch
 
 Fields = Mapping[str, "torch.Tensor"]
-Step = Callable[[Any, Fields, Fields], None]  # formula, arguments, destinations
+Write = Callable[[Any, Fields, "torch.Tensor"], None]  # of a formula, its arguments and the weights
 
 SIZES = (1 << 26, 1 << 22)  # numbers in a chunk: large ones amortize the call, small ones serve small tensors
 ALIGNED = 16  # a chunk is a multiple of 16 rows, so that vector loads of all its fields are aligned
 BACKEND = "inductor"
 
-_COMPILED: dict[Hashable, Step] = {}
+_COMPILED: dict[Hashable, Write] = {}
 _FAILED: dict[str, Exception] = {}  # the error that ended compilation in this process, by device type
 _LOCK = threading.RLock()  # torch compiles in one thread at a time
 
@@ -43,7 +43,13 @@ _LOCK = threading.RLock()  # torch compiles in one thread at a time
 def compiles(out: torch.Tensor) -> bool:
     """Tells whether formulas that write into `out` are compiled: on a GPU, but not under modes such
     as FakeTensorMode."""
-    return out.is_cuda and not torch._C._len_torch_dispatch_stack()
+    return out.is_cuda and not in_mode()
+
+
+def in_mode() -> bool:
+    """Tells whether a mode such as FakeTensorMode is active, whose tensors are of no use outside
+    it."""
+    return bool(torch._C._len_torch_dispatch_stack())
 
 
 def fixed_chunks(rows: int, columns: int) -> Iterator[tuple[slice, bool]]:
@@ -61,18 +67,20 @@ def fixed_chunks(rows: int, columns: int) -> Iterator[tuple[slice, bool]]:
         done = first + step
 
 
-def run_compiled(step: Step, formula: Any, given: Fields, out: Fields) -> None:
-    """Runs ``step(formula, given, out)``, compiled for tensors of exactly this kind."""
-    tensors = [*given.values(), *out.values()]
-    key = step, formula, *(_kind(tensor) for tensor in tensors)
+def write(formula: Any, given: Fields, weights: torch.Tensor) -> None:
+    """Writes the weights of a formula, which are one expression."""
+    weights.copy_(formula(w=weights, **given))
+
+
+def run_compiled(formula: Any, given: Fields, weights: torch.Tensor) -> None:
+    """Runs `write`, compiled for tensors of exactly this kind."""
+    key = formula, *map(_kind, (*given.values(), weights))
     with torch.no_grad():
         if key not in _COMPILED:
             with _LOCK:
                 if key not in _COMPILED:
-                    rows = [{name: tensor[:1] for name, tensor in fields.items()} for fields in (given, out)]
-                    step(formula, *rows)  # makes tables, which cannot be made while compiling
-                    _COMPILED[key] = step if tensors[0].device.type in _FAILED else _compile(step, formula, given, out)
-        _COMPILED[key](formula, given, out)
+                    _COMPILED[key] = write if weights.device.type in _FAILED else _compile(formula, given, weights)
+        _COMPILED[key](formula, given, weights)
 
 
 def _kind(tensor: torch.Tensor) -> Hashable:
@@ -80,29 +88,24 @@ def _kind(tensor: torch.Tensor) -> Hashable:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, not tensor.is_cuda or tensor.data_ptr() % 16 == 0
 
 
-def _compile(step: Step, formula: Any, given: Fields, out: Fields) -> Step:
-    """Returns the step compiled, after a first run, or uncompiled if compiling fails."""
+def _compile(formula: Any, given: Fields, weights: torch.Tensor) -> Write:
+    """Returns `write` compiled, after a first run, or uncompiled if compiling fails."""
     start = time.perf_counter()
+    own = FunctionType(write.__code__.replace(), write.__globals__)  # torch's key for compilations is the code object
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of the code generator
-            compiled: Step = torch.compile(_own(step), dynamic=False, backend=BACKEND)
-            compiled(formula, given, out)
+            compiled: Write = torch.compile(own, dynamic=False, backend=BACKEND)
+            compiled(formula, given, weights)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # from torch, the code generator, or the compilers that it starts
-        _FAILED[next(iter(out.values())).device.type] = error
+        _FAILED[weights.device.type] = error
         reason = " ".join(str(error).split("\n")[:2])  # torch's message and the code generator's
         warnings.warn(f"torch.compile failed, so formulas run uncompiled and slower: {reason}", RuntimeWarning, stacklevel=3)
-        return step
-    shapes = {name: list(tensor.shape) for name, tensor in {**given, **out}.items()}
+        return write
+    shapes = {name: list(tensor.shape) for name, tensor in {**given, "weights": weights}.items()}
     import logging  # slow to import
 
     logging.getLogger("glft_schema").info("compiled a formula for %s in %.1f s", shapes, time.perf_counter() - start)
     return compiled
-
-
-def _own(step: Step) -> Step:
-    """Returns a copy of a function with its own code object, torch's key for compilations."""
-    assert isinstance(step, FunctionType)
-    return FunctionType(step.__code__.replace(), step.__globals__, step.__name__)

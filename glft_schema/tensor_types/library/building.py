@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import os
 import re
 import shlex
@@ -27,11 +26,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from glft_schema.errors import alternatives, one_line, quote
-from glft_schema.scalar.as_c import FLAGS, TranslationUnit, mean_square_of_row
-from glft_schema.scalar.as_lanes import blocks_in_lanes
-from glft_schema.scalar.block_layout import NUMPY, Functions, ScalarField, ScalarLayout
+from glft_schema.scalar.as_c import FLAGS
+from glft_schema.scalar.kinds import KINDS
 from glft_schema.scalar.language import ScalarError, run
 from glft_schema.tensor_types.library.loading import DTYPES, MANIFEST, digest, digest_of_sources, this_machine
+from glft_schema.tensor_types.library.printing import TypesInC, mean_square_of_row
+from glft_schema.tensor_types.scalar_layout import Functions, ScalarField, ScalarLayout
 
 # fmt: off
 V3 = ("-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mfma", "-mlzcnt", "-mmovbe")  # known also to compilers without names of levels
@@ -116,7 +116,7 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
     _run(command, ["--version"], os.curdir)  # fails before the minute of work that needs the compiler
     if any(Path(word).stem in ("zig", "ziglang") for word in command):  # by default it uses all that this processor has
         command += ["-target", TARGETS[machine].triple] if machine in TARGETS else ["-mcpu=baseline"]
-    unit, tests = TranslationUnit(), []
+    unit, tests = TypesInC(), []
     for layout, decoder, encoders in types:
         if decoder:
             unit.decoder(layout, decoder)
@@ -169,12 +169,12 @@ def _run(command: list[str], arguments: list[str], folder: str) -> None:
         raise BuildError(f"the compiler {shlex.join(command)} failed: {one_line(lines[0])}")
 
 
-def _print_encoder(unit: TranslationUnit, layout: ScalarLayout, encoder: Callable[..., Any]) -> str:
+def _print_encoder(unit: TypesInC, layout: ScalarLayout, encoder: Callable[..., Any]) -> str:
     """Adds an encoder in lanes, or in plain C if that is faster or the only form. Returns its
     name."""
     if layout.weights is not None and layout.name not in PLAIN:
         with suppress(ScalarError):
-            return unit.encoder(layout, encoder, blocks_in_lanes)
+            return unit.encoder(layout, encoder, lanes=True)
     return unit.encoder(layout, encoder)
 
 
@@ -185,7 +185,7 @@ def _test_of_decoder(layout: ScalarLayout, source: Callable[..., Any]) -> dict[s
     The bytes are pseudorandom. No weight is NaN, because C does not define the bits of NaN. The
     largest weight is a normal float16 if one of 100 trials gives such a block.
     """
-    columns, kept = _columns(layout), None
+    columns, kept = layout.weights or 2 * layout.unit, None
     for trial in range(100):
         w = np.zeros(columns, "<f4")
         fields = {field.name: _random(layout, field, columns, trial) for field in layout.fields}
@@ -202,17 +202,17 @@ def _test_of_decoder(layout: ScalarLayout, source: Callable[..., Any]) -> dict[s
     with np.errstate(over="ignore"):
         expected = {"float32": w, "float16": w.astype("<f2"), "bfloat16": bfloat16}
     inputs, counts = ([b"".join(inputs)], [1]) if layout.weights else (inputs, [1, columns])
-    return {layout.name + suffix: _test(inputs, counts, [expected[dtype].tobytes()]) for dtype, (suffix, _) in DTYPES.items()}
+    return {layout.name + suffix: _test(inputs, counts, [expected[dtype].tobytes()]) for dtype, suffix in DTYPES.items()}
 
 
 def _test_of_encoder(layout: ScalarLayout, source: Callable[..., Any], name: str) -> dict[str, Test]:
     """Returns the self-test of an encoder by name: pseudorandom weights, their importance if it is
     used, and a digest of the bytes that encode `ROWS` equal rows of them."""
-    columns = _columns(layout)
+    columns = layout.weights or 2 * layout.unit
     w, importance = (_random(layout, ScalarField(part, "f32", columns), columns, 0) for part in ("w", "importance"))
     mean_square = np.zeros(1, "<f4")
     run(mean_square_of_row, w=w, mean_square=mean_square)
-    fields = {field.name: np.zeros(field.count or columns // field.weights, NUMPY[field.number]) for field in layout.fields}
+    fields = {field.name: np.zeros(field.count_in(columns), KINDS[field.number].numpy) for field in layout.fields}
     _run_plainly(source, w=w, importance=abs(importance), mean_square=mean_square, **fields)
     inputs = [w.tobytes()] + [abs(importance).tobytes()] * name.endswith("_by_importance")
     outputs = [field.tobytes() for field in fields.values()]
@@ -225,10 +225,6 @@ def _test(inputs: list[bytes], counts: list[int], outputs: list[bytes]) -> Test:
     return {"inputs": [field.hex() for field in inputs], "counts": counts, "outputs": [*map(len, outputs)], "expected": content}
 
 
-def _columns(layout: ScalarLayout) -> int:
-    return layout.weights or 2 * math.lcm(*(field.weights for field in layout.fields if not field.count))
-
-
 def _run_plainly(source: Callable[..., Any], **arrays: np.ndarray[Any, Any]) -> None:
     """Runs a function as plain Python on those arrays that are its parameters."""
     names = inspect.signature(source).parameters.values()
@@ -237,7 +233,7 @@ def _run_plainly(source: Callable[..., Any], **arrays: np.ndarray[Any, Any]) -> 
 
 def _random(layout: ScalarLayout, field: ScalarField, columns: int, trial: int) -> np.ndarray[Any, Any]:
     """Returns random numbers of a field, equal on all machines. Floats are from -2 to 2."""
-    numbers, kind = field.count or columns // field.weights, np.dtype(NUMPY[field.number])
+    numbers, kind = field.count_in(columns), np.dtype(KINDS[field.number].numpy).newbyteorder("<")
     content = shake_128(f"{layout.name} {field.name} {trial}".encode()).digest(numbers * kind.itemsize)
     if kind.kind == "f":
         return (np.frombuffer(content[: 2 * numbers], "<i2") / 2**14).astype(kind)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from glft_schema.errors import OptionError, one_line, quote
+from glft_schema.scalar.kinds import KINDS, OUTPUTS
 
 MODE = "GLFT_LIBRARY"  # the environment variable
 LOG = logging.getLogger("glft_schema")
@@ -35,7 +36,7 @@ SOURCES = (  # files that the functions' bits depend on
     *(f"tensor_types/{name}.py" for name in ("declaration", "payload_layout", "small_floats", "symmetric", "ternary")),
     "tensor_types/ggml_grids.bin",
 )
-DTYPES = {"float32": ("", 4), "float16": ("_f16", 2), "bfloat16": ("_bf16", 2)}  # the suffix in C, bytes per number
+DTYPES = {KINDS[kind].dtype: suffix for kind, suffix in OUTPUTS.items()}  # of weights, and the suffix in C
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
 SYSTEMS = {"darwin": "macos", "win32": "windows"}
 
@@ -52,7 +53,7 @@ def function_of(scheme: str, dtype: str) -> Compiled | None:
     """Returns the compiled decoder of a type, or None if there is no usable one.
 
     The function takes addresses and counts: ``(blocks, w, n)``, or for types of rows ``(FIELD, ...,
-    w, rows, columns)``, see `as_c.TranslationUnit.decoder`. It checks nothing, may run in several
+    w, rows, columns)``, see `printing.TypesInC.decoder`. It checks nothing, may run in several
     threads, and releases the GIL.
 
     Args:
@@ -62,13 +63,13 @@ def function_of(scheme: str, dtype: str) -> Compiled | None:
     Raises:
         OptionError: if ``GLFT_LIBRARY`` is invalid.
     """
-    return function_named(scheme + DTYPES[dtype][0])
+    return function_named(scheme + DTYPES[dtype])
 
 
 def encoder_of(scheme: str, by_importance: bool) -> Compiled | None:
     """Returns the compiled encoder of a type, like `function_of`. It takes ``(w, [importance,]
     blocks, rows, columns)``, or for types of rows each FIELD in place of the blocks, see
-    `as_c.TranslationUnit.encoder`."""
+    `printing.TypesInC.encoder`."""
     return function_named(f"encode_{scheme}{'_by_importance' * by_importance}")
 
 

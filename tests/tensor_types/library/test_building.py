@@ -14,19 +14,16 @@ import pytest
 import torch
 
 from glft_schema.codec import Struct, f16, f32, u8
-from glft_schema.scalar import numpy_arrays
-from glft_schema.scalar.as_arrays import decoder
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import float32, floats, run
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.compiling import DECLARED
 from glft_schema.tensor_types.library import building, loading
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
-from glft_schema.tensor_types.tensor_type import TensorType
-from tests.scalar.sources import pointer, same_bits
-from tests.scalar.test_as_arrays import columns
+from tests.scalar.sources import by_numpy, pointer, same_bits
+from tests.scalar.test_as_torch import columns
 from tests.tensor_types.library.conftest import FUNCTIONS, TYPES
-from tests.tensor_types.test_ggml_types import random_blocks, weights_in
+from tests.tensor_types.test_ggml_types import random_blocks
 
 X86_64 = loading.this_machine().startswith("x86_64-")
 FLAGS = {  # of Linux, by level; abm is LZCNT
@@ -46,15 +43,6 @@ def opened(folder: Path, level: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(next(folder.glob(f"*-{level}-*"))))
 
 
-def by_arrays(type_: TensorType, blocks: np.ndarray) -> np.ndarray:
-    layout = type_.functions.layout
-    function, found = check(type_.formula, layout.arrays()), np.zeros((len(blocks), weights_in(type_)), np.float32)
-    fields = columns(layout, blocks, True)
-    with np.errstate(all="ignore"):
-        decoder(function, numpy_arrays)(w=found, **{name: fields[name] for name in function.parameters if name != "w"})
-    return found
-
-
 @pytest.mark.skipif(sys.platform != "linux" or not X86_64, reason="reads /proc/cpuinfo of x86-64")
 def test_the_level_of_this_processor(compiled_once: Path) -> None:
     assert opened(compiled_once, "1").x86_64_level() == level_of_linux()
@@ -67,8 +55,8 @@ def test_all_levels_of_this_processor_have_the_bits_of_the_arrays(level: str, co
     library = opened(compiled_once, level)
     for type_ in TYPES[:2]:
         blocks = random_blocks(type_)[:2000]
-        expected = torch.from_numpy(by_arrays(type_, blocks))
-        for dtype, (suffix, _) in loading.DTYPES.items():
+        expected = torch.from_numpy(by_numpy(check(type_.formula, type_.functions.layout.arrays()), columns(type_.functions.layout, blocks)))
+        for dtype, suffix in loading.DTYPES.items():
             found = torch.zeros(expected.shape, dtype=getattr(torch, dtype))
             library[type_.scheme + suffix](pointer(blocks), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(len(blocks)))
             assert same_bits(found.float().numpy(), expected.to(found.dtype).float().numpy())

@@ -1,4 +1,4 @@
-"""Layouts of the fields that decoders read and encoders write, in a block or in a row."""
+"""Layouts of the fields that scalar functions read and write, in a block or in a row."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from glft_schema.scalar.kinds import KINDS
+
 if TYPE_CHECKING:
     from glft_schema.scalar.tree import ArrayType
-
-
-# fmt: off
-NUMPY = {"f16": "<f2", "f32": "<f4", "u8": "u1", "i8": "i1", "u16": "<u2", "i16": "<i2", "u32": "<u4", "i32": "<i4"}
-# fmt: on
 
 
 @dataclass(frozen=True)
@@ -34,14 +31,9 @@ class ScalarField:
     sentence: str = ""
     weights: int = 1
 
-    def size(self, columns: str = "") -> str:
-        """Returns the size in bytes in a block, or in a row of `columns` weights, as C."""
-        from glft_schema.scalar.tree import STORED  # slow to import, as below
-
-        width = STORED[self.number].size
-        if self.count:
-            return str(width * self.count)
-        return columns + (f" / {self.weights}" if self.weights > 1 else "") + (f" * {width}" if width > 1 else "")
+    def count_in(self, columns: int) -> int:
+        """Returns how many numbers a block has, or a row of `columns` weights."""
+        return self.count or columns // self.weights
 
 
 @dataclass(frozen=True)
@@ -63,29 +55,39 @@ class ScalarLayout:
         """The names of the fields, separated by commas."""
         return ", ".join(field.name for field in self.fields)
 
+    @property
+    def unit(self) -> int:
+        """The weights of a block, or those of a row that share numbers."""
+        return self.weights or math.lcm(*(field.weights for field in self.fields if not field.count))
+
     def cell(self, columns: int) -> int:
         """Returns how many weights share their fields: those of a block, a group, or a whole row of
         `columns`."""
-        is_per_row = self.weights is None and any(field.count for field in self.fields)
-        return columns if is_per_row else self.weights or math.lcm(*(field.weights for field in self.fields))
+        return columns if self.weights is None and any(field.count for field in self.fields) else self.unit
+
+    @property
+    def offsets(self) -> list[int]:
+        """The first byte of each field in a block, and the size of the block."""
+        offsets = [0]
+        for field in self.fields:
+            offsets.append(offsets[-1] + KINDS[field.number].size * (field.count or 0))
+        return offsets
 
     def arrays(self, output: str = "f32", columns: int | None = None) -> dict[str, ArrayType]:
         """Returns the arrays that a decoder may use, by name. `columns` is the length of rows, if
         known."""
-        from glft_schema.scalar.tree import ArrayType
+        from glft_schema.scalar.tree import ArrayType  # slow to import
 
-        counts = {one.name: one.count or (columns // one.weights if columns else None) for one in self.fields}
+        counts = {one.name: one.count_in(columns) if columns else one.count for one in self.fields}
         fields = {one.name: ArrayType(one.number, counts[one.name]) for one in self.fields}
         return {"w": ArrayType(output, self.weights or columns, "out"), **fields}
 
     def encoder_arrays(self, columns: int | None = None) -> dict[str, ArrayType]:
         """Returns the arrays that an encoder may use, by name: `w`, the fields, which it writes,
         and for blocks the importance of each weight and the `mean_square` of the row's weights."""
-        from glft_schema.scalar.tree import ArrayType
-
         fields = {name: replace(one, use="out") for name, one in self.arrays(columns=columns).items()}
         weights = replace(fields.pop("w"), use="in")
-        extra = {"importance": weights, "mean_square": ArrayType("f32", 1)} if self.weights else {}
+        extra = {"importance": weights, "mean_square": replace(weights, length=1)} if self.weights else {}
         return {"w": weights, **extra, **fields}
 
 

@@ -1,20 +1,21 @@
-"""Arrays of numpy and torch give the bits of plain Python."""
+"""Operations of torch, and numpy side by side, decode to the bits of plain Python."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from glft_schema.scalar import compiled_arrays, numpy_arrays, torch_arrays
-from glft_schema.scalar.as_arrays import decoder, print_function
-from glft_schema.scalar.block_layout import ScalarField, ScalarLayout
+from glft_schema.scalar.as_torch import decoder, print_function
 from glft_schema.scalar.checking import check
+from glft_schema.scalar.kinds import KINDS
 from glft_schema.scalar.language import LookupTable, ScalarError, run
-from tests.scalar.sources import declared, same_bits
+from glft_schema.scalar.tree import Function
+from glft_schema.tensor_types.scalar_layout import ScalarField, ScalarLayout
+from tests.scalar.sources import by_numpy, declared, same_bits
 
 LAYOUT = ScalarLayout(
     "own",
@@ -119,13 +120,12 @@ BODIES = {
             put(w[0:12], 8 * g, d[g] * 2)""",
 }
 # fmt: on
-NO_SPANS = ("two writes", "writes to views")  # statements that write no neighbours, or some weights twice
+NO_SPANS = ("two writes", "writes to views")  # statements that write no neighbours, or some weights twice: not in torch
 TABLES = {
     "HALVES": LookupTable(lambda: [0.5, -1.5, 2.5, 0.1, 7, 8, 9]),
     "CODES": (-1, 3, 7, 2, 5, 9, 11),
     "BIG": (-1, 300, 70000, 2),
 }  # fmt: skip
-VIEWS = {"u16": "i2", "i16": "i2", "u32": "i4", "f16": "f2", "f32": "f4", "u8": "u1", "i8": "i1"}
 
 
 def source(body: str) -> Any:
@@ -133,38 +133,38 @@ def source(body: str) -> Any:
     return declared(f"{HELPERS}def decode(w, d, qs, c, n, h):\n    pass{lines}\n", **TABLES)
 
 
-def columns(layout: ScalarLayout, blocks: np.ndarray[Any, Any], signed: bool) -> dict[str, np.ndarray[Any, Any]]:
-    """Returns the fields of blocks; unsigned words as signed ones, if so."""
-    fields, start = {}, 0
-    for field in layout.fields:
-        end = start + int(field.size())
-        kind = VIEWS[field.number] if signed else VIEWS[field.number].replace("i", field.number[0])
-        fields[field.name], start = np.ascontiguousarray(blocks[:, start:end]).view(kind), end
-    return fields
+def columns(layout: ScalarLayout, blocks: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns the fields of blocks."""
+    spans = zip(layout.fields, pairwise(layout.offsets), strict=True)
+    return {
+        field.name: np.ascontiguousarray(blocks[:, start:end]).view(KINDS[field.number].numpy) for field, (start, end) in spans
+    }
 
 
-@pytest.mark.parametrize("on", [numpy_arrays, torch_arrays], ids=["numpy", "torch"])
+def by_torch(function: Function, fields: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Returns the weights [blocks, weights] of fields; torch gets unsigned words as signed ones."""
+    words = {name: field for name, field in fields.items() if field.itemsize > 1}
+    signed = fields | {name: field.view(field.dtype.str.replace("u", "i")) for name, field in words.items()}
+    given = {name: torch.from_numpy(signed[name]) for name in function.parameters if name != "w"}
+    weights = decoder(function)[0](w=torch.empty(len(next(iter(fields.values())))), **given)
+    return weights.flatten(1).numpy()
+
+
 @pytest.mark.parametrize("name", BODIES)
-def test_arrays_equal_plain_python(name: str, on: ModuleType) -> None:
+def test_all_forms_equal_plain_python(name: str) -> None:
     blocks = np.random.default_rng(0).integers(0, 256, (30, 52), np.uint8)
     blocks[:, :4] = np.random.default_rng(1).normal(size=(30, 2)).astype(np.float16).view(np.uint8)
-    function, found, expected = source(BODIES[name]), np.zeros((30, 16), np.float32), np.zeros((30, 16), np.float32)
+    function, expected, fields = source(BODIES[name]), np.zeros((30, 16), np.float32), columns(LAYOUT, blocks)
     for block in range(30):
-        given = {key: array[block] for key, array in columns(LAYOUT, blocks, False).items()}
-        run(function, w=expected[block], **given)
-    arrays = {"w": found, **columns(LAYOUT, blocks, True)}
-    if on is torch_arrays:
-        arrays = {key: torch.from_numpy(array) for key, array in arrays.items()}
-    with np.errstate(all="ignore"):
-        decoder(check(function, LAYOUT.arrays()), on)(**arrays)
-    assert same_bits(found, expected)
-    if on is torch_arrays and not name.startswith(NO_SPANS):
-        weights = decoder(check(function, LAYOUT.arrays()), compiled_arrays)(**arrays)
-        assert same_bits(weights.reshape(30, 16).contiguous().numpy(), expected)
+        run(function, w=expected[block], **{key: array[block] for key, array in fields.items()})
+    checked = check(function, LAYOUT.arrays())
+    assert same_bits(by_numpy(checked, fields), expected)
+    if not name.startswith(NO_SPANS):
+        assert same_bits(by_torch(checked, fields), expected)
 
 
 def test_results_for_few_values_are_looked_up() -> None:
-    text, tables = print_function(check(source(BODIES["calls of few values"]), LAYOUT.arrays()))
+    text, tables, _ = print_function(check(source(BODIES["calls of few values"]), LAYOUT.arrays()))
     assert [len(tables[name]) for name in ("bent", "halved")] == [16, 256]
     assert text.count("on.where") == 1
 
@@ -177,7 +177,8 @@ REFUSED = [
     ("w[qs[0] & 15] = d[0]",                          "expected weights to be written once each, without conditions"),
     ("x = floats(4)",                                 "expected no while, break, early return or local array, found Declare"),
     ("for i in range(qs[0]): x = i",                  "expected loops with constant bounds"),
-    ("for i in range(8): w[i * i % 8] = d[0]",        "expected weights at indices that are linear in the loop variables"),
+    ("for i in range(8): w[i * i % 8] = d[0]",        "expected each statement to write contiguous weights"),
+    ("for i in range(8): w[2 * i] = d[0]",            "expected each statement to write contiguous weights"),
     ("x = c[qs[0] & 15]",                             "expected an index of c that does not depend on data"),
     ("x = CODES[2:4][qs[0] & 1]",                     "expected no slices of CODES"),
     ("a = qs[1] & 7\nx = c[a:a + 2]",                 "expected views that do not depend on data"),
@@ -192,28 +193,24 @@ def test_refusals(body: str, text: str) -> None:
         print_function(check(function, LAYOUT.arrays()))
 
 
-def test_a_compiler_needs_neighbours() -> None:
-    with pytest.raises(ScalarError, match=r"^decode: as arrays, expected each statement to write contiguous weights$"):
-        print_function(check(source(BODIES["two writes"]), LAYOUT.arrays()), compiled=True)
-
-
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
 def test_a_compiler_gives_the_same_bits() -> None:
-    """Views, once-computed numbers, a gather and neighbours in a table, in one graph."""
+    """Views, a gather and neighbours in a table, in one graph."""
     body = """
         for g in range(4):
             x = d[g // 2] * float32(c[g] * 3 - 1) / 7 + d[1]
             at = qs[15 - g] & 3
             for i in range(4):
                 w[4 * g + i] = x * float32(CODES[at + i] - (c[4 * g + i] >> i))"""
-    function = source(body)
-    blocks = np.random.default_rng(4).integers(0, 256, (64, 52), np.uint8)
-    arrays = {name: torch.from_numpy(array) for name, array in columns(LAYOUT, blocks, True).items()}
-    expected = torch.zeros(64, 16)
-    decoder(check(function, LAYOUT.arrays()), torch_arrays)(w=expected, **arrays)
-    compiled = torch.compile(decoder(check(function, LAYOUT.arrays()), compiled_arrays), fullgraph=True)
-    assert same_bits(compiled(w=expected, **arrays).reshape(64, 16).numpy(), expected.numpy())
+    function = check(source(body), LAYOUT.arrays())
+    fields = columns(LAYOUT, np.random.default_rng(4).integers(0, 256, (64, 52), np.uint8))
+    given = {name: torch.from_numpy(fields[name]) for name in ("d", "qs", "c")}
+    run_, axes = decoder(function)
+    assert axes == (2, 2, 4)
+    compiled = torch.compile(run_, fullgraph=True)
+    given |= dict.fromkeys("nh", torch.empty(0))
+    assert same_bits(compiled(w=torch.empty(64), **given).flatten(1).numpy(), by_numpy(function, fields))
 
 
 def test_lengths_must_be_known() -> None:
@@ -225,27 +222,27 @@ def test_lengths_must_be_known() -> None:
 
 
 def test_the_text() -> None:
-    """Equal texts are computed once, and weights in their memory."""
+    """Equal texts are computed once."""
     body = """
         for g in range(2):
             for i in range(8):
                 w[8 * g + i] = d[0] * float32((qs[i] >> 4 * g & 15) - 8) + d[0]"""
-    text, tables = print_function(check(source(body), LAYOUT.arrays()))
-    assert tables == {}
+    text, tables, axes = print_function(check(source(body), LAYOUT.arrays()))
+    assert (tables, axes) == ({}, (2, 8))
     assert (
         text
         == """def decode(on, w, d, qs, c, n, h):
-    t0 = on.view(w, 0, (8, 1), (2, 8))
-    t1 = on.view(d, 0, (0, 0), (1, 1))
-    t2 = on.cast(t1, 'f32')
-    t3 = on.view(qs, 0, (0, 1), (1, 8))
-    t4 = on.constant(w, (0, 4,), 'u8')
-    t5 = on.shift(t3, t4[..., None])
+    t0 = on.view(d, 0, (0, 0), (1, 1))
+    t1 = on.cast(t0, 'float32')
+    t2 = on.view(qs, 0, (0, 1), (1, 8))
+    t3 = on.cast(t2, 'int32')
+    t4 = on.linear(w, 0, (4,), (2,))
+    t5 = t3 >> t4[..., None]
     t6 = t5 & 15
-    t7 = on.cast(t6, 'i8')
-    t8 = t7 - 8
-    on.fill(t0, t8)
-    t0 *= t2
-    t0 += t2
+    t7 = t6 - 8
+    t8 = on.cast(t7, 'float32')
+    t9 = t1 * t8
+    t10 = t9 + t1
+    return on.join(on.weights(w, t10, (2, 8), (0, 1)))
 """
     )

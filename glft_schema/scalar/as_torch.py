@@ -1,37 +1,35 @@
-"""Scalar functions as operations on arrays [blocks, ...]: straight-line code for numpy or torch.
+"""Scalar functions as operations of torch on arrays [blocks, ...]: straight-line code.
 
 Loops become axes, so that a number of a block is an array [blocks, *axes]. A number that depends
 only on loops, called an index, is computed here as an array of all its values. An index that is
 linear in the axes is printed as a view of its array, any other index as a gather. Loops that carry
-variables from one iteration to the next are unrolled.
-
-For operations that run one by one, integers are as narrow as their spans allow, and weights are
-computed in place. For a compiler, integers are int32, and all weights are one expression, which
-becomes one loop.
+variables from one iteration to the next are unrolled. All weights are one expression, which
+torch.compile turns into one loop.
 """
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from glft_schema.scalar import intervals, numpy_arrays, tree
+from glft_schema.lazy import torch
+from glft_schema.scalar import intervals, numpy_builtins, torch_operations, tree
 from glft_schema.scalar.axes import Index, as_tuples, dense, fit, parts_of, reduce_index, steps_of, with_axes
+from glft_schema.scalar.kinds import ANY, COMPUTED, KINDS
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import STORED, ArrayReference, Expression, Function, Literal
+from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal
 
-KINDS = ("u8", "i8", "i16", "i32")
 FEW = 256  # the most values of an argument for which all results are tabulated
 
 
 @dataclass(frozen=True)
 class BlockNumber:
-    """A number of each block: its name in the text, its kind in arrays, and its axes."""
+    """A number of each block: its name in the text, its kind, and its axes."""
 
     text: str
     kind: str
@@ -49,47 +47,53 @@ Value: TypeAlias = BlockNumber | Index
 Place: TypeAlias = tuple[ArrayReference, Index]  # an array, and the first number of a view
 
 
-def print_function(function: Function, *, compiled: bool = False) -> tuple[str, dict[str, Index]]:
-    """Returns a function as the text of ``def NAME(on, w, FIELD, ...)``, and the tables it names.
+class Printed(NamedTuple):
+    """A function as the text of ``def NAME(on, w, FIELD, ...)``.
 
-    `on` is a module of operations, `numpy_arrays` or `torch_arrays`, or for a compiler
-    `compiled_arrays`: then `w` is not written, but returned [blocks, ...]. Arrays are [blocks,
-    numbers], unsigned words as signed ones, and the lengths of all are known.
+    Attributes:
+        text: `on` is `torch_operations`. Fields are [blocks, numbers], unsigned words as signed
+            ones. The result is the weights [blocks, *axes]; `w` gives the device and the number of
+            blocks.
+        tables: the tables that the text names.
+        axes: of the weights, each of which is a loop of the compiled function.
+    """
+
+    text: str
+    tables: dict[str, Index]
+    axes: tuple[int, ...]
+
+
+def print_function(function: Function) -> Printed:
+    """Prints a function of arrays whose lengths are known.
 
     Raises:
         ScalarError: if the function cannot run on arrays, for example if it leaves a loop.
     """
     with np.errstate(all="ignore"):
-        printer = _Printer(function, compiled)
-    if compiled:
-        printer.lines.append(f"return on.join({', '.join(text for _, text in sorted(printer.written))})")
+        printer = _Printer(function)
+    _, texts, sizes = zip(*sorted(printer.written), strict=True)
+    lines = [*printer.lines, f"return on.join({', '.join(texts)})"]
     head = f"def {function.name}(on, {', '.join(function.parameters)}):\n"
-    return head + "".join(f"    {line}\n" for line in _drop_unused(printer.lines)), printer.tables
+    axes = sizes[0] if len(sizes) == 1 else (sum(map(math.prod, sizes)),)
+    return Printed(head + "".join(f"    {line}\n" for line in lines), printer.tables, axes)
 
 
-def decoder(function: Function, on: Any, *device: Any) -> Callable[..., Any]:
-    """Returns the printed function of arrays by keyword; for torch, with tables on a device."""
-    text, tables = print_function(function, compiled=on.__name__.endswith("compiled_arrays"))
-    scope = {"inf": np.inf, "nan": np.nan, **{name: on.table(numbers, *device) for name, numbers in tables.items()}}
+def decoder(function: Function, device: torch.device | str = "cpu") -> tuple[Callable[..., Any], tuple[int, ...]]:
+    """Returns the printed function of tensors by keyword, with its tables on a device, and the axes
+    of its result."""
+    text, tables, axes = print_function(function)
+    scope: dict[str, Any] = {
+        "inf": np.inf,
+        "nan": np.nan,
+        **{name: torch.from_numpy(table).to(device) for name, table in tables.items()},
+    }
     exec(text, scope)
-    return partial(scope[function.name], on)
-
-
-def _drop_unused(lines: Sequence[str]) -> list[str]:
-    """Drops assignments whose values are not used."""
-    kept, needed = [], set[str]()
-    for line in reversed(lines):
-        name, _, text = line.partition(" = ")
-        if not text or name in needed:
-            kept.append(line)
-            needed |= set(re.findall(r"\bt\d+\b", line))
-    return kept[::-1]
+    return partial(scope[function.name], torch_operations), axes
 
 
 class _Printer:
-    def __init__(self, function: Function, compiled: bool) -> None:
-        self._compiled = compiled
-        self.written: list[tuple[int, str]] = []  # the first weights and texts, if compiled
+    def __init__(self, function: Function) -> None:
+        self.written: list[tuple[int, str, tuple[int, ...]]] = []  # of each store: the first weight, the text, the axes
         self.lines: list[str] = []
         self.tables: dict[str, np.ndarray[Any, Any]] = {}
         self._names: dict[str, str] = {}  # of the value of each text; equal texts are computed once
@@ -183,48 +187,18 @@ class _Printer:
         (array, first), at = self._place(node.array), self._value(node.at)
         if isinstance(at, BlockNumber) or self._active or array.name not in self._lengths:
             raise self._refusal("expected weights to be written once each, without conditions")
-        at = np.broadcast_to(fit(first, len(self._axes)) + fit(at, len(self._axes)), self._axes)
-        linear = self._linear(at, self._lengths[array.name])
-        if linear is None:
-            raise self._refusal("expected weights at indices that are linear in the loop variables")
-        if self._compiled:
-            steps = [int(np.diff(at, axis=axis).flat[0]) if size > 1 else 0 for axis, size in enumerate(self._axes)]
-            value = self._pad(self._value(node.value), "f32")
-            order = sorted(range(len(steps)), key=lambda axis: -steps[axis])
-            if [steps[axis] for axis in order if steps[axis]] != dense([self._axes[axis] for axis in order]):
-                raise self._refusal("expected each statement to write contiguous weights")
-            self.written.append((int(at.flat[0]), f"on.weights({value}, {self._axes}, {tuple(order)})"))
-            return
-        out = self._name(f"on.view({array.name}, {linear[0]})")
-        self._fill(out, node.value)
-
-    def _fill(self, out: str, node: Expression) -> None:
-        """Computes float32 in place, so that no second array of all weights is allocated."""
-        if isinstance(node, tree.Binary) and node.sign in "+-*":
-            parts = (node.right, node.left)
-            if node.sign == "-" or not isinstance(node.right, (tree.Binary, tree.Builtin)):
-                parts = (node.left, node.right)
-            other = self._pad(self._value(parts[1]), "f32")
-            self._fill(out, parts[0])
-            self.lines.append(f"{out} {node.sign}= {other}")
-            return
-        inner = node.operands[0] if isinstance(node, tree.Builtin) and node.name == "float32" else node
-        value = self._value(inner)
-        kind = value.kind if isinstance(value, BlockNumber) and value.kind != "bool" else "f32"
-        self.lines.append(f"on.fill({out}, {self._pad(value, kind)})")
+        rank = len(self._axes)
+        at = np.broadcast_to(fit(first, rank) + fit(at, rank), self._axes)
+        found = steps_of(at, np.ones(at.shape, bool))
+        steps = found[1] if found else ()
+        order = tuple(sorted(range(len(steps)), key=lambda axis: -steps[axis]))
+        sizes = tuple(self._axes[axis] for axis in order)
+        if found is None or [steps[axis] for axis in order if steps[axis]] != dense(sizes):
+            raise self._refusal("expected each statement to write contiguous weights")
+        value = self._pad(self._value(node.value), "float32")
+        self.written.append((found[0], f"on.weights(w, {value}, {self._axes}, {order})", sizes))
 
     # Values
-
-    def _narrowest(self, *given: tree.Span) -> str:
-        """Returns the narrowest kind of integers that holds spans; int32 if compiled."""
-        low, high = min(span[0] for span in given), max(span[1] for span in given)
-        fits = (kind for kind in KINDS if STORED[kind].span[0] <= low and high <= STORED[kind].span[1])
-        return "i32" if self._compiled else next(fits, "i32")
-
-    def _of_index(self, index: Index) -> str:
-        if index.dtype.kind in "fb":
-            return "f32" if index.dtype.kind == "f" else "bool"
-        return self._narrowest((int(index.min()), int(index.max())))
 
     def _linear(self, index: Index, length: int) -> tuple[str, tuple[int, ...]] | None:
         """Returns the first number, steps and sizes, as text, of an index that is linear in the
@@ -250,28 +224,16 @@ class _Printer:
         if isinstance(value, BlockNumber):
             return value.text if value.kind == kind else self._name(f"on.cast({value.text}, {kind!r})")
         if not value.ndim:
-            return repr(float(value)) if kind == "f32" else repr(bool(value)) if kind == "bool" else repr(int(value))
-        whole = np.broadcast_to(value, value.shape)
-        if self._compiled and value.dtype.kind == "i" and (linear := steps_of(whole, np.ones(value.shape, bool))):
-            return self._name(f"on.linear(w, {linear[0]}, {linear[1]}, {value.shape}, {kind!r})")
+            return repr({"float32": float, "int32": int, "bool": bool}[kind](value))
+        if value.dtype.kind == "i" and (linear := steps_of(value, np.ones(value.shape, bool))):
+            return self._name(f"on.linear(w, {linear[0]}, {linear[1]}, {value.shape})")
         return self._name(f"on.constant(w, {as_tuples(value)}, {kind!r})")
 
     def _pad(self, value: Value, kind: str) -> str:
         """Returns the text of a value with all axes, or a literal."""
         axes = value.axes if isinstance(value, BlockNumber) else value.shape
         text = self._text(value, kind)
-        if self._compiled and isinstance(value, BlockNumber) and len(axes) < len(self._axes) and self._is_costly(text):
-            text = self._name(f"on.once({text})")
         return with_axes(text, len(axes), len(self._axes)) if axes or isinstance(value, BlockNumber) else text
-
-    def _is_costly(self, text: str) -> bool:
-        """Tells whether a number takes more than three operations."""
-        lines, counted, left = dict(line.partition(" = ")[::2] for line in self.lines), set[str](), [text]
-        while left and len(counted) < 4:
-            if (one := left.pop()) in lines and "on.once" not in lines[one]:
-                counted.add(one)
-                left += {*re.findall(r"\bt\d+\b", lines[one])} - counted
-        return len(counted) > 3
 
     def _number(self, text: str, kind: str, *values: Value) -> BlockNumber:
         """Names a text whose axes are those of values."""
@@ -320,8 +282,7 @@ class _Printer:
         value = self._value(node.operand)
         if isinstance(value, np.ndarray):
             return np.asarray(-value if node.sign == "-" else ~value)
-        kind = value.kind if value.kind in ("f32", "bool") else self._narrowest(node.span, node.operand.span)
-        return self._number(f"{'-' if node.sign == '-' else '~'}{self._pad(value, kind)}", kind, value)
+        return self._number(f"{'-' if node.sign == '-' else '~'}{self._pad(value, value.kind)}", value.kind, value)
 
     def _binary(self, node: tree.Binary) -> Value:
         left, right = self._value(node.left), self._value(node.right)
@@ -329,22 +290,19 @@ class _Printer:
         if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
             rank = max(left.ndim, right.ndim)
             result = np.asarray(intervals.OPERATORS[sign](fit(left, rank), fit(right, rank)))
-            return (result + 2**31) % 2**32 - 2**31 if node.kind == "int32" and node.span == tree.ANY else result
-        kind = {"float32": "f32", "bool": "bool"}.get(node.left.kind) or self._narrowest(
-            node.left.span, node.right.span, *([node.span] if node.kind == "int32" else [])
-        )
-        left, right = _reduce(left), _reduce(right)
-        text = f"{self._pad(left, kind)} {sign} {self._pad(right, kind)}"
-        if sign == ">>" and not self._compiled and isinstance(right, np.ndarray) and right.ndim:
-            text = f"on.shift({self._pad(left, kind)}, {self._pad(right, kind)})"
-        return self._number(text, "bool" if node.kind == "bool" else kind, left, right)
+            return (result + 2**31) % 2**32 - 2**31 if node.kind == "int32" and node.span == ANY else result
+        left, right, kind = _reduce(left), _reduce(right), node.left.kind
+        one, other = self._pad(left, kind), self._pad(right, kind)
+        text = f"on.divide({one}, {other})" if sign == "/" else f"{one} {sign} {other}"
+        return self._number(text, node.kind, left, right)
 
     def _select(self, test: Value, one: Value, two: Value) -> Value:
         if all(isinstance(value, np.ndarray) for value in (test, one, two)):
             return np.where(*(fit(value, len(self._axes)) for value in (test, one, two)))  # type: ignore[arg-type]
         test, one, two = map(_reduce, (test, one, two))
-        kinds = [value.kind if isinstance(value, BlockNumber) else self._of_index(value) for value in (one, two)]
-        kind = kinds[0] if kinds[0] == kinds[1] else "i32" if "i32" in kinds else "i16"
+        if isinstance(test, np.ndarray) and not test.ndim:
+            return one if test else two
+        kind = one.kind if isinstance(one, BlockNumber) else _kind_of(one)
         texts = [self._pad(value, kind) for value in (one, two)]
         return self._number(f"on.where({self._pad(test, 'bool')}, {', '.join(texts)}, {kind!r})", kind, test, one, two)
 
@@ -353,17 +311,14 @@ class _Printer:
         if node.name in ("min", "max"):
             test = tree.Binary("bool", (0, 1), "<" if node.name == "min" else ">", operands[1], operands[0])
             return self._select(self._value(test), values[1], values[0])
-        kind, value = "f32" if node.kind == "float32" else self._narrowest(node.span), values[0]
-        if node.name in ("float32", "int32"):
-            if isinstance(value, np.ndarray):
-                return value.astype(np.float32 if kind == "f32" else np.int64)
-            return BlockNumber(self._text(value, kind), kind, value.axes)
-        given = "f32" if operands[0].kind == "float32" else "i32"
+        kind, value = node.kind, values[0]
         if isinstance(value, np.ndarray):
-            computed = getattr(numpy_arrays, node.name)(numpy_arrays.cast(value, given))
-            return np.asarray(computed if kind == "f32" else computed.astype(np.int64))
-        result = given if node.name == "abs" else "f32" if kind == "f32" else "i32"
-        return self._number(f"on.{node.name}({self._pad(value, given)})", result, value)
+            if node.name not in ("float32", "int32"):
+                value = getattr(numpy_builtins, node.name)(value.astype(operands[0].kind))
+            return np.asarray(value.astype(np.float32 if kind == "float32" else np.int64))
+        if node.name in ("float32", "int32"):
+            return BlockNumber(self._text(value, kind), kind, value.axes)
+        return self._number(f"on.{node.name}({self._pad(value, operands[0].kind)})", kind, value)
 
     # Arrays
 
@@ -377,53 +332,57 @@ class _Printer:
         return view, fit(first, rank) + fit(offset, rank)
 
     def _load(self, node: tree.Load) -> Value:
-        (array, first), at = self._place(node.array), self._value(node.at)
+        array, first = self._place(node.array)
         if array.table is not None:
             if first.any():
                 raise self._refusal(f"expected no slices of {array.name}")
-            return self._look_up(array, array.table, node.at, at)
+            return self._look_up(array.name, array.table, node.at)
+        at, rank = self._value(node.at), len(self._axes)
         if isinstance(at, BlockNumber):
             raise self._refusal(f"expected an index of {array.name} that does not depend on data")
-        at = fit(first, len(self._axes)) + fit(at, len(self._axes))
+        at = fit(first, rank) + fit(at, rank)
         number, length = array.type.number, self._lengths[array.name]
         if linear := self._linear(at, length):
             text, axes = f"on.view({array.name}, {linear[0]})", linear[1]
         else:
             text, axes = f"on.pick({array.name}, {as_tuples(np.clip(at, 0, length - 1))})", at.shape
         if number == "u16":
-            return BlockNumber(self._name(f"on.to_unsigned({self._name(text)})"), "i32", axes)
-        if number == "f16":
-            return BlockNumber(self._name(f"on.cast({self._name(text)}, 'f32')"), "f32", axes)
-        if self._compiled and number in KINDS[:3]:
-            return BlockNumber(self._name(f"on.cast({self._name(text)}, 'i32')"), "i32", axes)
-        return BlockNumber(self._name(text), "i32" if number == "u32" else number, axes)
+            text = f"on.to_unsigned({self._name(text)})"
+        elif KINDS[number].size < 4:
+            text = f"on.cast({self._name(text)}, {node.kind!r})"
+        return BlockNumber(self._name(text), node.kind, axes)
 
-    def _look_up(self, array: ArrayReference, table: Index, node: Expression, at: Value) -> Value:
-        if isinstance(at, np.ndarray):
-            return np.asarray(table[np.clip(at, 0, len(table) - 1)])
+    def _look_up(self, name: str, table: Index, node: Expression) -> Value:
         rank = len(self._axes)
-        if isinstance(node, tree.Binary) and node.sign == "+":  # the numbers from `start` on
-            start, place, count = self._value(node.left), self._value(node.right), self._axes[-1] if rank else 0
+        if isinstance(node, tree.Binary) and node.sign == "+" and rank:  # the numbers from `start` on
+            start, place, count = self._value(node.left), self._value(node.right), self._axes[-1]
             along = np.arange(count).reshape((1,) * (rank - 1) + (-1,))
             neighbours = isinstance(place, np.ndarray) and np.array_equal(place, along)
             if neighbours and isinstance(start, BlockNumber) and len(start.axes) < rank:
                 axes = start.axes + (1,) * (rank - 1 - len(start.axes))
-                index = with_axes(self._text(start, "i32"), len(start.axes), rank - 1)
-                name, kind = self._table(array.name, table)
+                index = with_axes(self._text(start, "int32"), len(start.axes), rank - 1)
+                name, kind = self._table(name, table)
                 return BlockNumber(self._name(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))
-        return self._from_table(array.name, table, at)
+        at = self._value(node)
+        if isinstance(at, BlockNumber):
+            return self._from_table(name, table, at)
+        return np.asarray(table[np.clip(at, 0, len(table) - 1)])
 
     def _from_table(self, name: str, table: Index, at: BlockNumber) -> BlockNumber:
         name, kind = self._table(name, table)
-        return self._number(f"on.look_up({name}, {self._pad(at, 'i32')})", kind, at)
+        return self._number(f"on.look_up({name}, {self._pad(at, 'int32')})", kind, at)
 
     def _table(self, name: str, numbers: Index) -> tuple[str, str]:
         """Returns the name of a table in the text, and its kind. Different tables with one name are
         numbered."""
-        kind = self._of_index(numbers)
-        numbers = numbers.astype(f"{kind[0]}{STORED[kind].size}")
+        kind = _kind_of(numbers)
+        numbers = numbers.astype(COMPUTED[kind].numpy)
         names = (f"{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 100))))
         return next(one for one in names if np.array_equal(self.tables.setdefault(one, numbers), numbers)), kind
+
+
+def _kind_of(index: Index) -> str:
+    return {"f": "float32", "b": "bool"}.get(index.dtype.kind, "int32")
 
 
 def _reduce(value: Value) -> Value:
