@@ -178,7 +178,7 @@ def test_a_type_of_a_user(tmp_path: Path) -> None:
 
 
 def test_a_formula_that_is_refused_at_its_declaration() -> None:
-    type_ = block_type("Q4_REFUSED", 4243, 32, Struct("d" / f16[1], "qs" / u8[16]))
+    type_ = block_type("Q4_REFUSED_FORMULA", 4243, 32, Struct("d" / f16[1], "qs" / u8[16]))
 
     def decode(w, d, qs):
         for i in range(32):

@@ -8,9 +8,16 @@ from __future__ import annotations
 from itertools import pairwise
 
 from glft_schema.scalar.language import LookupTable, as_bits, as_float, float32, floats, int32, integers, truncated
-from glft_schema.tensor_types.encoders.arithmetic import farthest, inverse_of, largest
 from glft_schema.tensor_types.encoders.legacy import pack_halves
-from glft_schema.tensor_types.encoders.searches import TINY, code_between, count_weights, mean_square
+from glft_schema.tensor_types.encoders.searches import (
+    TINY,
+    code_between,
+    count_weights,
+    farthest,
+    inverse_of,
+    largest,
+    mean_square,
+)
 from glft_schema.tensor_types.small_floats import IQ4_VALUES, half_e4m3, half_power
 
 LEAST_NORMAL = 2.0**-126

@@ -11,14 +11,17 @@ meaningless.
 from __future__ import annotations
 
 from glft_schema.scalar.language import float32, floats, int32, integers, truncated
-from glft_schema.tensor_types.encoders.arithmetic import (
+from glft_schema.tensor_types.encoders.searches import (
     away_from_zero,
+    best_scale_and_minimum,
+    code_between,
+    count_weights,
     farthest,
     inverse_of,
     largest,
     least_and_greatest,
+    scale_alone,
 )
-from glft_schema.tensor_types.encoders.searches import code_between, count_weights, scale_alone, scale_and_minimum
 
 
 def to_q1_0(w, d, qs):
@@ -160,7 +163,7 @@ def search_range(w, importance, mean, codes, *, top):
     """Searches for the scale and the minimum for codes from 0 to `top`, and returns them."""
     counts = floats(32)
     count_weights(w, importance, counts, mean)
-    scale, low, origin, inverse = scale_and_minimum(w, counts, top=top, first=-0.9, delta=0.05, tries=37, absolute=False)
+    scale, low, origin, inverse = best_scale_and_minimum(w, counts, top=top, first=-0.9, delta=0.05, tries=37, absolute=False)
     for i in range(32):
         codes[i] = code_between(inverse * (w[i] - origin), low=0, high=top)
     return scale, low

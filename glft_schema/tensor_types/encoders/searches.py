@@ -1,4 +1,5 @@
-"""Searches for the scale of a group of weights, or its scale and minimum, as scalar functions.
+"""Arithmetic of encoders, and searches for the scale of a group of weights, or its scale and
+minimum, as scalar functions.
 
 A scale determines codes, by division and rounding, and codes determine the best scale, by least
 squares. There is no closed form for the best pair. So a few scales are tried: the codes of each
@@ -11,9 +12,45 @@ operation by operation; the encoders that use them are checked against it bit by
 
 from __future__ import annotations
 
-from glft_schema.scalar.language import float32, floats, nearest, root
+from glft_schema.scalar.language import as_bits, as_float, float32, floats, nearest, root, truncated
 
+BELOW_HALF = 0.5 - 2.0**-25  # the largest float32 below a half
 TINY = 1e-15  # groups whose weights are all smaller are stored as zeros, in searches without a minimum
+
+
+def largest(x):
+    """Returns max |x|. Floats that are not negative have the order of their bits, and compilers
+    reorder reductions of integers only."""
+    peak = 0
+    for i in range(len(x)):
+        peak = max(peak, as_bits(x[i]) & 0x7FFFFFFF)
+    return as_float(peak)
+
+
+def farthest(x):
+    """Returns the (first) number farthest from zero, 0 rather than -0."""
+    peak = float32(0)
+    for i in range(len(x)):
+        peak = x[i] if abs(x[i]) > abs(peak) else peak
+    return peak
+
+
+def least_and_greatest(x):
+    """Returns min x and max x, the first one if several are equal, as 0 and -0 are."""
+    low, high = x[0], x[0]
+    for i in range(len(x)):
+        low, high = min(low, x[i]), max(high, x[i])
+    return low, high
+
+
+def inverse_of(d):
+    """Returns 1 / d, or 0 if d is 0."""
+    return 1.0 / d if d != 0.0 else float32(0)
+
+
+def away_from_zero(x):
+    """Rounds to int32, halves away from zero, like C's roundf."""
+    return truncated(x + BELOW_HALF if x > 0.0 else x - BELOW_HALF)
 
 
 def count_weights(w, importance, counts, mean):
@@ -30,20 +67,12 @@ def mean_square(w, *, factor=1):
     return total * factor / len(w)
 
 
-def farthest(x):
-    """Returns the (first) number farthest from zero, 0 rather than -0."""
-    peak = float32(0)
-    for i in range(len(x)):
-        peak = x[i] if abs(x[i]) > abs(peak) else peak
-    return peak
-
-
 def code_between(x, *, low, high):
     """Rounds to an integer from `low` to `high`."""
     return min(max(nearest(x), low), high)
 
 
-def scale_and_minimum(x, counts, *, top, first, delta, tries, absolute):
+def best_scale_and_minimum(x, counts, *, top, first, delta, tries, absolute):
     """Searches for the scale and the minimum of x, for codes from 0 to `top`.
 
     Minimizes the sum of count * error^2, or of count * |error| if `absolute`. The first trial spans
@@ -100,9 +129,9 @@ def scale_and_minimum(x, counts, *, top, first, delta, tries, absolute):
 
 
 def range_and_codes(x, counts, codes, *, top, first, delta, tries, absolute=False):
-    """Searches with `scale_and_minimum` and computes the codes. Returns the scale and the
+    """Searches with `best_scale_and_minimum` and computes the codes. Returns the scale and the
     minimum."""
-    scale, low, origin, inverse = scale_and_minimum(
+    scale, low, origin, inverse = best_scale_and_minimum(
         x, counts, top=top, first=first, delta=delta, tries=tries, absolute=absolute
     )
     for i in range(len(x)):

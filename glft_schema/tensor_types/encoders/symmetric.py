@@ -12,8 +12,7 @@ import numpy as np
 
 from glft_schema.scalar.language import float16, float32
 from glft_schema.storage.dtypes import LARGEST, Array, name_of
-from glft_schema.tensor_types.encoders.arithmetic import largest
-from glft_schema.tensor_types.encoders.searches import code_between
+from glft_schema.tensor_types.encoders.searches import code_between, largest
 from glft_schema.tensor_types.engine.chunks import Fault
 from glft_schema.tensor_types.engine.conversions import widen
 

@@ -6,7 +6,7 @@ against it bit by bit.
 
 from __future__ import annotations
 
-from glft_schema.tensor_types.encoders.arithmetic import away_from_zero, inverse_of, largest
+from glft_schema.tensor_types.encoders.searches import away_from_zero, inverse_of, largest
 
 
 def to_tq1_0(w, qs, qh, d):
