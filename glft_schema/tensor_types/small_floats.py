@@ -10,6 +10,7 @@ import numpy as np
 
 from glft_schema.scalar.language import as_float, float32, int32
 from glft_schema.storage.dtypes import Array
+from glft_schema.tensor_types.engine.conversions import table_of
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -28,16 +29,14 @@ def half_power(e):
 
 
 def e8m0(e: Array) -> Array:
-    """E8M0 u8 -> float64 2^(e - 127). 255 is NaN, as the OCP specifies; the formula reads 2^128."""
-    return np.where(e == 255, np.nan, np.exp2(e - 127.0))
+    """E8M0 u8 -> float32 2^(e - 127). 255 is NaN, as the OCP specifies; the formula reads 2^128."""
+    return np.asarray(table_of("float8_e8m0fnu")[e])
 
 
 def e4m3_scale(d: Array) -> Array:
     """Unsigned E4M3 u8 -> float32. Bit 7 is ignored. 127 is NaN, as the OCP specifies; the formula
     reads it as 0, and 255 as 480."""
-    exponent, mantissa = d >> 3 & 15, (d & 7).astype(np.float32)
-    normal = np.ldexp(1 + mantissa / 8, exponent.astype(np.int32) - 7)
-    return np.where(d == 127, np.float32(np.nan), np.where(exponent == 0, mantissa / 512, normal))
+    return np.where(d == 255, np.float32(480), table_of("float8_e4m3fn")[d & 127])
 
 
 def half_e4m3(d):

@@ -29,12 +29,12 @@ MANIFEST = "manifest.json"
 SOURCES = (  # files that the functions' bits depend on
     "scalar/*.py",
     "scalar/*.h",
+    "tensor_types/*.py",
+    "tensor_types/*.bin",
     "tensor_types/encoders/*.py",
     "tensor_types/library/building.py",
     "tensor_types/library/machine.c",
-    *(f"tensor_types/{name}.py" for name in ("blocks", "fp4", "grids", "halves", "i_quants", "k_quants", "legacy")),
-    *(f"tensor_types/{name}.py" for name in ("declaration", "payload_layout", "small_floats", "symmetric", "ternary")),
-    "tensor_types/ggml_grids.bin",
+    "tensor_types/library/printing.py",
 )
 DTYPES = {KINDS[kind].dtype: suffix for kind, suffix in OUTPUTS.items()}  # of weights, and the suffix in C
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
