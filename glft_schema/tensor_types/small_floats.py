@@ -36,7 +36,7 @@ def e8m0(e: Array) -> Array:
 def e4m3_scale(d: Array) -> Array:
     """Unsigned E4M3 u8 -> float32. Bit 7 is ignored. 127 is NaN, as the OCP specifies; the formula
     reads it as 0, and 255 as 480."""
-    return np.where(d == 255, np.float32(480), table_of("float8_e4m3fn")[d & 127])
+    return np.asarray(np.where(d == 255, np.float32(480), table_of("float8_e4m3fn")[d & 127]))
 
 
 def half_e4m3(d):
