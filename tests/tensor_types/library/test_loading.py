@@ -18,11 +18,12 @@ import pytest
 
 from glft_schema.errors import OptionError
 from glft_schema.scalar import language
+from glft_schema.scalar.checking import check
 from glft_schema.tensor_types.compiling import DECLARED
 from glft_schema.tensor_types.library import loading
-from tests.scalar.sources import same_bits
+from tests.scalar.sources import by_numpy, same_bits
+from tests.scalar.test_as_torch import columns
 from tests.tensor_types.library.conftest import TYPES
-from tests.tensor_types.library.test_building import by_arrays
 from tests.tensor_types.test_ggml_types import random_blocks
 
 COMMAND = f"`{sys.executable} -m glft_schema.tensor_types.compiling`"
@@ -59,7 +60,7 @@ def test_functions_of_all_dtypes(caplog: pytest.LogCaptureFixture) -> None:
     blocks = random_blocks(TYPES[0])[:100]
     found = np.zeros((100, 256), np.float32)
     functions["q4_k", "float32"](blocks.ctypes.data, found.ctypes.data, 100)
-    assert same_bits(found, by_arrays(TYPES[0], blocks))
+    assert same_bits(found, by_numpy(check(TYPES[0].formula, TYPES[0].layout.arrays()), columns(TYPES[0].layout, blocks)))
     assert loading.encoder_of("q4_k", False)
     assert loading.encoder_of("q4_k", True) is None
     assert loading.encoder_of("iq2_xxs", True) is None
