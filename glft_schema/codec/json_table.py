@@ -34,18 +34,21 @@ from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.json_text import JsonPart, count_parts, decode, levels_of, parts, to_json
 from glft_schema.codec.metadata_lines import TextMetadata
-from glft_schema.codec.rules import Check
+from glft_schema.codec.rules import Check, Fault
 from glft_schema.codec.structs import Struct, unwrap
 from glft_schema.codec.tables import count_objects
 from glft_schema.codec.text import encode_text
 from glft_schema.codec.trace import Trace, without_root
-from glft_schema.errors import FormatError, quote
+from glft_schema.errors import FormatError, LimitError, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import write_all
 
 MOST_LEVELS = 127  # of nested objects and arrays that serde_json reads
 PADDED_TO = 8  # bytes of the length before the text, and of the least alignment of the payloads after it
+
+NOT_INTEGERS = (b"\x005", b"\0null", b"\0{}", b'\0"1"', b"\0[1.0]", b"\0[1e0]", b"\0[-1]", b"\0[-0]", b"\0[null]")
+NOT_INTEGERS += (b'\0["1"]', b"\0[[1]]", b"\0[18446744073709551616]", b"\0[true]")
 
 # What readers treat differently, by kind: the end of the sentence "expected ..."
 IRREGULARITIES = {
@@ -61,6 +64,21 @@ IRREGULARITIES = {
     "nesting": f"at most {MOST_LEVELS} nested objects and arrays",
 }
 UNKEPT = ("names-once", "metadata-once", "metadata-keys-once", "known-keys", "keys-once")  # a new text lacks what they add
+
+# Texts with each kind of irregularity, at the NUL. `rows` is the text before the last row: its key
+# `name`, the object `row`, the `pairs` in it, the `first` of them, and their `values`.
+IRREGULAR = {
+    "brace": b"\0 %(rows)b%(name)b:%(row)b}",
+    "padding": b"%(rows)b%(name)b:%(row)b}\0\n",
+    "names-once": b"%(rows)b%(name)b:%(row)b,\0%(name)b:%(row)b}",
+    "metadata-once": b"%(rows)b%(name)b:%(row)b,%(reserved)b:{},\0%(reserved)b:{}}",
+    "metadata-object": b"%(rows)b%(name)b:%(row)b,%(reserved)b:\0null}",
+    "metadata-keys-once": b'%(rows)b%(name)b:%(row)b,%(reserved)b:{"k":"a",\0"k":"b"}}',
+    "known-keys": b'%(rows)b%(name)b:{%(pairs)b,\0"?":[1.5]}}',
+    "keys-once": b"%(rows)b%(name)b:{%(pairs)b,\0%(first)b}}",
+    "plain-entries": b"%(rows)b%(name)b:\0[%(values)b]}",
+    "nesting": b'%(rows)b%(name)b:{%(pairs)b,"?":\0' + b"[" * (MOST_LEVELS - 1) + b"]" * (MOST_LEVELS - 1) + b"}}",
+}
 
 
 class Entry(dict[Any, Any]):
@@ -90,10 +108,31 @@ class JsonTable(construct.Construct):
         fields: the fields of a row with a value in the text, by name.
     """
 
-    refuses = (
-        "text that is not UTF-8, or is not the JSON of an object",
-        "numbers that are not finite, and lone surrogates",
-        "an entry that lacks a key, or has a value of another kind",
+    refuses = (  # see `IRREGULAR`
+        Fault(
+            "text that is not UTF-8, or is not the JSON of an object",
+            (
+                b'%(rows)b"\0\xff":{}}',
+                b'%(rows)b"\0\n":{}}',
+                b'%(rows)b"":{}}\0?',
+                b'%(rows)b""}',
+                b'%(rows)b"":{}',
+            ),
+        ),
+        Fault(
+            "numbers that are not finite, and lone surrogates",
+            (
+                b'%(rows)b"":\0NaN}',
+                b'%(rows)b"":\0Infinity}',
+                b'%(rows)b"":\0-Infinity}',
+                b'%(rows)b"":\x001e999}',
+                b'%(rows)b\0"\\ud800":{}}',
+            ),
+        ),
+        Fault(
+            "an entry that lacks a key, or has a value of another kind",
+            (b"%(rows)b%(name)b:\x005}", b"%(rows)b%(name)b:\0null}", b"%(rows)b%(name)b:\0[]}"),
+        ),
     )
 
     def __init__(self, size: Any, row: Struct, *, reserved: str, metadata: str) -> None:
@@ -228,7 +267,13 @@ class JsonTexts(construct.Construct):
         table: the field of the table.
     """
 
-    refuses = ("an entry with values that are not texts",)
+    refuses = (
+        Fault(
+            "an entry with values that are not texts",
+            tuple(b'{"k":"v","l":\0%s}' % value for value in (b"5", b"null", b"[]", b'{"a":"b"}')),
+        ),
+        Fault("a value other than an object in the entry", (b"\x005", b"\0[]", b'\0"a"')),
+    )
 
     def __init__(self, table: str) -> None:
         super().__init__()
@@ -408,6 +453,7 @@ class JsonRule(Check):
         super().__init__(id, field, sets)
         self.kind = kind
         self.expected = IRREGULARITIES[kind]
+        self.broken_by = (IRREGULAR[kind],)
 
     def needs(self) -> set[str]:
         return {self.field}
@@ -489,6 +535,8 @@ class Key(JsonField):
 class TextAt(JsonField):
     """A text. Also parses ``{TEXT: null}``, another form of Rust's enums. Builds from text."""
 
+    refuses = (Fault("a value other than a text", (b"\x005", b"\0null", b"\0[]", b"\0{}", b'\0{"F32":1}', b"\0true")),)
+
     def _parse(self, stream: Entry, context: Context, path: str) -> str:
         found = self._value(stream, path)
         if isinstance(found, tuple) and len(found) == 1 and found[0][1] is None:
@@ -510,6 +558,9 @@ class IntegerAt(JsonField):
         super().__init__(key)
         self.index = index
         self.of = of
+        float_first = b"[\x000.5%s]" % (b",0" * (of - 1))
+        others = (float_first, *(text.replace(b"\0[", b"[\0" if of == 1 else b"\0[") for text in NOT_INTEGERS))
+        self.refuses = (Fault(f"a value other than {of} integers", others),)
 
     def span(self, entry: JsonPart, values: Mapping[str | None, JsonPart], text: str) -> tuple[int, int]:
         first, last = super().span(entry, values, text)
@@ -545,7 +596,9 @@ class IntegersAt(JsonField):
         self._is_paired = as_expression(paired is not None and paired)
         too_many = f"more than {DEFAULTS[limit]} integers, {A_LIMIT}"
         odd = "an odd last integer, if two numbers share a byte: torch has no such tensors"
-        self.refuses = (too_many, odd) if paired is not None else (too_many,)
+        many = b"\0[%s]" % b",".join([b"1"] * (DEFAULTS[limit] + 1))
+        others = Fault("a value other than integers", NOT_INTEGERS)
+        self.refuses = (Fault(too_many, (many,), LimitError), others, *([Fault(odd)] if paired is not None else []))
 
     def _parse(self, stream: Entry, context: Context, path: str) -> list[int]:
         found = self._value(stream, path)

@@ -10,6 +10,7 @@ import construct
 import numpy as np
 
 from glft_schema.codec.context import Context
+from glft_schema.codec.structs import Raw
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_text import from_value_text
@@ -226,6 +227,11 @@ class KeyValues(construct.Subconstruct):
         return self.of_rows(rows)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> TypedMetadata:
+        if isinstance(obj, Raw):
+            rows = self.subcon._build(obj.stored, stream, context, path)
+            if "findings" in context._params:
+                self.once.check_rows(rows, context, path)
+            return obj.seen
         metadata = self.metadata({} if obj is None else obj, path)
         self.subcon._build(metadata.rows(), stream, context, path)
         return metadata

@@ -12,6 +12,7 @@ from construct.expr import FuncPath
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.metadata import Metadata
+from glft_schema.codec.rules import Fault
 from glft_schema.codec.tables import count_objects
 from glft_schema.errors import FormatError, quote
 from glft_schema.storage.cursor import bytes_left, read_exactly
@@ -44,7 +45,11 @@ class KeyValueLines(construct.Construct):
     to str.
     """
 
-    refuses = ("a line without `=` or with an empty key", "a duplicate key", "text that is not UTF-8")
+    refuses = (  # lines after the others
+        Fault("a line without `=` or with an empty key", (b"x", b"=x", b"=")),
+        Fault("a duplicate key", (b"\t=\n\t=",)),
+        Fault("text that is not UTF-8", (b"x=\xff",)),
+    )
 
     def __init__(self, size: Any) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ import numpy as np
 from glft_schema.codec.columns import End, NotFast, Reader, fast_reader
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.expressions import as_expression, fields_in, outermost
+from glft_schema.codec.rules import ALL_BITS, Fault
 from glft_schema.codec.structs import check_count
 from glft_schema.errors import FormatError, alternatives, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
@@ -317,7 +318,7 @@ class Sizes(construct.Construct):
         if limit not in DEFAULTS:
             raise ValueError(f"expected the name of a limit, such as 'dims', found {quote(limit)}")
         self.limit = limit
-        self.refuses = (f"more than {DEFAULTS[limit]}, {A_LIMIT}",)
+        self.refuses = (Fault(f"more than {DEFAULTS[limit]}, {A_LIMIT}", ALL_BITS),)
 
     def _parse(self, stream: Any, context: Context, path: str) -> list[int]:
         count, order = self.count._parse(stream, context, path), byte_order(context)

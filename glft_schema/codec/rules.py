@@ -2,7 +2,8 @@
 
 A rule names its rule sets. Parsing raises an error if a `REQUIRED` rule is broken, because such a
 file has no meaning. The other rules are checked by `check_rules`, which returns findings, and by
-building a file for their rule sets.
+building a file for their rule sets. What a construct refuses by itself is a `Fault`, in its
+`refuses`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import construct
 
@@ -42,6 +43,24 @@ def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
         if name not in RULE_SETS:
             raise OptionError(f"expected one of {', '.join(RULE_SETS)}, found {quote(name)}{suggestion(name, RULE_SETS)}")
     return sets
+
+
+class Fault(NamedTuple):
+    """What a construct refuses by itself, beside the rules.
+
+    Attributes:
+        sentence: the refused values in words, for descriptions.
+        stored: how such values are stored, each alone enough to be refused. In JSON, a NUL marks
+            the first byte of the fault. Empty if other fields must change, too.
+        error: the error of parsing them.
+    """
+
+    sentence: str
+    stored: tuple[bytes, ...] = ()
+    error: type[FormatError] = FormatError
+
+
+ALL_BITS = (b"\xff",)  # in each byte of the number with which the field begins
 
 
 class Check(construct.Construct):

@@ -38,24 +38,17 @@ class Interpreted(construct.Construct):
         raise NotImplementedError
 
 
-@dataclass
-class Forged:
-    """A value built by another construct, into bytes that its field would never build.
+@dataclass(frozen=True)
+class Raw:
+    """What a field writes as it is, if it is built with `forging`: no writer would produce it.
 
     Attributes:
-        construct: the construct that builds it.
-        value: the value to build.
+        stored: the bytes; of typed metadata, the rows.
         seen: the value that other fields see.
     """
 
-    construct: construct.Construct
-    value: Any
+    stored: Any
     seen: Any
-
-    def build(self, stream: Any, context: Context, path: str) -> Any:
-        """Writes the value, and returns the one that other fields see."""
-        self.construct._build(self.value, stream, context, path)
-        return self.seen
 
 
 class Struct(Interpreted, construct.Struct):
@@ -112,7 +105,7 @@ class Struct(Interpreted, construct.Struct):
         if unknown := [name for name in obj if name not in self._subcons]:
             names = f"the fields {', '.join(self._names())}" if self._names() else "no fields"
             raise FormatError(f"expected {names}, found {quote(unknown[0])}", path)
-        context.update({name: value.seen if isinstance(value, Forged) else value for name, value in obj.items()})
+        context.update({name: value.seen if isinstance(value, Raw) else value for name, value in obj.items()})
         positions = context._params.get("positions")
         for field in self.subcons:
             if field.name and field.name not in obj and not field.flagbuildnone:
@@ -121,8 +114,9 @@ class Struct(Interpreted, construct.Struct):
             if positions is not None and field.name:
                 positions[without_root(f"{path} -> {field.name}")] = stream.tell()
             try:
-                if isinstance(value, Forged):
-                    built = value.build(stream, context, f"{path} -> {field.name}")
+                if isinstance(value, Raw) and isinstance(value.stored, bytes):
+                    write_all(stream, value.stored)
+                    built = value.seen
                 else:
                     built = field._build(value, stream, context, path)
             except construct.ConstructError as error:

@@ -11,6 +11,7 @@ import construct
 
 from glft_schema.codec.columns import End, NotFast, Reader, fast_reader
 from glft_schema.codec.context import Context
+from glft_schema.codec.rules import ALL_BITS, Fault
 from glft_schema.errors import FormatError, quote
 from glft_schema.words import MissingKeyError
 
@@ -160,7 +161,7 @@ class TypeCode(construct.Subconstruct):
         if not isinstance(table, TypeTable):
             raise TypeError(f"expected the types as TypeTable('toy', {{1: F32}}), found {quote(table)}")
         self.table = table
-        self.refuses = () if table.unknown else ("an unknown type code",)
+        self.refuses = () if table.unknown else (Fault("an unknown type code", ALL_BITS),)
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self._look_up(self.subcon._parsereport(stream, context, path), path, self.table.of_code)

@@ -35,7 +35,7 @@ def _struct(struct: s.StructOf, schema: s.Schema) -> dict[str, Any]:
         if part.is_count:
             field["is_count"] = True
         if part.refuses:
-            field["refuses"] = list(part.refuses)
+            field["refuses"] = [fault.sentence for fault in part.refuses]
         if part.value is not None:
             field["value"] = list(part.value) if isinstance(part.value, bytes) else part.value
         fields.append(field)

@@ -145,7 +145,7 @@ def definitions(function: Callable[..., Any], shown: set[str]) -> Iterator[str]:
 
 def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
     """Returns the fields of a struct in order, and its rules."""
-    refused = [f"- `{part.name}`: never {sentence} (required)" for part in struct.fields for sentence in part.refuses]
+    refused = [f"- `{part.name}`: never {fault.sentence} (required)" for part in struct.fields for fault in part.refuses]
     return "\n".join([*_fields(struct, schema), *_rules(struct.rules, refused)]) + "\n"
 
 

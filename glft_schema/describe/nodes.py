@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from glft_schema.codec import numbers
 from glft_schema.codec.expressions import Constant, Expression
-from glft_schema.codec.rules import Check
+from glft_schema.codec.rules import Check, Fault
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types.tensor_type import TensorType
@@ -275,7 +275,7 @@ class Field:
         is_count: whether the field is the length of another one.
         value: the default or only value, a number or bytes, or None.
         rules: the rules that guard the field.
-        refuses: values that the field's constructs reject, in words.
+        refuses: values that the field's constructs reject.
         declared: the field's construct.
     """
 
@@ -285,7 +285,7 @@ class Field:
     is_count: bool = False
     value: int | bytes | None = None
     rules: tuple[Check, ...] = ()
-    refuses: tuple[str, ...] = ()
+    refuses: tuple[Fault, ...] = ()
     declared: Any = field(default=None, repr=False)
 
     @property

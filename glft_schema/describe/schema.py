@@ -20,7 +20,7 @@ from glft_schema.codec import text as codec_text
 from glft_schema.codec.expressions import Constant, Expression, Operation, read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
-from glft_schema.codec.rules import Check
+from glft_schema.codec.rules import Check, Fault
 from glft_schema.describe.nodes import FILE, Field, Node, RefNode, Schema, StructOf, SwitchCase, TypeOf, Wrapper
 from glft_schema.errors import UnsupportedError
 from glft_schema.formats.format import Format
@@ -144,9 +144,9 @@ def _field(part: construct.Construct, rules: tuple[Check, ...], schema: Schema, 
     return Field(part.name or "", part.docs, node, structs.is_count(part), value, guards, _refused_values(part), part)
 
 
-def _refused_values(part: construct.Construct) -> tuple[str, ...]:
-    """Returns the values that a field's constructs refuse, in words."""
-    refused: tuple[str, ...] = ()
+def _refused_values(part: construct.Construct) -> tuple[Fault, ...]:
+    """Returns the values that a field's constructs refuse."""
+    refused: tuple[Fault, ...] = ()
     while True:
         refused += vars(part).get("refuses", getattr(type(part), "refuses", ()))  # its own, not what it wraps
         if not isinstance(part, construct.Subconstruct):

@@ -17,7 +17,7 @@ from construct.expr import FuncPath
 from glft_schema.codec.columns import column, kinds
 from glft_schema.codec.context import ByteOrder, Context, byte_order
 from glft_schema.codec.expressions import as_expression
-from glft_schema.codec.rules import Check
+from glft_schema.codec.rules import Check, Fault
 from glft_schema.codec.structs import unwrap
 from glft_schema.display import NAME, ROWS, Listing, Part, Row, format_count, with_display
 from glft_schema.errors import FormatError, TruncatedError, quote, safe
@@ -217,8 +217,8 @@ class TensorData(construct.Construct):
     """
 
     refuses = (
-        "a payload that extends past the end of the region",
-        "payloads that share bytes, unless their rows have equal offset, type and dims",
+        Fault("a payload that extends past the end of the region"),
+        Fault("payloads that share bytes, unless their rows have equal offset, type and dims"),
     )
 
     def __init__(self, table: str, padded_to: Any = 1) -> None:

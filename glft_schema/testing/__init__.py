@@ -7,9 +7,19 @@ fuzz(format, 1000)           tries such files on this package
 corpus(format, 1000)         such files, for the tests of other readers
 """
 
+from glft_schema.errors import install
+
+try:
+    import hypothesis
+except ImportError as error:
+    raise ImportError(f"glft_schema.testing needs hypothesis: {install('fuzz')}") from error
+
+from glft_schema.testing.containers import containers
 from glft_schema.testing.corpora import read_corpus, write_corpus
+from glft_schema.testing.corruption import corruptions, rule_ids
+from glft_schema.testing.damage import Corruption
 from glft_schema.testing.fuzzing import Case, Failure, Fuzzed, PropertyError, cases, check, corpus, fuzz
-from glft_schema.testing.strategies import Corruption, containers, corruptions, from_construct, rule_ids, values_of
+from glft_schema.testing.values import from_construct, values_of
 
 __all__ = [
     "Case",
@@ -29,3 +39,5 @@ __all__ = [
     "values_of",
     "write_corpus",
 ]
+
+del hypothesis

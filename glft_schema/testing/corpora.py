@@ -19,8 +19,8 @@ from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.tensor_bytes import array_bytes
+from glft_schema.testing.damage import Corruption
 from glft_schema.testing.fuzzing import CORRUPTED, VALID, Case
-from glft_schema.testing.strategies import Corruption
 
 MANIFEST = "manifest.json"
 ACCEPT, REFUSE, EITHER = "accept", "refuse", "either"  # verdicts of every reader, whatever its rule sets

@@ -23,25 +23,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import hypothesis
+from hypothesis import strategies as st
+
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, OptionError, TensorError, one_line
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
-from glft_schema.testing.strategies import Corruption, containers, corruptions
-from glft_schema.testing.strategies.aspects import aspects, draw_aspect, evenly, spans_by_aspect
-from glft_schema.testing.strategies.corruptions import distinct_rules
-
-import hypothesis  # isort: skip  # after the strategies, which say how to install it
-from hypothesis import strategies as st  # isort: skip
+from glft_schema.testing.containers import containers
+from glft_schema.testing.corruption import corruptions, distinct_rules
+from glft_schema.testing.damage import Corruption, aspects, damaged
 
 SECONDS = (2.0, 200e-6)  # per file, and per byte of it; memory is traced, which is slow
 MEMORY = (1 << 24, 1000)  # bytes per file, and per byte of it
 TRIALS = 3  # runs before a file counts as too slow or large; the first one imports modules
 NUMBERS = 1 << 16  # bytes: larger payloads are not dequantized
 VALID, DAMAGED, CORRUPTED, GIVEN = "valid", "damaged", "corrupted", "given"
-WORDS = [b"\0" * 8, b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff" * 7 + b"\x7f", b"\1" + b"\0" * 7, b"\0" * 7 + b"\1"]
 
 
 class PropertyError(AssertionError):
@@ -125,49 +124,24 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
         sets = st.sampled_from([(), *([source.keeps_to] if source.keeps_to else [])])
         valid = sets.flatmap(lambda rules: containers(source, rules=rules).map(lambda stored: Case(stored, VALID, rules)))
         broken = aspects().flatmap(
-            lambda aspect: valid.flatmap(lambda case: damage_file(case, aspect) | corrupted_files(case, aspect=aspect))
+            lambda aspect: valid.flatmap(lambda case: damaged_files(case.stored, aspect) | corrupted_files(case, aspect=aspect))
         )
         return valid | broken | broken
-    given = Case(source, GIVEN)
     try:
         Container.parse(source)
     except FormatError:
-        return damage_file(given)
-    return damage_file(given) | corrupted_files(given)
+        return damaged_files(source)
+    return damaged_files(source) | corrupted_files(Case(source, GIVEN))
+
+
+def damaged_files(stored: bytes, aspect: str | None = None) -> st.SearchStrategy[Case]:
+    """Returns a strategy of random damage to a file; see `damaged`."""
+    return damaged(stored, aspect).map(lambda stored: Case(stored, DAMAGED))
 
 
 def corrupted_files(valid: Case, rule: str | None = None, aspect: str | None = None) -> st.SearchStrategy[Case]:
     """Returns a strategy of corruptions of a valid file; see `corruptions`."""
     return corruptions(valid.stored, rule, aspect=aspect).map(lambda broken: Case(broken.stored, CORRUPTED, corruption=broken))
-
-
-@st.composite
-def damage_file(draw: st.DrawFn, case: Case, aspect: str | None = None) -> Case:
-    """Damages a file at random: changes, cuts off, removes, inserts or copies bytes.
-
-    Positions are drawn by aspect; see `glft_schema.testing.strategies.aspects`. If `aspect` is
-    given, the first position is in it.
-    """
-    stored, spans = case.stored, spans_by_aspect(case.stored)
-    for _ in range(draw(st.integers(1, 3))):
-        start, end = evenly(draw, spans[aspect if aspect in spans else draw_aspect(draw, spans)])
-        aspect = None
-        at, to = min(draw(st.integers(start, end)), len(stored)), draw(st.integers(0, len(stored)))
-        match draw(st.sampled_from(["byte", "byte", "bit", "word", "end", "out", "copy"])):
-            case "byte":
-                stored = stored[:at] + bytes([draw(st.integers(0, 255))]) + stored[at + 1 :]
-            case "bit" if at < len(stored):
-                stored = stored[:at] + bytes([stored[at] ^ 1 << draw(st.integers(0, 7))]) + stored[at + 1 :]
-            case "word":
-                stored = stored[:at] + draw(st.sampled_from(WORDS)) + stored[at + 8 :]
-            case "end":
-                stored = stored[:at]
-            case "out":
-                stored = stored[: min(at, to)] + stored[max(at, to) :]
-            case "copy":
-                part = stored[to : to + draw(st.integers(1, 64))]
-                stored = stored[:at] + part + stored[at + draw(st.sampled_from([0, len(part)])) :]
-    return Case(stored, DAMAGED)
 
 
 # The properties

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from hypothesis import HealthCheck, find, settings
+from hypothesis import HealthCheck, find, reject, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
@@ -31,9 +31,9 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.testing import Case, containers, rule_ids, write_corpus
-from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, VALID, corrupted_files, damage_file, draw_examples
-from glft_schema.testing.strategies.aspects import aspects
-from glft_schema.testing.strategies.broken_fields import DAMAGES, Damage
+from glft_schema.testing.damage import aspects
+from glft_schema.testing.faults import FIELD_FAULTS, Breaker, FieldFault
+from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, VALID, corrupted_files, damaged_files, draw_examples
 from tests.corpus import FOLDER, FORMATS, verdict_on
 from tests.corpus.features import features, required
 from tests.corpus.other_readers import other_numbers, rewritten
@@ -75,26 +75,27 @@ def of_format(format: Format) -> Iterator[tuple[Case, str | None]]:
         with suppress(OptionError):  # no values are known that break it
             broken = valid[-1 - len(SOURCES[format])].flatmap(partial(corrupted_files, rule=rule))
             yield from ((case, None) for case in chosen(candidates([broken], 24), outcome, OF_A_RULE, OF_A_RULE))
-    for damage in dict.fromkeys(damage for damages in DAMAGES.values() for damage in damages):
-        made = st.one_of(valid).flatmap(partial(harmed, damage))
-        yield from ((case, name_of(damage)) for case in chosen(candidates([made], 100), outcome, 0, OF_A_DAMAGE))
-    any_damage = aspects().flatmap(lambda aspect: st.one_of(valid).flatmap(lambda case: damage_file(case, aspect)))
+    for fault in dict.fromkeys(fault for faults in FIELD_FAULTS.values() for fault in faults):
+        made = st.one_of(valid).flatmap(partial(harmed, fault))
+        yield from ((case, name_of(fault)) for case in chosen(candidates([made], 100), outcome, 0, OF_A_DAMAGE))
+    any_damage = aspects().flatmap(lambda aspect: st.one_of(valid).flatmap(lambda case: damaged_files(case.stored, aspect)))
     cases = candidates([any_damage], 2 * CANDIDATES)
     cases += [Case(random_file(Random(seed)), DAMAGED) for seed in range(CANDIDATES)] * (format is SAFETENSORS)
     yield from ((case, None) for case in chosen(cases, outcome, DAMAGED_FILES))
 
 
-def name_of(damage: Damage) -> str:
-    """Returns the name of a kind of damage, with its aspect."""
-    if isinstance(damage, partial):
-        return f"{damage.func.__name__} {damage.keywords['aspect']}"
-    return damage.__name__
+def name_of(fault: FieldFault) -> str:
+    """Returns the name of a kind of fault, with its aspect."""
+    if isinstance(fault, partial):
+        return f"{fault.func.__name__} {fault.keywords['aspect']}"
+    return fault.__name__
 
 
-def harmed(damage: Damage, case: Case) -> st.SearchStrategy[Case]:
-    """Returns a strategy of files with one broken field."""
-    made = damage(Container.parse(case.stored)).filter(lambda corruption: corruption is not None)
-    return made.map(lambda corruption: Case(corruption.stored, CORRUPTED, corruption=corruption))
+@st.composite
+def harmed(draw: st.DrawFn, fault: FieldFault, case: Case) -> Case:
+    """Draws files with one broken field."""
+    made = fault(Breaker(draw, Container.parse(case.stored)))
+    return Case(made.stored, CORRUPTED, corruption=made) if made else reject()
 
 
 def candidates(sources: Iterable[st.SearchStrategy[Case]], number: int = CANDIDATES) -> list[Case]:

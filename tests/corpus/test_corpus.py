@@ -15,11 +15,9 @@ from glft_schema import Container, FormatError
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
 from glft_schema.formats.safetensors import SAFETENSORS
+from glft_schema.testing.faults import FIELD_FAULTS, rule_locations
 from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, VALID
 from glft_schema.testing.fuzzing import check as check_properties
-from glft_schema.testing.strategies.broken_fields import DAMAGES
-from glft_schema.testing.strategies.broken_rules import can_be_broken
-from glft_schema.testing.strategies.rule_locations import rule_locations
 from tests.codec.test_columns import assert_files_agree
 from tests.corpus import FOLDER, FORMATS, PARTS, RENEW, Drawn, corpus, every, verdict_on
 from tests.corpus.__main__ import name_of
@@ -56,12 +54,12 @@ def test_every_feature_of_the_declaration(format: Format) -> None:
 
 @by_format
 def test_every_rule_is_broken(format: Format) -> None:
-    expected = {location.check.id for location in rule_locations(format) if can_be_broken(location)}
+    expected = {location.check.id for location in rule_locations(format) if location.can_be_broken}
     assert expected <= {drawn.entry.get("rule") for drawn in corpus(format.name)}, RENEW
 
 
 def test_every_damage() -> None:
-    expected = {name_of(damage) for damages in DAMAGES.values() for damage in damages}
+    expected = {name_of(fault) for faults in FIELD_FAULTS.values() for fault in faults}
     assert expected == {drawn.entry["damage"] for drawn in every() if "damage" in drawn.entry}, RENEW
 
 

@@ -233,7 +233,7 @@ STRATEGIES = """
 import sys
 from hypothesis import HealthCheck, Phase, find, given, settings
 from glft_schema import Container
-from glft_schema.testing.strategies import containers, corruptions
+from glft_schema.testing import containers, corruptions
 name, type_, table, count = sys.argv[1:]
 quiet = settings(database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 flags, checksums = set(), set()
@@ -308,7 +308,7 @@ IN_JSON = """
 import sys
 from hypothesis import HealthCheck, Phase, find, given, settings
 from glft_schema import Container
-from glft_schema.testing.strategies import containers, corruptions
+from glft_schema.testing import containers, corruptions
 count = int(sys.argv[1])
 checksums = set()
 quiet = settings(max_examples=count, database=None, derandomize=True, phases=[Phase.generate],

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glft_schema.formats.gguf import GGUF
-from glft_schema.testing.fuzzing import VALID, Case, cases, damage_file
-from glft_schema.testing.strategies.aspects import aspects
+from glft_schema.testing.damage import aspects, damaged
+from glft_schema.testing.fuzzing import cases
 from tests.catalogue import disagreements as table
 from tests.catalogue.disagreements import GGUF_PY, LLAMA_CPP, ROWS, Disagreement, Row, disagreements, row_of
 from tests.catalogue.gguf_cases import READ, REFUSED, entries
@@ -30,9 +30,7 @@ valid = strategies.files().map(File.bytes)
 files = st.one_of(
     valid,
     strategies.loose_files(),
-    aspects()
-    .flatmap(lambda aspect: valid.flatmap(lambda stored: damage_file(Case(stored, VALID), aspect)))
-    .map(lambda case: case.stored),
+    aspects().flatmap(lambda aspect: valid.flatmap(lambda stored: damaged(stored, aspect))),
     cases(GGUF).map(lambda case: case.stored),
 )
 

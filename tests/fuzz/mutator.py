@@ -1,4 +1,4 @@
-"""Mutations that break exactly one rule or field, see `glft_schema.testing.strategies`."""
+"""Mutations that break exactly one rule or field, see `glft_schema.testing.corruptions`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glft_schema import Container, FormatError
-from glft_schema.testing.fuzzing import GIVEN, Case, damage_file
-from glft_schema.testing.strategies import corruptions
+from glft_schema.testing import corruptions
+from glft_schema.testing.damage import damaged
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ def mutated(stored: bytes, random: Random) -> bytes | None:
     try:
         file = Container.parse(stored)
     except FormatError:
-        return drawn(damage_file(Case(stored, GIVEN)).map(lambda case: case.stored), random)
+        return drawn(damaged(stored), random)
     try:
         return drawn(corruptions(file).map(lambda made: made.stored), random)
     except Exception as error:

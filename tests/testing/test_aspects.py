@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from glft_schema import Container
-from glft_schema.testing.fuzzing import GIVEN, Case, damage_file
-from glft_schema.testing.strategies import Corruption, corruptions
-from glft_schema.testing.strategies.aspects import WEIGHTS, aspects, spans_by_aspect
+from glft_schema.testing import Corruption, corruptions
+from glft_schema.testing.damage import WEIGHTS, aspects, damaged, spans_by_aspect
 from tests.fuzz.mutator import drawn
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
@@ -130,9 +129,9 @@ def test_damage_of_an_aspect(aspect: str) -> None:
     """Of single changed bytes, most are in the aspect; others may be of a second change."""
     stored, found = FILES["GGUF"], list[bool]()
     spans = spans_by_aspect(stored)[aspect]
-    for case in examples(damage_file(Case(stored, GIVEN), aspect), 40):
-        changed = [at for at, (old, new) in enumerate(zip(stored, case.stored, strict=False)) if old != new]
-        if len(case.stored) == len(stored) and len(changed) == 1:
+    for other in examples(damaged(stored, aspect), 40):
+        changed = [at for at, (old, new) in enumerate(zip(stored, other, strict=False)) if old != new]
+        if len(other) == len(stored) and len(changed) == 1:
             found.append(any(start <= changed[0] < end for start, end in spans))
     assert found
     assert sum(found) > 0.8 * len(found)
@@ -145,9 +144,9 @@ def test_damaged_bytes_follow_the_weights(format: str) -> None:
     """Of single changed bytes, each is in a field of the aspect."""
     stored, found = FILES[format], Counter[str]()
     aspect_at = {at: aspect for aspect, spans in spans_by_aspect(stored).items() for span in spans for at in range(*span)}
-    for case in examples(damage_file(Case(stored, GIVEN)), 1000):
-        changed = [at for at, (old, new) in enumerate(zip(stored, case.stored, strict=False)) if old != new]
-        if len(case.stored) == len(stored) and len(changed) == 1:
+    for other in examples(damaged(stored), 1000):
+        changed = [at for at, (old, new) in enumerate(zip(stored, other, strict=False)) if old != new]
+        if len(other) == len(stored) and len(changed) == 1:
             found[aspect_at[changed[0]]] += 1
     assert found.total() > 100
     assert found["metadata"] + found["tensor info"] > found.total() / 2

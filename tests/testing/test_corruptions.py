@@ -10,22 +10,22 @@ from random import Random
 from typing import Any
 
 import pytest
-from construct import Int32ul
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 
 from glft_schema import Container, FormatError, TruncatedError
 from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import Forged
+from glft_schema.codec.structs import Raw
 from glft_schema.errors import OptionError
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
-from glft_schema.testing.strategies import Corruption, containers, corruptions, rule_ids
-from glft_schema.testing.strategies.broken_fields import DAMAGES, truncated
-from glft_schema.testing.strategies.corruptions import distinct_rules
-from glft_schema.testing.strategies.drafts import Draft
+from glft_schema.testing import Corruption, containers, corruptions, rule_ids
+from glft_schema.testing.containers import Draft
+from glft_schema.testing.corruption import distinct_rules
+from glft_schema.testing.damage import truncated
+from glft_schema.testing.faults import FIELD_FAULTS, Breaker, FieldFault
 from tests.formats.test_gguf_rules import CHECKS
 from tests.formats.test_glft_rules import field_at
 from tests.fuzz.mutator import drawn
@@ -112,9 +112,17 @@ def test_every_type_has_a_corruption(type_: Any) -> None:
 
 
 KINDS = {
-    "glft": {"a line has no key", "a line has no '='", "a line is not UTF-8", "a text is not UTF-8"},
-    "gguf": {"there are too many sizes", "an array claims more elements than there are"},
+    "glft": {
+        *("metadata: a line without `=` or with an empty key", "metadata: a duplicate key", "metadata: text that is not UTF-8"),
+        *("name: text that is not UTF-8", "dtype: an unknown type code"),
+    },
+    "gguf": {"dims: more than 64, a limit of glft_schema", "value: a count beyond the file", "type: an unknown type code"},
 }
+
+
+@st.composite
+def with_a_fault(draw: st.DrawFn, fault: FieldFault, files: st.SearchStrategy[bytes]) -> Corruption | None:
+    return fault(Breaker(draw, Container.parse(draw(files))))
 
 
 @pytest.mark.parametrize("format", ["glft", "gguf"])
@@ -122,18 +130,18 @@ def test_every_field_can_be_broken(format: str) -> None:
     kinds: Counter[str] = Counter()
     rich = st.just(golden({"glft": "four_types", "gguf": "gguf_little"}[format]))  # every damage applies to it
     files = st.one_of(containers(format), rich) if FULL else rich
-    for damage in dict.fromkeys(damage for damages in DAMAGES.values() for damage in damages):
+    for fault in dict.fromkeys(fault for faults in FIELD_FAULTS.values() for fault in faults):
 
         @settings(A_FEW, max_examples=25 if FULL else 10)
-        @given(files.flatmap(lambda stored, damage=damage: damage(Container.parse(stored))))
+        @given(with_a_fault(fault, files))
         def check(made: Corruption | None) -> None:
             if made is not None:
                 as_it_says(made)
                 kinds[made.sentence.partition(" at byte")[0]] += 1
 
         check()
-    expected = {"cut off", "a payload begins outside of the file", "a type is not known"}
-    expected |= {"a text claims more bytes than there are", "the count of metadata claims more than there is"}
+    expected = {"cut off", "a payload begins outside of the file", "name: a length beyond the file"}
+    expected |= {"the count of metadata claims more than there is"}
     assert {*KINDS[format], *expected} <= set(kinds)
 
 
@@ -272,9 +280,9 @@ def test_rules_are_checked_unless_forging() -> None:
     """Building checks rules, except for corruptions, which may have any count and value."""
     with pytest.raises(FormatError, match="header -> version: expected 1, 2 or 3, found 9"):
         Container.build({"format": "GGUF", "header": {"version": 9}})
-    forged = Forged(Int32ul, 9, 3)
+    raw = Raw(bytes([9, 0, 0, 0]), 3)
     with pytest.raises(FormatError, match="header -> version: expected 1, 2 or 3, found 9"):
-        Container.parse(Container.build({"format": "GGUF", "header": {"version": forged}}))
+        Container.parse(Container.build({"format": "GGUF", "header": {"version": raw}}))
     draft = Draft.of(Container.parse(GGUF_FILE.bytes())).replace({"header": {"version": 9, "byte_order": "little", "n_kv": 7}})
     assert draft.head.stored[:24] == b"GGUF" + struct.pack("<IQQ", 9, 2, 7)
     assert [(found.rule, found.path) for found in draft.broken_rules() or ()] == [("gguf-version", "header -> version")]

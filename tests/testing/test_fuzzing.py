@@ -33,11 +33,10 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensors.tensor import Tensor
-from glft_schema.testing import fuzzing
+from glft_schema.testing import Corruption, fuzzing
 from glft_schema.testing.corpora import MANIFEST, read_corpus, write_corpus
+from glft_schema.testing.corruption import distinct_rules
 from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, GIVEN, VALID, Case, PropertyError, check, check_bounds, corpus, fuzz
-from glft_schema.testing.strategies import Corruption
-from glft_schema.testing.strategies.corruptions import distinct_rules
 from tests.golden import golden
 from tests.tools import forked
 from tests.tools.depth import FULL

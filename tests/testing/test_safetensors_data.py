@@ -9,16 +9,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from glft_schema import Container, byte_map
-from glft_schema.codec.structs import unwrap
-from glft_schema.describe.schema import struct_of
 from glft_schema.errors import LimitError, OptionError
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
-from glft_schema.formats.safetensors import SAFETENSORS, TensorInfo
+from glft_schema.formats.safetensors import SAFETENSORS
+from glft_schema.testing import Corruption, containers, corruptions, rule_ids
+from glft_schema.testing.faults import Breaker, LastRow
 from glft_schema.testing.fuzzing import fuzz
-from glft_schema.testing.strategies import Corruption, containers, corruptions, rule_ids
-from glft_schema.testing.strategies.broken_json import BrokenText, TextBreaker
-from glft_schema.testing.strategies.json_texts import with_json_row
 from tests.formats.test_safetensors import in_file, in_library
 from tests.tools.depth import FULL
 
@@ -86,22 +83,14 @@ def test_every_rule_can_be_broken_alone(rule: str) -> None:
     assert count
 
 
-def breaker() -> TextBreaker:
-    file, table = Container.parse(SMALL), unwrap(SAFETENSORS.struct.tensor_infos)
-    row = {"name": "x", "dtype": SAFETENSORS.types["F32"], "dims": [0], "offset": 8}
-    return TextBreaker(with_json_row(table, file.tensor_infos, 1, row), struct_of(TensorInfo), table.fields)
-
-
-@pytest.mark.parametrize("broken", [*breaker().wrong_rows(), *breaker().wrong_texts()], ids=lambda it: repr(it.text[-60:]))
-def test_every_broken_text(broken: BrokenText) -> None:
-    stored = len(broken.stored).to_bytes(8, "little") + broken.stored + bytes(8)
-    path = " -> ".join(("metadata" if broken.of_texts else "tensor_infos", *broken.path))
-    at = None if broken.at is None else 8 + broken.at
-    made = Corruption(stored, broken.sentence, path, at, error=broken.error, within=broken.within)
-    assert made.problem() is None
-    if broken.error is LimitError:
-        return  # of this package
-    assert in_library(stored) is None
+@settings(QUIET, max_examples=1)
+@given(st.data())
+def test_every_refused_text(data: st.DataObject) -> None:
+    row = LastRow(Breaker(data.draw, Container.parse(SMALL)))
+    for path, fault, text in (*row.refused_rows(), *row.refused_texts()):
+        draft = row.draft_of(text)
+        assert Corruption(draft.build(), fault.sentence, path, draft.fault, error=fault.error).problem() is None
+        assert fault.error is LimitError or in_library(draft.build()) is None  # a limit of this package
 
 
 @pytest.mark.parametrize("source", [SAFETENSORS, SMALL], ids=["format", "file"])

@@ -39,7 +39,7 @@ from glft_schema.formats.glft import GLFT, Descriptor
 from glft_schema.formats.registry import format_named
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensors.region import TensorData
-from glft_schema.testing.strategies import containers, from_construct, values_of
+from glft_schema.testing import containers, from_construct, values_of
 from tests.corpus.features import features, required
 from tests.corpus.other_readers import rewritten
 from tests.oracles import gguf_reference, glft_reference, llama_cpp
@@ -403,9 +403,7 @@ def test_an_unknown_node() -> None:
 def test_without_hypothesis(tmp_path: Path) -> None:
     (tmp_path / "hypothesis.py").write_text("raise ModuleNotFoundError('no hypothesis')\n", "utf-8")
     env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
-    done = subprocess.run(
-        [sys.executable, "-c", "import glft_schema.testing.strategies"], env=env, capture_output=True, text=True
-    )
-    assert "ImportError: glft_schema.testing.strategies needs hypothesis: pip install 'glft_schema[fuzz]'" in done.stderr
+    done = subprocess.run([sys.executable, "-c", "import glft_schema.testing"], env=env, capture_output=True, text=True)
+    assert "ImportError: glft_schema.testing needs hypothesis: pip install 'glft_schema[fuzz]'" in done.stderr
     program = "import sys, glft_schema, glft_schema.cli.fuzz; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], env=env).returncode == 0

@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from hypothesis import reject
 from hypothesis import strategies as st
 
+from glft_schema.codec.expressions import equality, references_in
+from glft_schema.codec.json_table import JsonRule
+from glft_schema.codec.rules import Rule
 from glft_schema.errors import OptionError, quote
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
-from glft_schema.testing.strategies.aspects import WEIGHTS, aspect_of_rule, draw_aspect, evenly
-from glft_schema.testing.strategies.broken_fields import DAMAGES, Damage
-from glft_schema.testing.strategies.broken_rules import Breaker, can_be_broken, is_unchanged
-from glft_schema.testing.strategies.corruption import Corruption
-from glft_schema.testing.strategies.rule_locations import RuleLocation, rule_locations
+from glft_schema.testing.damage import ALIGNMENT, CONSISTENCY, WEIGHTS, Corruption, aspect_of_region, draw_aspect, evenly
+from glft_schema.testing.faults import FIELD_FAULTS, Breaker, FieldFault, RuleLocation, rule_locations
 
 TRIES = 8  # to break a rule or field of an aspect, before another aspect is tried
 
-Choices = tuple[Sequence[Sequence[RuleLocation]], Sequence[Damage]]
+Choices = tuple[Sequence[Sequence[RuleLocation]], Sequence[FieldFault]]
 
 
 def rule_ids(format: str | Format) -> list[str]:
@@ -39,6 +39,18 @@ def distinct_rules(format: Format) -> list[str]:
     return list(rules.values())
 
 
+def aspect_of_rule(format: Format, location: RuleLocation) -> str:
+    """Returns the aspect of a rule."""
+    check = location.check
+    if isinstance(check, Rule):
+        names = {name for reference in references_in(check.condition) for name in reference.names}
+        if "alignment" in names or equality(check.when) == ("key", format.alignment_key):
+            return ALIGNMENT
+    elif not location.of_rows and not isinstance(check, JsonRule):
+        return CONSISTENCY  # between rows
+    return aspect_of_region(format, location.region or check.field)
+
+
 def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | None = None) -> st.SearchStrategy[Corruption]:
     """Returns a strategy of broken files that are made from a valid one.
 
@@ -48,7 +60,7 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
             without a rule: cut off, with an unknown type, a count that is too large, text that is
             not UTF-8, a faulty metadata line or JSON text, or an offset outside of the file or
             within another payload.
-        aspect: the aspect to break, one of `aspects.WEIGHTS`, if the file has it. By default each
+        aspect: the aspect to break, one of `damage.WEIGHTS`, if the file has it. By default each
             aspect is drawn by its weight.
 
     Raises:
@@ -60,13 +72,13 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
     if not locations:
         raise OptionError(f"expected a {parsed.format.name} rule ({', '.join(rule_ids(parsed.format))}), found {quote(rule)}")
 
-    if not (locations := [location for location in locations if can_be_broken(location)]):
+    if not (locations := [location for location in locations if location.can_be_broken]):
         raise OptionError(f"no values are known that break {quote(rule)}: declare some as `broken_by` of its predicate")
     rules: dict[str, dict[str, list[RuleLocation]]] = {name: {} for name in WEIGHTS}
     for location in locations:
         fault = location.check.id if location.type is None else location.check.field  # one fault for all tensor types
         rules[aspect_of_rule(parsed.format, location)].setdefault(fault, []).append(location)
-    choices = {name: (list(rules[name].values()), DAMAGES[name] if rule is None else ()) for name in WEIGHTS}
+    choices = {name: (list(rules[name].values()), FIELD_FAULTS[name] if rule is None else ()) for name in WEIGHTS}
     return break_file(parsed, {name: choice for name, choice in choices.items() if any(choice)}, aspect)
 
 
@@ -74,23 +86,23 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
 def break_file(draw: st.DrawFn, file: File, choices: Mapping[str, Choices], aspect: str | None) -> Corruption:
     """Breaks a rule or, in a third of the examples, a field.
 
-    All rules of an aspect are equally likely, and so are its damages. The rules of tensor types on
-    the same field count as one rule.
+    All rules of an aspect are equally likely, and so are its faults of fields. The rules of tensor
+    types on the same field count as one rule.
 
     Args:
         draw: the draw function of a composite strategy.
         file: the valid file.
-        choices: the rules, each with its locations, and the damages of each aspect.
+        choices: the rules, each with its locations, and the faults of fields of each aspect.
         aspect: the first aspect to try; others follow if the file has nothing to break there.
     """
-    left = dict(choices)
+    left, breaker = dict(choices), Breaker(draw, file)
     while left:
-        rules, damages = left.pop(aspect if aspect in left else draw_aspect(draw, left))
-        for _ in range(TRIES if damages else 1):
-            if damages and (not rules or evenly(draw, (False, False, True))):
-                corruption = draw(evenly(draw, damages)(file))
+        rules, faults = left.pop(aspect if aspect in left else draw_aspect(draw, left))
+        for _ in range(TRIES if faults else 1):
+            if faults and (not rules or evenly(draw, (False, False, True))):
+                corruption = evenly(draw, faults)(breaker)
             else:
-                corruption = Breaker(draw, file).break_rule(evenly(draw, evenly(draw, rules)))
+                corruption = breaker.break_rule(evenly(draw, evenly(draw, rules)))
             if corruption is not None:
-                return corruption if not is_unchanged(file, corruption.stored) else reject()
+                return corruption if not breaker.is_unchanged(corruption.stored) else reject()
     return reject()

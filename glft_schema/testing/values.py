@@ -24,9 +24,8 @@ from glft_schema.errors import UnsupportedError
 from glft_schema.limits import Limits
 from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.tensor_types import TensorType
-from glft_schema.testing.strategies.fitting import LONG, inner_context, repeat, value_so_far
-from glft_schema.testing.strategies.layouts import OPAQUE, payload_key
-from glft_schema.testing.strategies.structs import drawing_context, struct_values
+from glft_schema.testing.fitting import LONG, inner_context, repeat, value_so_far
+from glft_schema.testing.structs import OPAQUE, drawing_context, payload_key, struct_values
 
 ITEMS = 4  # limit for lists without a declared length
 MANY = 256  # elements or bytes; longer values repeat a shorter one
@@ -73,7 +72,7 @@ def values_of(node: Any, context: Context) -> st.SearchStrategy[Any]:
         UnsupportedError: if the class of the node is not registered.
     """
     name = type(node).__name__
-    raise UnsupportedError(f"{name} has no strategy: add one with @glft_schema.testing.strategies.values_of.register({name})")
+    raise UnsupportedError(f"{name} has no strategy: add one with @glft_schema.testing.values_of.register({name})")
 
 
 @values_of.register
