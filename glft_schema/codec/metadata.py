@@ -231,7 +231,8 @@ class KeyValues(construct.Subconstruct):
             rows = self.subcon._build(obj.stored, stream, context, path)
             if "findings" in context._params:
                 self.once.check_rows(rows, context, path)
-            return obj.seen
+            seen: TypedMetadata = obj.seen
+            return seen
         metadata = self.metadata({} if obj is None else obj, path)
         self.subcon._build(metadata.rows(), stream, context, path)
         return metadata

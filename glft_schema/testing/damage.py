@@ -227,7 +227,8 @@ def truncated(draw: st.DrawFn, file: File, aspect: str | None = None) -> Corrupt
     span = fields[draw(st.integers(0, len(fields) - 1))]
     at = draw(st.integers(span.start, (span.end or 0) - 1))
     too_few = (count for first, nbytes, count in _counts(file, spans, nodes) if first <= at < first + nbytes)
-    path, error = next(too_few, reported.get(span.start, span.path)), TruncatedError
+    path = next(too_few, reported.get(span.start, span.path))
+    error: type[FormatError] = TruncatedError
     stored = bytes(file.source.view(0, at))
     if find_format(BytesSource(stored)) is not file.format:
         path, error = MAGIC, FormatError

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec import json_table as j
-from glft_schema.codec.context import Context, byte_order
+from glft_schema.codec.context import BIG, LITTLE, Context, byte_order
 from glft_schema.codec.expressions import equality, read
 from glft_schema.codec.json_text import to_json
 from glft_schema.codec.metadata_lines import KeyValueLines
@@ -137,7 +137,7 @@ class Breaker:
 
     def break_rule(self, location: RuleLocation) -> Corruption | None:
         """Returns the file with a rule broken, or None if that is impossible in this file."""
-        check, before, offset = location.check, self.draft.broken_rules() or [], None
+        check, before = location.check, self.draft.broken_rules() or []
         rule = "its rule" if location.type is None else f"the rule of {location.type}"
         sentence = f"{check.field or 'the file'} breaks {rule}: {check.expected or check.id}"
         for draft in self._drafts(location):
@@ -543,16 +543,18 @@ def _first_number(node: s.Node, context: Any) -> s.NumberNode | None:
 
 def _refused_bytes(field: s.Field, context: Any) -> Iterator[Refused]:
     """Yields bytes that a field refuses."""
-    number = _first_number(field.node, context)
-    all_bits = b"\xff" * number.size if number else b""
+    if (number := _first_number(field.node, context)) is None:
+        return
+    all_bits, order = b"\xff" * number.size, byte_order(context)
+    if number.order != "file":
+        order = BIG if number.order == BIG else LITTLE
     if isinstance(field.node, s.TextNode):
         yield all_bits, "", 0, "a length beyond the file", TruncatedError
-    for fault in field.refuses if number else ():
+    for fault in field.refuses:
         for stored in fault.stored:
             if fault.stored is ALL_BITS:
                 stored = all_bits
             elif isinstance(field.node, s.TextNode):
-                order = byte_order(context) if number.order == "file" else number.order
                 stored = number.of.encode(len(stored), order) + stored
             yield stored, "", 0, fault.sentence, FormatError
 
