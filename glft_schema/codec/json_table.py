@@ -47,8 +47,10 @@ from glft_schema.storage.tensor_bytes import write_all
 MOST_LEVELS = 127  # of nested objects and arrays that serde_json reads
 PADDED_TO = 8  # bytes of the length before the text, and of the least alignment of the payloads after it
 
-NOT_INTEGERS = (b"\x005", b"\0null", b"\0{}", b'\0"1"', b"\0[1.0]", b"\0[1e0]", b"\0[-1]", b"\0[-0]", b"\0[null]")
-NOT_INTEGERS += (b'\0["1"]', b"\0[[1]]", b"\0[18446744073709551616]", b"\0[true]")
+NOT_INTEGERS = (
+    *(b"\x005", b"\0null", b"\0{}", b'\0"1"', b"\0[1.0]", b"\0[1e0]", b"\0[-1]", b"\0[-0]"),
+    *(b"\0[null]", b'\0["1"]', b"\0[[1]]", b"\0[18446744073709551616]", b"\0[true]"),
+)
 
 # What readers treat differently, by kind: the end of the sentence "expected ..."
 IRREGULARITIES = {

@@ -331,7 +331,7 @@ class Breaker:
             to, sentence = tensors[i].offset + 1, "a payload begins inside of another one"
         else:
             at = self.draw(st.integers(0, len(tensors) - 1))
-            to, sentence = len(self.draft.payloads) + self.draw(st.integers(1, 1 << 32)), "a payload begins outside of the file"
+            to, sentence = len(self.draft.payloads) + self.draw(st.integers(1, 1 << 30)), "a payload begins outside of the file"
         draft = self.draft.with_row(self.table, at, {**self.draft.rows(self.table)[at], "offset": to})
         path = f"{self.table} -> {at} -> offset"
         return Corruption(draft.build(), sentence, path, draft.start(path), error=FormatError)
@@ -561,8 +561,10 @@ def _refused_bytes(field: s.Field, context: Any) -> Iterator[Refused]:
 
 def _long_array(node: s.Node, context: Any) -> Iterator[Refused]:
     """Yields an array whose count is greater than the number of its elements."""
-    struct = struct_of(node.declared) if isinstance(node, s.RefNode) else None
-    for count in struct.fields if struct else ():
+    if not isinstance(node, s.RefNode):
+        return
+    struct = struct_of(node.declared)
+    for count in struct.fields:
         if count.is_count and (number := _first_number(count.node, context)):
             tables = {part.name: part.node.table for part in struct.fields if isinstance(part.node, s.CodeNode)}
             parts = {part.name: next(iter(tables.get(part.name, [[]]))) for part in struct.fields}
