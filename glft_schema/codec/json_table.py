@@ -232,8 +232,8 @@ class JsonTable(construct.Construct):
         texts = checked_texts(context.get(self.metadata), f"{path.rpartition(' -> ')[0]} -> {self.metadata}")
         if not isinstance(obj, Sequence) or isinstance(obj, (str, bytes)):
             raise FormatError(f"expected a sequence of rows, found {quote(obj)}", path)
-        is_same = isinstance(obj, JsonRows) and texts == dict(obj.reserved or ())
-        if not is_same or (PADDED_TO + len(obj.stored)) % context._params.get("alignment", 1):
+        step = context._params.get("alignment", 1)
+        if not isinstance(obj, JsonRows) or texts != dict(obj.reserved or ()) or (PADDED_TO + len(obj.stored)) % step:
             obj = self._new_text(obj, texts, context, path)
         rows: JsonRows = obj
         count_objects(context, len(rows) + len(texts), path)

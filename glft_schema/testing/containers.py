@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from glft_schema.codec.context import Context, byte_order, new_context
 from glft_schema.codec.expressions import Reference
 from glft_schema.codec.json_table import JsonRows
+from glft_schema.codec.json_text import decode
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Raw, unwrap
 from glft_schema.codec.trace import STEP, without_root
@@ -172,8 +173,7 @@ class Draft:
         region, *parts = path.split(STEP)
         rows = self.head.regions[region]
         if parts and isinstance(rows, JsonRows):  # as built, without irregularities
-            entry = int(parts[0]) + bool(rows.reserved)
-            return self.head.positions[region] + rows.spans(entry, self.declared(region).fields)[parts[1]][0]
+            return self.head.positions[region] + rows.spans(int(parts[0]))[parts[1]][0]
         return self.head.positions[path]
 
     def broken_rules(self) -> list[Finding] | None:
@@ -244,7 +244,7 @@ class Draft:
         value = self.regions.get(table)
         if isinstance(value, Raw):
             return list(value.stored)
-        return self.declared(table).rows(value) if value and self.is_metadata(table) else list(value or ())
+        return value.rows() if value and self.is_metadata(table) else list(value or ())
 
     def counter(self, region: str) -> tuple[str, ...]:
         """Returns the path of the field that counts a region as a tuple of names, or ``()``."""
@@ -280,8 +280,9 @@ class Draft:
     def with_text(self, text: bytes) -> Draft:
         """Returns a draft with another text of the rows of a JSON table."""
         old = self.head.regions[self.format.table]
-        rows = JsonRows(text, old.start, old.keys, old.name)
-        rows.extend(old)
+        rows = JsonRows(old.table, text, old.start)
+        for row in old:
+            rows.add(row)
         rows.reserved = old.reserved
         return self.replace({self.format.table: rows})
 
@@ -321,7 +322,7 @@ def respell(draw: st.DrawFn, rows: JsonRows, is_plain: bool) -> bytes:
                 return b"[%s]" % (b"," + space).join(map(spell, value))
         return json.dumps(value, ensure_ascii=is_ascii).encode()
 
-    members = [(name, _reorder(draw, value, rows.keys)) for name, value in rows.decode("")]
+    members = [(name, _reorder(draw, value, rows.table.keys)) for name, value in decode(rows.stored)]
     if not is_plain:
         members = list(_irregular(draw, members, rows))
     after = b" " * draw(st.integers(0, 9)) if is_plain else draw(st.sampled_from([b"", b" ", b"\n", b" \t "]))
@@ -336,20 +337,20 @@ def _reorder(draw: st.DrawFn, value: Any, keys: tuple[str, ...]) -> Any:
 def _irregular(draw: st.DrawFn, members: list[tuple[str, Any]], rows: JsonRows) -> Iterator[tuple[str, Any]]:
     """Yields members with irregularities that leave rows and metadata as they are."""
     other = draw(st.sampled_from(OTHER_VALUES))
-    if not any(name == rows.name for name, _ in members) and draw(st.booleans()):
-        yield rows.name, None
+    if not any(name == rows.table.reserved for name, _ in members) and draw(st.booleans()):
+        yield rows.table.reserved, None
     for name, value in members:
         match draw(st.integers(0, 7)):
-            case 0 if name != rows.name:
+            case 0 if name != rows.table.reserved:
                 yield name, value  # replaced by the same entry
             case 0:
                 yield name, (("a", "b"),)
             case 1 if value:
                 value = (value[0], *value)
-            case 2 if name != rows.name:
+            case 2 if name != rows.table.reserved:
                 value = (*value, ("?", other))
-            case 3 if name != rows.name:
-                value = [dict(value)[key] for key in rows.keys]
-            case 4 if name != rows.name:
+            case 3 if name != rows.table.reserved:
+                value = [dict(value)[key] for key in rows.table.keys]
+            case 4 if name != rows.table.reserved:
                 value = tuple((key, ((part, None),) if isinstance(part, str) else part) for key, part in value)
         yield name, value

@@ -27,7 +27,6 @@ from glft_schema.files.parsing import check_rules, trace_fields, trace_source
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import MAGIC, find_format, format_of
 from glft_schema.storage.source import BytesSource
-from glft_schema.testing.fitting import value_in
 
 T = TypeVar("T")
 

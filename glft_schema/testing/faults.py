@@ -29,7 +29,7 @@ from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.rules import ALL_BITS, REQUIRED, Check, Fault, Rule
 from glft_schema.codec.structs import Raw
 from glft_schema.codec.tables import NamesOnce
-from glft_schema.codec.typed_values import Array, StoredValue
+from glft_schema.codec.typed_values import array_of, with_type
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import Finding, FormatError, TruncatedError, quote
 from glft_schema.files.file import File
@@ -190,7 +190,7 @@ class Breaker:
         yield from ({**required, field: value} for value in values)
         for name, code, type_, node in _typed_fields(struct):
             if field in (name, code):
-                examples = [*EXAMPLES, *([Array(type_, ())] if node.level else [])]
+                examples = [*EXAMPLES, *([array_of(type_, ())] if node.level else [])]
                 typed = [*values, *examples] if field == name else examples
                 yield from ({**required, code: type_, name: value} for value in typed)
 
@@ -200,7 +200,8 @@ class Breaker:
         for row in self._patches(location, self.new_row(region)):
             key, keys, draft, seen = row["key"], list(metadata), self.draft, metadata
             if not location.check.is_required:
-                seen = metadata | {key: StoredValue(row["type"], row["value"])}
+                known = {other: metadata.stored_value(other) for other in metadata}
+                seen = metadata.replace({**known, key: with_type(row["type"], row["value"])})
                 draft = self._realign(region, seen)
             yield draft.with_row(region, keys.index(key) if key in keys else len(keys), row, seen)
 

@@ -55,7 +55,8 @@ def test_all_levels_of_this_processor_have_the_bits_of_the_arrays(level: str, co
     library = opened(compiled_once, level)
     for type_ in TYPES[:2]:
         blocks = random_blocks(type_)[:2000]
-        expected = torch.from_numpy(by_numpy(check(type_.formula, type_.functions.layout.arrays()), columns(type_.functions.layout, blocks)))
+        layout = type_.functions.layout
+        expected = torch.from_numpy(by_numpy(check(type_.formula, layout.arrays()), columns(layout, blocks)))
         for dtype, suffix in loading.DTYPES.items():
             found = torch.zeros(expected.shape, dtype=getattr(torch, dtype))
             library[type_.scheme + suffix](pointer(blocks), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(len(blocks)))
