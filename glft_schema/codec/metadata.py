@@ -197,6 +197,8 @@ class TypedArray(construct.Adapter):
         return array_of(record.type, record.elements)
 
     def _encode(self, array: Typed, context: Context, path: str) -> dict[str, Any]:
+        if not isinstance(array, Typed):
+            raise TypeError(f"expected a Typed array, found {quote(array)}")
         return {"type": array.element_type, "elements": array.value}
 
 

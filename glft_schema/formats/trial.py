@@ -11,6 +11,7 @@ import construct
 
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import Context, new_context
+from glft_schema.codec.expressions import Constant
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.records import Record
@@ -101,8 +102,9 @@ def _mistakes(format: Format) -> Iterator[str]:
         if part.name and part.name not in ROW and not part.flagbuildnone:
             yield f"{format.table} -> {part.name}: expected a field that new files have, such as Default(u32, 0) or a Count"
     of = getattr(alignment := format.field("alignment"), "of", None)
-    if alignment is not None and not (callable(of) or (type(of) is int and of > 0)):
-        yield f"alignment: expected Derived(64), with a number above 0 or an expression, found {quote(of or alignment)}"
+    number = of.value if isinstance(of, Constant) else 1 if of else None
+    if alignment is not None and (type(number) is not int or number < 1):
+        yield f"alignment: expected Derived(64), with a number above 0 or an expression, found {quote(number or alignment)}"
 
 
 def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> FormatError | None:

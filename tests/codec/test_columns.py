@@ -36,7 +36,7 @@ from glft_schema.formats.gguf import VALUE_TYPES
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensors.region import TensorMap, gaps_between
-from glft_schema.testing.fuzzing import GIVEN, Case, damage_file
+from glft_schema.testing.fuzzing import damaged_files
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
 from tests.oracles.gguf_reference import File, Info
@@ -110,8 +110,8 @@ def test_whole_files(stored: bytes, limits: dict[str, int]) -> None:
 
 @pytest.mark.fuzz
 @settings(max_examples=settings.default.max_examples // 2)
-@given(files.flatmap(lambda stored: damage_file(Case(stored, GIVEN))), st.one_of(st.just({}), LIMITS))
-def test_damaged_files(case: Case, limits: dict[str, int]) -> None:
+@given(files.flatmap(damaged_files), st.one_of(st.just({}), LIMITS))
+def test_damaged_files(case: Any, limits: dict[str, int]) -> None:
     assert_files_agree(case.stored, limits)
 
 

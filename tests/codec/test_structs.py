@@ -89,10 +89,11 @@ def test_a_whole_format_over_a_plain_stream() -> None:
 
 
 def test_payloads_build_by_themselves() -> None:
-    assert F32.build({"weights": torch.tensor([1.0])}, [1]) == bytes.fromhex("0000803F")
+    one = {"dims": [1], "out": 1, "in": 1}
+    assert F32.payload.build({"weights": torch.tensor([1.0])}, **one) == bytes.fromhex("0000803F")
     bad = {"scales": torch.ones(1, 1, dtype=torch.float16), "nibbles": torch.ones(1, 32, dtype=torch.int8)}
     with pytest.raises(FormatError, match=r"nibbles: expected uint8 \[1, 32\], found int8 \[1, 32\]"):
-        Q4_PER_GROUP_64.build(bad, [1, 64])
+        Q4_PER_GROUP_64.payload.build(bad, dims=[1, 64], out=1, **{"in": 64})
 
 
 @pytest.mark.parametrize(

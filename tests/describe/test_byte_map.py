@@ -34,7 +34,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.storage.source import BytesSource
-from glft_schema.tensor_types import TensorType, tensor_type
+from glft_schema.tensor_types import TensorType, declaration
 from glft_schema.tensor_types.payload_layout import DIMS
 from glft_schema.tensors.region import TensorData
 from tests.catalogue.gguf_cases import READ
@@ -376,7 +376,7 @@ def test_a_tensor_type_that_is_added_is_found(monkeypatch: pytest.MonkeyPatch) -
     payload = Struct("halves" / bf16[DIMS] * "upper halves", "seal" / u8[3] * "three bytes")
     type_ = TensorType("made_up_type", 77, payload)
     types = TypeTable("made up", *GLFT.types, type_)
-    tensor_type._NAMES.discard("made_up_type")
+    declaration._NAMES.discard("made_up_type")
     descriptor = struct.pack("<H1sBI", 1, b"w", 1, 2) + struct.pack("<BQ", 77, 0)
     stored = struct.pack("<IIII", 0x474C4654, 1, 1, 0) + descriptor + struct.pack("<HH", 0x3F80, 0xC000) + b"abc"
     row = next(part for part in GLFT.struct.subcons if part.name == "descriptors").subcon.subcon

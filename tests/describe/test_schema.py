@@ -171,7 +171,7 @@ def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
         for part in struct.fields if name not in payloads else ():
             assert part.doc
             assert any(f"| `{part.name}` |" in line and part.doc.replace("|", "\\|") in line for line in lines)
-            assert all(f"`{part.name}`: never {sentence}" in text for sentence in part.refuses)
+            assert all(f"`{part.name}`: never {fault.sentence}" in text for fault in part.refuses)
         for rule in struct.rules:
             assert rule.expected
             assert f"- `{rule.field}`: {rule.expected} (`{rule.id}`, " in text

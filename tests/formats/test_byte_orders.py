@@ -123,7 +123,7 @@ def test_described(tmp_path: Path) -> None:
     assert "Numbers are big-endian" in write(schema_of(NETWORK), "markdown")
     assert "Numbers are big-endian." in write(schema_of(NETWORK), "c")
     kaitai = write(schema_of(NETWORK), "kaitai")
-    assert "endian: be" in kaitai
+    assert '"endian": "be"' in kaitai
     assert "is_big_endian" not in kaitai
     values = {byte_range.path: byte_range.value for byte_range in glft.byte_map(glft.Container.parse(STORED))}
     assert (values["header -> version"], values["tensors -> 1 -> offset"], values["header -> n_kv"]) == (0x0102, 12, 2)
