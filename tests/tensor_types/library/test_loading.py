@@ -60,7 +60,8 @@ def test_functions_of_all_dtypes(caplog: pytest.LogCaptureFixture) -> None:
     blocks = random_blocks(TYPES[0])[:100]
     found = np.zeros((100, 256), np.float32)
     functions["q4_k", "float32"](blocks.ctypes.data, found.ctypes.data, 100)
-    assert same_bits(found, by_numpy(check(TYPES[0].formula, TYPES[0].layout.arrays()), columns(TYPES[0].layout, blocks)))
+    layout = TYPES[0].functions.layout
+    assert same_bits(found, by_numpy(check(TYPES[0].formula, layout.arrays()), columns(layout, blocks)))
     assert loading.encoder_of("q4_k", False)
     assert loading.encoder_of("q4_k", True) is None
     assert loading.encoder_of("iq2_xxs", True) is None
