@@ -43,7 +43,7 @@ ROW: dict[str, tuple[type[construct.Construct], str]] = {
 }
 
 
-class Fault(Exception):  # noqa: N818 - not an error of a caller
+class FailedTrial(Exception):  # noqa: N818 - not an error of a caller
     """A failure, as a sentence that begins with the field."""
 
 
@@ -66,8 +66,8 @@ def first_fault(format: Format) -> str | None:
                 refusals += tried[:1] if all(tried) else []
             for error in filter(None, refusals):
                 if not error.rule and error.path.partition(" -> ")[0] in ("metadata", format.table):
-                    raise Fault(f"{error.path}: building a file fails: {error.problem}")
-    except Fault as fault:
+                    raise FailedTrial(f"{error.path}: building a file fails: {error.problem}")
+    except FailedTrial as fault:
         return str(fault)
     return None
 
@@ -111,7 +111,7 @@ def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> Fo
     """Builds and parses a file with at most one tensor. Returns the error if it is refused.
 
     Raises:
-        Fault: if anything else fails, or the parsed file differs.
+        FailedTrial: if anything else fails, or the parsed file differs.
     """
     regions: dict[str, Any] = {format.table: [row] if row else [], "data": data}
     with _trying("building a file", "metadata"):
@@ -134,7 +134,7 @@ def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> Fo
     with _trying("checking a built file", f"{format.table} -> offset"):
         _check_equal(format, record, regions)
     if not format.claims(stored[:START]):
-        raise Fault(f"magics: expected the start of its files, {stored[:START]!r}, found {format.magics!r}")
+        raise FailedTrial(f"magics: expected the start of its files, {stored[:START]!r}, found {format.magics!r}")
     with _trying("checking the rules of a file"):
         _parse(format, stored, trace=Trace(), findings=[])
     with _trying("building a file that was read"):
@@ -192,7 +192,7 @@ def _check_equal(format: Format, record: Any, regions: dict[str, Any]) -> None:
 
 @contextmanager
 def _trying(work: str, field: str = "") -> Iterator[None]:
-    """Turns errors into a Fault with `field`, or the innermost field in the error's traceback."""
+    """Turns errors into a FailedTrial with `field`, or the innermost field in their traceback."""
     try:
         yield
     except FormatError as error:
@@ -202,4 +202,4 @@ def _trying(work: str, field: str = "") -> Iterator[None]:
         path, problem = [field, *filter(None, paths)][-1], f"{work} raises {type(error).__name__}: {one_line(str(error))}"
     else:
         return
-    raise Fault(f"{path}: {problem}" if path else problem)
+    raise FailedTrial(f"{path}: {problem}" if path else problem)
