@@ -10,6 +10,7 @@ from glft_schema.errors import alternatives, quote
 
 COMPARED = 100  # names that difflib compares, at 0.3 ms each
 SHOWN = 3  # names that begin with an unknown one
+SIMILAR = 0.6  # the minimum similarity of a suggestion
 
 
 class MissingKeyError(KeyError):
@@ -76,5 +77,6 @@ def closest(text: str, names: Sequence[str]) -> str | None:
     def similarity(name: str) -> float:
         return sum(name[i : i + 2] in pairs for i in range(len(name) - 1)) / (len(text) + len(name))
 
-    likely = heapq.nlargest(COMPARED, names, key=similarity)
-    return next(iter(get_close_matches(text, likely, n=1)), None)
+    fitting = (name for name in names if 2 * min(len(text), len(name)) >= SIMILAR * (len(text) + len(name)))
+    likely = heapq.nlargest(COMPARED, fitting, key=similarity)  # without long names, which take seconds
+    return next(iter(get_close_matches(text, likely, n=1, cutoff=SIMILAR)), None)

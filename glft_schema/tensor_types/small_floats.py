@@ -29,8 +29,8 @@ def half_power(e):
 
 
 def e8m0(e: Array) -> Array:
-    """E8M0 u8 -> float32 2^(e - 127). 255 is NaN, as the OCP specifies; the formula reads 2^128."""
-    return np.asarray(table_of("float8_e8m0fnu")[e])
+    """E8M0 u8 -> float64 2^(e - 127). 255 is NaN, as the OCP specifies; the formula reads 2^128."""
+    return np.asarray(table_of("float8_e8m0fnu")[e], np.float64)  # 2^-127 is subnormal as float32
 
 
 def e4m3_scale(d: Array) -> Array:

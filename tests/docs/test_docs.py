@@ -59,6 +59,7 @@ def test_state_and_caches_are_listed_with_their_reasons(modules: dict[str, ast.M
     assert figures["class names defined twice"] == []
 
 
+@pytest.mark.long
 def test_the_package_has_no_more_tokens_than_its_table_says() -> None:
     """A change that needs more code raises the number in the same commit, with the reason."""
     text = (ROOT / "docs" / "design.md").read_text("utf-8")

@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("compare model.gguf model.safetensors", "blk.0"),
         ("hash model.gguf", "model.gguf"),
         ("schema gguf", "Header"),
-        ("schema gguf --as kaitai", "seq:"),
+        ("schema gguf --as kaitai", '"seq":'),
         ("schema glft --as c", "#include"),
         ("schema q4_k", "scales"),
         ("plan model.gguf --bpw 5", "noise"),
