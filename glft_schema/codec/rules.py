@@ -46,7 +46,7 @@ def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class Fault(NamedTuple):
-    """What a construct refuses by itself, beside the rules.
+    """Values that a construct refuses by itself, without a rule.
 
     Attributes:
         sentence: the refused values in words, for descriptions.

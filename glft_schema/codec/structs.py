@@ -40,7 +40,7 @@ class Interpreted(construct.Construct):
 
 @dataclass(frozen=True)
 class Raw:
-    """What a field writes as it is, if it is built with `forging`: no writer would produce it.
+    """An invalid value for tests: a field that is built with `forging` writes it unchanged.
 
     Attributes:
         stored: the bytes; of typed metadata, the rows.
@@ -127,7 +127,7 @@ class Struct(Interpreted, construct.Struct):
         return context
 
     def nest(self, context: Context, stream: Any) -> Context:
-        """Returns a new context of its fields, within that of the enclosing Struct."""
+        """Returns a new context for the fields, inside the context of the enclosing Struct."""
         nested = Context(
             _=context,
             _params=context["_params"],

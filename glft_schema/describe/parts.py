@@ -42,7 +42,7 @@ class Part(NamedTuple):
     context: Any  # the fields that the node may depend on
     doc: str | None = None  # None: the sentence of the range
     value: Any = None
-    type: str = ""  # by default that of the node
+    type: str = ""  # the type of the node by default
 
 
 def select(node: s.Node, context: Any) -> s.Node:

@@ -88,7 +88,7 @@ def where(test: torch.Tensor, one: Any, other: Any, kind: str) -> torch.Tensor:
 
 
 def divide(one: Any, other: Any) -> torch.Tensor:
-    """Returns one / other; torch multiplies by the reciprocal if either is no tensor."""
+    """Returns one / other, both as tensors: torch multiplies by the reciprocal of a number."""
     like = one if isinstance(one, torch.Tensor) else other
     return torch.as_tensor(one).to(like) / torch.as_tensor(other).to(like)
 

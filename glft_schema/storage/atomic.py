@@ -92,7 +92,7 @@ def atomic_write(path: StrPath, key: str = "", *, resume: bool = True) -> Iterat
 
 
 def _open_temporary(target: str, key: str) -> tuple[str, int]:
-    """Opens and locks a temporary file: a new one, or with a key, maybe that of an earlier run.
+    """Opens and locks a temporary file: a new one or, with a key, that file of an earlier run.
 
     Returns its path and descriptor. Raises as `atomic_write`.
     """

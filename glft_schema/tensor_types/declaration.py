@@ -49,7 +49,7 @@ Floats = Callable[[Array], Array]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Declaration(PayloadLayout):
-    """What a tensor type is declared with.
+    """The declared facts of a tensor type.
 
     Attributes:
         name: as in the format's specification.

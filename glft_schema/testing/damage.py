@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 import glft_schema.describe.nodes as s
+from glft_schema.codec.arrays import StoredArray
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Reference
 from glft_schema.codec.tables import least_size
@@ -79,7 +80,7 @@ class Corruption:
 
     @property
     def expected(self) -> str:
-        """What must be reported, in words."""
+        """The expected errors or findings as text."""
         if self.error is None:
             findings = " and ".join(f"{rule} at {path}" for rule, path in self.findings)
             return f"the findings of {' and '.join(self.sets)}: {findings}"
@@ -268,11 +269,11 @@ def _counts(file: File, spans: Sequence[FieldSpan], nodes: Mapping[str, s.Node])
         elif node and (rows := rows_of(node)):
             yield span.start, len(value) * least_size(rows.declared), count_path(node, span.path)
         elif span.path.endswith(f"{STEP}elements"):
-            item = getattr(value, "number", None) or getattr(value, "length", file.format.metadata.types[ARRAY].field)
+            item = value.number if isinstance(value, StoredArray) else file.format.metadata.types[ARRAY].field
             yield span.start, len(value) * least_size(item), f"{span.path.rpartition(STEP)[0]}{STEP}n"
 
 
 def count_path(node: s.Node, region: str) -> str:
-    """Returns the path of the field that counts a region's rows; for bytes, that of the region."""
+    """Returns the path of the count of a region's rows, or of the region if it counts bytes."""
     count = node.count if isinstance(node, s.ListNode) else None
     return STEP.join(count.names) if isinstance(count, Reference) else region

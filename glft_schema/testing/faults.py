@@ -20,6 +20,7 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 import glft_schema.describe.nodes as s
+import glft_schema.testing.damage as d
 from glft_schema.codec import json_table as j
 from glft_schema.codec.context import BIG, LITTLE, Context, byte_order
 from glft_schema.codec.expressions import equality, read
@@ -39,7 +40,6 @@ from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.region import TensorFits
-from glft_schema.testing import damage as d
 from glft_schema.testing.containers import Draft
 from glft_schema.testing.damage import Corruption
 from glft_schema.testing.fitting import EXAMPLES, candidates, derive, fits, holds, inner_context, with_value
@@ -284,7 +284,7 @@ class Breaker:
         name, node = check.field, self.draft.field(check.field).node
         if isinstance(node, s.PaddingNode):
             drafts = [self.draft]
-            for region in filter(self.draft.is_metadata, self.draft.regions):  # an entry more, if there is no padding
+            for region in filter(self.draft.is_metadata, self.draft.regions):  # another entry may cause padding
                 entry, at = self.new_row(region), len(self.draft.rows(region))
                 drafts += [
                     self.draft.with_row(region, at, {**entry, "key": entry["key"].ljust(size, "a")}) for size in range(2, 8)

@@ -18,6 +18,16 @@ from glft_schema.scalar.as_c import FLAGS
 from glft_schema.scalar.side_by_side import run_side_by_side
 from glft_schema.scalar.tree import Function
 
+ARITHMETIC = {  # bodies of decoders of 16 weights, with fields d and qs
+    "arithmetic": """
+        for i in range(16):
+            x = float32(qs[i] - 8) * d[0]
+            w[i] = -x / 3 + 0.1 - d[1] * x""",
+    "constants": """
+        for i in range(16):
+            x = float32(0.1) / float32(3) * float32(1.5) - float32(-3)
+            w[i] = x + abs(float32(-0.1)) * d[0] / (float32(0.1) * 3) + max(d[1], float32(1) / float32(i))""",
+}
 GNU = ("-std=gnu11", "-Wno-psabi")  # lanes use vectors of gcc and clang
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
 NAMES = (

@@ -14,7 +14,7 @@ from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import run
 from glft_schema.tensor_types.library.printing import TypesInC
 from glft_schema.tensor_types.scalar_layout import ScalarField, ScalarLayout
-from tests.scalar.sources import compiled, declared, pointer, same_bits
+from tests.scalar.sources import ARITHMETIC, compiled, declared, pointer, same_bits
 
 LAYOUT = ScalarLayout(
     "own", (ScalarField("d", "f16", 2, "scales"), ScalarField("qs", "u8", 16, "codes"), ScalarField("n", "u32", 2)), 16
@@ -22,14 +22,7 @@ LAYOUT = ScalarLayout(
 
 # fmt: off
 BODIES = {
-    "arithmetic": """
-        for i in range(16):
-            x = float32(qs[i] - 8) * d[0]
-            w[i] = -x / 3 + 0.1 - d[1] * x""",
-    "constants": """
-        for i in range(16):
-            x = float32(0.1) / float32(3) * float32(1.5) - float32(-3)
-            w[i] = x + abs(float32(-0.1)) * d[0] / (float32(0.1) * 3) + max(d[1], float32(1) / float32(i))""",
+    **ARITHMETIC,
     "integers": """
         for i in range(16):
             k = (qs[i] - 200) * 16777216 + i

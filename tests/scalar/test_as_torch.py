@@ -15,7 +15,7 @@ from glft_schema.scalar.kinds import KINDS
 from glft_schema.scalar.language import LookupTable, ScalarError, run
 from glft_schema.scalar.tree import Function
 from glft_schema.tensor_types.scalar_layout import ScalarField, ScalarLayout
-from tests.scalar.sources import by_numpy, declared, same_bits
+from tests.scalar.sources import ARITHMETIC, by_numpy, declared, same_bits
 
 LAYOUT = ScalarLayout(
     "own",
@@ -50,14 +50,7 @@ def halved(k):
 """
 # fmt: off
 BODIES = {
-    "arithmetic": """
-        for i in range(16):
-            x = float32(qs[i] - 8) * d[0]
-            w[i] = -x / 3 + 0.1 - d[1] * x""",
-    "constants": """
-        for i in range(16):
-            x = float32(0.1) / float32(3) * float32(1.5) - float32(-3)
-            w[i] = x + abs(float32(-0.1)) * d[0] / (float32(0.1) * 3) + max(d[1], float32(1) / float32(i))""",
+    **ARITHMETIC,
     "integers": """
         for i in range(16):
             k = (qs[i] - 200) * 16777216 + i
