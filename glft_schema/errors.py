@@ -25,6 +25,8 @@ name in a hostile file can neither flood a log nor control a terminal.
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +47,7 @@ __all__ = [
     "UnsupportedError",
 ]
 
+CALLED = (__name__.partition(".")[0], "contextlib")  # modules whose frames a warning does not name
 MOST_BITS = 1024  # of an integer that is shown; Python refuses to print more than 4300 digits
 BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("frozenset({", "})")}
 PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), range, type, type(...), *BRACKETS, dict)
@@ -262,6 +265,14 @@ class ClosedError(ValueError):
 
 class UnsupportedError(NotImplementedError):
     """A declaration that a language, map or strategy cannot express."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Issues a warning that names the line which called the package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in CALLED:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level - 1)
 
 
 class QuantizationWarning(UserWarning):

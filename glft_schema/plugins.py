@@ -8,11 +8,10 @@ A group is loaded at the first lookup of a name, code or file format that this p
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
-from glft_schema.errors import PluginWarning, one_line
+from glft_schema.errors import PluginWarning, one_line, warn
 
 FORMATS = "glft_schema.formats"
 TYPES = "glft_schema.types"
@@ -32,4 +31,4 @@ def load(group: str, register: Callable[[Any], object]) -> None:
         except Exception as error:
             package = entry.dist.name if entry.dist else "an unknown package"
             problem = f"{entry.name} of {package} ({group}) is not available: {type(error).__name__}: {one_line(str(error))}"
-            warnings.warn(problem, PluginWarning, stacklevel=2)
+            warn(problem, PluginWarning)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from glft_schema.errors import alternatives, quote
 
@@ -53,15 +52,6 @@ def suggestion(name: object, names: Iterable[str]) -> str:
     if not matches and (close := closest(text, [*by_lower])) is not None:
         matches = [close]
     return f"; did you mean {alternatives(quote(by_lower[known]) for known in matches)}?" if matches else ""
-
-
-def check_options(function: Callable[..., Any], options: Iterable[str], known: type) -> None:
-    """Raises TypeError for an option that is not a key of the TypedDict `known`."""
-    names = known.__annotations__
-    for name in options:
-        if name not in names:
-            problem = f"{function.__name__}() got an unexpected keyword argument {name!r}"
-            raise TypeError(f"{problem}{suggestion(name, names)}")
 
 
 def closest(text: str, names: Sequence[str]) -> str | None:

@@ -10,6 +10,7 @@ from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 import pytest
 
@@ -58,6 +59,14 @@ def test_dir_has_the_names_that_are_imported_later() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert {*glft.__all__, "testing"} <= {*done.stdout.split()}
     assert done.stderr.endswith("AttributeError: module 'glft_schema' has no attribute 'no_such_name'\n")
+
+
+@pytest.mark.parametrize("name", [name for name in glft.__all__ if inspect.isfunction(getattr(glft, name))])
+def test_functions_show_their_options_and_are_called_outside_of_graphs(name: str) -> None:
+    function = getattr(glft, name)
+    assert not any(each.kind is each.VAR_KEYWORD for each in inspect.signature(function).parameters.values())
+    assert "return" in get_type_hints(function)  # also for pydantic, Sphinx and typer
+    assert function.__wrapped__.__name__ == name  # by `outside_graphs`
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from glft_schema.adapters.reading import read_updates
 from glft_schema.display import Progress, Results, with_display
-from glft_schema.errors import OptionError, TiedWarning, quote
+from glft_schema.errors import OptionError, TiedWarning, quote, warn
 from glft_schema.families.export import OUTPUT
 from glft_schema.families.folders import EMBEDDING
 from glft_schema.files.container import open
@@ -27,11 +26,12 @@ from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_entries
-from glft_schema.weights.convert import convert
-from glft_schema.weights.importance import read_importance
+from glft_schema.weights.convert import plan_conversion
+from glft_schema.weights.importance import read_importance, with_importance
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.peft_adapters import Update
-from glft_schema.weights.schemes import Chosen, TypeChoice
+from glft_schema.weights.save import Writing
+from glft_schema.weights.schemes import TypeChoice
 
 
 @with_display
@@ -96,17 +96,12 @@ def merge_lora(
     file, stored = checkpoint.file, in_memory(checkpoint.tensors)
     updates = {name: update._replace(scale=scale * update.scale) for name, update in read_updates(adapter, file).items()}
     if EMBEDDING in updates and OUTPUT not in stored:
-        warnings.warn(f"{EMBEDDING} is also the output matrix, which changes, too", TiedWarning, stacklevel=2)
+        warn(f"{EMBEDDING} is also the output matrix, which changes, too", TiedWarning)
     merged = {name: _merge(file.tensors[name], updates[name]) if name in updates else stored[name] for name in stored}
-    convert(
-        checkpoint._replace(tensors=merged),
-        out,
-        format=WITH_TYPES.name,
-        schemes=Chosen({name: TypeChoice(file.tensors[name].type) for name in merged}),
-        importance={name: values for name, values in importance.items() if name in updates},
-        progress=progress,
-        measure=False,
-    )
+    choices = {name: TypeChoice(file.tensors[name].type) for name in merged}
+    used = {name: values for name, values in importance.items() if name in updates}
+    source = checkpoint._replace(tensors=with_importance(merged, used))
+    plan_conversion(source, WITH_TYPES, Writing(progress=progress), choices=choices).write(out)
     with open(out) as written:
         changed = [name for name in stored if name in updates]
         return Results((_compare(file.tensors[name], written.tensors[name], updates[name]) for name in changed), "tensor")

@@ -14,6 +14,7 @@ from glft_schema.families.requirements import locate
 from glft_schema.files import parsing
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
+from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import StrPath
 from glft_schema.words import suggestion
 
@@ -25,6 +26,7 @@ def with_implied(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for given in names for name in ((GGML, given) if given == LLAMA_CPP else (given,))))
 
 
+@outside_graphs
 def check_rules(file: File | StrPath, rules: str | Iterable[str], *, render: bool = True) -> list[Finding]:
     """Checks a file against rule sets, and returns the findings. Parses the file again.
 

@@ -17,6 +17,7 @@ from glft_schema.codec.context import LITTLE
 from glft_schema.codec.numbers import TensorField
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
+from glft_schema.lazy import outside_graphs
 from glft_schema.storage.dtypes import Array, is_float, name_of, words
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.tensor_bytes import array_over
@@ -69,6 +70,7 @@ class ValueFinding:
         return self.kind in FAULTS
 
 
+@outside_graphs
 def check_values(file: File | StrPath, exclude: Iterable[str] = ()) -> Iterator[tuple[Tensor, list[ValueFinding]]]:
     """Checks the weights, scales and codes of each tensor.
 

@@ -33,6 +33,7 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import trace_fields, trace_source
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
+from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
@@ -212,6 +213,7 @@ class ByteMap(Sequence[ByteRange]):
                 yield byte_range
 
 
+@outside_graphs
 def byte_map(file: File | StrPath) -> ByteMap:
     """Attributes every byte of a file to a field, padding or gap.
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,19 +36,16 @@ from glft_schema.errors import OptionError, TensorError
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.models.to_gguf import by_example
-from glft_schema.quantizer.quantize import QuantizeOptions, as_recipe, plan_quantization
+from glft_schema.quantizer.quantize import Quantizing, as_recipe, plan_quantization
 from glft_schema.quantizer.recipe_rules import Recipe
 from glft_schema.storage.dtypes import Array, Dtype, dtype_of, words
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.torch_tensors import as_array, identity_of
-from glft_schema.weights.convert import ConvertOptions, plan_conversion
+from glft_schema.weights.convert import plan_conversion
 from glft_schema.weights.in_memory import packed_tensors
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import FilePlan, WriteOptions, plan_file
-from glft_schema.words import check_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from glft_schema.weights.save import FilePlan, Writing, plan_file
+from glft_schema.weights.schemes import Schemes
 
 
 class StorageWriter(Writer):
@@ -65,10 +62,11 @@ class StorageWriter(Writer):
             the file gets the names, metadata and, unless `schemes` or `recipe` choose others, the
             types of this model.
         recipe: a file type of llama-quantize such as ``Q4_K_M``, as in `quantize`. Requires `like`,
-            and excludes all `options` but ``importance``.
+            and excludes the other arguments of `save_file` but `metadata` and `importance`.
         process_group: the ranks; must be the group that `save` gets.
         timeout: seconds that a rank waits for the others while none of them makes progress.
-        options: see `WriteOptions`, without ``exclude``, ``measure``, ``progress`` and ``ranks``.
+        schemes, alignment, format, header, rules, importance, strict, allow_requantize: as in
+            `save_file`.
 
     `save` raises CheckpointException on all ranks, with the error of each rank that failed:
         TensorError: if an entry is not a tensor, or cannot be stored as requested.
@@ -86,20 +84,24 @@ class StorageWriter(Writer):
         recipe: StrPath | Recipe | None = None,
         process_group: distributed.ProcessGroup | None = None,
         timeout: float = TIMEOUT,
-        **options: Unpack[WriteOptions],
+        schemes: Schemes | None = None,
+        alignment: int | None = None,
+        format: str | None = None,
+        header: Mapping[str, Any] | None = None,
+        rules: str | Iterable[str] | None = None,
+        importance: Mapping[str, Any] | None = None,
+        strict: bool = False,
+        allow_requantize: bool = False,
     ) -> None:
         super().__init__()
-        check_options(StorageWriter, options, WriteOptions)
-        if unused := [name for name in ("exclude", "measure", "progress", "ranks") if name in options]:
-            raise OptionError(f"expected no {unused[0]}, which StorageWriter does not take")
         if recipe is not None and like is None:
             raise OptionError("expected like with recipe: recipes need a model's metadata")
-        given = [name for name, value in options.items() if name != "importance" and value not in (None, False)]
-        if recipe is not None and given:
-            raise OptionError(f"expected no {given[0]} with recipe")
+        writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize)
+        if recipe is not None and (format or replace(writing, importance=None) != Writing()):
+            raise OptionError("expected no arguments of save_file but metadata and importance with recipe")
         self.path, self._like, self._metadata = path, like, metadata
         self._recipe = None if recipe is None else as_recipe(recipe)
-        self._options, self._group, self._timeout = options, process_group, timeout
+        self._format, self._writing, self._group, self._timeout = format, writing, process_group, timeout
         self._entries: Entries = []  # on rank 0
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -148,18 +150,17 @@ class StorageWriter(Writer):
     def _plan(self, tensors: Tensors, remote: Remote, ties: Mapping[str, str], opened: ExitStack) -> FilePlan:
         """Returns the plan of the file, with tensors that `remote` reads."""
         lazy = {name: remote.tensor(name, shape, dtype) for name, (shape, dtype) in tensors.items()}
-        target = target_format(self.path, self._options.get("format"))
+        target = target_format(self.path, self._format)
         if self._like is None:
             stored = {name: replace(tensor, identity=ties.get(name)) for name, tensor in lazy.items()}
-            return plan_file(stored, target, self._metadata, self._options)
+            return plan_file(stored, target, self._metadata, self._writing)
         if target is not WITH_TYPES:
             raise OptionError(f"expected {WITH_TYPES.name} as the output for like, found {target.name}")
         checkpoint = by_example(lazy, opened.enter_context(open(self._like)))
         if self._recipe is None:
-            own: ConvertOptions = {**self._options, "metadata": self._metadata, "measure": False}  # type: ignore[typeddict-item]
-            return plan_conversion(checkpoint, WITH_TYPES, own)
-        given: QuantizeOptions = {"importance": self._options.get("importance"), "override": self._metadata}
-        plans, _ = plan_quantization(checkpoint, self.path, self._recipe, given)
+            return plan_conversion(checkpoint, WITH_TYPES, self._writing, self._metadata)
+        job = Quantizing(self._recipe, self._writing.importance, override=self._metadata)
+        plans, _ = plan_quantization(checkpoint, self.path, job)
         return plans[self.path]
 
 

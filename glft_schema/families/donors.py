@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import numpy as np
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import shortest
-from glft_schema.errors import MetadataWarning, OptionError, TensorError, quote, safe
+from glft_schema.errors import MetadataWarning, OptionError, TensorError, quote, safe, warn
 from glft_schema.families.config import Config, metadata_of, refusing
 from glft_schema.families.config_places import read_config
 from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
@@ -140,7 +139,7 @@ class Donor:
             found, own = (shortest(v) if isinstance(v, float) else v for v in (value, self.metadata.get(key, value)))
             if found != own and not key.startswith("general."):
                 problem = f"{key} is {quote(found)} by config.json, and {quote(own)} in {self._name}, which is used"
-                warnings.warn(problem, MetadataWarning, stacklevel=7)
+                warn(problem, MetadataWarning)
 
     def _count(self, key: str) -> int | None:
         """Returns the number under a key of the architecture, or None."""

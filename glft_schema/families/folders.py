@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import FormatError, MetadataWarning, TensorError, quote, safe
+from glft_schema.errors import FormatError, MetadataWarning, TensorError, quote, safe, warn
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import (
     CONFIG,
@@ -105,7 +104,7 @@ def open_folder(path: StrPath, open_weights: Callable[[], Mapping[str, StoredTen
             tensors = gguf_tensors(weights, family, config)
             notes += check_fields(family, config, tensors, folder)  # lists blocks, whose number was compared with the tensors
         for note in notes:
-            warnings.warn(note, MetadataWarning, stacklevel=3)
+            warn(note, MetadataWarning)
         check_vocabulary_size(tensors, config, folder)
         with refusing(folder, "a valid modules.json"):
             values |= pooling_keys(folder, family)
@@ -120,7 +119,7 @@ def open_folder(path: StrPath, open_weights: Callable[[], Mapping[str, StoredTen
             tokenizer = next((folder / name for name in (TOKENIZER, SENTENCEPIECE) if (folder / name).is_file()), folder)
             vocabulary, notes = call("tokenizer_keys", folder, family.arch, config, file=tokenizer)
             for note in notes:
-                warnings.warn(f"{safe(str(folder), 1000)}: {note}", MetadataWarning, stacklevel=3)
+                warn(f"{safe(str(folder), 1000)}: {note}", MetadataWarning)
     entries = {
         **(kept or {}),
         **{key: Typed(*pair) for key, pair in general.items()},

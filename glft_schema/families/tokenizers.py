@@ -9,11 +9,10 @@ Source: llama.cpp's src/llama-vocab.cpp, compared with that of xllamacpp 2026.10
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from glft_schema.errors import FormatError, MetadataWarning, quote
+from glft_schema.errors import FormatError, MetadataWarning, quote, warn
 from glft_schema.families.libraries import library
 from glft_schema.families.pages.every_model import CONTROL, DEFAULT_IDS, NORMAL, PHI3_NAMES, PHI3_TOKENS, UNKNOWN, USER_DEFINED
 from glft_schema.families.pre_tokenizers import BEGINNING, IGNORE_MERGES, RULES
@@ -80,7 +79,7 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
             f"expected {len(tokens)} tokens and {ids}, found {len(tokenizer)} and {found}", f"metadata -> {KEYS}tokens"
         )
     if kind != "bert" and any(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) != text for text in PROBES):
-        warnings.warn("the tokenizer loses characters of some texts, for which it has no tokens", MetadataWarning, stacklevel=2)
+        warn("the tokenizer loses characters of some texts, for which it has no tokens", MetadataWarning)
     return tokenizer
 
 
@@ -132,7 +131,7 @@ def _sentencepiece(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
     formed = {left + right for left, right in merges} & plain
     if len({scores[vocab[text]] for text in formed}) < len(formed) or not set().union(*plain) <= vocab.keys():
         problem = "tokens of equal scores, or with characters that are no tokens: llama.cpp may split texts otherwise"
-        warnings.warn(problem, MetadataWarning, stacklevel=4)
+        warn(problem, MetadataWarning)
     merges.sort(key=lambda pair: -scores[vocab[pair[0] + pair[1]]])
     backend = library_.Tokenizer(library_.models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
     prefix = metadata.get(KEYS + "add_space_prefix", True)

@@ -14,6 +14,7 @@ from glft_schema.files.file import File
 from glft_schema.files.shards import shard_info, shard_path
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.registry import FORMATS
+from glft_schema.lazy import outside_graphs
 from glft_schema.limits import check_repeats
 from glft_schema.storage.atomic import atomic_write, new_files
 from glft_schema.storage.source import StrPath, path_text
@@ -21,6 +22,7 @@ from glft_schema.storage.tensor_bytes import write_all
 from glft_schema.tensors.tensor import Tensor
 
 
+@outside_graphs
 def split(file: File | StrPath, prefix: StrPath, *, max_tensors: int | None = None, max_bytes: int | None = None) -> list[str]:
     """Splits a GGUF or safetensors file into a set of files.
 
@@ -84,6 +86,7 @@ def _write_index(path: str, paths: list[str], groups: list[list[Tensor]]) -> Non
         write_all(stream, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
 
 
+@outside_graphs
 def merge(file: File | StrPath, path: StrPath) -> None:
     """Merges a set of files into one. Metadata of earlier files takes precedence.
 

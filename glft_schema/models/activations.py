@@ -4,43 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from glft_schema.display import Progress
 from glft_schema.errors import OptionError, TensorError, quote
 from glft_schema.families.libraries import library
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.tensor_names import SUFFIXES, Names, name_map
 from glft_schema.lazy import torch
 from glft_schema.models.from_gguf import family_of, is_dropped
-from glft_schema.models.token_chunks import TextOptions, check_fits, cut, each, run, running
+from glft_schema.models.token_chunks import CONTEXT, check_fits, cut, each, run, running
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.importance import ColumnSums, ImportanceMatrix
-from glft_schema.words import check_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 OUTPUT = "output.weight"
 BLOCKS = "blk."  # prefix of the matrices that llama-imatrix measures
 
 
-class MeasureOptions(TextOptions, total=False):
-    """Options of `measure_importance`, in addition to `TextOptions`.
-
-    Attributes:
-        process_output: also measure the output matrix, unless it is the token embedding.
-        names: the name of the matrix for each parameter to measure. By default GGUF names, from the
-            model's family or the ``gguf`` library.
-        dataset: the name of the text, recorded in the matrix.
-    """
-
-    process_output: bool
-    names: Mapping[str, str] | None
-    dataset: str
-
-
 def measure_importance(
-    model: StrPath | torch.nn.Module, text: str | Sequence[int], **options: Unpack[MeasureOptions]
+    model: StrPath | torch.nn.Module,
+    text: str | Sequence[int],
+    *,
+    tokenizer: Any = None,
+    context: int = CONTEXT,
+    chunks: int | None = None,
+    progress: Progress | None = None,
+    process_output: bool = False,
+    names: Mapping[str, str] | None = None,
+    dataset: str = "",
 ) -> ImportanceMatrix:
     """Measures an importance matrix: runs a model on a text, and sums the squared inputs of each
     matrix by column.
@@ -51,7 +42,11 @@ def measure_importance(
     Args:
         model: a GGUF file of a declared family, a Hugging Face folder, or a model in memory.
         text: the text, or its tokens.
-        options: see `MeasureOptions` and `TextOptions`.
+        tokenizer, context, chunks, progress: as for `perplexity`.
+        process_output: also measure the output matrix, unless it is the token embedding.
+        names: the name of the matrix for each parameter to measure. By default GGUF names, from the
+            model's family or the ``gguf`` library.
+        dataset: the name of the text, recorded in the matrix.
 
     Raises:
         OptionError: if transformers or the tokenizer is missing, the text is shorter than a chunk,
@@ -62,19 +57,17 @@ def measure_importance(
             the family.
         OSError: if a file cannot be read.
     """
-    check_options(measure_importance, options, MeasureOptions)
-    names, process_output = options.get("names"), options.get("process_output", False)
-    tokens = cut(text, model, options)
+    tokens = cut(text, model, tokenizer, context, chunks)
     sums = _Sums()
     with running(model) as module:
         matrices = _gguf_names(module, process_output) if names is None else {key: [name] for key, name in names.items()}
         check_fits(module, tokens)
         body = module if process_output or names else getattr(module, "base_model", module)  # without the output matrix
         with _hooks(module, matrices, sums):
-            for chunk in each(tokens, options.get("progress")):
+            for chunk in each(tokens, progress):
                 run(body, chunk)
     count, context = tokens.shape
-    return ImportanceMatrix(sums.columns(), tuple(filter(None, [options.get("dataset")])), count, context)
+    return ImportanceMatrix(sums.columns(), tuple(filter(None, [dataset])), count, context)
 
 
 class _Sums:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from glft_schema.display import Progress
 from glft_schema.errors import OptionError
 from glft_schema.lazy import torch
-from glft_schema.models.token_chunks import TextOptions, check_fits, cut, each, run, running, vocabulary_size
+from glft_schema.models.token_chunks import CONTEXT, check_fits, cut, each, run, running, vocabulary_size
 from glft_schema.storage.source import StrPath
-from glft_schema.words import check_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
 
@@ -53,7 +50,11 @@ class Predictions(NamedTuple):
 def perplexity(
     model: StrPath | torch.nn.Module,
     text: str | Sequence[int] | None = None,
-    **options: Unpack[TextOptions],
+    *,
+    tokenizer: Any = None,
+    context: int = CONTEXT,
+    chunks: int | None = None,
+    progress: Progress | None = None,
 ) -> Perplexity:
     """Measures how well a model predicts a text, as ``llama-perplexity`` does.
 
@@ -62,7 +63,11 @@ def perplexity(
     Args:
         model: a GGUF file of a declared family, a Hugging Face folder, or a model in memory.
         text: the text, or its tokens; by default a text of the package.
-        options: see `TextOptions`.
+        tokenizer: a tokenizer of transformers, or a folder or GGUF file with one; by default the
+            model's.
+        context: tokens in a chunk.
+        chunks: the maximum number of chunks; by default all whole chunks.
+        progress: called after each chunk with its number and the share that is done, from 0 to 1.
 
     Raises:
         OptionError: if transformers or the tokenizer is missing, the text is shorter than a chunk,
@@ -70,12 +75,11 @@ def perplexity(
         FormatError: if the model or the tokenizer cannot be loaded.
         OSError: if a file cannot be read.
     """
-    check_options(perplexity, options, TextOptions)
-    tokens, loss = _tokens(text, model, options), 0.0
+    tokens, loss = cut(DEFAULT_TEXT.read_text("utf-8") if text is None else text, model, tokenizer, context, chunks), 0.0
     count = _count_predicted(tokens)
     with running(model) as module:
         check_fits(module, tokens)
-        for chunk in each(tokens, options.get("progress")):
+        for chunk in each(tokens, progress):
             loss += _loss(_log_probabilities(module, chunk), chunk)
     return Perplexity(_exp(loss / count), count)
 
@@ -85,7 +89,10 @@ def compare_predictions(
     other: StrPath | torch.nn.Module,
     *,
     text: str | Sequence[int] | None = None,
-    **options: Unpack[TextOptions],
+    tokenizer: Any = None,
+    context: int = CONTEXT,
+    chunks: int | None = None,
+    progress: Progress | None = None,
 ) -> Predictions:
     """Compares the predictions of two models, as ``llama-perplexity --kl-divergence`` does.
 
@@ -96,16 +103,15 @@ def compare_predictions(
         one: A, the model to compare with. The tokenizer is A's.
         other: B.
         text: the text, or its tokens; by default a text of the package.
-        options: see `TextOptions`.
+        tokenizer, context, chunks, progress: as for `perplexity`.
     """
-    check_options(compare_predictions, options, TextOptions)
-    tokens = _tokens(text, one, options)
+    tokens = cut(DEFAULT_TEXT.read_text("utf-8") if text is None else text, one, tokenizer, context, chunks)
     count, losses, divergences, same = _count_predicted(tokens), [0.0, 0.0], [], 0
     with running(one) as first, running(other) as second:
         check_fits(first, tokens)
         _check_same(vocabulary_size(first), vocabulary_size(second))
         check_fits(second, tokens)
-        for chunk in each(tokens, options.get("progress")):
+        for chunk in each(tokens, progress):
             a, b = (_log_probabilities(module, chunk) for module in (first, second))
             _check_same(a.shape[1], b.shape[1])
             losses = [loss + _loss(logs, chunk) for loss, logs in zip(losses, (a, b), strict=True)]
@@ -114,10 +120,6 @@ def compare_predictions(
     joined = torch.cat(divergences)
     values = [_exp(loss / count) for loss in losses]
     return Predictions(values[0], values[1], float(joined.mean()), float(joined.max()), same / count, count)
-
-
-def _tokens(text: str | Sequence[int] | None, model: StrPath | torch.nn.Module, options: TextOptions) -> torch.Tensor:
-    return cut(DEFAULT_TEXT.read_text("utf-8") if text is None else text, model, options)
 
 
 def _count_predicted(tokens: torch.Tensor) -> int:

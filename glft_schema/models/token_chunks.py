@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from typing import Any
 
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError
@@ -19,24 +19,9 @@ CONTEXT = 512  # default number of tokens in a chunk, as in these tools
 POSITIONS = ("wpe", "position_embeddings")  # tables of positions, of gpt2 and bert
 
 
-class TextOptions(TypedDict, total=False):
-    """Options of the functions that run a model on a text.
-
-    Attributes:
-        tokenizer: a tokenizer of transformers, or a folder or GGUF file with one; by default the
-            model's.
-        context: tokens in a chunk, by default 512.
-        chunks: the maximum number of chunks; by default all whole chunks.
-        progress: called after each chunk with its number and the share that is done, from 0 to 1.
-    """
-
-    tokenizer: Any
-    context: int
-    chunks: int | None
-    progress: Progress | None
-
-
-def cut(text: str | Sequence[int], model: StrPath | torch.nn.Module, options: TextOptions) -> torch.Tensor:
+def cut(
+    text: str | Sequence[int], model: StrPath | torch.nn.Module, tokenizer: Any, context: int, chunks: int | None
+) -> torch.Tensor:
     """Returns int64[chunks, context], the tokens of a text.
 
     Tokens after the last whole chunk are left out. If the tokenizer begins texts with a start
@@ -45,7 +30,10 @@ def cut(text: str | Sequence[int], model: StrPath | torch.nn.Module, options: Te
     Args:
         text: the text, or its tokens, which get no start token.
         model: the model whose tokenizer is used.
-        options: see `TextOptions`; `tokenizer` takes precedence over the model's.
+        tokenizer: a tokenizer of transformers, or a folder or GGUF file with one; by default the
+            model's.
+        context: tokens in a chunk.
+        chunks: the maximum number of chunks; by default all whole chunks.
 
     Raises:
         OptionError: if `context` or `chunks` is below 1, there is no tokenizer, or the text is
@@ -53,9 +41,8 @@ def cut(text: str | Sequence[int], model: StrPath | torch.nn.Module, options: Te
         FormatError: if the tokenizer fails.
         FormatError, OSError: see `load_vocabulary`.
     """
-    tokenizer, context, limit = options.get("tokenizer"), options.get("context", CONTEXT), options.get("chunks")
-    if context < 1 or (limit is not None and limit < 1):
-        raise OptionError(f"expected at least 1, found context={context}, chunks={limit}")
+    if context < 1 or (chunks is not None and chunks < 1):
+        raise OptionError(f"expected at least 1, found context={context}, chunks={chunks}")
     start = None
     if isinstance(text, str):
         source = model if tokenizer is None else tokenizer
@@ -68,7 +55,7 @@ def cut(text: str | Sequence[int], model: StrPath | torch.nn.Module, options: Te
     if len(text) < context:
         expected = f"expected a text of at least one chunk, {context} tokens, found {len(text)}"
         raise OptionError(f"{expected}: use a longer text or a smaller context (--context)")
-    count = min(len(text) // context, limit or len(text))
+    count = min(len(text) // context, chunks or len(text))
     tokens = torch.tensor(text[: count * context]).reshape(count, context)
     if start is not None:
         tokens[:, 0] = start

@@ -21,6 +21,7 @@ from glft_schema.errors import OptionError, TensorError, quote, safe
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.formats.registry import FORMATS
+from glft_schema.lazy import outside_graphs
 from glft_schema.nn.layers import ModuleTensor, can_be_packed, module_tensors, owner_of, pack_tensor, packed_owner
 from glft_schema.nn.saving import prepare_save_pretrained
 from glft_schema.storage.dtypes import Array, is_float, name_of, words
@@ -47,6 +48,7 @@ class Unmatched(NamedTuple):
     left_over: list[str]
 
 
+@outside_graphs
 def load_into(
     module: nn.Module,
     path: StrPath,

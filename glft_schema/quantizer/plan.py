@@ -37,7 +37,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import outside_graphs
 from glft_schema.quantizer.choosing import RecipeTypes
 from glft_schema.quantizer.plan_picture import MIX, WIDTH, Point, picture
-from glft_schema.quantizer.prepared_model import PreparedModel, prepare
+from glft_schema.quantizer.prepared_model import IN_FLOAT32, PreparedModel, prepare
 from glft_schema.quantizer.recipe_rules import ModelFacts, Recipe
 from glft_schema.quantizer.recipes import RECIPES, is_kept
 from glft_schema.storage.dtypes import FLOAT32, Array, is_float
@@ -47,7 +47,7 @@ from glft_schema.tensor_types.engine.chunks import importance_rows
 from glft_schema.tensor_types.engine.conversions import float32_of
 from glft_schema.tensor_types.engine.workers import in_one_thread
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.weights.checkpoints import Checkpoint
+from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.fallback_types import divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload
@@ -362,10 +362,16 @@ def plan(
     """
     if rows < 1:
         raise OptionError(f"expected at least 1 row to measure, found {rows}")
-    table = WITH_TYPES.types
-    asked = None if types is None else [type_named(name, table) for name in types]
-    model = prepare(source, importance)
-    tensors = model.tensors
+    asked = None if types is None else [type_named(name, WITH_TYPES.types) for name in types]
+    with open_with_metadata(source, (), WITH_TYPES, None, IN_FLOAT32) as checkpoint:
+        return _measure(prepare(checkpoint, importance), asked, rows, allow_requantize, progress)
+
+
+def _measure(
+    model: PreparedModel, asked: list[TensorType] | None, rows: int, allow_requantize: bool, progress: Progress | None
+) -> Plan:
+    """Returns the plan of a model. The arguments are those of `plan`."""
+    table, tensors = WITH_TYPES.types, model.tensors
     facts = ModelFacts.of(model.checkpoint.metadata, tensors, model.has_importance)
     chooser = RecipeTypes(
         Recipe("", 0, "f16"),

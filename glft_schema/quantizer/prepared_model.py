@@ -19,7 +19,7 @@ from glft_schema.quantizer.recipe_rules import Recipe
 from glft_schema.quantizer.used_importance import UsedImportance
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
+from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.convert import as_typed
 from glft_schema.weights.importance import ImportanceMatrix
 
@@ -77,16 +77,15 @@ class PreparedModel(NamedTuple):
 
 
 def prepare(
-    source: StrPath | Checkpoint,
+    checkpoint: Checkpoint,
     importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None = None,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
 ) -> PreparedModel:
-    """Opens a model for `quantize`; the arguments are those of `quantize`.
+    """Prepares a model for `quantize`; the other arguments are those of `quantize`.
 
-    Raises OptionError for an adapter, and as `open_with_metadata`.
+    Raises OptionError for an adapter, or an importance matrix of another model.
     """
-    checkpoint = open_with_metadata(source, (), WITH_TYPES, None, IN_FLOAT32)
     if checkpoint.metadata.get("general.type") == "adapter":
         raise OptionError("expected a model, found a LoRA adapter, which glft convert writes")
     used = UsedImportance.of(importance, include, exclude)

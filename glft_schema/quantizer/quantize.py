@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
@@ -14,6 +14,7 @@ from glft_schema.errors import OptionError, quote, safe
 from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES, format_with, refuse_ending
+from glft_schema.lazy import outside_graphs
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
 from glft_schema.quantizer.prepared_model import IN_FLOAT32, prepare
 from glft_schema.quantizer.pruning import renumber
@@ -22,18 +23,14 @@ from glft_schema.quantizer.recipe_rules import ModelFacts, Recipe
 from glft_schema.quantizer.recipes import recipe_named
 from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.checkpoints import Checkpoint, checkpoint_with_metadata
-from glft_schema.weights.convert import ConvertOptions, plan_conversion
+from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
+from glft_schema.weights.convert import plan_conversion
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.patterns import first_names
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
-from glft_schema.weights.save import FilePlan, Writer
-from glft_schema.weights.schemes import Chosen
+from glft_schema.weights.save import FilePlan, Writer, Writing
+from glft_schema.weights.schemes import Schemes
 from glft_schema.weights.similar_keys import warn_of_typos
-from glft_schema.words import check_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @with_display
@@ -83,13 +80,67 @@ class Quantized(Sequence[WrittenTensor]):
         yield records_table("tensors", self.tensors)
 
 
-class QuantizeOptions(TypedDict, total=False):
-    """Options of `quantize`, with the names of llama-quantize's.
+@dataclass(frozen=True)
+class Quantizing:
+    """How a model is to be quantized. The attributes are arguments of `quantize`."""
 
-    Attributes:
+    recipe: Recipe
+    importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None = None
+    imatrix_keys: bool = True
+    include_weights: str | Iterable[str] = ()
+    exclude_weights: str | Iterable[str] = ()
+    tensor_types: Schemes = ()
+    output_tensor_type: str | None = None
+    token_embedding_type: str | None = None
+    leave_output_tensor: bool = False
+    pure: bool = False
+    prune_layers: Iterable[int] = ()
+    allow_requantize: bool = False
+    keep_split: bool = False
+    override: Mapping[str, Any] | None = None
+    dry_run: bool = False
+    progress: Progress | None = None
+
+
+@outside_graphs
+def quantize(
+    source: StrPath | Checkpoint,
+    out: StrPath,
+    recipe: StrPath | int | Recipe,
+    *,
+    importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None = None,
+    imatrix_keys: bool = True,
+    include_weights: str | Iterable[str] = (),
+    exclude_weights: str | Iterable[str] = (),
+    tensor_types: Schemes = (),
+    output_tensor_type: str | None = None,
+    token_embedding_type: str | None = None,
+    leave_output_tensor: bool = False,
+    pure: bool = False,
+    prune_layers: Iterable[int] = (),
+    allow_requantize: bool = False,
+    keep_split: bool = False,
+    like: StrPath | None = None,
+    override: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    converter: StrPath | None = None,
+    trust_remote_code: bool = False,
+    ranks: Writer | None = None,
+) -> Quantized:
+    """Quantizes a model to a GGUF file by one of llama-quantize's file types.
+
+    The file is byte for byte what llama.cpp's ``llama_model_quantize`` writes, except that an
+    alignment other than 32 is kept. Arguments have the names of llama-quantize's options.
+
+    Args:
+        source: the model: a GGUF file, a set, a Hugging Face folder of a known family, or any
+            checkpoint with the metadata of a GGUF model (see `like`).
+        out: the file to write.
+        recipe: a file type such as ``Q4_K_M``, its code, the path of a recipe file, a `Recipe`, or
+            ``COPY``, with which all tensors keep their types.
         importance: an importance matrix, its file, or float32 [columns] by tensor.
-        imatrix_keys: add the keys ``quantize.imatrix.*``, which record the source of the matrix; on
-            by default.
+        imatrix_keys: add the keys ``quantize.imatrix.*``, which record the source of the matrix.
         include_weights: use importance only for tensors whose name contains one of these texts.
         exclude_weights: do not use importance for tensors whose name contains one of these texts.
         tensor_types: regular expressions of C++ (ECMAScript) with types. The first one found in a
@@ -111,44 +162,6 @@ class QuantizeOptions(TypedDict, total=False):
         converter: llama.cpp's converter, as for `convert`.
         trust_remote_code: as for `convert`.
         ranks: processes that write the file together; see `glft_schema.distributed.together`.
-    """
-
-    importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None
-    imatrix_keys: bool
-    include_weights: str | Iterable[str]
-    exclude_weights: str | Iterable[str]
-    tensor_types: Mapping[str, str] | Sequence[tuple[str, str]]
-    output_tensor_type: str | None
-    token_embedding_type: str | None
-    leave_output_tensor: bool
-    pure: bool
-    prune_layers: Iterable[int]
-    allow_requantize: bool
-    keep_split: bool
-    like: StrPath | None
-    override: Mapping[str, Any] | None
-    dry_run: bool
-    progress: Progress | None
-    converter: StrPath | None
-    trust_remote_code: bool
-    ranks: Writer | None
-
-
-def quantize(
-    source: StrPath | Checkpoint, out: StrPath, recipe: StrPath | int | Recipe, **options: Unpack[QuantizeOptions]
-) -> Quantized:
-    """Quantizes a model to a GGUF file by one of llama-quantize's file types.
-
-    The file is byte for byte what llama.cpp's ``llama_model_quantize`` writes, except that an
-    alignment other than 32 is kept.
-
-    Args:
-        source: the model: a GGUF file, a set, a Hugging Face folder of a known family, or any
-            checkpoint with the metadata of a GGUF model (see `like`).
-        out: the file to write.
-        recipe: a file type such as ``Q4_K_M``, its code, the path of a recipe file, a `Recipe`, or
-            ``COPY``, with which all tensors keep their types.
-        options: see `QuantizeOptions`.
 
     Returns:
         The tensors, with their types and sizes.
@@ -162,80 +175,91 @@ def quantize(
             quantized already, unless `allow_requantize`.
         FormatError, TensorError, OSError: as `convert`.
     """
-    check_options(quantize, options, QuantizeOptions)
     refuse_ending(out, WITH_TYPES, "quantize writes")
     recipe = as_recipe(recipe)
-    converter, trusted = options.get("converter"), options.get("trust_remote_code", False)
-    mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trusted)
-    with checkpoint_with_metadata(source, (), WITH_TYPES, options.get("like"), mapping) as checkpoint:
-        plans, result = plan_quantization(checkpoint, out, recipe, options)
-        if options.get("dry_run"):
+    mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
+    with open_with_metadata(source, (), WITH_TYPES, like, mapping) as checkpoint:
+        job = Quantizing(
+            recipe,
+            importance,
+            imatrix_keys,
+            include_weights,
+            exclude_weights,
+            tensor_types,
+            output_tensor_type,
+            token_embedding_type,
+            leave_output_tensor,
+            pure,
+            prune_layers,
+            allow_requantize,
+            keep_split,
+            override,
+            dry_run,
+            progress,
+        )
+        plans, result = plan_quantization(checkpoint, out, job)
+        if dry_run:
             return result
-        with new_files([*plans] if options.get("keep_split") else ()) as created:
+        with new_files([*plans] if keep_split else ()) as created:
             written: list[WrittenTensor] = []
             for path, plan in plans.items():
-                written += plan.write(path)
+                written += plan.write(path, ranks)
                 created.append(path)
         return replace(result, tensors=Results(written, "tensor"))
 
 
-def plan_quantization(
-    checkpoint: Checkpoint, out: StrPath, recipe: Recipe, options: QuantizeOptions
-) -> tuple[dict[StrPath, FilePlan], Quantized]:
+def plan_quantization(checkpoint: Checkpoint, out: StrPath, job: Quantizing) -> tuple[dict[StrPath, FilePlan], Quantized]:
     """Plans the files that `quantize` writes from an open checkpoint, and the result, which has
     tensors only in a dry run. Errors and warnings are those of `quantize`.
 
     Args:
         checkpoint: the source.
         out: the file to write, or the prefix of a set.
-        recipe: for the types.
-        options: see `QuantizeOptions`; options for opening the source are ignored.
+        job: how the model is to be quantized.
 
     Returns:
         The plans, by path; none for a dry run.
     """
-    include, exclude = options.get("include_weights", ()), options.get("exclude_weights", ())
-    model = prepare(checkpoint, options.get("importance"), include, exclude)
-    dry_run, keep_split, pruned = options.get("dry_run", False), options.get("keep_split", False), options.get("prune_layers")
-    names, layers = renumber(model.tensors, pruned or ())
+    model = prepare(checkpoint, job.importance, job.include_weights, job.exclude_weights)
+    names, layers = renumber(model.tensors, job.prune_layers)
     stored = {new: model.tensors[name] for name, new in names.items()}
-    added = model.new_entries(recipe, options.get("override"), imatrix_keys=options.get("imatrix_keys", True))
+    added = model.new_entries(job.recipe, job.override, imatrix_keys=job.imatrix_keys)
     entries = model.entries(added)
     facts = ModelFacts.of(entries, stored, model.has_importance)
-    if pruned:
+    if len(names) < len(model.tensors):
         entries = entries.without(key := f"{facts.architecture}.{BLOCK_COUNT}") | {key: Typed(layers, "uint32")}
     chooser = RecipeTypes(
-        recipe,
+        job.recipe,
         facts,
         model.used.name,
-        patterns=patterns_of(options.get("tensor_types", ())),
-        output_type=options.get("output_tensor_type"),
-        embedding_type=options.get("token_embedding_type"),
-        keep_output=options.get("leave_output_tensor", False),
-        pure=options.get("pure", False),
-        allow_requantize=options.get("allow_requantize", False),
-        in_order=keep_split,
+        patterns=patterns_of(job.tensor_types),
+        output_type=job.output_tensor_type,
+        embedding_type=job.token_embedding_type,
+        keep_output=job.leave_output_tensor,
+        pure=job.pure,
+        allow_requantize=job.allow_requantize,
+        in_order=job.keep_split,
         keep_floats=model.keeps_floats,
-        dry_run=dry_run,
+        dry_run=job.dry_run,
     )
-    groups = _files_of_set(checkpoint) if keep_split else [[*names]]
+    groups = _files_of_set(checkpoint) if job.keep_split else [[*names]]
     groups = [group for files in groups if (group := [names[name] for name in files if name in names])]
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
     notes, refused = _notes(chooser, [*stored]), tuple(chooser.problems.values())
-    planned = (PlannedPayload(name, stored[name], choice).report() for name, choice in choices.items() if dry_run)
+    planned = (PlannedPayload(name, stored[name], choice).report() for name, choice in choices.items() if job.dry_run)
     weights, reports = sum(tensor.numel for tensor in stored.values()), Results(planned, "tensor")
-    result = Quantized(recipe, reports, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
-    if dry_run:
+    result = Quantized(job.recipe, reports, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
+    if job.dry_run:
         return {}, result
-    warn_of_typos((key for key in added if key not in checkpoint.metadata), entries, stacklevel=4)
-    paths, metadata = _parts(out, entries, groups) if keep_split else ([out], [entries])
-    plans, progress = dict[StrPath, FilePlan](), options.get("progress")
+    warn_of_typos((key for key in added if key not in checkpoint.metadata), entries)
+    paths, metadata = _parts(out, entries, groups) if job.keep_split else ([out], [entries])
+    plans = dict[StrPath, FilePlan]()
     for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
         part: dict[str, Any] = {name: stored[name] for name in group}
-        chosen = Chosen({name: choice for name, choice in choices.items() if name in part})
-        own: ConvertOptions = {"schemes": chosen, "measure": False, "ranks": options.get("ranks")}
-        own["progress"] = _share_of(progress, number, len(paths)) if progress else None
-        plans[path] = plan_conversion(checkpoint._replace(tensors=part, metadata=metadata[number]), WITH_TYPES, own)
+        chosen = {name: choice for name, choice in choices.items() if name in part}
+        writing = Writing(progress=_share_of(job.progress, number, len(paths)) if job.progress else None)
+        source = checkpoint._replace(tensors=part, metadata=metadata[number])
+        plans[path] = plan_conversion(source, WITH_TYPES, writing, choices=chosen)
     return plans, result
 
 

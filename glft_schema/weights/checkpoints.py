@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import ByName
-from glft_schema.errors import MetadataWarning, OptionError, quote, safe
+from glft_schema.errors import MetadataWarning, OptionError, quote, safe, warn
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import config_of, read_json
 from glft_schema.families.converter import Converter
@@ -33,7 +31,7 @@ from glft_schema.weights.torch_files import is_torch, load_torch, load_torch_set
 
 
 class Checkpoint(NamedTuple):
-    """An open checkpoint."""
+    """An open checkpoint. As a context manager it is closed at the end."""
 
     tensors: Mapping[str, Any]
     metadata: Mapping[str, Any]  # typed if from GGUF, otherwise text; without the keys of a GGUF set
@@ -42,6 +40,15 @@ class Checkpoint(NamedTuple):
     donor: File | None = None  # the GGUF file whose names, metadata and types it takes
     converter: str | None = None  # name of llama.cpp's converter, if it maps the folder
     dropped: tuple[str, ...] = ()  # names of the folder's tensors that GGUF does not have
+    is_part: bool = False  # whether tensors are left out
+    files: tuple[File, ...] = ()  # open files, which are closed with it
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self.files:
+            file.close()
 
     @property
     def own_metadata(self) -> Mapping[str, Any]:
@@ -94,7 +101,7 @@ def open_with_metadata(
     `like`, or of the one that its settings name. With `like`, names and metadata are taken from
     that GGUF file; see `Donor`.
 
-    `as_stored` is None if the caller has no such option.
+    `as_stored` is None if the caller has no such option. An open checkpoint stays open.
 
     Raises:
         OptionError: if `like` is given and the target is not GGUF, or `like` is not a GGUF model;
@@ -112,26 +119,16 @@ def open_with_metadata(
         return adapter._replace(tensors=leave_out(adapter.tensors, exclude))
     by_table = folder if target is WITH_TYPES and like is None else None
     checkpoint = _open_mapped(by_table, converter) if by_table else _open_whole(source)
-    checkpoint = checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
+    tensors = in_memory(leave_out(checkpoint.tensors, exclude))
+    checkpoint = checkpoint._replace(tensors=tensors, is_part=checkpoint.is_part or len(tensors) < len(checkpoint.tensors))
     are_weights = checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata) or (as_stored and like is None)
     if not isinstance(source, Checkpoint) and not are_weights:
         family = declared_family(folder) if folder and like is not None else None
         refuse_composite(checkpoint.tensors, source, as_stored is False and like is None, family)
         if folder is None and target is WITH_TYPES and like is None and _is_mapped(parent := Path(source).parent):
             problem = "names are kept, and no metadata are added; give the folder for those of GGUF"
-            warnings.warn(f"{safe(str(source), 1000)}: {problem}: {str(parent)!r}", MetadataWarning, stacklevel=4)
+            warn(f"{safe(str(source), 1000)}: {problem}: {str(parent)!r}", MetadataWarning)
     return checkpoint if like is None else _by_example(checkpoint, target, Donor.of(open_container(like)), folder)
-
-
-@contextmanager
-def checkpoint_with_metadata(source: StrPath | Checkpoint, *options: Any) -> Iterator[Checkpoint]:
-    """Yields the checkpoint of `open_with_metadata`, then ends its converter's process."""
-    checkpoint = open_with_metadata(source, *options)
-    try:
-        yield checkpoint
-    finally:
-        if checkpoint.file is not None and checkpoint.converter and not isinstance(source, Checkpoint):
-            checkpoint.file.close()
 
 
 def _is_mapped(folder: Path) -> bool:
@@ -157,15 +154,17 @@ def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
     """Opens a Hugging Face folder by its family, or by llama.cpp's converter."""
     if converter.path is not None or (declared_family(path) is None and converter.script()):
         return _of_file(converter.open(path))._replace(converter=converter.name)
-    model = open_folder(path, partial(_in_order, path))
-    return Checkpoint(model.tensors, model.metadata, family=model.family.arch, dropped=model.dropped)
+    files: list[File] = []
+    model = open_folder(path, partial(_in_order, path, files))
+    return Checkpoint(model.tensors, model.metadata, family=model.family.arch, dropped=model.dropped, files=tuple(files))
 
 
-def _in_order(folder: Path) -> dict[str, StoredTensor]:
-    """Returns the tensors of a folder, those of each safetensors file by name."""
+def _in_order(folder: Path, files: list[File]) -> dict[str, StoredTensor]:
+    """Returns the tensors of a folder, those of each safetensors file by name. Adds to the open
+    files."""
     opened = _open_path(folder)
-    shards = opened.file.shards if opened.file else ()
-    names = [name for shard in shards for name in sorted(shard.tensors)] or opened.tensors
+    files += opened.files
+    names = [name for file in files for shard in file.shards for name in sorted(shard.tensors)] or opened.tensors
     return in_memory({name: opened.tensors[name] for name in names})
 
 
@@ -174,7 +173,10 @@ def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder:
     if target is not WITH_TYPES:
         raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
     tensors, family = donor.tensors_of(source.tensors, folder)
-    return Checkpoint(tensors, donor.metadata, None, family.arch if family else None, donor.file)
+    arch = family.arch if family else None
+    return source._replace(
+        tensors=tensors, metadata=donor.metadata, file=None, family=arch, donor=donor.file, files=(*source.files, donor.file)
+    )
 
 
 def _open_whole(source: StrPath | Checkpoint) -> Checkpoint:
@@ -188,10 +190,10 @@ def _open_whole(source: StrPath | Checkpoint) -> Checkpoint:
 def open_entries(source: Weights) -> Checkpoint:
     """Opens a checkpoint of any kind, or returns an open one. Its entries may not be tensors."""
     if isinstance(source, Checkpoint):
-        return source
+        return source._replace(files=())
     if isinstance(source, Mapping):
         return Checkpoint(source, {})
-    return _of_file(source) if isinstance(source, File) else _open_path(source)
+    return _of_file(source)._replace(files=()) if isinstance(source, File) else _open_path(source)
 
 
 def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Checkpoint:
@@ -224,4 +226,4 @@ def _of_file(file: File) -> Checkpoint:
     metadata = file.metadata
     if keys := file.format.shard_keys:
         metadata = metadata.without(*(key for key in keys if key in metadata))
-    return Checkpoint({name: of_file(tensor) for name, tensor in file.tensors.items()}, metadata, file)
+    return Checkpoint({name: of_file(tensor) for name, tensor in file.tensors.items()}, metadata, file, files=(file,))

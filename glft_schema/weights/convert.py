@@ -10,15 +10,16 @@ mark.
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import STRING, from_text, to_text
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import FormatError, MetadataWarning, OptionError
+from glft_schema.display import Progress
+from glft_schema.errors import FormatError, MetadataWarning, OptionError, warn
 from glft_schema.families.converter import Converter
 from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.file import File
@@ -29,45 +30,41 @@ from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.weights.checkpoints import Checkpoint, checkpoint_with_metadata
+from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.folder_export import is_folder, write_folder
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.save import FilePlan, WriteOptions, plan_file
-from glft_schema.weights.schemes import TypeChooser, as_pairs
+from glft_schema.weights.save import FilePlan, Writer, Writing, plan_file
+from glft_schema.weights.schemes import Schemes, TypeChoice, as_pairs
 from glft_schema.weights.similar_keys import warn_of_typos
-from glft_schema.words import check_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 ARCHITECTURE = "general.architecture"
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the entry that marks typed metadata
 
 
-class ConvertOptions(WriteOptions, total=False):
-    """Options of `convert`, besides those of all functions that write weights files.
-
-    Attributes:
-        metadata: entries to add or replace.
-        like: a GGUF model whose names, metadata and types the new GGUF file gets; see
-            `open_with_metadata`. `schemes` take precedence over its types.
-        converter: llama.cpp's ``convert_hf_to_gguf.py`` or its folder, or ``installed`` for the
-            package convert-hf-to-gguf. It maps a Hugging Face folder to GGUF in a separate process.
-            By default the package, if it is installed, maps folders of unknown families.
-        trust_remote_code: let the converter read folders with code of their own.
-        as_stored: copy the codes and scales of schemes such as GPTQ as separate tensors.
-    """
-
-    metadata: Mapping[str, Any] | None
-    like: StrPath | None
-    converter: StrPath | None
-    trust_remote_code: bool
-    as_stored: bool
-
-
 @outside_graphs
-def convert(source: StrPath | Checkpoint, out: StrPath, **options: Unpack[ConvertOptions]) -> list[WrittenTensor]:
+def convert(
+    source: StrPath | Checkpoint,
+    out: StrPath,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+    schemes: Schemes | None = None,
+    like: StrPath | None = None,
+    exclude: Iterable[str] = (),
+    alignment: int | None = None,
+    format: str | None = None,
+    header: Mapping[str, Any] | None = None,
+    rules: str | Iterable[str] | None = None,
+    progress: Progress | None = None,
+    measure: bool = True,
+    importance: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    allow_requantize: bool = False,
+    converter: StrPath | None = None,
+    trust_remote_code: bool = False,
+    as_stored: bool = False,
+    ranks: Writer | None = None,
+) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file or folder.
 
     From or to GGUF, a Hugging Face folder of a known family is mapped: names, values, config and
@@ -75,15 +72,23 @@ def convert(source: StrPath | Checkpoint, out: StrPath, **options: Unpack[Conver
     folder if it exists as one or ends in a slash.
 
     If `schemes` choose the types of a model in GGUF, the key ``general.file_type`` is set to the
-    type of most weights, unless `metadata` has it. By default `measure` is on. By default no
-    `rules` apply if typed metadata is read from text, or if the source is a GGUF file that breaks
-    the rules itself. A folder of a known family, converted without `exclude`, must also satisfy the
-    rules of llama.cpp's loader.
+    type of most weights, unless `metadata` has it. By default no `rules` apply if typed metadata is
+    read from text, or if the source is a GGUF file that breaks the rules itself. A folder of a
+    known family, converted without `exclude`, must also satisfy the rules of llama.cpp's loader.
 
     Args:
-        source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`.
+        source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`, which
+            stays open.
         out: the file to write, or a new or empty folder.
-        options: see `ConvertOptions`.
+        metadata: entries to add or replace.
+        schemes: as in `save_file`, like all arguments that are not named here.
+        like: a GGUF model whose names, metadata and types the new GGUF file gets; see
+            `open_with_metadata`. `schemes` take precedence over its types.
+        converter: llama.cpp's ``convert_hf_to_gguf.py`` or its folder, or ``installed`` for the
+            package convert-hf-to-gguf. It maps a Hugging Face folder to GGUF in a separate process.
+            By default the package, if it is installed, maps folders of unknown families.
+        trust_remote_code: let the converter read folders with code of their own.
+        as_stored: copy the codes and scales of schemes such as GPTQ as separate tensors.
 
     Returns:
         The result for each tensor: `copied` if the payload was copied, otherwise its `error`.
@@ -96,61 +101,69 @@ def convert(source: StrPath | Checkpoint, out: StrPath, **options: Unpack[Conver
         MetadataWarning: if the format has no metadata, and `source` has some.
         SimilarKeyWarning: if a new key resembles a well-known one.
     """
-    check_options(convert, options, ConvertOptions)
-    to_folder = options.get("format") is None and is_folder(out)
-    target = None if to_folder else target_format(out, options.get("format"))
-    mapping = Converter(options.get("converter"), options.get("trust_remote_code", False))
-    if to_folder and options.get("ranks"):
+    to_folder = format is None and is_folder(out)
+    target = None if to_folder else target_format(out, format)
+    if to_folder and ranks:
         raise OptionError("expected a file as the output of several processes, found a folder")
-    if to_folder and options.get("importance"):
+    if to_folder and importance:
         raise OptionError("expected no importance for a Hugging Face folder, whose types do not use it")
-    given = options.get("exclude") or (), target, options.get("like"), mapping, options.get("as_stored", False)
-    with checkpoint_with_metadata(source, *given) as checkpoint:
-        return plan_conversion(checkpoint, target, options).write(out) if target else _to_folder(checkpoint, out, options)
+    writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress)
+    mapping = Converter(converter, trust_remote_code)
+    with open_with_metadata(source, exclude, target, like, mapping, as_stored) as checkpoint:
+        if target is None:
+            return _to_folder(checkpoint, out, writing, metadata or {})
+        return plan_conversion(checkpoint, target, writing, metadata).write(out, ranks)
 
 
-def plan_conversion(checkpoint: Checkpoint, target: Format, options: ConvertOptions) -> FilePlan:
+def plan_conversion(
+    checkpoint: Checkpoint,
+    target: Format,
+    writing: Writing,
+    metadata: Mapping[str, Any] | None = None,
+    choices: dict[str, TypeChoice] | None = None,
+) -> FilePlan:
     """Plans the file that `convert` writes from an open checkpoint. Errors and warnings are those
     of `convert`.
 
     Args:
         checkpoint: the source.
         target: the format of the file.
-        options: options for opening the source are ignored.
+        writing: how it is to be written.
+        metadata: entries to add or replace.
+        choices: the type of each tensor, in the file's order; by default those of the schemes and
+            of the checkpoint's donor.
     """
-    entries, added, rules = checkpoint.own_metadata, options.get("metadata") or {}, options.get("rules")
-    schemes, states_type = options.get("schemes"), False if FILE_TYPE in added else None
+    entries, added, rules = checkpoint.own_metadata, metadata or {}, writing.rules
+    schemes, states_type = writing.schemes, None if choices is None and FILE_TYPE not in added else False
     if target.has_typed_metadata:
-        if not isinstance(schemes, TypeChooser):
-            asked = as_pairs(schemes or ())
+        if choices is None:
+            asked = as_pairs(schemes)
             schemes = [*_types_of(checkpoint.donor, checkpoint.tensors, asked), *asked]
             if asked and states_type is None and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
                 states_type = True
         model = checkpoint.file or checkpoint.donor
         if rules is None and not checkpoint.family and has_types(entries) and not keeps_to_rules(model, target):
             rules = ()
-        if rules is None and checkpoint.family and target is WITH_TYPES and not options.get("exclude"):
+        if rules is None and checkpoint.family and target is WITH_TYPES and not checkpoint.is_part:
             rules = (*target.keeps_to, LLAMA_CPP)
         converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
-        warn_of_typos((key for key in added if key not in entries), converted, stacklevel=4)
+        warn_of_typos((key for key in added if key not in entries), converted)
     elif target.metadata is None:
         if entries:
-            problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"
-            warnings.warn(problem, MetadataWarning, stacklevel=4)
+            warn(f"{target.name} files have no metadata: {len(entries)} entries are left out", MetadataWarning)
         converted = added  # refused unless empty
     else:
         converted = {**target.entries, **as_texts(entries, added)}
-    own: WriteOptions = {"measure": True, **options, "schemes": schemes, "rules": rules}  # type: ignore[typeddict-unknown-key]
-    return plan_file(checkpoint.tensors, target, converted, own, states_type)
+    writing = replace(writing, schemes=schemes, rules=rules)
+    return plan_file(checkpoint.tensors, target, converted, writing, choices, states_type)
 
 
-def _to_folder(checkpoint: Checkpoint, out: StrPath, options: ConvertOptions) -> list[WrittenTensor]:
+def _to_folder(checkpoint: Checkpoint, out: StrPath, writing: Writing, added: Mapping[str, Any]) -> list[WrittenTensor]:
     """Writes a GGUF model as a Hugging Face folder."""
 
     def save(tensors: Mapping[str, StoredTensor], path: Path) -> list[WrittenTensor]:
         target = target_format(path, None)
-        own: WriteOptions = {"measure": True, **options, "importance": None}  # type: ignore[typeddict-unknown-key]
-        return plan_file(tensors, target, {**target.entries, **(options.get("metadata") or {})}, own).write(path)
+        return plan_file(tensors, target, {**target.entries, **added}, writing).write(path)
 
     return write_folder(checkpoint, out, save)
 

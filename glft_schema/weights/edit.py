@@ -8,11 +8,11 @@ is parsed like any other, with the new regions read from memory and the payloads
 from __future__ import annotations
 
 import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.json_table import JsonRows
@@ -22,7 +22,7 @@ from glft_schema.codec.structs import Padding
 from glft_schema.codec.typed_text import texts_of_change
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import with_display
-from glft_schema.errors import FormatError, MetadataWarning, OptionError, quote, safe
+from glft_schema.errors import FormatError, MetadataWarning, OptionError, quote, safe, warn
 from glft_schema.families.chat_templates import unrendered
 from glft_schema.families.loader import wrong_ids
 from glft_schema.files.container import open
@@ -38,12 +38,10 @@ from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensors.region import TensorMap
 from glft_schema.weights.convert import MARKER, as_texts, has_types
 from glft_schema.weights.similar_keys import warn_of_typos
-from glft_schema.words import check_options, suggestion
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from glft_schema.words import suggestion
 
 PAGE = 4096  # bytes: payload alignments up to this are preserved
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 SHOWN = 60  # characters of a value in a report
 
 
@@ -83,25 +81,16 @@ class Edited(NamedTuple):
 
 
 @outside_graphs
-class EditOptions(TypedDict, total=False):
-    """Options of `edit`.
-
-    Attributes:
-        set: values by metadata key.
-        remove: metadata keys.
-        rename: new names of tensors by their old names. Names can be swapped.
-        dry_run: check everything, but write nothing.
-        check: called with the file and the edited file before it is written.
-    """
-
-    set: Mapping[str, Any]
-    remove: str | Iterable[str]
-    rename: Mapping[str, str]
-    dry_run: bool
-    check: Callable[[File, File], None] | None
-
-
-def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOptions]) -> Edited:
+def edit(
+    source: StrPath,
+    out: StrPath | None = None,
+    *,
+    set: Mapping[str, Any] = NOTHING,
+    remove: str | Iterable[str] = (),
+    rename: Mapping[str, str] = NOTHING,
+    dry_run: bool = False,
+    check: Callable[[File, File], None] | None = None,
+) -> Edited:
     """Changes metadata and names of tensors in a file.
 
     Payloads, gaps, the order of tensors and keys, the alignment, byte order and version stay as
@@ -114,7 +103,11 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
     Args:
         source: the file.
         out: the file to write; by default `source` is replaced.
-        options: see `EditOptions`.
+        set: values by metadata key.
+        remove: metadata keys.
+        rename: new names of tensors by their old names. Names can be swapped.
+        dry_run: check everything, but write nothing.
+        check: called with the file and the edited file before it is written.
 
     Returns:
         What was changed.
@@ -131,10 +124,8 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
         MetadataWarning: if a chat template renders no conversation.
         SimilarKeyWarning: if a new key resembles a well-known one.
     """
-    check_options(edit, options, EditOptions)
-    values, remove, rename = options.get("set", {}), options.get("remove", ()), options.get("rename", {})
     removed = [remove] if isinstance(remove, str) else list(dict.fromkeys(remove))
-    if not (values or removed or rename):
+    if not (set or removed or rename):
         raise OptionError("expected at least one change, found none to set, remove or rename")
     if os.path.isdir(path_text(source)):
         source = find_set(Path(source))
@@ -146,7 +137,7 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
         if part := whole_set(file):
             found = f"{part[0]} ({safe(part[1].name)})"
             raise OptionError(f"expected a file that is not part of a set, found {found}: merge the set first")
-        entries, changes = _edit_metadata(file, values, removed)
+        entries, changes = _edit_metadata(file, set, removed)
         names = _new_names(file, rename)
         changes += [Change("rename", old, None, new) for old, new in rename.items()]
         if isinstance(rows := file.regions[file.format.table], JsonRows):
@@ -156,10 +147,10 @@ def edit(source: StrPath, out: StrPath | None = None, **options: Unpack[EditOpti
         before = {finding.problem for finding in wrong_ids(file)}
         if wrong := next((finding for finding in wrong_ids(result) if finding.problem not in before), None):
             raise FormatError(wrong.problem, wrong.path)
-        if check := options.get("check"):
+        if check:
             check(file, result)
-        warn_of_typos((change.name for change in changes if change.action == "add"), file.metadata, stacklevel=3)
-        if not options.get("dry_run"):
+        warn_of_typos((change.name for change in changes if change.action == "add"), file.metadata)
+        if not dry_run:
             with atomic_write(source if out is None else out) as stream:
                 write_all(stream, edited.read(0, edited.size - copied))
                 copy_all(stream, edited, edited.size - copied, copied)
@@ -188,7 +179,7 @@ def _edit_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> tu
             raise FormatError(wrong, f"metadata -> {key}")
         if doubt := unrendered(key, value):
             advice = "it is set nevertheless; try it with messages like those of your application"
-            warnings.warn(f"{key}: {doubt}: {advice}", MetadataWarning, stacklevel=4)
+            warn(f"{key}: {doubt}: {advice}", MetadataWarning)
     if isinstance(old, TypedMetadata):
         new = (old | set).without(*removed)
         for key in set:

@@ -7,12 +7,11 @@ import json
 import os
 import secrets
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import FormatError, MetadataWarning, OptionError, one_line
+from glft_schema.errors import FormatError, MetadataWarning, OptionError, one_line, warn
 from glft_schema.families.config import CONFIG, refusing
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import write_pooling
@@ -66,7 +65,7 @@ def write_folder(
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         write_pooling(source.metadata, folder)
         if problem := _write_tokenizer(source.metadata, folder):
-            warnings.warn(f"no tokenizer is written: {problem}", MetadataWarning, stacklevel=4)
+            warn(f"no tokenizer is written: {problem}", MetadataWarning)
         keep_metadata(source.file.metadata, folder)
     return written
 

@@ -27,6 +27,7 @@ from glft_schema.files.container import Container, open
 from glft_schema.files.file import File
 from glft_schema.formats.imatrix import KIND, OldImatrix
 from glft_schema.formats.registry import find_format
+from glft_schema.lazy import outside_graphs
 from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.cursor import Cursor
@@ -248,6 +249,7 @@ def check_ending(path: StrPath) -> str:
     return ending
 
 
+@outside_graphs
 def read_importance(path: StrPath) -> dict[str, Array]:
     """Reads an importance matrix.
 

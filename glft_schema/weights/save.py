@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import numpy as np
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.display import Progress, Results
-from glft_schema.errors import FormatError, OptionError, TiedWarning, quote
+from glft_schema.errors import FormatError, OptionError, TiedWarning, quote, warn
 from glft_schema.families.loader import LLAMA_CPP, broken_model
 from glft_schema.files.layout import Layout, lay_out
 from glft_schema.files.parsing import parse_source
@@ -28,17 +27,101 @@ from glft_schema.weights.importance import with_importance
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
-from glft_schema.weights.schemes import Schemes, TypeChoice, TypeChooser, choose_types, file_type_of
-from glft_schema.words import check_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from glft_schema.weights.schemes import Schemes, TypeChoice, choose_types, file_type_of
 
 
-class WriteOptions(TypedDict, total=False):
-    """Options of all functions that write weights files.
+class Writer(Protocol):
+    """Writes planned files."""
+
+    def write(self, plan: FilePlan, path: StrPath) -> None:
+        """Writes a file. It is replaced only on success."""
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a file is to be written. The attributes are arguments of `save_file`."""
+
+    schemes: Schemes = ()
+    alignment: int | None = None
+    header: Mapping[str, Any] | None = None
+    rules: str | Iterable[str] | None = None
+    importance: Mapping[str, Any] | None = None
+    strict: bool = False
+    allow_requantize: bool = False
+    measure: bool = False
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """A file to be written: types, offsets and all bytes except those of payloads.
 
     Attributes:
+        layout: its spans.
+        payloads: in file order, including those of tensors that share the payload of another.
+        aliases: names of tensors -> the tensor whose payload they share.
+        progress: called during writing with a tensor's name and the share written.
+    """
+
+    layout: Layout
+    payloads: Mapping[str, PlannedPayload]
+    aliases: Mapping[str, str]
+    progress: Progress | None = None
+
+    def write(self, path: StrPath, ranks: Writer | None = None) -> list[WrittenTensor]:
+        """Writes the file, one payload at a time. It is replaced only on success.
+
+        Args:
+            path: the file.
+            ranks: processes that write it together, or None.
+
+        Returns:
+            The result for each tensor, in file order.
+        """
+        if ranks is None:
+            with atomic_write(path) as stream:
+                self.layout.write(stream)
+        else:
+            ranks.write(self, path)
+        return self.report()
+
+    def report(self) -> list[WrittenTensor]:
+        """Returns the result for each tensor; before writing, without errors."""
+        payloads, aliases = self.payloads, self.aliases
+        return Results((payload.report(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items()), "tensor")
+
+
+@outside_graphs
+def save_file(
+    tensors: Mapping[str, Any],
+    path: StrPath,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    schemes: Schemes | None = None,
+    alignment: int | None = None,
+    format: str | None = None,
+    header: Mapping[str, Any] | None = None,
+    rules: str | Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
+    progress: Progress | None = None,
+    measure: bool = False,
+    importance: Mapping[str, Any] | None = None,
+    strict: bool = False,
+    allow_requantize: bool = False,
+    ranks: Writer | None = None,
+) -> list[WrittenTensor]:
+    """Writes tensors to a weights file.
+
+    The file at `path` is replaced at the end, and unchanged after an error. Tied tensors are stored
+    once. Weights are read and encoded a few rows at a time.
+
+    Args:
+        tensors: by name: tensors of torch or arrays of numpy; tensors of an open `File`, whose
+            payloads are copied; or `StoredTensor`s to be loaded one at a time.
+        path: the file to write.
+        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. If
+            no matrix has the type that ``general.file_type`` states, and most weights are not
+            copied, the key gets the type of most weights.
         schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
             ``q4_0``; or pairs of them, in which a pattern may be repeated. Names override patterns.
             The last pattern whose type can hold the tensor wins. If none can, because the rows are
@@ -62,86 +145,6 @@ class WriteOptions(TypedDict, total=False):
         allow_requantize: also let schemes give another quantized type to tensors that are quantized
             already; the errors of both types add up.
         ranks: processes that write the file together; see `glft_schema.distributed.together`.
-    """
-
-    schemes: Schemes | None
-    alignment: int | None
-    format: str | None
-    header: Mapping[str, Any] | None
-    rules: str | Iterable[str] | None
-    exclude: Iterable[str]
-    progress: Progress | None
-    measure: bool
-    importance: Mapping[str, Any] | None
-    strict: bool
-    allow_requantize: bool
-    ranks: Writer | None
-
-
-class Writer(Protocol):
-    """Writes planned files."""
-
-    def write(self, plan: FilePlan, path: StrPath) -> None:
-        """Writes a file. It is replaced only on success."""
-
-
-@dataclass(frozen=True)
-class FilePlan:
-    """A file to be written: types, offsets and all bytes except those of payloads.
-
-    Attributes:
-        layout: its spans.
-        payloads: in file order, including those of tensors that share the payload of another.
-        aliases: names of tensors -> the tensor whose payload they share.
-        progress: called during writing with a tensor's name and the share written.
-        ranks: processes that write it together, or None.
-    """
-
-    layout: Layout
-    payloads: Mapping[str, PlannedPayload]
-    aliases: Mapping[str, str]
-    progress: Progress | None = None
-    ranks: Writer | None = None
-
-    def write(self, path: StrPath) -> list[WrittenTensor]:
-        """Writes the file, one payload at a time. It is replaced only on success.
-
-        Returns:
-            The result for each tensor, in file order.
-        """
-        if self.ranks is None:
-            with atomic_write(path) as stream:
-                self.layout.write(stream)
-        else:
-            self.ranks.write(self, path)
-        return self.report()
-
-    def report(self) -> list[WrittenTensor]:
-        """Returns the result for each tensor; before writing, without errors."""
-        payloads, aliases = self.payloads, self.aliases
-        return Results((payload.report(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items()), "tensor")
-
-
-@outside_graphs
-def save_file(
-    tensors: Mapping[str, Any],
-    path: StrPath,
-    metadata: Mapping[str, Any] | None = None,
-    **options: Unpack[WriteOptions],
-) -> list[WrittenTensor]:
-    """Writes tensors to a weights file.
-
-    The file at `path` is replaced at the end, and unchanged after an error. Tied tensors are stored
-    once. Weights are read and encoded a few rows at a time.
-
-    Args:
-        tensors: by name: tensors of torch or arrays of numpy; tensors of an open `File`, whose
-            payloads are copied; or `StoredTensor`s to be loaded one at a time.
-        path: the file to write.
-        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`. If
-            no matrix has the type that ``general.file_type`` states, and most weights are not
-            copied, the key gets the type of most weights.
-        options: see `WriteOptions`.
 
     Returns:
         The result for each tensor, in file order.
@@ -160,18 +163,19 @@ def save_file(
         QuantizationWarning: if weights are so small that their scale rounds to zero.
         TiedWarning: if tied tensors get different types and are stored separately.
     """
-    check_options(save_file, options, WriteOptions)
     if not isinstance(tensors, Mapping):
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {quote(tensors)}")
-    stored = in_memory(leave_out(tensors, options.get("exclude") or ()))
-    return plan_file(stored, target_format(path, options.get("format")), metadata, options).write(path)
+    stored = in_memory(leave_out(tensors, exclude))
+    writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress)
+    return plan_file(stored, target_format(path, format), metadata, writing).write(path, ranks)
 
 
 def plan_file(
     stored: Mapping[str, StoredTensor],
     target: Format,
     metadata: Mapping[str, Any] | None,
-    options: WriteOptions,
+    writing: Writing,
+    choices: dict[str, TypeChoice] | None = None,
     states_type: bool | None = None,
 ) -> FilePlan:
     """Plans a file of tensors. Errors are those of `save_file`.
@@ -180,32 +184,33 @@ def plan_file(
         stored: its tensors.
         target: its format.
         metadata: of the file.
-        options: `format` and `exclude` are ignored.
+        writing: how it is to be written.
+        choices: the type of each tensor, in the file's order; by default those of the schemes.
         states_type: whether to set ``general.file_type``; by default only to correct a wrong value.
     """
-    stored = with_importance(stored, options.get("importance"))
-    strict, again = options.get("strict", False), options.get("allow_requantize", False)
-    choices = choose_types(stored, options.get("schemes") or {}, target.types, target.keep_vectors, strict, again)
-    given, alignment = options.get("rules"), options.get("alignment")
+    if choices is None:
+        stored = with_importance(stored, writing.importance)
+        again = writing.allow_requantize
+        choices = choose_types(stored, writing.schemes, target.types, target.keep_vectors, writing.strict, again)
+    given, alignment = writing.rules, writing.alignment
     asked = target.keeps_to if given is None else (given,) if isinstance(given, str) else tuple(given)
     rules = rule_sets(name for name in asked if name != LLAMA_CPP)
     tied = _alias_tied(stored, choices)
     aliases = {} if set(rules).intersection(target.unshared_by) else tied
-    payloads = payloads_of(choices, stored, options.get("progress"), options.get("measure", False))
+    payloads = payloads_of(choices, stored, writing.progress, writing.measure)
     if not aliases:
         distinct = sum(payload.nbytes for name, payload in payloads.items() if name not in tied)
         check_repeats(sum(payload.nbytes for payload in payloads.values()), distinct)
     if target.alignment_key and alignment is not None:
         metadata = target.metadata.with_number(metadata or {}, target.alignment_key, alignment)
-    is_chosen = isinstance(options.get("schemes"), TypeChooser)
-    if metadata and target.has_typed_metadata and not is_chosen and states_type is not False:
+    if metadata and target.has_typed_metadata and states_type is not False:
         metadata = _with_file_type(target.metadata.metadata(metadata), choices, stored, bool(states_type))
     types = {name: choice.type for name, choice in choices.items()}
     rows = [{"name": name, "dims": target.dims_of(stored[name].shape), "dtype": types[name]} for name in types]
     rows = sorted(rows, key=target.order) if target.order else rows
     payload_of = {name: payloads[aliases.get(name, name)] for name in payloads}
     regions: dict[str, Any] = {target.table: rows, "data": payload_of}
-    for region, value in (("header", options.get("header")), ("metadata", metadata)):
+    for region, value in (("header", writing.header), ("metadata", metadata)):
         if target.field(region) is not None:
             regions[region] = value or {}
         elif value:
@@ -214,7 +219,7 @@ def plan_file(
     if LLAMA_CPP in asked:
         _refuse_unloadable(layout)
     in_order = {str(row["name"]): payloads[str(row["name"])] for row in rows}
-    return FilePlan(layout, in_order, aliases, options.get("progress"), options.get("ranks"))
+    return FilePlan(layout, in_order, aliases, writing.progress)
 
 
 def _with_file_type(
@@ -262,7 +267,7 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, TypeChoic
             difference = "type" if choices[earlier[0]].type != choices[name].type else "importance"
             note = f"tied to {quote(earlier[0])}, which has a different {difference}, so it is stored separately"
             choices[name] = replace(choices[name], note="; ".join(filter(None, (choices[name].note, note))))
-            warnings.warn(f"tensor {quote(name)} is {note}", TiedWarning, stacklevel=4)
+            warn(f"tensor {quote(name)} is {note}", TiedWarning)
         earlier.append(name)
     return aliases
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -36,14 +35,6 @@ class TypeChoice:
     asked: TensorType | None = None
 
 
-@runtime_checkable
-class TypeChooser(Protocol):
-    """Chooses types by other means than patterns, such as a recipe."""
-
-    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, TypeChoice]:
-        """Returns a type for each tensor, in the new file's order. Raises as `choose_types`."""
-
-
 PACKED = (
     "expected weights, found bytes (uint8). Packed weights lose their type if copied or written by torch.save: save "
     "module.state_dict() itself, or load the bytes into the module first; a scheme such as i16 stores them as integers"
@@ -51,17 +42,7 @@ PACKED = (
 MEASURE = "; to measure one: glft imatrix MODEL TEXT -o FILE"
 
 
-class Chosen(NamedTuple):
-    """A `TypeChooser` that returns types chosen beforehand."""
-
-    choices: dict[str, TypeChoice]
-
-    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, TypeChoice]:
-        """Returns the choices."""
-        return self.choices
-
-
-Schemes = Mapping[str, str] | Sequence[tuple[str, str]] | TypeChooser
+Schemes = Mapping[str, str] | Sequence[tuple[str, str]]
 
 
 def choose_types(
@@ -84,7 +65,7 @@ def choose_types(
     Args:
         tensors: by name.
         schemes: names or fnmatch patterns -> names of types, ``{"*.weight": "q8_per_channel"}``;
-            the same as pairs, in which a pattern may be repeated; or a `TypeChooser`.
+            or the same as pairs, in which a pattern may be repeated.
         types: of the format.
         keep_vectors: whether patterns ignore tensors with fewer than two dims.
         strict: whether to raise an error if none of the types requested for a tensor can hold it.
@@ -97,8 +78,6 @@ def choose_types(
         TensorError: if the type for an exact name, or every type of the format, cannot hold the
             tensor.
     """
-    if isinstance(schemes, TypeChooser):
-        return schemes.choose(tensors, types)
     requests: dict[str, list[tuple[str, TensorType]]] = {}
     for key, scheme in as_pairs(schemes):
         type_, names = type_named(scheme, types), names_matching(key, tensors)
@@ -124,7 +103,7 @@ def file_type_of(choices: Mapping[str, TypeChoice], tensors: Mapping[str, Stored
     return MOSTLY.get(max(weights, key=weights.__getitem__, default=""))
 
 
-def as_pairs(schemes: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def as_pairs(schemes: Schemes) -> list[tuple[str, str]]:
     """Returns schemes as pairs. Raises SchemeError for anything else."""
     pairs = list(schemes.items()) if isinstance(schemes, Mapping) else schemes
     is_list = isinstance(pairs, Sequence) and not isinstance(pairs, (str, bytes))

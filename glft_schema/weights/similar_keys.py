@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from string import ascii_lowercase
 from typing import Any
 
 from glft_schema.codec.metadata import KeyTypes
-from glft_schema.errors import SimilarKeyWarning, quote
+from glft_schema.errors import SimilarKeyWarning, quote, warn
 
 KEYS, LONGEST = 1000, 128  # at most this many keys are checked, of at most this many letters
 
 
-def warn_of_typos(keys: Iterable[str], metadata: Mapping[str, Any], stacklevel: int) -> None:
+def warn_of_typos(keys: Iterable[str], metadata: Mapping[str, Any]) -> None:
     """Issues a SimilarKeyWarning for each new key that resembles a well-known one."""
     for key in islice(keys, KEYS):
         if known := similar_key(key, metadata):
-            problem = f"the new key {quote(key)} resembles the well-known key {quote(known)}"
-            warnings.warn(problem, SimilarKeyWarning, stacklevel=stacklevel + 1)
+            warn(f"the new key {quote(key)} resembles the well-known key {quote(known)}", SimilarKeyWarning)
 
 
 def similar_key(key: str, metadata: Mapping[str, Any]) -> str | None:

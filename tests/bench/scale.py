@@ -29,7 +29,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import plan_conversion
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import FilePlan, plan_file
+from glft_schema.weights.save import FilePlan, Writing, plan_file
 from tests.bench.measure import Row
 from tests.tools import launch
 
@@ -85,7 +85,7 @@ def large_model() -> FilePlan:
         name: StoredTensor(tuple(t.shape), BFLOAT16, lambda: np.empty(0), read=lambda index: np.empty(0))
         for name, t in state.items()
     }
-    return plan_file(stored, WITH_TYPES, None, {"schemes": {"*": TYPE}})
+    return plan_file(stored, WITH_TYPES, None, Writing({"*": TYPE}))
 
 
 def simulated(layout: Layout, spans: Sequence[PlannedSpan], workers: int, rates: Rates) -> Simulated:
@@ -163,7 +163,7 @@ def rows() -> Iterator[Row]:
         rates, source, cores = measured_rates(folder), folder / "source.safetensors", os.cpu_count() or 1
         yield Row("encoding Q4_K, one core", rates.weight * 1e9, "the table of costs", 74.0, "ns per weight")
         glft.save_file({f"w{i}": torch.randn(2048, 4096, dtype=torch.bfloat16) for i in range(16)}, source)
-        layout = plan_conversion(open_with_metadata(source), WITH_TYPES, {"schemes": {"*": TYPE}}).layout
+        layout = plan_conversion(open_with_metadata(source), WITH_TYPES, Writing({"*": TYPE})).layout
         for processes in REAL:
             expected = simulated(layout, spans_of(layout), processes, rates)
             busy = max(processes / cores, 1.0)  # more processes than cores take turns

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ from glft_schema import (
     convert,
     load_file,
     load_into,
-    quantize,
     save_file,
 )
 from glft_schema.errors import OptionError, TiedWarning
@@ -561,20 +559,6 @@ def test_peak_memory_is_two_tensors_and_a_constant(path: Path, dtype: str, schem
     done = forked.run("-c", MEMORY, path, dtype, scheme)
     largest = 32 << 10 if dtype != "float64" else 64 << 10
     assert int(done.stdout) < 2 * largest + (24 << 10)
-
-
-@pytest.mark.parametrize(
-    ("call", "problem"),
-    [
-        (lambda path: save_file({}, path, scheme={}), "save_file() {} 'scheme'; did you mean 'schemes'?"),
-        (lambda path: convert(path, path, out_type="f16"), "convert() {} 'out_type'"),
-        (lambda path: quantize(path, path, "Q8_0", splits=1), "quantize() {} 'splits'; did you mean 'keep_split'?"),
-    ],
-)
-def test_an_unknown_option_names_the_closest(call: Callable[[Path], object], problem: str, tmp_path: Path) -> None:
-    with pytest.raises(TypeError) as raised:
-        call(tmp_path / "x.gguf")
-    assert str(raised.value) == problem.format("got an unexpected keyword argument")
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from glft_schema.tensors.stored_tensor import of_file
 from glft_schema.weights import payloads
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import plan_file, save_file
+from glft_schema.weights.save import Writing, plan_file, save_file
 from glft_schema.weights.schemes import TypeChoice
 from tests.tools.depth import some_by_default
 
@@ -109,7 +109,7 @@ def test_the_layout_is_that_of_the_file(ending: str, tmp_path: Path) -> None:
     tensors = {"a": weight, "b": torch.randn(5), "tied": weight, "empty": torch.zeros(0)}
     alignment = None if ending == "safetensors" else 128
     save_file(tensors, path, alignment=alignment)
-    plan = plan_file(in_memory(tensors), target_format(path, None), None, {"alignment": alignment})
+    plan = plan_file(in_memory(tensors), target_format(path, None), None, Writing(alignment=alignment))
     stored, built = path.read_bytes(), bytearray(plan.layout.nbytes)
     for start, nbytes, content in plan.layout.spans:
         if isinstance(content, bytes):
