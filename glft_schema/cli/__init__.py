@@ -17,7 +17,7 @@ from glft_schema import lazy
 from glft_schema.cli.commands import Glft
 from glft_schema.cli.completing import completer
 from glft_schema.cli.options import bytes_of
-from glft_schema.cli.terminal import REFUSED, echo, loading, option_errors, unique
+from glft_schema.cli.terminal import REFUSED, echo, loading, unique
 from glft_schema.errors import OptionError, quote
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.words import suggestion
@@ -35,8 +35,7 @@ def app(context: click.Context, limit: tuple[str, ...]) -> None:
     The exit code is 0 for success, 1 if a check fails or files differ, and 2 if a file or an
     option is refused.
     """
-    with option_errors():
-        context.with_resource(limits_in(limit))
+    context.with_resource(limits_in(limit))
 
 
 def limits_in(texts: Iterable[str]) -> Limits:

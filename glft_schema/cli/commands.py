@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from glft_schema.cli.options import HELP, command
-from glft_schema.cli.terminal import INTERRUPTED
+from glft_schema.cli.terminal import INTERRUPTED, RefusedError
+from glft_schema.errors import OptionError, UnsupportedError
 from glft_schema.words import closest
 
 # fmt: off
@@ -68,9 +69,12 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command. Ctrl-C, or a closed output, ends it with a shell's exit code."""
+        """Runs a command. An option may be refused; Ctrl-C, or a closed output, ends it with a
+        shell's exit code."""
         try:
             return super().invoke(ctx)
+        except (OptionError, UnsupportedError) as error:
+            raise RefusedError(str(error)) from None
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # for which click would exit with 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from click.exceptions import Exit
 
 from glft_schema.cli.options import argument, option
-from glft_schema.cli.terminal import FAILED, INTERRUPTED, REFUSED, echo, file_errors, progress_bar, refuse_set
+from glft_schema.cli.terminal import FAILED, INTERRUPTED, RefusedError, echo, file_errors, progress_bar, refuse_set
 from glft_schema.errors import OptionError, install, safe
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
@@ -62,8 +62,7 @@ def fuzz(
     try:
         import hypothesis.configuration as _configured  # noqa: F401
     except ImportError:
-        print(f"glft: fuzz needs hypothesis: {install('fuzz')}", file=sys.stderr)
-        raise Exit(REFUSED) from None
+        raise RefusedError(f"fuzz needs hypothesis: {install('fuzz')}") from None
     with file_errors(Path(source)), _hypothesis_storage():
         try:
             _fuzz(source, examples, seed, corpus, out)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-from click.exceptions import Exit
-
 from glft_schema.cli.options import (
     AllowRequantize,
     ConverterPath,
@@ -20,7 +18,7 @@ from glft_schema.cli.options import (
     option,
 )
 from glft_schema.cli.terminal import (
-    REFUSED,
+    RefusedError,
     common_ranks,
     echo,
     echo_written,
@@ -133,8 +131,7 @@ def quantize(
             )
     echo(*mapping_note(checkpoint, source), *report(quantized, out, dry_run=dry_run))
     if quantized.refused:
-        echo(f"glft: {quantized.refused[0]}", error=True)
-        raise Exit(REFUSED)
+        raise RefusedError(quantized.refused[0])
     has_blocks = checkpoint.metadata.get(f"{checkpoint.metadata.get(ARCHITECTURE)}.{BLOCK_COUNT}", 1)
     if (override_kv or prune_layers or not has_blocks) and not dry_run:
         warn_of_refused_file(checkpoint.file if has_blocks else None, out)

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Annotated
 
 from glft_schema.cli.options import Choice, argument, option
-from glft_schema.cli.terminal import option_errors
 from glft_schema.describe.languages import WRITERS, write
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import OptionError, quote
@@ -37,13 +36,12 @@ def schema(
         glft schema q4_k
         glft schema gguf --as kaitai
     """
-    with option_errors():
-        if name.lower() == RECIPES:
-            if language != DEFAULT:
-                raise OptionError(f"recipes are a document: expected --as {DEFAULT}, found {language}")
-            print(recipes_as_markdown(), end="")
-            return
-        print(write(schema_of(find(name)), language), end="")
+    if name.lower() == RECIPES:
+        if language != DEFAULT:
+            raise OptionError(f"recipes are a document: expected --as {DEFAULT}, found {language}")
+        print(recipes_as_markdown(), end="")
+        return
+    print(write(schema_of(find(name)), language), end="")
 
 
 def find(name: str) -> Format | TensorType:

@@ -14,10 +14,9 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
-from click.exceptions import Exit
 
 from glft_schema.display import Progress, size_text
-from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, UnsupportedError, printable, quote
+from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, printable, quote
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
 
@@ -81,17 +80,26 @@ def echo_written(paths: Sequence[str | Path], *following: object) -> None:
         echo(f"next: glft {shlex.join(map(str, following))}")
 
 
+class RefusedError(click.ClickException, ValueError):
+    """A refused file or option: one line on stderr, and exit code 2."""
+
+    exit_code = REFUSED
+
+    def show(self, file: Any = None) -> None:
+        """Prints the line."""
+        echo(f"glft: {self.message}", error=True)
+
+
 @contextmanager
 def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> Iterator[None]:
-    """Reports an error as one line on stderr, with exit code 2.
+    """Turns errors about files into `RefusedError`.
 
     Args:
         path: the file to name, unless the error names one.
         tensors: the file to name for an error about a tensor; `path` by default.
     """
     try:
-        with option_errors():
-            yield
+        yield
     except TensorError as error:
         path, reason = tensors or path, str(error)
     except FormatError as error:
@@ -106,18 +114,7 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
         path = Path(error.filename) if isinstance(error.filename, str) else path
     else:
         return
-    echo(f"glft: {path}: {reason}", error=True)
-    raise Exit(REFUSED)
-
-
-@contextmanager
-def option_errors() -> Iterator[None]:
-    """Reports an OptionError or UnsupportedError as one line on stderr, with exit code 2."""
-    try:
-        yield
-    except (OptionError, UnsupportedError) as error:
-        echo(f"glft: {error}", error=True)
-        raise Exit(REFUSED) from None
+    raise RefusedError(f"{path}: {reason}")
 
 
 def unique(option: str, what: str, uses: Iterable[tuple[str, str, Value]]) -> dict[str, Value]:
@@ -200,7 +197,8 @@ def progress_bar(title: str) -> Iterator[Progress]:
     Yields:
         A function to call with the current item and the share that is done, from 0 to 1.
     """
-    if not sys.stderr.isatty():
+    ranks = common_ranks()
+    if not sys.stderr.isatty() or (ranks and not ranks.is_first):
         yield lambda text, done: None
         return
     from rich import progress

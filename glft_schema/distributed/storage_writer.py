@@ -9,11 +9,11 @@ longer.
 from __future__ import annotations
 
 import os
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -26,24 +26,21 @@ from torch.distributed.checkpoint.storage import StorageWriter as Writer
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.exchange import Chunk, Entries, Exchange, Holdings, Piece, Remote, Request
-from glft_schema.distributed.ranks import TIMEOUT, Ranks, describe_error
-from glft_schema.distributed.spans import PlannedSpan, spans_between, spans_of, units_in
-from glft_schema.distributed.units import Unit, runs, shares
-from glft_schema.distributed.writing import KEY, open_on_all, plan_digest, write_at
+from glft_schema.distributed.ranks import TIMEOUT, Ranks
+from glft_schema.distributed.shares import Task
+from glft_schema.distributed.writing import plan_digest, write_shares
 from glft_schema.errors import OptionError, TensorError
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.models.to_gguf import by_example
 from glft_schema.quantizer.quantize import Quantizing, as_recipe, plan_quantization
 from glft_schema.quantizer.recipe_rules import Recipe
-from glft_schema.storage.dtypes import Array, Dtype, dtype_of, words
+from glft_schema.storage.dtypes import Dtype, dtype_of, words
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.torch_tensors import as_array, identity_of
 from glft_schema.weights.convert import plan_conversion
 from glft_schema.weights.in_memory import packed_tensors
-from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan, Writing, plan_file
 from glft_schema.weights.schemes import Schemes
 
@@ -138,8 +135,8 @@ class StorageWriter(Writer):
             ties = _common_ties(ranks.gather(_ties(getattr(planner, "state_dict", {}), tensors)))
             planned = self._plan(tensors, remote, ties, opened)
             ranks.agree(versions=version("glft_schema"), plans=plan_digest(planned))
-            exchange = Exchange(self._group, self._timeout)
-            _write(planned, self.path, _Shared(held, tensors, Holdings.of(entries), remote, exchange, ranks))
+            shared = _Shared(held, tensors, Holdings.of(entries), remote, Exchange(self._group, self._timeout), ranks)
+            write_shares(planned, self.path, ranks, exchange=partial(_exchange, shared=shared))
         done: Future[list[WriteResult]] = Future()
         done.set_result([WriteResult(item.index, item.tensor_storage_size() or 0, None) for item in plan.items])
         return done
@@ -216,21 +213,6 @@ class _Shared(NamedTuple):
         return self.held[request.name, piece.chunk.offsets][piece.held].cpu()
 
 
-class _Task(NamedTuple):
-    """Bytes of a file that a rank writes at once.
-
-    Attributes:
-        span: of the file.
-        first, last: bytes of the file.
-        rows: rows of the matrix to encode; None for bytes that are not encoded.
-    """
-
-    span: PlannedSpan
-    first: int
-    last: int
-    rows: slice | None
-
-
 def _place(item: WriteItem) -> tuple[str, tuple[int, ...]]:
     assert item.tensor_data is not None
     return item.index.fqn, tuple(item.tensor_data.chunk.offsets)
@@ -274,42 +256,7 @@ def _common_ties(found: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return tied
 
 
-def _tasks(units: Sequence[Unit], spans: Sequence[PlannedSpan], order: ByteOrder) -> list[_Task]:
-    """Returns the tasks of units, in the order of the file."""
-    tasks = []
-    for run in runs(units):
-        first, last = run[0].start, run[-1].stop
-        for span in spans_between(spans, first, last):
-            start, stop = max(first, span.start), min(last, span.start + span.nbytes)
-            rows: Sequence[slice | None] = [None]
-            if isinstance(span.content, PlannedPayload):
-                rows = span.content.chunks_between(start - span.start, stop - span.start, order)
-            tasks += [_Task(span, start, stop, some) for some in rows]
-    return tasks
-
-
-def _write(plan: FilePlan, path: StrPath, shared: _Shared) -> None:
-    """Writes a planned file whose tensors all ranks hold."""
-    ranks, layout, spans = shared.ranks, plan.layout, spans_of(plan.layout)
-    tasks = [_tasks(dealt, spans, layout.order) for dealt in shares(units_in(spans, layout.nbytes), ranks.count)]
-    key = ranks.of_first(secrets.token_hex(KEY // 2))
-    with open_on_all(ranks, path, key, layout.nbytes, resume=False) as fd:
-        problem: Exception | None = None
-        for number in range(max(map(len, tasks))):
-            answers = _exchange([of_rank[number] if number < len(of_rank) else None for of_rank in tasks], shared)
-            if problem is None and number < len(tasks[ranks.rank]):
-                try:
-                    _write_task(fd, tasks[ranks.rank][number], answers, layout.order, path, shared)
-                except Exception as error:  # the other ranks still need what this one holds
-                    problem = error
-                    ranks.fail(describe_error(error))
-        if problem is not None:
-            raise problem
-        os.fsync(fd)
-        ranks.gather(None)
-
-
-def _needs(task: _Task | None, remote: Remote) -> list[Request]:
+def _needs(task: Task | None, remote: Remote) -> list[Request]:
     """Returns the parts of tensors that a task reads."""
     if task is None or task.rows is None or isinstance(task.span.content, bytes) or task.span.content.copy_of is not None:
         return []
@@ -318,8 +265,8 @@ def _needs(task: _Task | None, remote: Remote) -> list[Request]:
     return noted
 
 
-def _exchange(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, Array]:
-    """Returns the values that this rank's task reads, and sends the other ranks theirs.
+def _exchange(tasks: Sequence[Task | None], shared: _Shared) -> None:
+    """Receives the values that this rank's task reads, and sends the other ranks theirs.
 
     Args:
         tasks: the current task of each rank, or None.
@@ -354,19 +301,4 @@ def _exchange(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, A
                 found = as_array(message[:nbytes]).view(dtype).reshape([part.stop - part.start for part in piece.wanted])
                 received[piece.chunk.rank] = message[nbytes:]
             words(answers[request])[piece.wanted] = words(found)
-    return answers
-
-
-def _write_task(fd: int, task: _Task, answers: dict[Request, Array], order: ByteOrder, path: StrPath, shared: _Shared) -> None:
-    """Encodes and writes the bytes of a task."""
     shared.remote.answer(answers)
-    span, written = task.span, 0
-    pieces = span.pieces(task.first, task.last, order)
-    if task.rows is not None and isinstance(span.content, PlannedPayload):
-        source = span.content.source_of(task.rows)
-        encoded = span.content.encode(task.rows, source, task.first - span.start, task.last - span.start, order)
-        pieces = ((span.start + at, piece) for at, piece in encoded)
-    for at, piece in pieces:
-        write_at(fd, piece, at, span.name, path)
-        written += len(piece)
-    shared.ranks.move(written)

@@ -1,29 +1,23 @@
-"""Writes one file by all ranks: each writes its share of units, then rank 0 commits it."""
+"""Writes one file by all ranks: each writes its share of the bytes, then rank 0 commits it."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
+from itertools import zip_longest
 from typing import NamedTuple
 
-from glft_schema.codec.context import ByteOrder
-from glft_schema.distributed.fingerprints import Inputs, digest, sha256_of
-from glft_schema.distributed.journals import Journals
-from glft_schema.distributed.origins import Origins
-from glft_schema.distributed.ranks import TIMEOUT, Ranks
-from glft_schema.distributed.spans import PlannedSpan, spans_between, spans_of, units_in
-from glft_schema.distributed.units import Unit, runs, shares
+from glft_schema.distributed.fingerprints import Inputs, digest
+from glft_schema.distributed.ranks import TIMEOUT, Ranks, describe_error
+from glft_schema.distributed.shares import Task, spans_of, tasks_of
 from glft_schema.errors import FormatError, quote
 from glft_schema.storage.atomic import atomic_write, open_own, partial_path
 from glft_schema.storage.source import StrPath
-from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan
-
-KEY = 16  # hexadecimal digits
 
 
 @contextmanager
@@ -33,8 +27,7 @@ def together(inputs: Iterable[StrPath] = (), *, ranks: Ranks | None = None, time
 
     All ranks run the block, with equal arguments, on one file system. Each encodes and writes its
     share of the bytes. The file has the same bytes as one that a single process writes. If a rank
-    fails, all raise, the old file stays, and the next run resumes with the units that are finished;
-    see `atomic_write`.
+    fails, all raise, and the old file stays.
 
     Args:
         inputs: files that are read, which must be the same on all ranks and not change.
@@ -61,69 +54,80 @@ class Together(NamedTuple):
     ranks: Ranks
     inputs: Inputs
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process shows progress."""
+        return self.ranks.is_first
+
     def write(self, plan: FilePlan, path: StrPath) -> None:
         """Writes a planned file. After an error all ranks raise."""
         with self.ranks.failing_together():
-            self._write(plan, path)
-
-    def _write(self, plan: FilePlan, path: StrPath) -> None:
-        ranks, inputs, layout, source = self.ranks, self.inputs, plan.layout, self.inputs.fingerprint
-        key = digest([plan_digest(plan), *source.entries])[:KEY]
-        ranks.agree(versions=version("glft_schema"), inputs=str(source), plans=key)
-        spans = spans_of(layout)
-        units = units_in(spans, layout.nbytes)
-        with open_on_all(ranks, path, key, layout.nbytes) as fd:
-            with Journals(path, key, ranks.rank) as journals:
-                found = ranks.of_first(journals.read() if ranks.is_first else [])
-                known = {(start, stop): hashes for start, stop, *hashes in found}
-                done = _verify(fd, [unit for unit in units if unit[:2] in known], known, spans, layout.order, ranks)
-                left = [unit for unit in units if unit[:2] not in done]
-                before, begun = layout.nbytes - sum(unit.stop - unit.start for unit in left), ranks.move(0)
-
-                def look(moved: int, name: str = "") -> None:
-                    if plan.progress and ranks.is_first:
-                        plan.progress(name, min((before + moved - begun) / max(layout.nbytes, 1), 1.0))
-
-                for run in runs(shares(left, ranks.count)[ranks.rank]):
-                    origins = Origins(spans, layout.order)
-                    for unit, name in finished_units(run, spans, _writing(fd, path, layout.order, origins)):
-                        inputs.check_unchanged()
-                        journals.add(unit, _sha256(fd, unit), origins.of_unit(unit))
-                        look(ranks.move(unit.stop - unit.start), name)
-            os.fsync(fd)
-            inputs.check_unchanged()
-            _gather_errors(plan.payloads, ranks, look, known=not done)
-            inputs.check_unchanged()  # other ranks may have taken longer
-        for payload in plan.payloads.values():
-            payload.warn()
+            self.ranks.agree(versions=version("glft_schema"), inputs=str(self.inputs.fingerprint), plans=plan_digest(plan))
+            write_shares(plan, path, self.ranks, check=self.inputs.check_unchanged)
 
 
-def _gather_errors(payloads: Mapping[str, PlannedPayload], ranks: Ranks, look: Callable[[int], object], *, known: bool) -> None:
-    """Sets errors to the maximum of all ranks; unknown if an earlier run wrote some units."""
-    own = {name: payload.error for name, payload in payloads.items() if payload.error is not None}
-    errors = ranks.gather(own, look)
+def write_shares(
+    plan: FilePlan,
+    path: StrPath,
+    ranks: Ranks,
+    *,
+    exchange: Callable[[Sequence[Task | None]], object] = lambda tasks: None,
+    check: Callable[[], object] = lambda: None,
+) -> None:
+    """Writes a planned file; all ranks call it with equal plans.
+
+    Args:
+        plan: the file.
+        path: where to write it.
+        ranks: all ranks.
+        exchange: called with the current task of each rank, or None, before this rank's is written;
+            also after this rank has failed.
+        check: called when this rank's share is written.
+    """
+    layout, problem = plan.layout, None
+
+    def look(moved: int, name: str = "") -> None:
+        if plan.progress and ranks.is_first:
+            plan.progress(name, min((moved - begun) / max(layout.nbytes, 1), 1.0))
+
+    begun = ranks.move(0)
+    with _open_on_all(ranks, path, layout.nbytes) as fd:
+        for tasks in zip_longest(*tasks_of(layout, ranks.count)):
+            exchange(tasks)
+            task = tasks[ranks.rank]
+            if task is None or problem is not None:
+                continue
+            try:
+                with _naming(task.span.name):
+                    nbytes = sum(_write_at(fd, piece, at, task.span.name, path) for at, piece in task.pieces(layout.order))
+                look(ranks.move(nbytes), task.span.name or "")
+            except Exception as error:  # other ranks may still need what this one holds
+                problem = error
+                ranks.fail(describe_error(error))
+        if problem is not None:
+            raise problem
+        os.fsync(fd)
+        check()
+        _gather_errors(plan.payloads, ranks, look)
+    for payload in plan.payloads.values():
+        payload.warn()
+
+
+def _gather_errors(payloads: Mapping[str, PlannedPayload], ranks: Ranks, look: Callable[[int], object]) -> None:
+    """Sets errors to the maximum of all ranks."""
+    errors = ranks.gather({name: payload.error for name, payload in payloads.items() if payload.error is not None}, look)
     for name, payload in payloads.items():
-        worst = max((found[name] for found in errors if name in found), default=None)
-        payload.error = worst if known or not worst else None
+        payload.error = max((found[name] for found in errors if name in found), default=None)
 
 
 @contextmanager
-def open_on_all(ranks: Ranks, path: StrPath, key: str, nbytes: int, *, resume: bool = True) -> Iterator[int]:
-    """Opens the temporary file of a key on all ranks. After the block, all ranks see the new file
-    at `path`.
-
-    Args:
-        ranks: all ranks.
-        path: the file, which rank 0 begins and commits.
-        key, resume: as for `atomic_write`.
-        nbytes: of the file.
-
-    Yields:
-        A descriptor for reading and writing.
-    """
+def _open_on_all(ranks: Ranks, path: StrPath, nbytes: int) -> Iterator[int]:
+    """Opens a temporary file on all ranks, which rank 0 begins. After the block, rank 0 renames it,
+    and all ranks see the new file at `path`. Yields a descriptor for reading and writing."""
+    key = ranks.of_first(secrets.token_hex(8))
     with ExitStack() as opened:
         if ranks.is_first:
-            fd = opened.enter_context(atomic_write(path, key, resume=resume)).fd
+            fd = opened.enter_context(atomic_write(path, key, resume=False)).fd
             os.truncate(fd, nbytes)
         ranks.gather(None)
         if not ranks.is_first:
@@ -150,87 +154,6 @@ def _importance(payload: PlannedPayload) -> str:
     return "" if importance is None else digest([importance.tobytes()])
 
 
-def _verify(
-    fd: int,
-    units: Sequence[Unit],
-    known: Mapping[tuple[int, int], Sequence[str]],
-    spans: Sequence[PlannedSpan],
-    order: ByteOrder,
-    ranks: Ranks,
-) -> set[tuple[int, int]]:
-    """Returns the finished units whose bytes match the journals, and whose source is unchanged.
-    Ranks share the work."""
-    own = []
-    written = [unit for unit in shares(units, ranks.count)[ranks.rank] if _sha256(fd, unit) == known[unit[:2]][0]]
-    for run in runs(written):
-        origins, other = Origins(spans, order), set[Unit]()
-        for unit, _ in finished_units(run, spans, _comparing(fd, run, order, origins, other)):
-            if origins.of_unit(unit) == known[unit[:2]][1] and unit not in other:
-                own.append(unit[:2])
-            ranks.move(1)
-    return {(start, stop) for found in ranks.gather(own) for start, stop in found}
-
-
-def _sha256(fd: int, unit: Unit) -> str:
-    return sha256_of(lambda start, nbytes: os.pread(fd, nbytes, start), [(unit.start, unit.stop - unit.start)])
-
-
-Steps = Callable[[PlannedSpan, int, int], Iterator[int]]  # processes a span, and yields positions
-
-
-def finished_units(run: Sequence[Unit], spans: Sequence[PlannedSpan], steps: Steps) -> Iterator[tuple[Unit, str]]:
-    """Yields the units of a run once all of their bytes are processed, with a tensor's name."""
-    first, last, left, name = run[0].start, run[-1].stop, deque(run), ""
-
-    def until(position: int) -> Iterator[tuple[Unit, str]]:
-        while left and left[0].stop <= position:
-            yield left.popleft(), name
-
-    for span in spans_between(spans, first, last):
-        yield from until(span.start)
-        name = span.name or name
-        with _naming(span.name):
-            for position in steps(span, first, last):
-                if span.in_order:
-                    yield from until(position)
-    yield from until(last)
-
-
-def _writing(fd: int, path: StrPath, order: ByteOrder, origins: Origins) -> Steps:
-    """Returns steps that encode and write bytes of a span, and hash their source."""
-
-    def steps(span: PlannedSpan, first: int, last: int) -> Iterator[int]:
-        for at, piece in span.pieces(first, last, order, origins.add):
-            write_at(fd, piece, at, span.name, path)
-            yield at + len(piece)
-
-    return steps
-
-
-def _comparing(fd: int, run: Sequence[Unit], order: ByteOrder, origins: Origins, other: set[Unit]) -> Steps:
-    """Returns steps that only hash the source of a span's bytes. Units whose bytes differ from a
-    copy of the source are added to `other`."""
-
-    def steps(span: PlannedSpan, first: int, last: int) -> Iterator[int]:
-        payload = span.content
-        if isinstance(payload, bytes):
-            return  # the key includes their hash
-        part = span.part(first, last)
-        for rows in payload.chunks_between(*part, order):
-            if rows is not None:
-                origins.add(payload, rows, payload.source_of(rows))
-                yield span.start + rows.stop * (payload.nbytes // matrix(payload.stored.shape)[0])
-                continue
-            for at, piece in payload.copy(*part, order):
-                for unit in run:
-                    start, stop = max(unit.start - span.start, at), min(unit.stop - span.start, at + len(piece))
-                    if start < stop and piece[start - at : stop - at] != os.pread(fd, stop - start, span.start + start):
-                        other.add(unit)
-                yield span.start + at + len(piece)
-
-    return steps
-
-
 @contextmanager
 def _naming(tensor: str | None) -> Iterator[None]:
     """Adds the tensor's name to errors of its source."""
@@ -241,9 +164,11 @@ def _naming(tensor: str | None) -> Iterator[None]:
         raise
 
 
-def write_at(fd: int, piece: memoryview, position: int, tensor: str | None, path: StrPath) -> None:
-    """Writes all bytes of a piece. Raises OSError, which names the tensor and the file."""
+def _write_at(fd: int, piece: memoryview, position: int, tensor: str | None, path: StrPath) -> int:
+    """Writes all bytes of a piece, and returns their number. Raises OSError, which names the tensor
+    and the file."""
     left = piece.cast("B")
+    nbytes = len(left)
     try:
         while left:
             written = os.pwrite(fd, left, position)
@@ -251,3 +176,4 @@ def write_at(fd: int, piece: memoryview, position: int, tensor: str | None, path
     except OSError as error:
         text = f"tensor {quote(tensor)}: {error.strerror}" if tensor else error.strerror
         raise OSError(error.errno, text, os.fspath(path)) from None
+    return nbytes

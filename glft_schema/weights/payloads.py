@@ -25,11 +25,7 @@ from glft_schema.weights.requantizing import type_before
 from glft_schema.weights.schemes import TypeChoice
 
 PART = 4 * CHUNK  # numbers that are encoded at once
-GROUP = CHUNK // 16  # numbers of a group of rows
-VALUES = "values"
 _COMPARING = Lock()
-
-Source = Mapping[str, Array]  # encoder input: `VALUES` of rows, or the fields of a file's tensor
 
 
 @with_display
@@ -47,8 +43,7 @@ class WrittenTensor:
         asked: the type that a scheme asked for, or None.
         quantized_from: its previous quantized type if it was requantized, which adds error.
         copied: whether the payload equals the source's except for byte order.
-        error: max |stored - source|; None if unknown: not measured, or an earlier run of several
-            ranks wrote a part of the file.
+        error: max |stored - source|; None if it was not measured.
     """
 
     name: str
@@ -134,36 +129,18 @@ class PlannedPayload:
         warn_of_lost(self.name, self.lost)
         self.lost.clear()
 
-    def span(
-        self, first: int, last: int, order: ByteOrder = LITTLE, seen: Callable[[slice, Source], None] | None = None
-    ) -> Iterator[tuple[int, memoryview]]:
+    def span(self, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
         """Yields bytes `first` to `last` of the payload in pieces, each with its position.
 
         Only the rows of these bytes are read and encoded. The pieces of a type with several fields
-        are not in order. `seen` is called with rows and their source. Raises as `write_to`.
+        are not in order. Raises as `write_to`.
         """
         for rows in self.chunks_between(first, last, order):
-            if rows is None:
-                yield from self.copy(first, last, order)
-                continue
-            source = self.source_of(rows)
-            if seen:
-                seen(rows, source)
-            yield from self.encode(rows, source, first, last, order)
-            del source  # before the next rows are read
-
-    def copy(self, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
-        """Yields bytes that are copied from a file, in pieces as `span` does."""
-        assert self.copy_of is not None
-        self.error = 0.0
-        for piece in self.copy_of.pieces(order, first, last):
-            yield first, piece
-            first += len(piece)
+            yield from self.pieces(rows, first, last, order)
 
     def chunks_between(self, first: int, last: int, order: ByteOrder = LITTLE) -> list[slice | None]:
-        """Returns the rows of the matrix that `span` encodes at once; None for bytes that are
-        copied. Rows begin and end at multiples of `group`, or at the end of the matrix. A source
-        that cannot be read in parts is encoded at once."""
+        """Returns the rows of the matrix that are encoded at once; None for bytes that are copied.
+        A source that cannot be read in parts is encoded at once."""
         copied = self.copy_of
         if copied is not None and (copied.order == order or not copied.type.is_known):
             return [None]
@@ -175,29 +152,20 @@ class PlannedPayload:
         numbers = [part for part in numbers if part]
         if not numbers:
             return []
-        group = self.group
-        start = min(part.start for part in numbers) // group * group
-        stop = min(-(-max(part.stop for part in numbers) // group) * group, rows)
-        at_once = max(PART // max(columns, 1) // group, 1) * group
-        return [*slices(stop, at_once if self.has_parts else rows, start)]
+        at_once = max(PART // max(columns, 1), 1) if self.has_parts else rows
+        return [*slices(max(part.stop for part in numbers), at_once, min(part.start for part in numbers))]
 
-    @property
-    def group(self) -> int:
-        """The number of rows in a group, which has about `GROUP` numbers."""
-        return max(GROUP // max(matrix(self.stored.shape)[1], 1), 1)
-
-    def encode(
-        self, rows: slice, source: Source, first: int, last: int, order: ByteOrder = LITTLE
-    ) -> Iterator[tuple[int, memoryview]]:
-        """Encodes rows and yields their bytes between `first` and `last`, in pieces as `span` does.
-
-        Args:
-            rows: of the matrix.
-            source: of these rows; see `source_of`.
-            first, last: bytes of the payload.
-            order: byte order of the file.
-        """
-        fields = source if self.copy_of is not None else self._fields_of(rows, source[VALUES])
+    def pieces(self, rows: slice | None, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
+        """Yields the bytes between `first` and `last` of rows that `chunks_between` returned, in
+        pieces as `span` does."""
+        if rows is None:
+            assert self.copy_of is not None
+            self.error = 0.0
+            for piece in self.copy_of.pieces(order, first, last):
+                yield first, piece
+                first += len(piece)
+            return
+        fields = self._fields_of(rows)
         spans, count = self.type.field_spans(self.stored.shape), matrix(self.stored.shape)[0]
         for name, part in self.type.fields():
             start, nbytes = spans[name]
@@ -212,21 +180,17 @@ class PlannedPayload:
         """Whether the source can be read in parts."""
         return len(self.stored.shape) > 1 and self.stored.has_parts
 
-    def source_of(self, rows: slice) -> Source:
-        """Returns the source of some rows of the matrix. Raises as `write_to`."""
-        if (copied := self.copy_of) is not None:
+    def _fields_of(self, rows: slice) -> Mapping[str, Array]:
+        """Returns the fields of some rows of the matrix. Raises as `write_to`."""
+        if self.copy_of is not None:
             self.error = 0.0
-            return copied.rows(range(rows.start, rows.stop))
+            return self.copy_of.rows(range(rows.start, rows.stop))
         dims = self.stored.shape
-        if not self.has_parts:
-            return {VALUES: self.load()[rows] if len(dims) > 1 else self.load()}
-        values = self.stored.rows(rows)
-        self._check(values, (rows.stop - rows.start, *dims[1:]))
-        return {VALUES: values}
-
-    def _fields_of(self, rows: slice, source: Array) -> Mapping[str, Array]:
-        """Returns the encoded fields of some rows of the matrix."""
-        dims = self.stored.shape
+        if self.has_parts:
+            source = self.stored.rows(rows)
+            self._check(source, (rows.stop - rows.start, *dims[1:]))
+        else:
+            source = self.load()[rows] if len(dims) > 1 else self.load()
         importance = self.stored.importance
         if importance is not None and len(dims) > 2 and importance.size == dims[0] * dims[-1]:
             importance = importance.reshape(dims[0], dims[-1])[rows]

@@ -33,6 +33,10 @@ from glft_schema.weights.schemes import Schemes, TypeChoice, choose_types, file_
 class Writer(Protocol):
     """Writes planned files."""
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process shows progress."""
+
     def write(self, plan: FilePlan, path: StrPath) -> None:
         """Writes a file. It is replaced only on success."""
 

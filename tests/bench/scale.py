@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 import glft_schema as glft
-from glft_schema.distributed.spans import PlannedSpan, spans_between, spans_of, units_in
-from glft_schema.distributed.units import Unit, runs, shares
+from glft_schema.distributed.shares import Task, spans_of, tasks_of
 from glft_schema.files.layout import Layout
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import BFLOAT16
@@ -35,7 +34,6 @@ from tests.tools import launch
 
 WORKERS = (1, 8, 64, 512)
 WORKERS_READ, ALL_READ = 1e9, 50e9  # bytes per second, of one worker and of all
-HASHED = 2 / 3  # of the time to write and hash a byte
 TYPE = "q4_k"
 REAL = (1, 2, 4)  # processes of the real runs
 
@@ -45,7 +43,7 @@ class Rates(NamedTuple):
 
     Attributes:
         weight: seconds to encode a weight on one core.
-        byte: seconds to write and hash a byte.
+        byte: seconds to write a byte.
         start: seconds until a process begins to write.
     """
 
@@ -63,7 +61,6 @@ class Simulated(NamedTuple):
         requests: reads of the slowest worker.
         read, written: bytes of the slowest worker.
         memory: bytes of the largest rows that a worker holds: stored, as float32, and encoded.
-        unit: seconds of the dearest unit, which a restart repeats.
     """
 
     seconds: float
@@ -72,7 +69,6 @@ class Simulated(NamedTuple):
     read: int
     written: int
     memory: int
-    unit: float
 
 
 def large_model() -> FilePlan:
@@ -88,17 +84,16 @@ def large_model() -> FilePlan:
     return plan_file(stored, WITH_TYPES, None, Writing({"*": TYPE}))
 
 
-def simulated(layout: Layout, spans: Sequence[PlannedSpan], workers: int, rates: Rates) -> Simulated:
+def simulated(layout: Layout, workers: int, rates: Rates) -> Simulated:
     """Returns what each worker does by the plan, and what that takes."""
-    units = units_in(spans, layout.nbytes)
-    of_workers = [_work(dealt, layout, spans) for dealt in shares(units, workers)]
+    of_workers = [_work(tasks) for tasks in tasks_of(layout, workers)]
     reading = max(ALL_READ / workers, 1.0) if workers * WORKERS_READ > ALL_READ else WORKERS_READ
 
     def seconds(weights: int, read: int, written: int) -> float:
-        return weights * rates.weight + read / reading + (read * HASHED + written) * rates.byte
+        return weights * rates.weight + read / reading + written * rates.byte
 
     slowest = max(of_workers, key=lambda work: seconds(work.weights, work.read, work.written))
-    weights = sum(span.content.stored.numel for span in spans if isinstance(span.content, PlannedPayload))
+    weights = sum(span.content.stored.numel for span in spans_of(layout) if isinstance(span.content, PlannedPayload))
     return Simulated(
         rates.start + seconds(slowest.weights, slowest.read, slowest.written),
         rates.start + seconds(weights, 2 * weights, layout.nbytes) / workers,
@@ -106,7 +101,6 @@ def simulated(layout: Layout, spans: Sequence[PlannedSpan], workers: int, rates:
         slowest.read,
         slowest.written,
         max(work.memory for work in of_workers),
-        max(unit.cost for unit in units) / sum(unit.cost for unit in units) * weights * rates.weight,
     )
 
 
@@ -118,22 +112,17 @@ class _Work(NamedTuple):
     memory: int
 
 
-def _work(units: Sequence[Unit], layout: Layout, spans: Sequence[PlannedSpan]) -> _Work:
+def _work(tasks: Iterable[Task]) -> _Work:
     """Returns the work of a worker: numbers of weights, bytes and reads."""
-    weights = read = written = requests = memory = 0
-    for run in runs(units):
-        first, last = run[0].start, run[-1].stop
-        written += last - first
-        for span in spans_between(spans, first, last):
-            if not isinstance(span.content, PlannedPayload):
-                continue
-            payload, columns = span.content, matrix(span.content.stored.shape)[1]
-            for rows in payload.chunks_between(max(first - span.start, 0), min(last - span.start, span.nbytes), layout.order):
-                assert rows is not None
-                count = (rows.stop - rows.start) * columns
-                weights, read, requests = weights + count * (not payload.is_unchanged), read + 2 * count, requests + 1
-                memory = max(memory, count * (2 + 4 + 1))
-    return _Work(weights, read, written, requests, memory)
+    weights = read = requests = memory = 0
+    parts = {}
+    for span, first, last, rows in tasks:
+        parts[first] = last - first
+        if isinstance(span.content, PlannedPayload) and rows is not None:
+            count = (rows.stop - rows.start) * matrix(span.content.stored.shape)[1]
+            weights, read, requests = weights + count * (not span.content.is_unchanged), read + 2 * count, requests + 1
+            memory = max(memory, count * (2 + 4 + 1))
+    return _Work(weights, read, sum(parts.values()), requests, memory)
 
 
 def measured_rates(folder: Path) -> Rates:
@@ -146,7 +135,7 @@ def measured_rates(folder: Path) -> Rates:
         times.append(time.perf_counter() - start)
     small = folder / "small.safetensors"
     glft.save_file({"w": torch.zeros(4, 256)}, small)
-    return Rates(min(times) / weights.numel(), 1.5e-9, run(small, folder / "small.gguf", 1))
+    return Rates(min(times) / weights.numel(), 1.0e-9, run(small, folder / "small.gguf", 1))
 
 
 def run(source: Path, out: Path, processes: int) -> float:
@@ -165,16 +154,15 @@ def rows() -> Iterator[Row]:
         glft.save_file({f"w{i}": torch.randn(2048, 4096, dtype=torch.bfloat16) for i in range(16)}, source)
         layout = plan_conversion(open_with_metadata(source), WITH_TYPES, Writing({"*": TYPE})).layout
         for processes in REAL:
-            expected = simulated(layout, spans_of(layout), processes, rates)
+            expected = simulated(layout, processes, rates)
             busy = max(processes / cores, 1.0)  # more processes than cores take turns
             seconds = run(source, folder / "m.gguf", processes)
             yield Row(f"134 M weights to Q4_K, {processes} processes", seconds, "simulated", expected.seconds * busy, "s")
     plan = large_model()
     layout = plan.layout
-    spans = spans_of(layout)
     for workers in WORKERS:
-        found = simulated(layout, spans, workers, rates)
+        found = simulated(layout, workers, rates)
         what = f"1.3 TB to {layout.nbytes / 1e9:.0f} GB, {workers} workers"
         yield Row(what, found.seconds, "equal shares", found.equal, "s")
         yield Row(f"{what}: reads of a worker", found.requests, "bytes of it, in GB", found.read / 1e9, "")
-        yield Row(f"{what}: memory of a worker", found.memory / 2**20, "seconds of a unit", found.unit, "")
+        yield Row(f"{what}: memory of a worker, in MiB", found.memory / 2**20, "", 0.0, "")

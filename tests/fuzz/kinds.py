@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 
 CONTAINERS = "containers"  # GGUF, GLFT and safetensors
-KINDS = (CONTAINERS, "torch_files", "folders", "index_files", "adapters", "journals")
+KINDS = (CONTAINERS, "torch_files", "folders", "index_files", "adapters")
 
 
 def kind_of(name: str) -> tuple[Iterator[bytes], Callable[[bytes], None]]:

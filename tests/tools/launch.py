@@ -12,22 +12,22 @@ from tests.tools.forked import Forked
 TIMEOUT = 30  # seconds without progress, after which ranks give up
 LONGEST = 90  # seconds until a test gives up
 
-# A rank is killed, once, before it journals one unit more than given. A kill from outside could
-# come after the end of the job.
+# A rank is killed, once, before it writes one piece more than given. A kill from outside could come
+# after the end of the job.
 KILLED = """
 import os, runpy, signal
-from glft_schema.distributed.journals import Journals
+from glft_schema.distributed import writing
 
-rank, units = map(int, os.environ["KILLED"].split())
-add, left = Journals.add, iter(range(units))
+rank, pieces = map(int, os.environ["KILLED"].split())
+write, left = writing._write_at, iter(range(pieces))
 
-def add_or_end(*unit):
+def write_or_end(*piece):
     if next(left, None) is None:
         os.kill(os.getpid(), signal.SIGKILL)
-    add(*unit)
+    return write(*piece)
 
 if int(os.environ["RANK"]) == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-    Journals.add = add_or_end
+    writing._write_at = write_or_end
 runpy.run_module("glft_schema.distributed", run_name="__main__", alter_sys=True)
 """
 

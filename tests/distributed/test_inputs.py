@@ -1,0 +1,94 @@
+"""Input files of a run, which must be the same on all ranks and not change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import glft_schema as glft
+from glft_schema.distributed import together
+from glft_schema.distributed.fingerprints import Fingerprint, Inputs
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {"a": torch.randn(600, 2048), "b": torch.randn(5), "c": torch.randn(4, 300, 1024), "d": torch.randn(500, 1024)}
+
+
+def test_fingerprints(tmp_path: Path) -> None:
+    """Files of any kind: their names, sizes and contents, but not their folders."""
+    names = ("m.safetensors", "m.pt", "imatrix.dat", "recipe.txt", "folder/config.json")
+    found: list[list[Fingerprint]] = []
+    for number in range(3):  # the first two are equal
+        folder = tmp_path / str(number)
+        (folder / "folder").mkdir(parents=True)
+        state = {"w": torch.zeros(5000)}
+        state["w"][2500] = number // 2  # the sample is in the middle
+        glft.save_file(state, folder / names[0])
+        torch.save(state, folder / names[1])
+        for name in names[2:]:
+            (folder / name).write_bytes(b"x" * 100 + bytes([number // 2]))
+        for name in names:
+            os.utime(folder / name, ns=(1, 1))
+        found.append([Inputs([folder / name.partition("/")[0]]).fingerprint for name in names])
+    assert found[0] == found[1]
+    assert all(one != other for one, other in zip(*found[1:], strict=True))
+    assert str(found[0][-1]).startswith("config.json of 101 bytes, changed at 1 ns, content ")
+
+
+def test_large_files_of_unknown_kind_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glft_schema.distributed.fingerprints.WHOLE", 1000)
+    found = []
+    for changed in (False, True):
+        path = tmp_path / str(changed) / "m.pt"
+        path.parent.mkdir()
+        path.write_bytes(bytes(100_000) + bytes([changed]))
+        os.utime(path, ns=(1, 1))
+        found.append(Inputs([path]).fingerprint)
+    assert found[0] != found[1]
+
+
+def test_many_inputs(tmp_path: Path) -> None:
+    """The text names the first ones, and differs if any file does."""
+    texts = []
+    for content in (b"1", b"2"):
+        for i in range(5):
+            (tmp_path / f"{i}.json").write_bytes(content if i == 4 else b"0")
+            os.utime(tmp_path / f"{i}.json", ns=(1, 1))
+        texts.append(str(Inputs([tmp_path]).fingerprint))
+    assert texts[0] != texts[1]
+    assert " and 2 more, " in texts[0]
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "touched"])
+def test_an_input_that_changes(how: str, tmp_path: Path) -> None:
+    """Also with the old size and time: inode and time of the status tell it."""
+    path, other, out = tmp_path / "m.safetensors", tmp_path / "other", tmp_path / "out.gguf"
+    glft.save_file(tensors(), path)
+    shutil.copyfile(path, other)
+    before = os.stat(path)
+
+    def change(name: str, share: float) -> None:
+        if how == "replaced":
+            os.replace(other, path) if other.exists() else None
+        elif how == "written":
+            with path.open("r+b") as file:
+                file.seek(5000)
+                file.write(b"\1")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    with (
+        pytest.raises(glft.OptionError, match=r"^input m\.safetensors has changed from .* to .*inode \d+$"),
+        together([path]) as ranks,
+    ):
+        glft.convert(path, out, schemes={"*": "q8_0"}, progress=change, ranks=ranks)
+    assert not out.exists()
+
+
+def test_an_input_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), together([tmp_path / "none.json"]) as ranks:
+        glft.save_file(tensors(), tmp_path / "out.gguf", ranks=ranks)
