@@ -31,6 +31,7 @@ from glft_schema.distributed.ranks import TIMEOUT, Ranks
 from glft_schema.distributed.shares import Task
 from glft_schema.distributed.writing import plan_digest, write_shares
 from glft_schema.errors import OptionError, TensorError
+from glft_schema.families.donors import Donor
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.models.to_gguf import by_example
@@ -153,7 +154,7 @@ class StorageWriter(Writer):
             return plan_file(stored, target, self._metadata, self._writing)
         if target is not WITH_TYPES:
             raise OptionError(f"expected {WITH_TYPES.name} as the output for like, found {target.name}")
-        checkpoint = by_example(lazy, opened.enter_context(open(self._like)))
+        checkpoint = by_example(lazy, Donor.of(opened.enter_context(open(self._like))))
         if self._recipe is None:
             return plan_conversion(checkpoint, WITH_TYPES, self._writing, self._metadata)
         job = Quantizing(self._recipe, self._writing.importance, override=self._metadata)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -24,10 +23,10 @@ from glft_schema.formats.registry import FORMATS
 from glft_schema.lazy import outside_graphs
 from glft_schema.nn.layers import ModuleTensor, can_be_packed, module_tensors, owner_of, pack_tensor, packed_owner
 from glft_schema.nn.saving import prepare_save_pretrained
-from glft_schema.storage.dtypes import Array, is_float, name_of, words
+from glft_schema.storage.dtypes import is_float, name_of
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, not_dense
-from glft_schema.tensors.stored_tensor import StoredTensor, of_file
+from glft_schema.tensors.stored_tensor import StoredTensor, are_equal, of_file
 from glft_schema.tensors.upload import usable_device
 from glft_schema.words import suggestion
 
@@ -247,21 +246,6 @@ def _check_range(name: str, tensor: StoredTensor, dtype: torch.dtype) -> None:
     stored, own = name_of(tensor.dtype), str(dtype).removeprefix("torch.")
     if own != stored and is_float(tensor.dtype) and (own == "float16" or (stored, own) == ("float64", "float32")):
         next(type_ for format in FORMATS for type_ in format.types if type_.exact == own).encode(tensor.values(), name)
-
-
-def are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
-    """Tells whether two tensors have the same type and bytes."""
-    one, two = tensor.file_tensor, other.file_tensor
-    if one is not None and two is not None:
-        return (one.type, one.raw) == (two.type, two.raw)
-    if tensor.packed and other.packed and tensor.packed.type != other.packed.type:
-        return False
-    return have_equal(tensor.values(), other.values())
-
-
-def have_equal(array: Array, other: Array) -> bool:
-    """Tells whether two arrays have the same dtype and numbers."""
-    return array.dtype == other.dtype and np.array_equal(words(array), words(other))
 
 
 def _replace(module: nn.Module, entry: ModuleTensor, values: torch.Tensor) -> None:

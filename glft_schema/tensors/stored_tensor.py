@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.display import with_display
-from glft_schema.storage.dtypes import Array, Dtype, as_dtype, name_of
+from glft_schema.storage.dtypes import Array, Dtype, as_dtype, name_of, words
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.storage.torch_tensors import array_of
@@ -164,3 +164,18 @@ class _PackedSource(Source):
 
     def _private(self, start: int, nbytes: int) -> memoryview:
         return self._view(start, nbytes)
+
+
+def are_equal(tensor: StoredTensor, other: StoredTensor) -> bool:
+    """Tells whether two tensors have the same type and bytes."""
+    one, two = tensor.file_tensor, other.file_tensor
+    if one is not None and two is not None:
+        return (one.type, one.raw) == (two.type, two.raw)
+    if tensor.packed and other.packed and tensor.packed.type != other.packed.type:
+        return False
+    return have_equal(tensor.values(), other.values())
+
+
+def have_equal(array: Array, other: Array) -> bool:
+    """Tells whether two arrays have the same dtype and numbers."""
+    return array.dtype == other.dtype and np.array_equal(words(array), words(other))

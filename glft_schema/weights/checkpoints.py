@@ -172,8 +172,8 @@ def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder:
     """Returns a checkpoint with names and metadata of a donor."""
     if target is not WITH_TYPES:
         raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
-    tensors, family = donor.tensors_of(source.tensors, folder)
-    arch = family.arch if family else None
+    arch = None if donor.has_names_of(source.tensors) else donor.family.arch
+    tensors = donor.tensors_of(source.tensors, folder)
     return source._replace(
         tensors=tensors, metadata=donor.metadata, file=None, family=arch, donor=donor.file, files=(*source.files, donor.file)
     )
