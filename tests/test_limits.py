@@ -163,7 +163,7 @@ def test_an_error_that_is_being_handled_is_no_cause_of_another() -> None:
 
 def test_every_limit_has_a_test_and_a_reason() -> None:
     elsewhere = {"stream", "manifest", "whole_file"}  # in files/test_ways_to_read.py, checks/test_manifests.py, storage/
-    elsewhere |= {"parser_memory", "parser_seconds", "repeats"}  # in families/test_guarded_calls.py, weights/test_save.py
+    elsewhere |= {"parser_memory", "parser_seconds", "repeats"}  # in families/test_apart.py, weights/test_save.py
     assert {case[0] for case in MADE.values()} | elsewhere == set(LIMITS)
     assert all(limit.of and limit.why for limit in LIMITS.values())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from glft_schema.codec.rules import SPEC
 from glft_schema.errors import Finding, FormatError, one_line
-from glft_schema.families.guarded_calls import start_guarded
+from glft_schema.families.apart import start_apart
 from glft_schema.families.requirements import RowPaths
 from glft_schema.files.file import File
 from glft_schema.formats.chat_templates import GENERATION, LONGEST, TEMPLATE, environment, syntax_problem
@@ -38,7 +38,7 @@ def broken_template(file: File) -> Iterator[Finding]:
 
 @lru_cache(8)  # an edit and the checks of its result ask again
 def _render_apart(text: str) -> str:
-    with Limits(parser_seconds=SECONDS, parser_memory=MEMORY), start_guarded(__name__) as call:
+    with Limits(parser_seconds=SECONDS, parser_memory=MEMORY), start_apart(__name__) as call:
         try:
             return str(call("rendering_problem", Path(TEMPLATE), text, file=Path(TEMPLATE)))
         except FormatError as error:

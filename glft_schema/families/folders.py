@@ -12,6 +12,7 @@ from typing import Any
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, MetadataWarning, TensorError, quote, safe, warn
+from glft_schema.families.apart import start_apart
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import (
     CONFIG,
@@ -25,7 +26,6 @@ from glft_schema.families.config import (
 )
 from glft_schema.families.config_places import SCALINGS, read_config
 from glft_schema.families.converter import ADVICE
-from glft_schema.families.guarded_calls import start_guarded
 from glft_schema.families.kept_metadata import GENERATION, KEPT, kept_metadata
 from glft_schema.families.operations import as_float32, quantized_type
 from glft_schema.families.page import OF_ANY, Family
@@ -93,7 +93,7 @@ def open_folder(path: StrPath, open_weights: Callable[[], Mapping[str, StoredTen
     """
     folder = Path(path)
     check_links(folder, (folder / name for name in (CONFIG, MODULES, KEPT, *PARSED)))
-    with start_guarded(FOLDER_KEYS) as call:
+    with start_apart(FOLDER_KEYS) as call:
         with refusing(folder, "a valid config.json"):
             family = family_of(folder)
             config = read_config(folder, family)

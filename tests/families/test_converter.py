@@ -23,7 +23,6 @@ from safetensors.torch import save_file
 
 import glft_schema as glft
 from glft_schema.errors import safe
-from glft_schema.families.confined_process import ARCHITECTURES
 from glft_schema.families.converter import Converter, type_of
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -41,7 +40,6 @@ from gguf import GGMLQuantizationType as Types, LazyNumpyTensor as Lazy
 
 name, out = (sys.argv[1].rpartition("/")[2], sys.argv[sys.argv.index("--outfile") + 1])
 print("a message", sys.stdin.read())
-assert os.environ.get("HF_HUB_OFFLINE") == "1" or out != os.devnull
 if name == "fails":
     raise ValueError("the tokenizer\\nis missing")
 if name == "exits":
@@ -101,15 +99,8 @@ def by_itself(script: Path, folder: Path, out: Path, outtype: str = "f32") -> Pa
 
 
 def test_equals_the_converters_file(script: Path, tmp_path: Path) -> None:
-    """Lazy tensors of several types, read as a whole, in parts and in any order."""
     folder = model_folder(tmp_path)
     expected = by_itself(script, folder, tmp_path / "expected.gguf").read_bytes()
-    file = Converter(script).open(folder)
-    assert bytes(file.source.read(0, file.source.size)) == expected
-    for start in [*range(0, len(expected), 4999)][::-1]:
-        assert file.source.read(start, min(5003, len(expected) - start)) == expected[start : start + 5003]
-    file.close()
-    assert file.source._process.returncode == -signal.SIGKILL
     glft.convert(folder, tmp_path / "out.gguf", converter=script.parent)
     assert (tmp_path / "out.gguf").read_bytes() == expected
 
@@ -159,29 +150,24 @@ def test_faults(name: str, script: Path, tmp_path: Path) -> None:
 
 
 ASKING = """
-import os, socket, sys
-try:
-    network = socket.socket() and "a network"
-except OSError as error:
-    network = error.strerror
-raise ValueError(f"{os.listdir()} {network} {sorted(set(os.environ) & {'SECRET', 'HOME'})} {os.environ['HOME'] == os.getcwd()}")
+import os
+raise ValueError(f"{os.listdir()} {sorted(set(os.environ) & {'SECRET', 'HOME'})} {os.environ['HOME'] == os.getcwd()}")
 """
 
 
 def test_surroundings(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder, few variables and no network."""
+    """An empty folder and few variables."""
     monkeypatch.setenv("SECRET", "1")
     script.write_text(ASKING)
     done = in_this_process("convert", model_folder(tmp_path), tmp_path / "out.gguf", "--converter", script)
-    network = "Permission denied" if sys.platform == "linux" and os.uname().machine in ARCHITECTURES else "a network"
-    assert_refused(done, f"failed: ValueError: [] {network} ['HOME'] True")
+    assert_refused(done, "failed: ValueError: [] ['HOME'] True")
 
 
 def test_long_messages(script: Path, tmp_path: Path) -> None:
     """Only the end of what a converter prints is read."""
     script.write_text("import sys; print('x' * 3_000_000, file=sys.stderr); raise ValueError('y' * 3_000_000)")
     done = in_this_process("convert", model_folder(tmp_path), tmp_path / "out.gguf", "--converter", script)
-    assert_refused(done, "failed: ValueError: yyy")
+    assert_refused(done, "failed: yyy")
     assert len(done.stderr) < 1500
 
 
@@ -212,15 +198,14 @@ def test_no_converter(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not out.exists()
 
 
-def test_the_process_ends_with_the_checkpoint(script: Path, tmp_path: Path) -> None:
-    folder = model_folder(tmp_path)
-    checkpoint = open_with_metadata(folder, (), format_named("gguf"), converter=Converter(script))
+def test_the_file_ends_with_the_checkpoint(script: Path, tmp_path: Path) -> None:
+    checkpoint = open_with_metadata(model_folder(tmp_path), (), format_named("gguf"), converter=Converter(script))
     assert checkpoint.file is not None
-    process = checkpoint.file.source._process
-    assert process.poll() is None
+    path = Path(checkpoint.file.name)
+    assert path.exists()
     del checkpoint
     gc.collect()
-    assert process.poll() == -signal.SIGKILL
+    assert not path.parent.exists()
 
 
 def heed() -> None:
@@ -242,20 +227,6 @@ def test_interrupted(script: Path, tmp_path: Path) -> None:
     with pytest.raises(ProcessLookupError):  # the converter has ended, too
         os.killpg(process.pid, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["llama.cpp", "waits"]
-
-
-def children() -> set[str]:
-    """Returns the numbers of this process's children."""
-    return {number for path in Path("/proc/self/task").glob("*/children") for number in path.read_text().split()}
-
-
-def test_the_process_ends_with_the_job(script: Path, tmp_path: Path) -> None:
-    folder, before = model_folder(tmp_path), children()
-    glft.convert(folder, tmp_path / "out.gguf", converter=script)
-    glft.quantize(folder, tmp_path / "out.gguf", "Q8_0", converter=script, allow_requantize=True)
-    with pytest.raises(glft.SchemeError, match="quantized already"):
-        glft.quantize(folder, tmp_path / "out.gguf", "Q4_0", converter=script)
-    assert children() == before
 
 
 def test_plan(script: Path, tmp_path: Path) -> None:

@@ -151,7 +151,8 @@ def test_faults(tmp_path: Path) -> None:
         (weights, {q: torch.ones(1, 64)}, {}, f"(embedding_length, head_count * key_length) of '{q}', found [64, 1]"),
         (weights, {q: None}, {}, f"tensor '{q}': donor.gguf has no such tensor; glft convert --exclude leaves it out"),
         (weights, {"more": torch.ones(1)}, {}, "'more': expected values for all tensors of donor.gguf, found none"),
-        (weights, {}, {"llama.block_count": 10**6}, "donor.gguf: metadata -> 4 -> value: expected 1 to 512 for llama.block_count, found 1000000"),
+        (weights, {}, {"llama.block_count": 10**6},
+         "donor.gguf: metadata -> 4 -> value: expected 1 to 512 for llama.block_count, found 1000000"),
         (weights, {}, {"llama.block_count": glft.Typed(True, "bool")}, "expected uint32 for llama.block_count, found bool"),
         (weights, {}, {"general.architecture": "other"}, "as the donor, found 'other': use --converter instead of --like"),
     ]  # fmt: skip

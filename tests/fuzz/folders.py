@@ -19,8 +19,8 @@ import pytest
 
 from glft_schema import FormatError, Limits, OptionError, TensorError
 from glft_schema.errors import MetadataWarning
+from glft_schema.families.apart import start_apart
 from glft_schema.families.folders import open_folder
-from glft_schema.families.guarded_calls import start_guarded
 from glft_schema.families.untrusted_folders import check_loadable, check_no_code
 from glft_schema.testing.fuzzing import PropertyError, escaping
 from glft_schema.weights.checkpoints import open_checkpoint
@@ -91,7 +91,7 @@ def check_promises(stored: bytes) -> None:
             warnings.simplefilter("ignore", MetadataWarning)  # of fields that no library knows
             know_tokenizers(patch)
             if any(sign in stored for sign in GROWING.get(file, ())):
-                patch.setattr("glft_schema.families.folders.start_guarded", start_guarded)
+                patch.setattr("glft_schema.families.folders.start_apart", start_apart)
             for check in (_open, check_no_code, check_loadable):
                 _check(check, folder)
     finally:

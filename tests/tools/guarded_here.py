@@ -1,4 +1,4 @@
-"""`glft_schema.families.guarded_calls` in this process, through the same JSON: for tests that
+"""`glft_schema.families.apart` in this process, through the same JSON: for tests that
 change the package here, or open many folders.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from glft_schema.families import pre_tokenizers
-from glft_schema.families.guarded_calls import Call, answer, request_of, result_of
+from glft_schema.families.apart import Call, answer, request_of, result_of
 from tests.golden.record_conversions import PRE
 
 
@@ -21,7 +21,7 @@ def guarded_here(module: str) -> Iterator[Call]:
     """Yields what `guarded` yields."""
 
     def call(function: str, folder: Path, *arguments: Any, file: Path) -> Any:
-        return result_of(answer(module, request_of(function, folder, arguments, file)), folder)
+        return result_of(answer(module, request_of(function, folder, arguments)), folder, file)
 
     yield call
 
@@ -38,5 +38,5 @@ class AnyFingerprint(dict[str, str]):
 
 def know_tokenizers(patch: pytest.MonkeyPatch) -> None:
     """Makes the tokenizers of tiny folders known, in this process."""
-    patch.setattr("glft_schema.families.folders.start_guarded", guarded_here)
+    patch.setattr("glft_schema.families.folders.start_apart", guarded_here)
     patch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", AnyFingerprint(pre_tokenizers.PRE_TOKENIZERS))

@@ -1,11 +1,10 @@
-"""Functions for `glft_schema.families.guarded_calls` that fail, or tell about their process."""
+"""Functions for `glft_schema.families.apart` that fail, or tell about their process."""
 
 from __future__ import annotations
 
 import errno
 import os
 import resource
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,13 @@ from typing import Any
 from glft_schema.errors import FormatError, OptionError, TensorError
 from glft_schema.limits import current
 
-SURROUNDINGS = ("variables", "files", "network", "isolated", "limit")
+SURROUNDINGS = ("variables", "files", "isolated", "limit")
 
 
 def surroundings(folder: Path) -> dict[str, Any]:
     """Returns what a function finds around it."""
-    try:
-        socket.socket().close()
-        network = 0
-    except OSError as error:
-        network = error.errno or 0
     variables, limit = dict(os.environ), resource.getrlimit(resource.RLIMIT_DATA)[0]
-    found = (variables, os.listdir(), network, [sys.flags.isolated, "" in sys.path], [limit, current().objects])
+    found = (variables, os.listdir(), [sys.flags.isolated, "" in sys.path], [limit, current().objects])
     return dict(zip(SURROUNDINGS, found, strict=True))
 
 
