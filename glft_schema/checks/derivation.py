@@ -58,6 +58,12 @@ class Derivation(NamedTuple):
         """Whether the tensor is the base's, copied or encoded."""
         return self.verdict in (COPIED, EXACT)
 
+    def is_within(self, tolerance: float | None) -> bool:
+        """Whether the tensor is confirmed, or no weight differs by more from the encoding."""
+        errors = self.from_encoding
+        is_close = tolerance is not None and errors is not None and not errors.unlike and errors.largest <= tolerance
+        return self.is_confirmed or is_close
+
 
 def check_derivation(
     file: File | StrPath, base: Weights, *, importance: Mapping[str, Any] | None = None, exclude: Iterable[str] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import re
 import shlex
 import sys
@@ -26,7 +25,6 @@ from glft_schema.cli.inspect import gaps_text
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
 from glft_schema.cli.terminal import FAILED, MAX_LINE, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
-from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.comparisons import errors_data
 from glft_schema.display import align, format_count, percent, wrap
 from glft_schema.errors import Finding, FormatError, OptionError, Repair, quote, safe
@@ -57,14 +55,15 @@ class Outcome(NamedTuple):
 
 def verify(
     file: Annotated[Path, argument("FILE", "Weights file; for a set, its first file.")],
-    against: Annotated[Path | None, option("SOURCE", "Quantize the tensors of SOURCE, and compare values.")] = None,
-    tolerance: Annotated[float, option("ERROR", "With --against: maximum absolute error allowed for a weight.", min=0)] = 0.0,
     rules: Annotated[Texts, option("SET", f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable.")] = (),
     sha256: Annotated[str | None, option("HEX", "Published SHA-256 that FILE must match.")] = None,
     manifest: Annotated[Path | None, option("MANIFEST", "Output of glft hash or sha256sum; - for standard input.")] = None,
     fits: Annotated[Path | None, option("BASE", "Model that FILE, an adapter, must fit.")] = None,
     derives_from: Annotated[Path | None, option("BASE", "Checkpoint; FILE must be its quantization, byte for byte.")] = None,
-    imatrix: Annotated[Path | None, option("FILE", "With --derives-from or --against: the importance matrix used.")] = None,
+    tolerance: Annotated[
+        float | None, option("ERROR", "With --derives-from: weights may differ by so much, instead of bytes.", min=0)
+    ] = None,
+    imatrix: Annotated[Path | None, option("FILE", "With --derives-from: the importance matrix used.")] = None,
     values: Annotated[bool, flag("Check for NaN, infinities and reserved codes.")] = False,
     exclude: Exclude = (),
     as_json: Json = False,
@@ -85,15 +84,15 @@ def verify(
     --sha256 compares the SHA-256 of the file with HEX. --manifest compares the hashes of the file
     and, if listed, of its tensors. Without a hash, a changed bit of a weight cannot be detected.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
-    tensors. In a truncated file, it checks the complete tensors, and the exit code is 2. --against
-    quantizes each tensor of SOURCE to its type in FILE, and compares the dequantized values; glft
-    compare shows the quantization error itself. --fits checks that llama.cpp would load FILE for
-    BASE: a LoRA adapter must fit its architecture and tensors, a control vector its size and
-    layers.
+    tensors. In a truncated file, it checks the complete tensors, and the exit code is 2. --fits
+    checks that llama.cpp would load FILE for BASE: a LoRA adapter must fit its architecture and
+    tensors, a control vector its size and layers.
 
     --derives-from quantizes each tensor of BASE to its type in FILE, and compares the bytes. It
     fails unless all tensors are copied or exact (equal bytes). Other tensors differ, are missing or
-    extra, or, without --imatrix, are unknown if their type can use an importance matrix.
+    extra, or, without --imatrix, are unknown if their type can use an importance matrix. With
+    --tolerance, a tensor may also have other bytes if its dequantized weights are that close. glft
+    compare shows the quantization error itself.
 
     The exit code is 1 if a check fails, and 2 if a file cannot be read.
 
@@ -111,9 +110,9 @@ def verify(
             if values and parsed.tensors:
                 _print(parsed, {"values": values_outcome(parsed, exclude)}, as_json)
             raise fault
-        if tolerance and not against:
-            raise OptionError("--tolerance requires --against")
-        _check_options(parsed, rules, exclude, imatrix, bool(against or derives_from), values)
+        if tolerance is not None and derives_from is None:
+            raise OptionError("--tolerance requires --derives-from")
+        _check_options(parsed, rules, exclude, imatrix, derives_from is not None, values)
         outcomes = {"rules": rules_outcome(parsed, rules)}
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
@@ -128,7 +127,8 @@ def verify(
                 outcomes["sha256"] = manifest_outcome(hashed, [FileHash(sha256[-64:].lower(), parsed.name)], "--sha256")
         if values:
             outcomes["values"] = values_outcome(parsed, exclude)
-        outcomes |= _derivation_outcomes(parsed, against, derives_from, imatrix, exclude, tolerance)
+        if derives_from is not None:
+            outcomes["derives_from"] = base_outcome(parsed, derives_from, imatrix, exclude, tolerance)
         _print(parsed, outcomes, as_json)
     if not all(outcome.holds for outcome in outcomes.values()):
         raise Exit(FAILED)
@@ -148,29 +148,11 @@ def _check_options(
 ) -> None:
     """Raises OptionError for options that do not go together, or do not suit the format."""
     if exclude and not is_derived and not values:
-        raise OptionError("--exclude requires --against, --derives-from or --values")
+        raise OptionError("--exclude requires --derives-from or --values")
     if imatrix and not is_derived:
-        raise OptionError("--imatrix requires --against or --derives-from")
+        raise OptionError("--imatrix requires --derives-from")
     if unknown := set(rules or ()).intersection(RULE_SETS) - {*file.format.rule_sets, REQUIRED}:
         raise OptionError(f"expected a rule set of {file.format.name}, found {quote(unknown.pop())}")
-
-
-def _derivation_outcomes(
-    file: File, against: Path | None, derives_from: Path | None, imatrix: Path | None, exclude: Texts, tolerance: Any
-) -> dict[str, Outcome]:
-    """Returns the outcomes of the checks that quantize a source again."""
-    outcomes, importance = dict[str, Outcome](), None
-    if imatrix is not None:
-        with file_errors(imatrix):
-            importance = read_importance(imatrix)
-    if against is not None:
-        with file_errors(against):
-            outcomes["against"] = source_outcome(_derivations(file, against, importance, exclude), against, tolerance)
-    if derives_from is not None:
-        with file_errors(derives_from):
-            derivations = _derivations(file, derives_from, importance, exclude)
-        outcomes["derives_from"] = base_outcome(file, derivations, derives_from, imatrix)
-    return outcomes
 
 
 def _print(file: File, outcomes: dict[str, Outcome], as_json: bool) -> None:
@@ -300,52 +282,23 @@ def values_outcome(file: File, exclude: Sequence[str]) -> Outcome:
     return Outcome(lines, data, not faulty)
 
 
-def _derivations(file: File, base: Path, importance: dict[str, Any] | None, exclude: Sequence[str]) -> list[Derivation]:
-    derivations, entries = list[Derivation](), open_beside(open_entries(base), base, file)
-    with progress_bar("comparing") as bar:
-        for derivation in check_derivation(file, entries, importance=importance, exclude=exclude):
-            derivations.append(derivation)
-            bar(derivation.name, len(derivations) / max(len(entries.tensors), len(derivations)))
-    return derivations
-
-
-def source_outcome(found: list[Derivation], path: Path, tolerance: float) -> Outcome:
-    """Tells whether a file has the values of its source in the file's types."""
-    distances = {derivation.name: _distance(derivation) for derivation in found}
-    failed = [derivation for derivation in found if not distances[derivation.name] <= tolerance]
-    worst = max(distances.values(), default=0.0)
-    if failed:
-        rows = [("tensor", "type", "problem", "max difference")]
-        rows += [(safe(d.name), str(d.type or ""), _problem(d), f"{distances[d.name]:g}") for d in failed]
-        lines = [*align(rows, right=1), f"{len(failed)} of {len(found)} tensors do not match {path} in their types"]
-    else:
-        exact = "equal it" if not worst else f"differ by at most {worst:g}"
-        lines = [
-            f"{format_count(found, 'tensor matches', 'tensors match')} {path}: quantized to their types, its weights {exact}"
-        ]
-    differing = {d.name: {"problem": _problem(d), "max_difference": as_json_value(distances[d.name])} for d in failed}
-    data = {"compared": len(found), "max_difference": as_json_value(worst), "differing": differing}
-    return Outcome(lines, data, not failed)
-
-
-def _distance(derivation: Derivation) -> float:
-    """Returns the largest difference of a tensor from the encoding of its source."""
-    errors = derivation.from_encoding
-    if errors is None or errors.unlike:
-        return 0.0 if derivation.is_confirmed else math.inf
-    return errors.largest
-
-
-def _problem(derivation: Derivation) -> str:
-    return "differs" if derivation.from_encoding else derivation.problem
-
-
-def base_outcome(file: File, found: list[Derivation], base: Path, imatrix: Path | None) -> Outcome:
+def base_outcome(file: File, base: Path, imatrix: Path | None, exclude: Sequence[str], tolerance: float | None) -> Outcome:
     """Tells whether a file's payloads are copies or encodings of the weights of a base."""
+    importance, found = None, list[Derivation]()
+    if imatrix is not None:
+        with file_errors(imatrix):
+            importance = read_importance(imatrix)
+    with file_errors(base), progress_bar("comparing") as bar:
+        entries = open_beside(open_entries(base), base, file)
+        for derivation in check_derivation(file, entries, importance=importance, exclude=exclude):
+            found.append(derivation)
+            bar(derivation.name, len(found) / max(len(entries.tensors), len(found)))
     counts = Counter(derivation.verdict for derivation in found)
-    unconfirmed = [derivation for derivation in found if not derivation.is_confirmed]
+    unconfirmed = [derivation for derivation in found if not derivation.is_within(tolerance)]
+    close = [derivation for derivation in found if derivation.is_within(tolerance) and not derivation.is_confirmed]
     verdict = "is not confirmed to derive" if unconfirmed else "derives"
     parts = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+    parts += f" ({len(close)} within {tolerance:g})" if close else ""
     lines = [f"{safe(file.name)} {verdict} from {base}: {parts or 'no tensors'}"]
     if unconfirmed:
         head = ("tensor", "type", "verdict", "problem", "other bytes", "from encoding", "from BASE", "encoding from BASE")
@@ -367,7 +320,8 @@ def base_outcome(file: File, found: list[Derivation], base: Path, imatrix: Path 
         }
         for d in found
     ]
-    data = {"base": str(base), "imatrix": imatrix and str(imatrix), "counts": dict(counts), "tensors": tensors}
+    data = {"base": str(base), "imatrix": imatrix and str(imatrix), "tolerance": tolerance}
+    data |= {"counts": dict(counts), "tensors": tensors}
     return Outcome(lines, data, not unconfirmed)
 
 

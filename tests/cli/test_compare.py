@@ -164,8 +164,7 @@ def test_derivation(base: Path, tmp_path: Path) -> None:
     assert lines[-4] == f"{weighted} is not confirmed to derive from {base}: 1 copied, 1 exact, 1 unknown"
     assert lines[-2].split()[:4] == ["a.weight", "Q4_K", "unknown", "the"]
     assert lines[-1] == "give the importance matrix with --imatrix to check tensors that may have used one"
-    for option in ("--derives-from", "--against"):
-        assert glft("verify", weighted, option, base, "--imatrix", tmp_path / "i.gguf").returncode == 0
+    assert glft("verify", weighted, "--derives-from", base, "--imatrix", tmp_path / "i.gguf").returncode == 0
     done = glft("verify", path, "--derives-from", base, "--imatrix", tmp_path / "i.gguf", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["holds"], found["derives_from"]["counts"]) == (
@@ -180,8 +179,8 @@ def test_derivation(base: Path, tmp_path: Path) -> None:
     assert 0 < differing["differing"] < 1
     assert glft("verify", weighted, "--derives-from", base, "--exclude", "a.*").returncode == 0
 
-    assert_refused(glft("verify", path, "--imatrix", base), "glft: --imatrix requires --against or --derives-from\n")
-    assert_refused(glft("verify", path, "--tolerance", 1), "glft: --tolerance requires --against\n")
+    assert_refused(glft("verify", path, "--imatrix", base), "glft: --imatrix requires --derives-from\n")
+    assert_refused(glft("verify", path, "--tolerance", 1), "glft: --tolerance requires --derives-from\n")
     assert_refused(glft("verify", path, "--derives-from", tmp_path / "no"), f"{tmp_path / 'no'}: No such file")
     refused = glft("verify", path, "--derives-from", base, "--imatrix", base)
     assert_refused(refused, f"{base}: metadata -> general.type: expected 'imatrix', found None")

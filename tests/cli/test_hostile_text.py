@@ -70,7 +70,7 @@ def all_verbs(path: Path, names: Iterable[str], out: Path) -> Iterable[list[obje
     """Yields commands of every verb that reads a file; some fail."""
     hostile = out / HOSTILE.replace("/", "")
     yield from (["inspect", path], ["explain", path], ["explain", path, "--color", "never", "--range", "0:2000"])
-    yield from (["verify", path], ["verify", path, "--rules", "spec"], ["verify", path, "--against", path])
+    yield from (["verify", path], ["verify", path, "--rules", "spec"], ["verify", path, "--derives-from", path])
     yield ["view", path, "-o", f"{hostile}.html"]
     for ending in ("gguf", "glft", "safetensors"):
         yield ["convert", path, f"{hostile} out.{ending}"]

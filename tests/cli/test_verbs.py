@@ -71,9 +71,9 @@ def test_convert_inspect_verify(source: Path, tmp_path: Path) -> None:
     for part in ("Q4_per_group_64        1", "\n    nibbles     ", "at byte"):
         assert part in listed
 
-    verified = in_this_process("verify", out, "--against", source)
+    verified = in_this_process("verify", out, "--derives-from", source)
     assert (verified.returncode, verified.stderr) == (0, "")
-    assert verified.stdout.endswith(f"3 tensors match {source}: quantized to their types, its weights equal it\n")
+    assert f"derives from {source}: " in verified.stdout
 
 
 def test_verify_against_a_published_hash(four_types: Path) -> None:
@@ -96,23 +96,23 @@ def test_inspect_as_json(four_types: Path) -> None:
     assert data["byte_counts"]["Q8_per_channel scales"] == 4
 
 
-def test_verify_against_other_sources(source: Path, tmp_path: Path) -> None:
+def test_verify_other_sources(source: Path, tmp_path: Path) -> None:
     out, other = tmp_path / "model.gguf-lite", tmp_path / "other.safetensors"
     in_this_process("convert", source, out, "--scheme", "q8_per_channel", "--exclude", "tied")
     changed = {**STATE, "fc.weight": STATE["fc.weight"] + torch.eye(4, 128), "fc.bias": torch.zeros(5)}
     for state, parts in (
-        (changed, ("differs", "expected shape [5], found [4]", "not in the file", "3 of 3 tensors do not match")),
+        (changed, ("differs", "expected shape [5], found [4]", "not in the file", "is not confirmed to derive")),
         ({"fc.weight": STATE["fc.weight"]}, ("only in the file",)),
     ):
         safetensors.torch.save_file(state, other)
-        done = in_this_process("verify", out, "--against", other)
+        done = in_this_process("verify", out, "--derives-from", other)
         assert done.returncode == 1
         for part in parts:
             assert part in done.stdout
     in_this_process("convert", source, out)
     safetensors.torch.save_file({name: tensor + 1e-3 for name, tensor in STATE.items()}, other)
-    assert in_this_process("verify", out, "--against", other).returncode == 1
-    assert in_this_process("verify", out, "--against", other, "--tolerance", 0.01).returncode == 0
+    assert in_this_process("verify", out, "--derives-from", other).returncode == 1
+    assert in_this_process("verify", out, "--derives-from", other, "--tolerance", 0.01).returncode == 0
 
 
 def test_bytes_of_no_tensor_are_counted(tmp_path: Path) -> None:
@@ -144,9 +144,9 @@ def test_bad_requests_are_one_line(source: Path, four_types: Path, tmp_path: Pat
         (["inspect", tmp_path], ": expected an index (*.safetensors.index.json) or one safetensors file, found "),
         (["inspect", tmp_path / "a\nglft: forged"], rf"a\nglft: forged: {no_file}"),
         (["inspect", text], f"glft: {text}: {magic}"),
-        (["verify", text, "--against", source], magic),
-        (["verify", tmp_path / "cut", "--against", source], "cut: header -> n_tensors"),
-        (["verify", four_types, "--against", tmp_path / "missing.safetensors"], f"missing.safetensors: {no_file}"),
+        (["verify", text, "--derives-from", source], magic),
+        (["verify", tmp_path / "cut", "--derives-from", source], "cut: header -> n_tensors"),
+        (["verify", four_types, "--derives-from", tmp_path / "missing.safetensors"], f"missing.safetensors: {no_file}"),
         (["convert", tmp_path / "missing", out], f"missing: {no_file}"),
         (["convert", source, tmp_path / "no" / "out.glft"], no_file),
         (["convert", source, "/dev/full", "--format", "glft"], "glft: /dev/full: not a regular file; left unchanged"),
@@ -243,7 +243,7 @@ def without_torch() -> Iterator[Callable[..., tuple[int, str, str]]]:
         "inspect four.gguf-lite",
         "verify four.gguf-lite",
         "verify four.gguf-lite --values",
-        "verify four.gguf-lite --against model.safetensors",
+        "verify four.gguf-lite --derives-from model.safetensors",
         "explain four.gguf-lite",
         "hash four.gguf-lite",
         "schema gguf",
@@ -343,7 +343,7 @@ def test_entries_of_a_torch_file_that_are_not_tensors(tmp_path: Path) -> None:
         in_this_process("convert", source, out), "tensor 'step': expected a tensor of torch or an array of numpy, found 3"
     )
     assert in_this_process("convert", source, out, *without).returncode == 0
-    assert in_this_process("verify", out, "--against", source, *without).returncode == 0
+    assert in_this_process("verify", out, "--derives-from", source, *without).returncode == 0
 
 
 def test_a_type_in_a_key_is_text_without_typed_metadata(source: Path, tmp_path: Path) -> None:

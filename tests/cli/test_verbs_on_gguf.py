@@ -45,7 +45,7 @@ def test_convert_a_checkpoint(source: Path, tmp_path: Path) -> None:
         assert file.metadata == {"from": "tests", **added}
         assert file.metadata.type_of("toy.n") == "uint16"
         assert {name: tensor.type.name for name, tensor in file.tensors.items()} == {"n.weight": "F32", "w.weight": "Q5_1"}
-    assert glft("verify", out, "--against", source, "--rules", "ggml").returncode == 0
+    assert glft("verify", out, "--derives-from", source, "--rules", "ggml").returncode == 0
     options = ("--format", "gguf", "--gguf-version", 2, "--big-endian")
     assert glft("convert", source, tmp_path / "out.bin", *options).returncode == 0
     with glft_schema.open(tmp_path / "out.bin") as file:
@@ -205,19 +205,20 @@ def test_inspect_as_json_is_json(tmp_path: Path) -> None:
 
 
 def test_verify_as_json(gguf: Path, tmp_path: Path) -> None:
-    found = json.loads(glft("verify", gguf, "--against", gguf, "--json").stdout)
+    found = json.loads(glft("verify", gguf, "--derives-from", gguf, "--json").stdout)
     about = {"file": str(gguf), "format": "GGUF", "tensors": 3, "bytes": gguf.stat().st_size, "holds": True}
     reason = {"llama.cpp": "no rules for the architecture 'toy'"}
     rules = {"checked": ["spec", "ggml"], "enforced": ["ggml"], "not_checked": reason, "failures": 0}
     rules |= {"repair": None, "broken": []}
     rule, field = "gguf-quantization-version", "metadata"
-    assert found == {**about, "rules": rules, "against": {"compared": 3, "max_difference": 0.0, "differing": {}}}
+    assert found["derives_from"].pop("tensors")[0] == {"name": "w.weight", "type": "BF16", "verdict": "copied", "problem": ""}
+    derives = {"base": str(gguf), "imatrix": None, "tolerance": None, "counts": {"copied": 3}}
+    assert found == {**about, "rules": rules, "derives_from": derives}
     other = tmp_path / "other.gguf"
     save_file({"w.weight": torch.full((4, 64), 0.1), "n.weight": torch.ones(63)}, other, METADATA)
-    done = glft("verify", gguf, "--against", other, "--json")
+    done = glft("verify", gguf, "--derives-from", other, "--json")
     found = json.loads(done.stdout, parse_constant=pytest.fail)
-    assert (done.returncode, found["holds"], found["against"]["max_difference"]) == (1, False, "inf")
-    assert found["against"]["differing"]["i"] == {"problem": "only in the file", "max_difference": "inf"}
+    assert (done.returncode, found["holds"], found["derives_from"]["counts"]["extra"]) == (1, False, 1)
     save_file({"w.weight": torch.ones(4, 64)}, gguf, METADATA, schemes={"w.weight": "q8_0"}, rules=[])
     done = glft("verify", gguf, "--rules", "spec", "--json")
     found = json.loads(done.stdout)
@@ -293,7 +294,7 @@ def test_rule_sets_are_a_formats_own(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2, 64)}, path)
     assert "all rules hold (spec)" in glft("verify", path).stdout
     assert_refused(glft("verify", path, "--rules", "ggml"), "expected a rule set of GLFT, found 'ggml'")
-    assert_refused(glft("verify", path, "--exclude", "w"), "glft: --exclude requires --against, --derives-from or --values\n")
+    assert_refused(glft("verify", path, "--exclude", "w"), "glft: --exclude requires --derives-from or --values\n")
     assert_refused(glft("view", path, "-o", tmp_path / "page.html", "--exclude", "w"), "glft: --exclude requires --against\n")
 
 
@@ -332,7 +333,7 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     files = [tensor["file"] for tensor in json.loads(glft("inspect", first, "--json").stdout)["tensors"]]
     assert files == [str(first)] * 2 + [str(second)]
     assert "2 files" not in glft("inspect", second).stdout
-    assert glft("verify", first, "--against", gguf).returncode == 0
+    assert glft("verify", first, "--derives-from", gguf).returncode == 0
     stored = Container.parse(second.read_bytes())
     regions = {"format": "GGUF", **stored.regions, "metadata": stored.metadata | {"Not lower": 1}}
     Container.build_file(regions, second)
