@@ -28,16 +28,6 @@ TYPE_HINT = "types are chosen by --scheme TYPE, or by glft quantize IN OUT TYPE"
 Declared = Callable[[inspect.Parameter], click.Parameter]
 
 
-class Argument(click.Argument):
-    """An argument with a help text, which click supports from 8.5 on."""
-
-    about = ""
-
-    def record(self, ctx: click.Context) -> tuple[str, str]:
-        """Returns the line of the help."""
-        return self.make_metavar(ctx), self.about
-
-
 def argument(metavar: str, about: str) -> Declared:
     """Declares an argument.
 
@@ -46,9 +36,7 @@ def argument(metavar: str, about: str) -> Declared:
 
     def make(parameter: inspect.Parameter) -> click.Parameter:
         nargs = -1 if _is_many(parameter) else 1
-        found = Argument([parameter.name], nargs=nargs, **_attributes(parameter, metavar, ARGUMENTS, {}))
-        found.about = about
-        return found
+        return click.Argument([parameter.name], help=about, nargs=nargs, **_attributes(parameter, metavar, ARGUMENTS, {}))
 
     return make
 
@@ -125,7 +113,7 @@ class Command(click.Command):
                 kind = ARGUMENTS.get(str(error.param and error.param.metavar))
                 if kind == "file types" and str(ctx.params["out"]).upper() in words(kind):
                     error.param = out
-            elif isinstance(out, Argument) and isinstance(error, click.NoSuchOption) and error.option_name in ("-o", "--out"):
+            elif isinstance(out, click.Argument) and isinstance(error, click.NoSuchOption) and error.option_name in ("-o", "--out"):
                 problem = f"{error.message.rstrip('.')}; the output is an argument: {out.metavar}"
                 raise click.UsageError(problem, ctx) from None
             is_extra = "unexpected extra argument" in error.message
@@ -136,14 +124,6 @@ class Command(click.Command):
                 hint = "; give only the first file of the set" if self.params[0].metavar == "FIRST" else hint
                 raise click.UsageError(f"{error.message}{hint}", ctx) from None
             raise
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the arguments and options."""
-        rows = [part.record(ctx) for part in self.params if isinstance(part, Argument)]
-        if rows:
-            with formatter.section("Arguments"):
-                formatter.write_dl(rows)
-        super().format_options(ctx, formatter)
 
 
 def command(function: Function) -> Command:
