@@ -20,15 +20,15 @@ from typing import NamedTuple
 from glft_schema.codec.rules import GGML
 from glft_schema.display import format_count
 from glft_schema.errors import Finding, OptionError, quote
-from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, finding_of, locate
+from glft_schema.families.requirements import Requirement, RowPaths, broken_keys, finding_of, locate
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
+from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.tensor import Tensor
 
 FITS = "fits"  # the rule set of the findings of `check_fit`
 VISION, AUDIO = "clip.has_vision_encoder", "clip.has_audio_encoder"
-EMBEDDING = "token_embd.weight"  # its lora_a is stored transposed
 
 
 class Pairs(NamedTuple):
@@ -79,7 +79,7 @@ def _sizes(tensor: Tensor) -> tuple[int, int]:
 
 
 def _ranks(name: str, a: Tensor, b: Tensor) -> str:
-    rank = _sizes(a)[0 if name.endswith(EMBEDDING) else 1]
+    rank = _sizes(a)[0 if name.endswith(EMBEDDING) else 1]  # stored transposed
     return "" if rank == _sizes(b)[0] else f"expected the rank of lora_a, {rank}, found dims {list(b.dims)}"
 
 

@@ -113,7 +113,7 @@ class Command(click.Command):
                 kind = ARGUMENTS.get(str(error.param and error.param.metavar))
                 if kind == "file types" and str(ctx.params["out"]).upper() in words(kind):
                     error.param = out
-            elif isinstance(out, click.Argument) and isinstance(error, click.NoSuchOption) and error.option_name in ("-o", "--out"):
+            elif isinstance(out, click.Argument) and getattr(error, "option_name", None) in ("-o", "--out"):
                 problem = f"{error.message.rstrip('.')}; the output is an argument: {out.metavar}"
                 raise click.UsageError(problem, ctx) from None
             is_extra = "unexpected extra argument" in error.message

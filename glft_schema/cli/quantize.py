@@ -38,6 +38,7 @@ from glft_schema.cli.write_report import (
 from glft_schema.display import align, format_count
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.families.page import BLOCK_COUNT
+from glft_schema.formats.gguf_keys import ARCHITECTURE
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.ecmascript import encode
 from glft_schema.quantizer.prepared_model import IN_FLOAT32
@@ -45,7 +46,6 @@ from glft_schema.quantizer.quantize import Quantized
 from glft_schema.quantizer.quantize import quantize as quantize_model
 from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
-from glft_schema.weights.convert import ARCHITECTURE
 
 VALUES: dict[str, Callable[[str], Any]] = {
     "int": lambda text: abs(int(text)),

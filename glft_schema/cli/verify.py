@@ -28,9 +28,10 @@ from glft_schema.codec.rules import REQUIRED, RULE_SETS
 from glft_schema.describe.comparisons import errors_data
 from glft_schema.display import align, format_count, percent, wrap
 from glft_schema.errors import Finding, FormatError, OptionError, Repair, quote, safe
-from glft_schema.families.loader import BLOCK, LLAMA_CPP
+from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.container import Container, open_damaged
 from glft_schema.files.file import File
+from glft_schema.formats.gguf_keys import LAYER
 from glft_schema.formats.imatrix import is_old_matrix
 from glft_schema.formats.registry import find_format
 from glft_schema.limits import current
@@ -206,7 +207,7 @@ def _findings(found: list[tuple[str, Finding]], is_set: bool, most: int) -> list
     """Returns a paragraph per violation, shared by tensors that differ only in block number."""
     alike = dict[tuple[str, ...], list[Finding]]()
     for name, finding in found:
-        problem = BLOCK.sub("blk.*.", finding.problem)
+        problem = LAYER.sub("blk.*.", finding.problem)
         path = finding.path if problem == finding.problem else re.sub("[0-9]+", "*", finding.path)
         alike.setdefault((name, path, problem, finding.rule), []).append(finding)
     lines = list[str]()

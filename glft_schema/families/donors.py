@@ -16,19 +16,19 @@ from glft_schema.errors import FormatError, MetadataWarning, OptionError, Tensor
 from glft_schema.families.config import Config, metadata_of, refusing
 from glft_schema.families.config_places import read_config
 from glft_schema.families.export import gguf_config
-from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
+from glft_schema.families.folders import declared_family, gguf_tensors
 from glft_schema.families.operations import apply
 from glft_schema.families.page import Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
 from glft_schema.files.file import File
 from glft_schema.files.shards import check_whole
+from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING, OUTPUT
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, are_equal, have_equal, of_file
 
 COMPUTED = (LLAMA3_TENSOR, LONG, SHORT)  # that a checkpoint does not have
-OUTPUT = "output.weight"
 OF_ITS_MATRIX = "quantize.imatrix."  # prefix of keys
 
 
@@ -57,7 +57,7 @@ class Donor:
             raise OptionError(f"expected a GGUF model as the donor, found {quote(file.format.name)}")
         family = next((family for family in FAMILIES if family.fits(file.metadata)), None)
         if family is None:
-            found = quote(file.metadata.get("general.architecture"))
+            found = quote(file.metadata.get(ARCHITECTURE))
             known = f"of a declared family ({', '.join(BY_ARCH)})"
             raise OptionError(f"expected a GGUF model {known} as the donor, found {found}: use --converter instead of --like")
         return cls(file, family)

@@ -9,23 +9,23 @@ import numpy as np
 
 from glft_schema.errors import FormatError, TensorError, quote
 from glft_schema.families.config import Config, config_of
-from glft_schema.families.loader import MODEL, TOKENIZER, ModelSizes, broken_limits, broken_tensors, read_keys
+from glft_schema.families.loader import MODEL, ModelSizes, broken_limits, broken_tensors, read_keys
 from glft_schema.families.operations import TensorOperation
 from glft_schema.families.page import EXPERT_COUNT, Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.pages.every_model import DEFAULT_IDS
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
 from glft_schema.files.file import File
+from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING, OUTPUT, TOKENIZER
 from glft_schema.storage.dtypes import FLOAT32, Dtype
 from glft_schema.tensor_types.engine.conversions import convert
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values
 
 ROWS_OF = {
-    "vocab_size": "token_embd.weight",
+    "vocab_size": EMBEDDING,
     "type_vocab_size": "token_types.weight",
 }  # config field -> tensor with as many rows
 IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
-OUTPUT = "output.weight"
 
 
 def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = False) -> tuple[dict[str, StoredTensor], Config]:
@@ -98,7 +98,7 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
     for family in FAMILIES:
         if family.fits(metadata):
             return family
-    arch = metadata.get("general.architecture")
+    arch = metadata.get(ARCHITECTURE)
     problem = f"expected a known architecture ({', '.join(BY_ARCH)}), found {quote(arch)}"
     if arch in BY_ARCH:
         problem += " with experts" if metadata.get(f"{arch}.{EXPERT_COUNT}") else f" without {arch}.{EXPERT_COUNT}"

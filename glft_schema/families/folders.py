@@ -35,6 +35,7 @@ from glft_schema.families.untrusted_folders import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.shards import is_file_name
 from glft_schema.formats.file_types import MOSTLY
+from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.file_source import check_size
@@ -44,7 +45,6 @@ from glft_schema.tensors.stored_tensor import StoredTensor, of_values
 FOLDER_KEYS = "glft_schema.families.folder_keys"  # a module for a process of its own
 CARD, MODULES = "README.md", "modules.json"
 PARSED = (CARD, GENERATION, *TOKENIZER_FILES)  # by other libraries
-EMBEDDING = "token_embd.weight"
 HEAD_SIZE = "head_dim"
 QUANTIZATION_VERSION, VERSION = "general.quantization_version", 2
 POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
@@ -284,7 +284,7 @@ def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
 
 def write_pooling(metadata: Mapping[str, Any], folder: Path) -> None:
     """Writes the files of sentence-transformers to a folder if a GGUF model states its pooling."""
-    arch = metadata["general.architecture"]
+    arch = metadata[ARCHITECTURE]
     flags = {flag: metadata.get(f"{arch}.pooling_type") == number for flag, _, number in POOLINGS}
     if any(flags.values()):
         parts = {"Transformer": "", "Pooling": "1_Pooling"}

@@ -21,6 +21,7 @@ from glft_schema.families.page import Family
 from glft_schema.families.vocabulary import TOKENIZER_FILES
 from glft_schema.files.container import Container
 from glft_schema.files.container import open as open_container
+from glft_schema.formats.gguf_keys import ARCHITECTURE
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import read_regular
 
@@ -62,7 +63,7 @@ def kept_metadata(folder: Path, family: Family, config: Config, computed: Mappin
     if not (folder / KEPT).is_file():
         return None
     metadata: TypedMetadata = open_container(folder / KEPT).metadata
-    if (metadata.get(DIGEST), metadata.get("general.architecture")) != (tokenizer_digest(folder), family.arch):
+    if (metadata.get(DIGEST), metadata.get(ARCHITECTURE)) != (tokenizer_digest(folder), family.arch):
         return None
     generation = read_json(folder / GENERATION) if (folder / GENERATION).is_file() else {}
     decided = {f"{family.arch}.{key.key}" for key in family.keys if key.field or key.default is not None}

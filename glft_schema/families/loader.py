@@ -19,13 +19,13 @@ from glft_schema.errors import Finding, quote
 from glft_schema.families.config import KEY_TYPES, OLD_NAMES
 from glft_schema.families.page import BLOCK_COUNT, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
-from glft_schema.families.requirements import ARCHITECTURE, Requirement, RowPaths, broken_keys, locate
+from glft_schema.families.requirements import Requirement, RowPaths, broken_keys, locate
 from glft_schema.files.file import File
+from glft_schema.formats.gguf_keys import ARCHITECTURE, LAYER, OUTPUT, TOKENIZER
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.words import suggestion
 
 LLAMA_CPP = "llama.cpp"
-TOKENIZER = "tokenizer.ggml."
 TOKENS, MODEL, PRE = f"{TOKENIZER}tokens", f"{TOKENIZER}model", f"{TOKENIZER}pre"
 TYPES, SHORTEST_BYTE = f"{TOKENIZER}token_type", 3  # the loader parses the text from its third byte
 PER_TOKEN = (f"{TOKENIZER}scores", TYPES)
@@ -34,7 +34,6 @@ COUNT, NAME = "split.count", "general.name"
 EXTRA_NAMES, EXTRA_FLAGS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
 BLOCKS = "{i}"  # in the name of a tensor of each block
 JINA_PRE = re.compile("jina-v2-(de|es|code)")  # pre-tokenizers whose rule comes before phi3's
-BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")
 
 
 class ModelSizes:
@@ -114,7 +113,7 @@ class ModelSizes:
     @property
     def has_nvfp4_output(self) -> bool:
         """Whether the output matrix is in NVFP4."""
-        output = self.file.tensors.get("output.weight")
+        output = self.file.tensors.get(OUTPUT)
         return output is not None and output.type.name == "NVFP4"
 
 
@@ -358,7 +357,7 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
     """Yields the findings of tensors: missing, with other dims, or not read."""
     file, first, tensors = numbers.file, numbers.first, numbers.file.tensors
     owners = {name: shard for shard in file.shards for name in shard.tensors}
-    stored = blocks = 1 + max((int(match[1]) for name in tensors if (match := BLOCK.match(name))), default=-1)
+    stored = blocks = 1 + max((int(match[1]) for name in tensors if (match := LAYER.match(name))), default=-1)
     with suppress(KeyError):
         blocks = numbers["layers"]
     expected_blocks = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text})"
@@ -410,7 +409,7 @@ def _unread_tensors(
         if name in read:
             continue
         problem = f"expected a tensor that llama.cpp loads, found {quote(name)}"
-        if (match := BLOCK.match(name)) and int(match[1]) >= blocks:
+        if (match := LAYER.match(name)) and int(match[1]) >= blocks:
             if match[0] in beyond:
                 continue
             beyond.add(match[0])

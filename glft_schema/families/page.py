@@ -28,6 +28,7 @@ from typing import Any, Literal, NamedTuple
 from glft_schema.families.config import ALIASES, ROPE, Config, ConfigKey
 from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
+from glft_schema.formats.gguf_keys import ARCHITECTURE
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -229,9 +230,7 @@ class Family:
     def fits(self, metadata: Mapping[str, Any]) -> bool:
         """Returns whether this page describes a GGUF model, by its architecture and experts."""
         has_experts = bool(metadata.get(f"{self.arch}.{EXPERT_COUNT}"))
-        return metadata.get("general.architecture") == self.arch and has_experts is any(
-            key.key == EXPERT_COUNT for key in self.keys
-        )
+        return metadata.get(ARCHITECTURE) == self.arch and has_experts is any(key.key == EXPERT_COUNT for key in self.keys)
 
     def config_without_keys(self, config: Config, tensors: Iterable[str]) -> Config:
         """Returns the fields without a key for a config that we write."""

@@ -12,7 +12,7 @@ from glft_schema.errors import Finding, Repair, quote
 from glft_schema.files import parsing
 from glft_schema.files.file import File
 
-ARCHITECTURE, UINT32 = "general.architecture", "uint32"
+UINT32 = "uint32"
 
 
 class Requirement(NamedTuple):

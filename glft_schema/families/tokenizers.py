@@ -16,10 +16,10 @@ from glft_schema.errors import FormatError, MetadataWarning, quote, warn
 from glft_schema.families.libraries import library
 from glft_schema.families.pages.every_model import CONTROL, DEFAULT_IDS, NORMAL, PHI3_NAMES, PHI3_TOKENS, UNKNOWN, USER_DEFINED
 from glft_schema.families.pre_tokenizers import BEGINNING, IGNORE_MERGES, RULES
-from glft_schema.families.vocabulary import ARCHITECTURE, SPACE
+from glft_schema.families.vocabulary import SPACE
 from glft_schema.formats.chat_templates import TEMPLATE
+from glft_schema.formats.gguf_keys import ARCHITECTURE, TOKENIZER
 
-KEYS = "tokenizer.ggml."
 SPECIAL = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -41,8 +41,8 @@ PROBES = ("Hello, world! It's 2024.\n\n", "  na\u00efve\tcaf\u00e9 \u6f22\u5b57 
 
 def begins_with_bos(metadata: Mapping[str, Any]) -> bool:
     """Returns whether the tokenizer of a GGUF model begins texts with a BOS token."""
-    kind, pre = (metadata.get(KEYS + key) for key in ("model", "pre"))
-    return bool(metadata.get(KEYS + "add_bos_token", kind in WITH_BOS or (kind == "gpt2" and pre in BEGINNING.split())))
+    kind, pre = (metadata.get(TOKENIZER + key) for key in ("model", "pre"))
+    return bool(metadata.get(TOKENIZER + "add_bos_token", kind in WITH_BOS or (kind == "gpt2" and pre in BEGINNING.split())))
 
 
 def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
@@ -56,12 +56,12 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
     Warns:
         MetadataWarning: if some texts are not split as in llama.cpp.
     """
-    for key in ("model", "tokens", *(["merges"] if metadata.get(KEYS + "model") == "gpt2" else [])):
-        if KEYS + key not in metadata:
-            raise FormatError("expected a vocabulary, found none", f"metadata -> {KEYS}{key}")
-    kind, tokens = metadata[KEYS + "model"], list(metadata[KEYS + "tokens"])
+    for key in ("model", "tokens", *(["merges"] if metadata.get(TOKENIZER + "model") == "gpt2" else [])):
+        if TOKENIZER + key not in metadata:
+            raise FormatError("expected a vocabulary, found none", f"metadata -> {TOKENIZER}{key}")
+    kind, tokens = metadata[TOKENIZER + "model"], list(metadata[TOKENIZER + "tokens"])
     defaults = DEFAULT_IDS["llama"] if kind == "llama" else {}
-    ids = {name: id_ for name, key in SPECIAL.items() if (id_ := metadata.get(KEYS + key, defaults.get(key))) is not None}
+    ids = {name: id_ for name, key in SPECIAL.items() if (id_ := metadata.get(TOKENIZER + key, defaults.get(key))) is not None}
     settings: dict[str, Any] = {name: _token(tokens, number, SPECIAL[name]) for name, number in ids.items()}
     if context := metadata.get(f"{metadata.get(ARCHITECTURE)}.context_length"):
         settings["model_max_length"] = context
@@ -70,13 +70,16 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
     if kind == "bert":
         tokenizer = _wordpiece(tokens, metadata, settings)
     else:
-        settings |= {"add_bos_token": begins_with_bos(metadata), "add_eos_token": metadata.get(KEYS + "add_eos_token", False)}
+        settings |= {
+            "add_bos_token": begins_with_bos(metadata),
+            "add_eos_token": metadata.get(TOKENIZER + "add_eos_token", False),
+        }
         backend = _backend(kind, tokens, metadata)
         tokenizer = library("transformers").PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
     found = {name: getattr(tokenizer, f"{name}_id") for name in ids}
     if len(tokenizer) != len(tokens) or found != ids:
         raise FormatError(
-            f"expected {len(tokens)} tokens and {ids}, found {len(tokenizer)} and {found}", f"metadata -> {KEYS}tokens"
+            f"expected {len(tokens)} tokens and {ids}, found {len(tokenizer)} and {found}", f"metadata -> {TOKENIZER}tokens"
         )
     if kind != "bert" and any(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) != text for text in PROBES):
         warn("the tokenizer loses characters of some texts, for which it has no tokens", MetadataWarning)
@@ -86,17 +89,17 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
 def _token(tokens: list[str], number: int, key: str) -> str:
     if not 0 <= number < len(tokens):
         problem = f"expected fewer than {len(tokens)}, the number of tokens, found {quote(number)}"
-        raise FormatError(problem, f"metadata -> {KEYS}{key}")
+        raise FormatError(problem, f"metadata -> {TOKENIZER}{key}")
     return tokens[number]
 
 
 def _backend(kind: str, tokens: list[str], metadata: Mapping[str, Any]) -> Any:
     """Returns BPE of the library tokenizers, which finds special tokens in texts first."""
     if kind not in ("llama", "gpt2"):
-        raise FormatError(f"expected llama, gpt2 or bert, found {quote(kind)}: {ADVICE}", f"metadata -> {KEYS}model")
+        raise FormatError(f"expected llama, gpt2 or bert, found {quote(kind)}: {ADVICE}", f"metadata -> {TOKENIZER}model")
     vocab = {text: number for number, text in enumerate(tokens)}
     backend = (_byte_level if kind == "gpt2" else _sentencepiece)(vocab, metadata)
-    types = metadata.get(KEYS + "token_type", [NORMAL] * len(tokens))
+    types = metadata.get(TOKENIZER + "token_type", [NORMAL] * len(tokens))
     is_phi3 = any(name in str(metadata.get("general.name")).lower() for name in PHI3_NAMES)
     added = library("tokenizers").AddedToken
     for text, type_ in zip(tokens, types, strict=True):
@@ -108,12 +111,12 @@ def _backend(kind: str, tokens: list[str], metadata: Mapping[str, Any]) -> Any:
 
 def _byte_level(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
     """Returns byte-level BPE, with the rules of the pre-tokenizer that the metadata names."""
-    library_, pre = library("tokenizers"), metadata.get(KEYS + "pre", "default")
+    library_, pre = library("tokenizers"), metadata.get(TOKENIZER + "pre", "default")
     rules = next((rules for names, rules in RULES.items() if pre in names.split()), None)
     if rules is None:
         problem = f"expected a pre-tokenizer whose rules are known, found {quote(pre)}: {ADVICE}"
-        raise FormatError(problem, f"metadata -> {KEYS}pre")
-    pairs = dict.fromkeys(tuple(text.split(" ", 1)) for text in metadata.get(KEYS + "merges", ()))
+        raise FormatError(problem, f"metadata -> {TOKENIZER}pre")
+    pairs = dict.fromkeys(tuple(text.split(" ", 1)) for text in metadata.get(TOKENIZER + "merges", ()))
     merges = [pair for pair in pairs if {*pair, "".join(pair)} <= vocab.keys()]  # others make added tokens, found before
     backend = library_.Tokenizer(library_.models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in IGNORE_MERGES.split()))
     steps = library_.pre_tokenizers
@@ -125,16 +128,16 @@ def _byte_level(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
 
 def _sentencepiece(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
     """Returns BPE with tokens for bytes: any two tokens that form a third merge, by its score."""
-    library_, scores = library("tokenizers"), list(metadata.get(KEYS + "scores", [0.0] * len(vocab)))
+    library_, scores = library("tokenizers"), list(metadata.get(TOKENIZER + "scores", [0.0] * len(vocab)))
     merges = [(text[:i], text[i:]) for text in vocab for i in range(1, len(text)) if text[:i] in vocab and text[i:] in vocab]
-    plain = {text for text, type_ in zip(vocab, metadata.get(KEYS + "token_type", scores), strict=True) if type_ == NORMAL}
+    plain = {text for text, type_ in zip(vocab, metadata.get(TOKENIZER + "token_type", scores), strict=True) if type_ == NORMAL}
     formed = {left + right for left, right in merges} & plain
     if len({scores[vocab[text]] for text in formed}) < len(formed) or not set().union(*plain) <= vocab.keys():
         problem = "tokens of equal scores, or with characters that are no tokens: llama.cpp may split texts otherwise"
         warn(problem, MetadataWarning)
     merges.sort(key=lambda pair: -scores[vocab[pair[0] + pair[1]]])
     backend = library_.Tokenizer(library_.models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
-    prefix = metadata.get(KEYS + "add_space_prefix", True)
+    prefix = metadata.get(TOKENIZER + "add_space_prefix", True)
     normalizers, decoders = library_.normalizers, library_.decoders
     backend.normalizer = normalizers.Sequence([*[normalizers.Prepend(SPACE)] * prefix, normalizers.Replace(" ", SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] * prefix
@@ -144,11 +147,11 @@ def _sentencepiece(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
 
 def _wordpiece(tokens: list[str], metadata: Mapping[str, Any], settings: dict[str, Any]) -> Any:
     """Returns a WordPiece tokenizer, which marks continuations with ``##`` instead of words."""
-    types = metadata.get(KEYS + "token_type", [NORMAL] * len(tokens))
+    types = metadata.get(TOKENIZER + "token_type", [NORMAL] * len(tokens))
     special = {settings.get(name) for name in SPECIAL}  # whatever type a file gives them, if any
     words = [text if type_ == CONTROL or text in special else _word(text) for text, type_ in zip(tokens, types, strict=True)]
     normalizer = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}
-    settings |= {name: metadata.get(f"{KEYS}normalizer.{key}") for name, key in normalizer.items()}
+    settings |= {name: metadata.get(f"{TOKENIZER}normalizer.{key}") for name, key in normalizer.items()}
     if settings["do_lower_case"] is None:
         settings["do_lower_case"] = True
     for name, instead in (("cls_token", "bos_token"), ("sep_token", "eos_token")):

@@ -26,9 +26,10 @@ from glft_schema.families.page import Family
 from glft_schema.families.pages.every_model import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
 from glft_schema.families.sentencepiece_model import BPE, read_model
+from glft_schema.formats.gguf_keys import ARCHITECTURE
 from glft_schema.storage.file_source import read_regular
 
-ARCHITECTURE, OF_LLAMA = "general.architecture", "bpe with bytes"
+OF_LLAMA = "bpe with bytes"
 TOKENIZER, SENTENCEPIECE, SETTINGS = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
 ADDED, SETTINGS_FILES = "added_tokens.json", ("chat_template.jinja", "chat_template.json", "merges.txt")
 TOKENIZER_FILES = (TOKENIZER, SENTENCEPIECE, SETTINGS, ADDED, *SETTINGS_FILES)

@@ -16,6 +16,10 @@ from typing import Any
 from glft_schema.display import format_count
 from glft_schema.formats.file_types import FILE_TYPE, FILE_TYPES
 
+ARCHITECTURE = "general.architecture"
+TOKENIZER = "tokenizer.ggml."  # prefix of the vocabulary's keys
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"  # tensors; without the second, the first is also the output
+LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")  # at the beginning of the name of a layer's tensor
 ARCH = "[arch]"  # stands for the name of an architecture
 PER_LAYER = {"uint32": "array[int32]", "float32": "array[float32]"}  # of an architecture's keys; lists as gguf-py writes them
 NUMBERED = re.compile(r"(general\.base_model|general\.dataset|tokenizer\.chat_template)\.[^.]+")  # N: a number or a name
@@ -132,12 +136,12 @@ def meaning(key: str, value: Any) -> str | None:
 def summary(metadata: Mapping[str, Any]) -> list[str]:
     """Returns a description of a model from its metadata, such as ``["llama", "30 layers", "8,192
     context", "49,152 tokens"]``."""
-    architecture, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
+    architecture, kind = metadata.get(ARCHITECTURE), metadata.get("general.type", "model")
     parts = [text for text in (architecture, kind) if isinstance(text, str) and text != "model"]
     for key, one, many in COUNTS:
         count = metadata.get(key.replace(ARCH, str(architecture)))
         parts += [format_count(count, one, many)] if isinstance(count, int) else []
-    tokens = metadata.get("tokenizer.ggml.tokens")
+    tokens = metadata.get(f"{TOKENIZER}tokens")
     return [*parts, *([f"{len(tokens):,} tokens"] if isinstance(tokens, Sequence) and not isinstance(tokens, str) else [])]
 
 

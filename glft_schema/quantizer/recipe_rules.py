@@ -8,7 +8,6 @@ file, by default the order of llama.cpp's loader.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -18,15 +17,16 @@ from glft_schema.display import with_display
 from glft_schema.errors import SchemeError, quote
 from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.families.pages.every_model import SIZES
+from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING, OUTPUT
 
-BLOCK = re.compile(r"blk\.([0-9]{1,9})")  # at the beginning of the name of a layer's tensor
+BLOCK = re.compile(r"blk\.([0-9]{1,9})")  # as llama.cpp reads the name of a layer's tensor
 
 
 class TensorRole(Enum):
     """The function of a tensor. Values are whole names (the first two) or parts; the first wins."""
 
-    OUTPUT = "output.weight"
-    EMBEDDING = "token_embd.weight per_layer_token_embd.weight"
+    OUTPUT = OUTPUT
+    EMBEDDING = f"{EMBEDDING} per_layer_token_embd.weight"
     ATTN_V = "attn_qkv.weight attn_kv_b.weight attn_v.weight"
     ATTN_K = "attn_k.weight"
     ATTN_Q = "attn_q.weight"
@@ -109,7 +109,7 @@ class ModelFacts:
         Raises:
             SchemeError: if a key is missing or not an integer.
         """
-        architecture = metadata.get("general.architecture")
+        architecture = metadata.get(ARCHITECTURE)
         if not isinstance(architecture, str):
             hint = "a recipe needs the keys of a model in GGUF; glft convert --scheme needs none"
             raise SchemeError(f"expected the key general.architecture, found none: {hint}")
@@ -123,7 +123,7 @@ class ModelFacts:
             kv_heads=numbers["groups"],
             experts=numbers["experts"],
             v_like=sum(TensorRole.of(name) is TensorRole.ATTN_V for name in names),
-            tied="output.weight" not in names,
+            tied=OUTPUT not in names,
             has_importance=has_importance,
         )
 

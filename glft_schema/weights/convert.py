@@ -26,6 +26,7 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.file_types import FILE_TYPE
 from glft_schema.formats.format import Format
+from glft_schema.formats.gguf_keys import ARCHITECTURE
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import StrPath
@@ -38,7 +39,6 @@ from glft_schema.weights.save import FilePlan, Writer, Writing, plan_file
 from glft_schema.weights.schemes import Schemes, TypeChoice, as_pairs
 from glft_schema.weights.similar_keys import warn_of_typos
 
-ARCHITECTURE = "general.architecture"
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the entry that marks typed metadata
 
 

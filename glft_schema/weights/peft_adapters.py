@@ -17,12 +17,11 @@ from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, OptionError, TensorError, quote
 from glft_schema.families.config import CONFIG as MODEL_CONFIG
 from glft_schema.families.config import LARGEST, Config, read_json, refusing
-from glft_schema.families.export import OUTPUT
-from glft_schema.families.folders import EMBEDDING, QUANTIZATION_VERSION, VERSION
+from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
 from glft_schema.families.operations import KEEP, PermuteRows, Stack, Transpose
 from glft_schema.families.page import BLOCK_COUNT, Family
-from glft_schema.families.requirements import ARCHITECTURE
 from glft_schema.families.tensor_names import HEAD, NameParts, Names
+from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING, OUTPUT
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensor_types.engine.chunks import are_finite
