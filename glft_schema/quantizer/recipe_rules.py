@@ -8,6 +8,7 @@ file, by default the order of llama.cpp's loader.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
