@@ -14,7 +14,7 @@ from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.formats.format import Format
 from glft_schema.limits import Limits, current
 from glft_schema.storage.tensor_bytes import write_all
-from glft_schema.tensors.region import GapBytes, Payload, Zeros, fits, payload_size
+from glft_schema.tensors.region import Filling, Payload, fits, payload_size
 
 
 class Span(NamedTuple):
@@ -28,7 +28,7 @@ class Span(NamedTuple):
 
     start: int
     nbytes: int
-    content: bytes | Payload | GapBytes | Zeros
+    content: bytes | Payload | Filling
 
 
 class Layout(NamedTuple):
@@ -91,7 +91,7 @@ def lay_out(
             problem = f"expected an offset in every row or in none, found one in {with_offset} of {len(rows)} rows"
             raise FormatError(problem, format.table)
         regions = _with_offsets(format, {**regions, format.table: rows}, alignment, aliases or {})
-    contents: list[Payload | GapBytes | Zeros] = []
+    contents: list[Payload | Filling] = []
     head, built = format.build(regions, rules=rule_sets(rules), limits=limits, spans=contents, alignment=alignment)
     end, spans = len(head), [Span(0, len(head), head)]
     for content in contents:

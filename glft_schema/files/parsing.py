@@ -23,7 +23,7 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
-from glft_schema.tensors.region import PayloadPositions, TensorMap
+from glft_schema.tensors.region import PayloadTable, TensorMap
 
 
 @outside_graphs
@@ -87,7 +87,7 @@ def parse_partly(source: Source) -> File:
     found = {span.path: span.value for span in trace_source(format, source)[0]}
     regions = {name: found[name] for name in format.regions if name in found}
     order = getattr(regions.get("header"), "byte_order", LITTLE)
-    none = TensorMap((), PayloadPositions((), ()), source, source.size, 0, order)
+    none = TensorMap(PayloadTable((), 0), (), source, source.size, order)
     return File(
         format, Record({**regions, "data": none}), source, "cpu", current(), lambda source, device: parse_partly(source)
     )

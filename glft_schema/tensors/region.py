@@ -6,7 +6,7 @@ import io
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from glft_schema.errors import FormatError, TruncatedError, quote, safe
 from glft_schema.lazy import torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource, Source
-from glft_schema.storage.tensor_bytes import write_all
+from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensor_types.tensor_type import TensorType
 from glft_schema.tensors.tensor import PayloadLocation, Tensor
 from glft_schema.words import MissingKeyError
@@ -97,33 +97,58 @@ class Tensors(Mapping[str, Tensor]):
         yield Listing.of("tensors", head, self.values(), row, 2)
 
 
-class PayloadPositions(NamedTuple):
-    """The sizes of payloads in a region, and the gaps between them."""
+class PayloadTable:
+    """The rows of a table by column: names, dims, types, and the positions of the payloads.
 
-    extents: Sequence[int]  # bytes of each row's payload
-    gaps: Sequence[tuple[int, int]]  # offset and bytes of each gap, in order
+    Attributes:
+        names, offsets: of the rows.
+        spans: offset and bytes of the payloads. In a file, one of an unknown type extends to the
+            next offset.
+        size: bytes of the region.
 
-
-def apart(rows: Sequence[Any], size: int) -> PayloadPositions | None:
-    """Returns the positions of payloads if none share bytes and all are in the region.
-
-    Otherwise, and for unknown types, returns None: the rows are then checked one by one.
+    Args:
+        rows: each with a name, dims, shape, dtype and offset.
+        size: bytes of the region.
+        is_truncated: whether the region may declare more bytes than `size`.
+        payloads: to be written, by name; None for the payloads of a file.
     """
-    kind, of_kinds = kinds(rows, "dtype", "shape")
-    if not all(dtype.is_known for dtype, _ in of_kinds):
-        return None
-    nbytes = [dtype.nbytes(shape) for dtype, shape in of_kinds]
-    offsets, extents = column(rows, "offset"), [nbytes[number] for number in kind]
-    spans = list(zip(offsets, extents, strict=True))
-    gaps = gaps_between(spans, size)
-    if gaps is None:
-        gaps = gaps_between(sorted(spans), size)
-    if gaps is None or max(offsets, default=0) > size:
-        return None
-    return PayloadPositions(extents, gaps)
+
+    def __init__(
+        self, rows: Sequence[Any], size: int, is_truncated: bool = False, payloads: Mapping[str, Any] | None = None
+    ) -> None:
+        self.names, self.offsets = column(rows, "name"), column(rows, "offset")
+        self._kind, of_kinds = kinds(rows, "dims", "dtype", "shape")
+        self._kinds = [(tuple(dims), dtype, tuple(shape)) for dims, dtype, shape in of_kinds]
+        by_kind = [dtype.nbytes(shape) if dtype.is_known else None for _, dtype, shape in self._kinds]
+        declared = [by_kind[kind] for kind in self._kind]
+        if is_truncated:
+            known = zip(self.offsets, declared, strict=True)
+            size = max([size, *(offset + nbytes for offset, nbytes in known if nbytes is not None)])
+        self.size = size
+        ends = sorted({min(offset, size) for offset in self.offsets} | {size}) if None in by_kind else []
+        for i in (i for i, nbytes in enumerate(declared) if nbytes is None):
+            if payloads is None:
+                end = ends[min(bisect_right(ends, self.offsets[i]), len(ends) - 1)]
+                declared[i] = max(end - self.offsets[i], 0)
+            else:
+                declared[i] = payload_size(payloads[self.names[i]], self.names[i])
+        self.spans: list[tuple[int, Any]] = list(zip(self.offsets, declared, strict=True))
+
+    def dims(self, row: int) -> tuple[int, ...]:
+        """Returns the dims of a row."""
+        return self._kinds[self._kind[row]][0]
+
+    def location(self, row: int) -> PayloadLocation:
+        """Returns the location of a row's payload."""
+        _, dtype, shape = self._kinds[self._kind[row]]
+        return PayloadLocation(*self.spans[row], dtype, shape)
+
+    def locations(self) -> dict[str, PayloadLocation]:
+        """Returns the location of each payload by name."""
+        return {name: self.location(row) for row, name in enumerate(self.names)}
 
 
-def gaps_between(spans: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]] | None:
+def gaps_between(spans: Iterable[tuple[int, int]], size: int) -> list[Gap] | None:
     """Returns the gaps between spans of (offset, bytes), and from the last one to `size`.
 
     Returns None if a span that has bytes begins before the end of the previous one, or ends after
@@ -135,64 +160,48 @@ def gaps_between(spans: Iterable[tuple[int, int]], size: int) -> list[tuple[int,
             if offset != end:
                 if offset < end:
                     return None
-                gaps.append((end, offset - end))
+                gaps.append(Gap(end, offset - end))
             end = offset + nbytes
     if end < size:
-        gaps.append((end, size - end))
+        gaps.append(Gap(end, size - end))
     return gaps if end <= size else None
 
 
 class TensorMap(Tensors):
     """The tensors of a file by name, in table order. Rebuilding the same table copies the gaps."""
 
-    def __init__(
-        self,
-        rows: Sequence[Any],
-        payloads: PayloadPositions,
-        source: Source,
-        start: int,
-        size: int,
-        order: ByteOrder,
-    ) -> None:
-        names = column(rows, "name")
-        self._numbers = dict(zip(names, range(len(names)), strict=True))
-        self._kind, of_kinds = kinds(rows, "dims", "dtype", "shape")
-        self._kinds = [(tuple(dims), dtype, tuple(shape)) for dims, dtype, shape in of_kinds]
-        self._offsets = column(rows, "offset")
-        self._payloads = payloads
+    def __init__(self, table: PayloadTable, gaps: Iterable[Gap], source: Source, start: int, order: ByteOrder) -> None:
+        self._table = table
+        self._rows = dict(zip(table.names, range(len(table.names)), strict=True))
         self._source = source
         self.start = start  # of the region, in bytes from the start of the container
+        self.size = table.size  # of the region, in bytes; more than the file has if it is truncated
         self.order = order
-        self.size = size  # of the region, in bytes; more than the file has if it is truncated
-        self.trailing = payloads.gaps[-1][1] if payloads.gaps and sum(payloads.gaps[-1]) == self.size else 0
+        self.gaps = tuple(gaps)
+        self.trailing = self.gaps[-1].nbytes if self.gaps and sum(self.gaps[-1]) == self.size else 0
         self.device: str | torch.device = "cpu"
-
-    @cached_property
-    def gaps(self) -> tuple[Gap, ...]:  # type: ignore[override]
-        """The spans of bytes that belong to no tensor, in order."""
-        return tuple(map(Gap._make, self._payloads.gaps))
 
     def __getitem__(self, name: str) -> Tensor:
         try:
-            number = self._numbers[name]
+            row = self._rows[name]
         except KeyError:
-            raise MissingKeyError(name, self._numbers) from None
-        dims, place = self._place(number)
-        return Tensor(name, dims, place, self._source, self.start, self.order, self.device)
+            raise MissingKeyError(name, self._rows) from None
+        place = self._table.location(row)
+        return Tensor(name, self._table.dims(row), place, self._source, self.start, self.order, self.device)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._numbers)
+        return iter(self._rows)
 
     def __len__(self) -> int:
-        return len(self._numbers)
-
-    def _place(self, number: int) -> tuple[tuple[int, ...], PayloadLocation]:
-        dims, dtype, shape = self._kinds[self._kind[number]]
-        return dims, PayloadLocation(self._offsets[number], self._payloads.extents[number], dtype, shape)
+        return len(self._rows)
 
     def places(self) -> dict[str, PayloadLocation]:
         """Returns the location of each payload."""
-        return {name: self._place(number)[1] for name, number in self._numbers.items()}
+        return self._table.locations()
+
+    def filling(self, gap: Gap) -> Filling:
+        """Returns a gap, to be written."""
+        return Filling(gap.nbytes, self._source, self.start + gap.offset)
 
     def gap_pieces(self, gap: Gap) -> Iterator[memoryview]:
         """Yields the bytes of a gap in chunks."""
@@ -229,85 +238,58 @@ class TensorData(construct.Construct):
     def _parse(self, stream: Any, context: Context, path: str) -> TensorMap:
         if not isinstance(stream, Cursor):
             stream = Cursor(BytesSource(stream.read()))
-        source, start, rows = stream.source, stream.tell(), context[self.table]
-        size = source.size - start
-        payloads = apart(rows, size)
-        if payloads is None:
-            if context["_params"].get("allow_truncated"):
-                ends = (row.offset + row.dtype.nbytes(row.shape) for row in rows if row.dtype.is_known)
-                size = max(size, max(ends, default=0))
-            payloads = self._payloads(rows, start, size, path, context)
+        source, start = stream.source, stream.tell()
+        table = PayloadTable(context[self.table], source.size - start, bool(context["_params"].get("allow_truncated")))
+        gaps = gaps_between(table.spans, table.size)  # of most files, with payloads in the order of the table
+        if gaps is None or max(table.offsets, default=0) > table.size:
+            gaps = self._check_positions(table, start, path, context)
         stream.seek(source.size)
-        return TensorMap(rows, payloads, source, start, size, byte_order(context))
+        return TensorMap(table, gaps, source, start, byte_order(context))
 
-    def _payloads(self, rows: Sequence[Any], start: int, size: int, path: str, context: Context) -> PayloadPositions:
-        """Checks the positions of all payloads."""
-        gaps: list[tuple[int, int]] = []
-        end, extents = 0, self._extents(rows, size)
-        for i, place in self._in_order(rows, extents, path):
-            payload_end = place.offset + place.nbytes
-            if payload_end > size:
-                alignment = self.padded_to(context)
-                if place.offset % alignment and place.offset <= size and self._has_offset_rule(context):
-                    beyond = f"from there, {place.nbytes:,} bytes extend past the end of the file"
-                    problem = f"expected a multiple of the alignment, {alignment}, found {place.offset}; {beyond}"
-                    raise FormatError(problem, self._offset_path(path, i), tensor=rows[i].name)
-                cut = _cut(rows, extents, start, size, alignment)
-                raise self._past_end(i, rows[i].name, place, start, size, path, cut)
-            if place.nbytes:
-                if place.offset > end:
-                    gaps.append((end, place.offset - end))
-                end = max(end, payload_end)
-        return PayloadPositions(extents, [*gaps, (end, size - end)] if size > end else gaps)
+    def _check_positions(self, table: PayloadTable, start: int, path: str, context: Context) -> list[Gap]:
+        """Returns the gaps. Raises FormatError if payloads overlap or extend past the end."""
+        for row in self._in_order(table, path):
+            if sum(table.spans[row]) > table.size:
+                raise self._past_end(row, table, start, path, context)
+        return gaps_between(sorted(set(table.spans)), table.size) or []
 
     def _has_offset_rule(self, context: Context) -> bool:
         """Returns whether the table's rows have a rule on offsets, such as an alignment."""
         row = unwrap(context["_subcons"][self.table]).subcon
         return any(isinstance(part, Check) and part.field == "offset" for part in getattr(row, "subcons", ()))
 
-    def _extents(self, rows: Sequence[Any], size: int) -> list[int]:
-        """Returns the bytes of each payload. An unknown type extends to the next offset."""
-        if all(row.dtype.is_known for row in rows):
-            return [row.dtype.nbytes(row.shape) for row in rows]
-        offsets = sorted({min(row.offset, size) for row in rows} | {size})
-        extents = []
-        for row in rows:
-            following = bisect_right(offsets, row.offset)
-            opaque = offsets[following] - row.offset if following < len(offsets) else 0
-            extents.append(row.dtype.nbytes(row.shape) if row.dtype.is_known else opaque)
-        return extents
-
-    def _in_order(self, rows: Sequence[Any], extents: Sequence[int], path: str) -> list[tuple[int, PayloadLocation]]:
-        """Returns (row number, location) sorted by offset. Raises FormatError on overlap."""
-        places = [
-            PayloadLocation(row.offset, extent, row.dtype, tuple(row.shape)) for row, extent in zip(rows, extents, strict=True)
-        ]
-        ordered = sorted(enumerate(places), key=lambda item: item[1][:2])
-        end, previous = 0, None
-        for i, place in ordered:
-            if place.nbytes:
-                if previous is not None and place.offset < end and place != previous[1]:
-                    problem = f"expected no overlap, found bytes shared with tensor {quote(rows[previous[0]].name)}"
-                    raise FormatError(problem, self._offset_path(path, i), tensor=rows[i].name)
-                end, previous = place.offset + place.nbytes, (i, place)
-        return ordered
+    def _in_order(self, table: PayloadTable, path: str) -> list[int]:
+        """Returns the rows by position of their payloads. Raises FormatError on overlap."""
+        spans, end, previous = table.spans, 0, 0
+        order = sorted(range(len(spans)), key=spans.__getitem__)
+        for i in order:
+            offset, nbytes = spans[i]
+            if nbytes:
+                if offset < end and table.location(i) != table.location(previous):
+                    problem = f"expected no overlap, found bytes shared with tensor {quote(table.names[previous])}"
+                    raise FormatError(problem, self._offset_path(path, i), tensor=table.names[i])
+                end, previous = offset + nbytes, i
+        return order
 
     def _offset_path(self, path: str, row: int) -> str:
         return f"{path.rpartition(' -> ')[0]} -> {self.table} -> {row} -> offset"
 
-    def _past_end(
-        self, row: int, name: str, payload: PayloadLocation, start: int, size: int, path: str, cut: str
-    ) -> TruncatedError:
+    def _past_end(self, row: int, table: PayloadTable, start: int, path: str, context: Context) -> FormatError:
         """Returns the error for a payload past the end. It names the first field that does not
         fit."""
-        if payload.offset > size:
-            problem = cut or f"expected at most {size} (the size of the region), found {payload.offset}"
-            return TruncatedError(problem, self._offset_path(path, row))
-        left = size - payload.offset
-        spans = payload.type.field_spans(payload.shape).items()
-        field, (at, nbytes) = next((field, span) for field, span in spans if sum(span) > left)
-        problem = cut or f"expected {nbytes} bytes, found {max(left - at, 0)}"
-        return TruncatedError(problem, f"{path} -> {quote(name)} -> {field}", start + payload.offset + at, name)
+        (offset, nbytes, type_, shape), name, size = table.location(row), table.names[row], table.size
+        alignment, offset_path = self.padded_to(context), self._offset_path(path, row)
+        if offset % alignment and offset <= size and self._has_offset_rule(context):
+            beyond = f"from there, {nbytes:,} bytes extend past the end of the file"
+            problem = f"expected a multiple of the alignment, {alignment}, found {offset}; {beyond}"
+            return FormatError(problem, offset_path, tensor=name)
+        cut = _cut(table.spans, start, size, alignment)
+        if offset > size:
+            return TruncatedError(cut or f"expected at most {size} (the size of the region), found {offset}", offset_path)
+        fields = type_.field_spans(shape).items()
+        field, (at, expected) = next((field, span) for field, span in fields if sum(span) > size - offset)
+        problem = cut or f"expected {expected} bytes, found {max(size - offset - at, 0)}"
+        return TruncatedError(problem, f"{path} -> {quote(name)} -> {field}", start + offset + at, name)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         rows = list(context[self.table])
@@ -329,54 +311,49 @@ class TensorData(construct.Construct):
 
     def _spans(self, obj: Any, rows: Sequence[Any], context: Context, path: str) -> list[Any]:
         """Returns what the region consists of, in order: payloads, gaps and padding."""
-        order = byte_order(context)
-        extents = [_extent(obj[row.name], row) for row in rows]
-        places = self._in_order(rows, extents, path)
-        gaps: list[Gap] | None = None
-        if isinstance(obj, TensorMap) and {rows[i].name: place for i, place in places} == obj.places():
-            gaps = list(obj.gaps)
-        end, spans, written = 0, list[Any](), dict[PayloadLocation, Any]()
-        for i, place in places:
-            row, where, payload = rows[i], f"{path} -> {quote(rows[i].name)}", obj[rows[i].name]
+        table = PayloadTable(rows, 0, payloads=obj)
+        gaps = list(obj.gaps) if isinstance(obj, TensorMap) and table.locations() == obj.places() else None
+        end, spans, written = 0, list[Any](), dict[PayloadLocation, Payload]()
+        for i in self._in_order(table, path):
+            place, row = table.location(i), rows[i]
+            payload = Payload(place.nbytes, obj[row.name], row, f"{path} -> {quote(row.name)}", byte_order(context))
             if place in written:
-                if place.nbytes and not same_payload(payload, written[place], row, order):
-                    raise FormatError("expected equal payloads at equal offsets", where, tensor=row.name)
+                if place.nbytes and not same_bytes(payload, written[place]):
+                    raise FormatError("expected equal payloads at equal offsets", payload.path, tensor=row.name)
                 continue
             written[place] = payload
             while gaps and gaps[0].offset < place.offset:
                 end = sum(gaps[0])
-                spans.append(GapBytes(gaps[0].nbytes, obj, gaps.pop(0)))
+                spans.append(obj.filling(gaps.pop(0)))
             if place.offset > end:
-                spans.append(Zeros(place.offset - end))
-            spans.append(Payload(place.nbytes, payload, row, where, order))
+                spans.append(Filling(place.offset - end))
+            spans.append(payload)
             end = max(end, place.offset + place.nbytes)
         if gaps is None and (padding := -end % self.padded_to(context)):
-            spans.append(Zeros(padding))
-        return spans + [GapBytes(gap.nbytes, obj, gap) for gap in gaps or ()]
+            spans.append(Filling(padding))
+        return spans + [obj.filling(gap) for gap in gaps or ()]
 
 
-class Zeros(NamedTuple):
-    """Zero bytes, as padding or in a gap."""
+class Filling(NamedTuple):
+    """Bytes between payloads: those of a parsed file, or zeros.
+
+    Attributes:
+        nbytes: its size.
+        source: the parsed file, or None.
+        position: of the bytes in `source`.
+    """
 
     nbytes: int
+    source: Source | None = None
+    position: int = 0
 
     def write(self, stream: Any) -> None:
         """Writes the bytes."""
-        for start in range(0, self.nbytes, GAP_CHUNK):
-            write_all(stream, bytes(min(self.nbytes - start, GAP_CHUNK)))
-
-
-class GapBytes(NamedTuple):
-    """The bytes of a gap in a parsed file."""
-
-    nbytes: int
-    tensors: TensorMap
-    gap: Gap
-
-    def write(self, stream: Any) -> None:
-        """Writes the bytes."""
-        for piece in self.tensors.gap_pieces(self.gap):
-            write_all(stream, piece)
+        if self.source:
+            copy_all(stream, self.source, self.position, self.nbytes)
+        else:
+            for start in range(0, self.nbytes, GAP_CHUNK):
+                write_all(stream, bytes(min(self.nbytes - start, GAP_CHUNK)))
 
 
 class Payload(NamedTuple):
@@ -398,28 +375,55 @@ class Payload(NamedTuple):
 
     def write(self, stream: Any) -> None:
         """Writes the bytes. Raises FormatError if the content does not fit the row."""
-        written = write_payload(self.content, self.row, stream, self.path, self.order)
-        if written != self.nbytes:
+        if (written := self.copy_to(stream)) != self.nbytes:
             raise FormatError(f"expected {self.nbytes} bytes, found {written}", self.path, tensor=self.row.name)
 
+    def copy_to(self, stream: Any) -> int:
+        """Writes the content, of any size, and returns its size in bytes.
 
-def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, alignment: int) -> str:
+        Raises:
+            FormatError: if its type or shape differs from the row's.
+        """
+        content, row = self.content, self.row
+        if isinstance(content, Tensor) and (content.type, content.shape) != (row.dtype, tuple(row.shape)):
+            found = f"{content.type} {list(content.shape)}"
+            raise FormatError(f"expected {row.dtype} {list(row.shape)}, found {found}", self.path, tensor=row.name)
+        if hasattr(content, "write_to"):
+            return int(content.write_to(stream, self.order))
+        if hasattr(content, "pieces"):
+            return sum(write_all(stream, piece) for piece in content.pieces(self.order))
+        if isinstance(content, (bytes, bytearray, memoryview)):
+            return write_all(stream, content)
+        try:
+            row.dtype.write(content, stream, row.shape, self.path, self.order)
+        except FormatError as error:
+            error.tensor = row.name
+            raise
+        return int(row.dtype.nbytes(row.shape))
+
+
+def same_bytes(one: Payload, other: Payload) -> bool:
+    """Returns whether two payloads have the same bytes."""
+    a, b = one.content, other.content
+    if a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and a.identity == b.identity):
+        return True
+    streams = io.BytesIO(), io.BytesIO()
+    one.copy_to(streams[0])
+    other.copy_to(streams[1])
+    return streams[0].getvalue() == streams[1].getvalue()
+
+
+def _cut(spans: Sequence[tuple[int, int]], start: int, size: int, alignment: int) -> str:
     """Describes which part of a truncated file is complete. Returns an empty string if wrong
     offsets or sizes are more likely: overlaps, wide gaps between payloads, or an implausible file
     size."""
-    spans = list(zip((row.offset for row in rows), extents, strict=True))
     end = max(map(sum, spans))
     gaps, found, expected = gaps_between(sorted(set(spans)), end), start + size, start + end
-    if gaps is None or any(nbytes >= alignment for _, nbytes in gaps) or expected > LARGEST:
+    if gaps is None or any(gap.nbytes >= alignment for gap in gaps) or expected > LARGEST:
         return ""
     part = f"{found:,} of {expected:,} bytes ({min(100 * found / expected, 99.9):.1f} %)"
     complete = sum(sum(span) <= size for span in spans)
-    return f"the file is truncated: {part}, {complete:,} of {format_count(rows, 'tensor')} complete; download the rest"
-
-
-def _extent(payload: Any, row: Any) -> int:
-    """Returns the bytes of a row's payload: by its type, or of `payload` if the type is unknown."""
-    return int(row.dtype.nbytes(row.shape)) if row.dtype.is_known else payload_size(payload, row.name)
+    return f"the file is truncated: {part}, {complete:,} of {format_count(spans, 'tensor')} complete; download the rest"
 
 
 def payload_size(payload: Any, name: str) -> int:
@@ -427,38 +431,3 @@ def payload_size(payload: Any, name: str) -> int:
     if not isinstance(payload, (bytes, bytearray)) and not hasattr(payload, "nbytes"):
         raise FormatError(f"expected a payload of bytes, found {quote(payload)}", f"data -> {quote(name)}", tensor=name)
     return int(payload.nbytes if hasattr(payload, "nbytes") else len(payload))
-
-
-def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrder) -> int:
-    """Writes one payload of any kind that `TensorData` accepts, and returns its size in bytes.
-
-    Raises:
-        FormatError: if its type or shape differs from the row's.
-    """
-    if isinstance(payload, Tensor) and (payload.type, payload.shape) != (row.dtype, tuple(row.shape)):
-        found = f"{payload.type} {list(payload.shape)}"
-        raise FormatError(f"expected {row.dtype} {list(row.shape)}, found {found}", path, tensor=row.name)
-    if hasattr(payload, "write_to"):
-        return int(payload.write_to(stream, order))
-    if hasattr(payload, "pieces"):
-        return sum(write_all(stream, piece) for piece in payload.pieces(order))
-    if isinstance(payload, (bytes, bytearray, memoryview)):
-        return write_all(stream, payload)
-    try:
-        row.dtype.write(payload, stream, row.shape, path, order)
-    except FormatError as error:
-        error.tensor = row.name
-        raise
-    return int(row.dtype.nbytes(row.shape))
-
-
-def same_payload(one: Any, other: Any, row: Any, order: ByteOrder) -> bool:
-    """Returns whether two payloads of a row have the same bytes."""
-    if one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and one.identity == other.identity):
-        return True
-    written = []
-    for payload in (one, other):
-        stream = io.BytesIO()
-        write_payload(payload, row, stream, "", order)
-        written.append(stream.getvalue())
-    return written[0] == written[1]

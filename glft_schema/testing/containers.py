@@ -27,7 +27,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensors.region import PayloadPositions, TensorMap, gaps_between
+from glft_schema.tensors.region import PayloadTable, TensorMap, gaps_between
 from glft_schema.testing.fitting import inner_context, is_wanted
 from glft_schema.testing.structs import MAX_BYTES, Knobs, alignment_of, drawing_context, payload_key
 from glft_schema.testing.values import values_of
@@ -205,18 +205,14 @@ class Draft:
                 rule.check(inner_context(context, row=row), f"{ROOT} -> {self.format.table} -> {i}")
 
     def _tensors(self, context: Context) -> TensorMap:
-        """Returns the tensors of the payloads. An unknown type extends to the next offset."""
+        """Returns the tensors of the payloads."""
         rows, size = context[self.format.table], len(self.payloads)
-        ends = sorted({row.offset for row in rows} | {size})
-        extents = []
-        for row in rows:
-            end = next((end for end in ends if end > row.offset), row.offset)
-            extents.append(row.dtype.nbytes(row.shape) if row.dtype.is_known else end - row.offset)
-        spans = {payload_key(row): (row.offset, nbytes) for row, nbytes in zip(rows, extents, strict=True)}
+        table = PayloadTable(rows, size)
+        spans = {payload_key(row): span for row, span in zip(rows, table.spans, strict=True)}
         gaps = gaps_between(sorted(spans.values()), size)
-        if gaps is None or ends[-1] > size:
+        if gaps is None or max(table.offsets, default=0) > size:
             raise FormatError("expected payloads without overlap, within the region")
-        return TensorMap(rows, PayloadPositions(extents, gaps), BytesSource(self.payloads), 0, size, byte_order(context))
+        return TensorMap(table, gaps, BytesSource(self.payloads), 0, byte_order(context))
 
     # Facts of the regions
 
