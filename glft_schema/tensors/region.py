@@ -134,14 +134,14 @@ class PayloadTable:
                 declared[i] = payload_size(payloads[self.names[i]], self.names[i])
         self.spans: list[tuple[int, Any]] = list(zip(self.offsets, declared, strict=True))
 
-    def dims(self, row: int) -> tuple[int, ...]:
-        """Returns the dims of a row."""
-        return self._kinds[self._kind[row]][0]
+    def tensor(self, row: int) -> tuple[tuple[int, ...], PayloadLocation]:
+        """Returns the dims of a row, and the location of its payload."""
+        dims, dtype, shape = self._kinds[self._kind[row]]
+        return dims, PayloadLocation(*self.spans[row], dtype, shape)
 
     def location(self, row: int) -> PayloadLocation:
         """Returns the location of a row's payload."""
-        _, dtype, shape = self._kinds[self._kind[row]]
-        return PayloadLocation(*self.spans[row], dtype, shape)
+        return self.tensor(row)[1]
 
     def locations(self) -> dict[str, PayloadLocation]:
         """Returns the location of each payload by name."""
@@ -186,8 +186,8 @@ class TensorMap(Tensors):
             row = self._rows[name]
         except KeyError:
             raise MissingKeyError(name, self._rows) from None
-        place = self._table.location(row)
-        return Tensor(name, self._table.dims(row), place, self._source, self.start, self.order, self.device)
+        dims, place = self._table.tensor(row)
+        return Tensor(name, dims, place, self._source, self.start, self.order, self.device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
@@ -213,8 +213,8 @@ class TensorData(construct.Construct):
     """The payloads of the tensors in `table`, each at its row's offset, up to the end of the file.
 
     Parses into a `TensorMap` without reading payloads. Builds from a mapping of names to payloads:
-    a `Tensor`, the fields of its type, bytes, or an object with ``write_to(stream, order)`` or
-    ``pieces(order)``. Has no fixed size.
+    a `Tensor`, the fields of its type, bytes, or an object with ``write_to(stream, order)``. Has no
+    fixed size.
 
     Gaps, any order of payloads, and aliases (equal locations) are legal. Other overlaps, and
     payloads past the end of the file, are not.
@@ -390,8 +390,6 @@ class Payload(NamedTuple):
             raise FormatError(f"expected {row.dtype} {list(row.shape)}, found {found}", self.path, tensor=row.name)
         if hasattr(content, "write_to"):
             return int(content.write_to(stream, self.order))
-        if hasattr(content, "pieces"):
-            return sum(write_all(stream, piece) for piece in content.pieces(self.order))
         if isinstance(content, (bytes, bytearray, memoryview)):
             return write_all(stream, content)
         try:

@@ -233,7 +233,7 @@ class Tensor:
             ValueError: if `dtype` is not a float dtype.
             OptionError: if torch cannot use the device, or is not installed.
         """
-        return self._read(..., dtype, device, out)
+        return self._read(self._part(...), torch_dtype(dtype), device, out)
 
     @outside_graphs
     def numpy(self, index: Indices = ..., dtype: Any = None) -> Array:
@@ -307,7 +307,7 @@ class Tensor:
             ClosedError, TruncatedError, TensorError: as `dequantize`.
         """
         for part in self._chunks(numbers):
-            yield self._tensor(part)
+            yield self._chunk(part)
 
     def arrays(self, numbers: int = CHUNK) -> Iterator[Array]:
         """Yields the values as `chunks`, as flat arrays in the type's own dtype; see `array`."""
@@ -348,7 +348,7 @@ class Tensor:
             IndexError: as torch does; also for a step below 1 and other kinds of index.
             ClosedError, TruncatedError, TensorError, ValueError: as `dequantize`.
         """
-        return self._read(index, dtype, None, out)
+        return self._read(self._part(index), torch_dtype(dtype), out=out)
 
     @property
     def _is_view(self) -> bool:
@@ -362,6 +362,10 @@ class Tensor:
             return dtype_in_torch(self.type.dtype)
         except TypeError as error:
             raise TensorError(f"{error}: {self.type} can be read by numpy() only", self.name) from None
+
+    @outside_graphs
+    def _chunk(self, part: MatrixBlock) -> torch.Tensor:
+        return self._read(part)
 
     def _check_readable(self) -> None:
         """Raises ClosedError, or TensorError if the type has no values."""
@@ -380,58 +384,48 @@ class Tensor:
     def _array(self, part: MatrixBlock, dtype: Dtype | None = None) -> Array:
         """Returns the values of a part, in the type's own dtype by default; a view if they are
         those in a mapped file."""
-        if self._is_view and part.shape is self.shape:  # the same as below, for thousands of small vectors
+        is_view = self._is_view
+        if is_view and part.shape is self.shape:  # the same as below, for thousands of small vectors
             return array_over(self._source.private(self.position, self.nbytes), self.type.dtype, self.shape)
         block = self.type.decode(self.rows(part.rows, part.columns), len(part.columns), dtype=dtype)
         view = part.of_array(block)
-        return view if part.is_whole or self._is_view else view.copy()
+        return view if part.is_whole or is_view else view.copy()
 
     def _read(
-        self,
-        index: Indices,
-        dtype: torch.dtype | str | None,
-        device: str | torch.device | None,
-        out: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Returns a part of the tensor, or writes it into `out`; see `dequantize` and `read`."""
-        dtype, part = None if dtype is None else torch_dtype(dtype), self._part(index)
-        if out is None:
-            return self._tensor(part, dtype, device)
-        self.check_out(out, part.shape, dtype, device)
-        if part.is_whole:
-            self._tensor(part, out.dtype, out.device, out.detach().view(len(part.rows), len(part.columns)))
-        else:
-            out.detach().copy_(self._tensor(part, out.dtype, out.device))
-        return out
-
-    @outside_graphs
-    def _tensor(
         self,
         part: MatrixBlock,
         dtype: torch.dtype | None = None,
         device: str | torch.device | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns the values of a part, or writes them into `out`, [rows, columns] of its block."""
+        """Returns the values of a part, or `out` with them; see `dequantize` and `read`."""
         own = self._torch_dtype
+        if out is not None:
+            self.check_out(out, part.shape, dtype, device)
+            dtype, device = out.dtype, out.device
+            if not part.is_whole:
+                out.detach().copy_(self._read(part, dtype, device))
+                return out
         dtype, device = dtype or own, device or self.device
-        is_cpu = device == "cpu" or str(device) == "cpu"
-        if dtype == own and is_cpu and out is None:
-            return as_tensor(self._array(part))
-        if not dtype.is_floating_point and dtype != own:
+        if dtype != own and not dtype.is_floating_point:
             raise ValueError(f"expected a float dtype, found {dtype}")
-        if "float4" in str(own) and dtype != own:
+        if dtype != own and "float4" in str(own):
             problem = "an element holds two float4 numbers, which torch cannot convert to another dtype: use tensor.numpy()"
             raise TensorError(f"expected {own}, found {dtype}; {problem}", self.name)
-        if is_cpu and out is None:
+        if out is None and str(device) == "cpu":
+            if dtype == own:
+                return as_tensor(self._array(part))
             is_written = not self.type.exact and dtype.itemsize > 1
             return as_tensor(self._array(part, as_dtype(dtype) if is_written else None)).to(dtype)
         from glft_schema.tensor_types import on_torch  # slow to import
 
         fields, columns = self.rows(part.rows, part.columns), len(part.columns)
-        if is_cpu and out is not None:
-            on_torch.decode_arrays(self.type, fields, columns, out)
-            return out
-        tensors = {name: to_device(as_tensor(field), device) for name, field in fields.items()}
-        view = part.of_tensor(on_torch.decode(self.type, tensors, columns, dtype=dtype, out=out))
-        return view if part.is_whole else view.clone()
+        block = None if out is None else out.detach().view(len(part.rows), columns)
+        if block is not None and str(device) == "cpu":
+            on_torch.decode_arrays(self.type, fields, columns, block)
+        else:
+            tensors = {name: to_device(as_tensor(field), device) for name, field in fields.items()}
+            view = part.of_tensor(on_torch.decode(self.type, tensors, columns, dtype=dtype, out=block))
+            if out is None:
+                return view if part.is_whole else view.clone()
+        return out
