@@ -10,37 +10,23 @@ from typing import TYPE_CHECKING, Any
 import construct
 
 from glft_schema.codec.construct_errors import our_errors
-from glft_schema.codec.context import Context, new_context
-from glft_schema.codec.expressions import Constant
+from glft_schema.codec.context import new_context
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.numbers import Number
-from glft_schema.codec.records import Record
-from glft_schema.codec.structs import Derived, Struct, follows, member, unwrap
-from glft_schema.codec.tables import Table
+from glft_schema.codec.structs import Struct, follows
 from glft_schema.codec.text import Text
 from glft_schema.codec.trace import Trace, without_root
-from glft_schema.codec.type_codes import TypeCode
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, LimitError, one_line, quote
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.streams import START
-from glft_schema.tensors.region import TensorData, TensorFits
 
 if TYPE_CHECKING:
     from glft_schema.formats.format import Format
 
 RANKS = (2, 1, 3, 4)  # dims of the tensor in a file; a format may refuse some
-
-# The fields of a row that the package reads: their constructs, and examples of declarations.
-ROW: dict[str, tuple[type[construct.Construct], str]] = {
-    "name": (construct.Construct, "Text(u16)"),
-    "dims": (construct.Construct, 'Sizes(u8, u64, "dims")'),
-    "shape": (Derived, "Derived(this.dims), in torch's order"),
-    "dtype": (TypeCode, "TypeCode(u8, TYPES)"),
-    "offset": (construct.Construct, "u64, counted from the start of data"),
-}
 
 
 class FailedTrial(Exception):  # noqa: N818 - not an error of a caller
@@ -52,8 +38,6 @@ def first_fault(format: Format) -> str | None:
 
     A format may refuse the trial's values by a rule, or require values in its header.
     """
-    if mistake := next(_mistakes(format), None):
-        return mistake
     try:
         with Limits(**DEFAULTS):
             if format.sniff:
@@ -70,41 +54,6 @@ def first_fault(format: Format) -> str | None:
     except FailedTrial as fault:
         return str(fault)
     return None
-
-
-def _mistakes(format: Format) -> Iterator[str]:
-    """Yields what the package expects of regions and rows. Each may rely on those before it."""
-    names, data = [part.name for part in format.struct.subcons if part.name], format.field("data")
-    if not isinstance(data, TensorData) or names[-1] != "data":
-        yield 'data: expected "data" / TensorData("tensors"), with the name of the table, as the last region'
-    if "format" in names:
-        yield "format: expected another name, because Container.build takes the format's name under it"
-    table = format.field(format.table)
-    if not (isinstance(table, Table) or hasattr(table, "row")) or not isinstance(format.row, Struct):
-        expected = "Table(this.header.n_tensors, Row) with a Struct(...) of glft_schema.codec"
-        yield f"{format.table}: expected {expected}, found {quote(table)}"
-    for name, (kind, example) in ROW.items():
-        if not isinstance(found := member(format.row, name), kind):
-            text = "none" if found is None else quote(found)
-            yield f'{format.table}: expected the field "{name}" / {example}, found {text}'
-    if member(format.row, "dtype").table is not format.types:
-        yield f"{format.table} -> dtype: expected a TypeCode of the table {format.types.kind}, found another table"
-    if not any(isinstance(rule, TensorFits) for rule in format.row.subcons):
-        yield f'{format.table}: expected the rule TensorFits("{format.name}-dims", "dims")'
-    for part in format.struct.subcons:
-        if isinstance(declared := unwrap(part), construct.Struct) and not isinstance(declared, Struct):
-            yield f"{part.name}: expected Struct(...) of glft_schema.codec, found construct's"
-    for struct in (format.struct, format.field("header"), format.row):
-        for name in [part.name for part in getattr(struct, "subcons", ()) if part.name]:
-            if hasattr(Context, name) or hasattr(Record, name):
-                yield f"{name}: expected another name of a field, found that of a method of its Struct's value"
-    for part in format.row.subcons:
-        if part.name and part.name not in ROW and not part.flagbuildnone:
-            yield f"{format.table} -> {part.name}: expected a field that new files have, such as Default(u32, 0) or a Count"
-    of = getattr(alignment := format.field("alignment"), "of", None)
-    number = of.value if isinstance(of, Constant) else 1 if of else None
-    if alignment is not None and (type(number) is not int or number < 1):
-        yield f"alignment: expected Derived(64), with a number above 0 or an expression, found {quote(number or alignment)}"
 
 
 def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> FormatError | None:
