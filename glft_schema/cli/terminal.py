@@ -105,7 +105,7 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
     except FormatError as error:
         path, reason = Path(error.file or path), f"{error.text} [{error.rule}]" if error.rule else error.text
         reason += f"; to raise the limit: glft --limit {error.limit}=NUMBER ..." if error.limit else ""
-        if isinstance(error, TruncatedError) and "truncated" not in reason and "cause may be" not in reason:
+        if isinstance(error, TruncatedError) and "truncated" not in reason:
             reason += "; the file may be truncated, or a count, length or offset before it is wrong"
     except BrokenPipeError:
         raise  # the reader of our output has closed it

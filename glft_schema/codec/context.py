@@ -73,8 +73,6 @@ class Parameters(Context):
         rules: the rule sets that building enforces in addition to required rules.
         forging: whether building may produce invalid files. It then accepts any count, and checks
             rules only for `findings`.
-        counts: the number of rows of a table by path, instead of the one that its count states;
-            only set to find a wrong count.
         allow_truncated: whether the payloads may extend past the end of the file.
         dims: in a tensor's payload, its dims in torch's order. ``out`` and ``in`` are the matrix's
             dims.
@@ -95,7 +93,6 @@ class Parameters(Context):
     positions: dict[str, int]
     rules: tuple[str, ...]
     forging: bool
-    counts: dict[str, int]
     allow_truncated: bool
     dims: list[int]
     _drawing: Any

@@ -39,7 +39,7 @@ class Table(Interpreted, construct.Array):
 
     def _parse(self, stream: Any, context: Context, path: str) -> Sequence[Any]:
         params = context["_params"]
-        count = params.get("counts", {}).get(path) or self.count(context)
+        count = self.count(context)
         check_count(self.count, count, self._least, bytes_left(stream), path)
         count_objects(context, count, path)
         trace: Trace | None = params.get("trace")

@@ -10,11 +10,10 @@ from typing import Any
 
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import LITTLE, new_context
-from glft_schema.codec.expressions import field_path
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Struct
-from glft_schema.codec.trace import STEP, FieldSpan, Trace
+from glft_schema.codec.trace import FieldSpan, Trace
 from glft_schema.errors import Finding, FormatError, TruncatedError
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
@@ -36,11 +35,10 @@ def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_tr
         unlocated = error
     else:
         return File(format, record, source, device, current(), partial(parse_source, allow_truncated=allow_truncated))
-    wanted = unlocated.path, _name_before(unlocated.path)
-    trace = Trace(*filter(None, wanted))  # by now, the first parse's memory is free
+    trace = Trace(*filter(None, [unlocated.path]))  # by now, the first parse's memory is free
     with suppress(FormatError):
         _run(format.struct, source, trace, allow_truncated=allow_truncated)
-    raise _locate(unlocated, trace, format, source)
+    raise _locate(unlocated, trace, source)
 
 
 def trace_fields(file: File) -> list[FieldSpan]:
@@ -69,7 +67,7 @@ def trace_source(format: Format, source: Source) -> tuple[list[FieldSpan], Forma
     try:
         _run(format.struct, source, trace)
     except FormatError as error:
-        fault = _locate(error, trace, format, source)
+        fault = _locate(error, trace, source)
     if isinstance(fault, TruncatedError):
         trace = Trace()
         with suppress(FormatError):  # before the payloads
@@ -148,36 +146,11 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _locate(error: FormatError, trace: Trace, format: Format, source: Source) -> FormatError:
+def _locate(error: FormatError, trace: Trace, source: Source) -> FormatError:
     """Returns the error with field, offset, and tensor or key, from a trace that ends at it."""
     path = error.path or (trace.open[-1].path if trace.open else "")
     span = trace.find(path) or (trace.open[-1] if trace.open else None)
     offset = error.offset if error.offset is not None or span is None else span.start
     tensor = trace.label("name", path) if error.tensor is None else error.tensor
     error.problem += "" if source.size else ": the file is empty"
-    error.problem += _count_at_fault(path, trace, format, source)
     return error.at(path, offset, tensor, source.name, trace.label("key", path))
-
-
-def _count_at_fault(path: str, trace: Trace, format: Format, source: Source) -> str:
-    """Returns a hint that the tensor count may be too large, or an empty string.
-
-    The file must be valid with only the rows before `path`. A row without a name before them is
-    padding.
-    """
-    table, row = [*path.split(STEP), ""][:2]
-    counted = getattr(format.field(table), "count", None) if table == format.table else None
-    if counted is None or not row.isdecimal():
-        return ""
-    before = trace.find(_name_before(path))
-    count = int(row) - (before is not None and not before.value)
-    with suppress(FormatError):
-        if count and not _run(format.struct, source, counts={f"(parsing) -> {table}": count})["data"].trailing:
-            return f"; the cause may be {field_path(counted, table)}: the file is valid with {count}"
-    return ""
-
-
-def _name_before(path: str) -> str:
-    """Returns the path of the name in the row before the one of `path`; empty if it is in none."""
-    table, row = [*path.split(STEP), ""][:2]
-    return STEP.join((table, str(int(row) - 1), "name")) if row.isdecimal() and int(row) else ""
