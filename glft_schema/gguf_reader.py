@@ -38,7 +38,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 METADATA, INFOS = "metadata" + STEP, "tensor_infos" + STEP
 VALUE, COUNT, ELEMENTS = STEP + "value", STEP + "n", STEP + "elements"
 HEADER = {"version": "GGUF.version", "n_tensors": "GGUF.tensor_count", "n_kv": "GGUF.kv_count"}
-AS_NUMPY = ("F16", "F32", "F64", "I8", "I16", "I32", "I64")  # types whose data gguf-py returns as numbers
 
 _VALUES = {type_.name.upper(): code for code, type_ in WITH_TYPES.metadata.types.by_code()}
 _TENSORS = {type_.name: code for code, type_ in WITH_TYPES.types.by_code()}
@@ -141,8 +140,8 @@ class ReaderTensor(NamedTuple):
         n_elements: their product.
         n_bytes: size of the payload.
         data_offset: first byte of the payload in the file.
-        data: the payload with dims in torch's order, as numbers if the type is in `AS_NUMPY`,
-            otherwise as u8 with the last dim in bytes.
+        data: the payload with dims in torch's order, as numbers if numpy has the type, otherwise as
+            u8 with the last dim in bytes.
         field: its description in the file.
     """
 
@@ -219,9 +218,9 @@ class GGUFReader:
         """Yields the numbers of the header, by name."""
         for step, name in HEADER.items():
             span = next(span for span in spans if span.path.endswith(STEP + step))
-            dtype = self._u32 if step == "version" else self._size
-            type_ = GGUFValueType[np.dtype(dtype.type).name.upper()]
-            yield name, ReaderField(span.start, name, Parts(self._bytes, [_PartRun(span.start, dtype, 1)]), [0], [type_])
+            run = self._run(span)
+            type_ = GGUFValueType[np.dtype(run.dtype.type).name.upper()]
+            yield name, ReaderField(span.start, name, Parts(self._bytes, [run]), [0], [type_])
 
     def _key_value(self, spans: Sequence[FieldSpan]) -> tuple[str, ReaderField]:
         """Returns the key and the field of a row: key, type, and the parts of the value."""
@@ -241,22 +240,20 @@ class GGUFReader:
         codes = [GGUFValueType[type_.name.upper()] for type_ in types]
         return spans[0].value, ReaderField(spans[0].start, spans[0].value, Parts(self._bytes, runs), indices, codes)
 
-    def _run(self, span: FieldSpan, type_: ValueType | None) -> _PartRun:
+    def _run(self, span: FieldSpan, type_: ValueType | None = None) -> _PartRun:
         """Returns the parts of a field of a row.
 
         Args:
             span: the field.
-            type_: the last value type before the field.
+            type_: the last value type before a field of a key-value.
         """
-        value, step = span.value, span.path.rpartition(STEP)[2]
+        value, nbytes = span.value, (span.end or 0) - span.start
         if isinstance(value, StoredStrings):
             return _PartRun(span.start, self._size, len(value), lambda: value.ends)
         if isinstance(value, str):
-            return _PartRun(span.start, self._size, 1, lambda: [(span.end or 0) - span.start])
-        if step == "type" or type_ is None:
-            return _PartRun(span.start, self._u32, 1)
-        if step == "n":
-            return _PartRun(span.start, self._size, 1)
+            return _PartRun(span.start, self._size, 1, lambda: [nbytes])
+        if type_ is None or not span.path.endswith((VALUE, ELEMENTS)):
+            return _PartRun(span.start, self._u32 if nbytes == self._u32.itemsize else self._u64, 1)
         dtype = np.dtype(self.gguf_scalar_to_np[GGUFValueType[type_.name.upper()]]).newbyteorder(self._u32.byteorder)
         return _PartRun(span.start, dtype, len(value) if isinstance(value, Sequence) else 1)
 
@@ -264,17 +261,16 @@ class GGUFReader:
         """Returns the field of a tensor: name, dims, type and offset."""
         name, dims = spans[0], spans[1]
         count, after = len(dims.value), dims.start + self._u32.itemsize
-        runs = [_PartRun(name.start, self._size, 1, lambda: [(name.end or 0) - name.start]), _PartRun(dims.start, self._u32, 1)]
+        runs = [self._run(name), _PartRun(dims.start, self._u32, 1)]
         parts = [*Parts(self._bytes, runs), self._bytes[after : dims.end].view(self._size)[:count]]
-        numbers = [_PartRun(span.start, self._u32 if span is spans[-2] else self._u64, 1) for span in spans[-2:]]
-        return ReaderField(name.start, name.value, [*parts, *Parts(self._bytes, numbers)], [1, 3, 4, 5])
+        numbers = Parts(self._bytes, [self._run(span) for span in spans[-2:]])
+        return ReaderField(name.start, name.value, [*parts, *numbers], [1, 3, 4, 5])
 
     def _tensor(self, tensor: Tensor, field: ReaderField) -> ReaderTensor:
         """Returns a tensor and its payload."""
         type_, data = tensor.type, self._bytes[tensor.position : tensor.position + tensor.nbytes]
         shape = tuple(tensor.shape)
-        if type_.name in AS_NUMPY:
-            assert type_.exact is not None
+        if type_.exact and not type_.dtype.names:
             data = data.view(np.dtype(type_.exact).newbyteorder(self._u32.byteorder)).reshape(shape)
         else:
             data = data.reshape(*shape[:-1], -1 if tensor.nbytes else type_.nbytes(shape[-1:]))

@@ -127,36 +127,40 @@ def open_set(path: str, open_one: Callable[[StrPath], File]) -> File:
     """
     if os.path.isdir(path):
         path = str(find_set(Path(path)))
-    format = indexed_format(path)
-    return _open_index(Path(path), format, open_one) if format else _open_numbered(path, open_one)
+    with ExitStack() as opened:  # closes the files that are open if one is at fault
+
+        def open_shard(path: StrPath) -> File:
+            return opened.enter_context(open_one(path))
+
+        format = indexed_format(path)
+        file = _open_index(Path(path), format, open_shard) if format else _open_numbered(path, open_shard)
+        opened.pop_all()
+    return file
 
 
 def _open_numbered(path: str, open_one: Callable[[StrPath], File]) -> File:
     """Opens the set that begins with a file, or this file if it is not the first one of a set."""
-    with ExitStack() as opened:
-        first = opened.enter_context(open_one(path))
-        shards, split = [first], _place_in_set(first)
-        if split is None or split.number != 0:
-            opened.pop_all()
-            return first
-        names = NAME.fullmatch(str(first.name))
-        assert names  # `_place_in_set` has checked it
-        for number in range(1, split.files):
-            path = str(shard_path(names["prefix"], number, split.files, names["ending"]))
-            if not os.path.exists(path):
-                raise FileNotFoundError(errno.ENOENT, f"file {number + 1} of {split.files} is missing", path)
-            shards.append(opened.enter_context(open_one(path)))
-            found, expected = shard_info(shards[-1]), ShardInfo(number, split.files, split.tensors)
-            if found != expected:
-                raise FormatError(f"expected {expected}, found {found or 'a single file'}", "metadata -> split", file=path)
-        tensors = [name for shard in shards for name in shard.tensors]
-        if duplicates := [name for name, count in Counter(tensors).items() if count > 1]:
-            problem = "expected unique tensor names across the files, found this name twice"
-            raise FormatError(problem, first.format.table, tensor=duplicates[0], file=first.name)
-        if len(tensors) != split.tensors:
-            problem, keys = f"expected {split.tensors} tensors in the whole set, found {len(tensors)}", first.format.shard_keys
-            raise FormatError(problem, f"metadata -> {keys and keys.tensors}", file=first.name)
-        opened.pop_all()
+    first = open_one(path)
+    shards, split = [first], _place_in_set(first)
+    if split is None or split.number != 0:
+        return first
+    names = NAME.fullmatch(str(first.name))
+    assert names  # `_place_in_set` has checked it
+    for number in range(1, split.files):
+        path = str(shard_path(names["prefix"], number, split.files, names["ending"]))
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, f"file {number + 1} of {split.files} is missing", path)
+        shards.append(open_one(path))
+        found, expected = shard_info(shards[-1]), ShardInfo(number, split.files, split.tensors)
+        if found != expected:
+            raise FormatError(f"expected {expected}, found {found or 'a single file'}", "metadata -> split", file=path)
+    tensors = [name for shard in shards for name in shard.tensors]
+    if duplicates := [name for name, count in Counter(tensors).items() if count > 1]:
+        problem = "expected unique tensor names across the files, found this name twice"
+        raise FormatError(problem, first.format.table, tensor=duplicates[0], file=first.name)
+    if len(tensors) != split.tensors:
+        problem, keys = f"expected {split.tensors} tensors in the whole set, found {len(tensors)}", first.format.shard_keys
+        raise FormatError(problem, f"metadata -> {keys and keys.tensors}", file=first.name)
     return ShardedFile(tuple(shards))
 
 
@@ -176,13 +180,11 @@ def _open_index(index: Path, format: Format, open_one: Callable[[StrPath], File]
     """Opens the files of a format that an index lists."""
     weight_map, names = read_index(index)
     shards = dict[str, File]()
-    with ExitStack() as opened:
-        for name in names:
-            shards[name] = opened.enter_context(open_one(index.parent / name))
-            if shards[name].format is not format:
-                raise FormatError(f"expected a {format.name} file, found {shards[name].format.name}", file=shards[name].name)
-        check_listed(index, weight_map, {name: shard.tensors for name, shard in shards.items()})
-        opened.pop_all()
+    for name in names:
+        shards[name] = open_one(index.parent / name)
+        if shards[name].format is not format:
+            raise FormatError(f"expected a {format.name} file, found {shards[name].format.name}", file=shards[name].name)
+    check_listed(index, weight_map, {name: shard.tensors for name, shard in shards.items()})
     return ShardedFile(tuple(shards.values()), str(index))
 
 

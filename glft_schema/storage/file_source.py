@@ -45,9 +45,6 @@ class FileSource(Source):
             self.close()
             raise TruncatedError(f"expected {size} bytes at byte {start} of the file, found {left}", offset=0, file=name)
 
-    def read(self, start: int, nbytes: int) -> memoryview:
-        return self._guard(self._read, start, nbytes)
-
     def __reduce__(self) -> tuple[Any, ...]:
         self.check_open()
         if not self.has_path:
@@ -61,7 +58,7 @@ class FileSource(Source):
     def _size_now(self) -> int:
         return min(self.size, os.fstat(self._fd).st_size - self.start)
 
-    def _read(self, start: int, nbytes: int) -> memoryview:
+    def _view(self, start: int, nbytes: int) -> memoryview:
         view = memoryview(bytearray(nbytes))
         done = 0
         while done < nbytes:
@@ -85,9 +82,6 @@ class FileSource(Source):
                     break
                 done += n
         return done
-
-    def _view(self, start: int, nbytes: int) -> memoryview:
-        return self._read(start, nbytes)
 
     def _private(self, start: int, nbytes: int) -> memoryview:
         return self._view(start, nbytes)
@@ -124,6 +118,9 @@ class MappedSource(FileSource):
                 self.close()
                 error.filename = name
                 raise
+
+    def read(self, start: int, nbytes: int) -> memoryview:
+        return self._guard(super()._view, start, nbytes)
 
     def _view(self, start: int, nbytes: int) -> memoryview:
         return self._part(0, start, nbytes)

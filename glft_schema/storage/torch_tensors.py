@@ -4,7 +4,7 @@ only when a tensor is requested."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any
 
@@ -69,11 +69,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 def array_in(plain: torch.Tensor) -> Array:
     """Returns the numbers of a tensor that `has_plain_memory`, in its memory."""
-    name = str(plain.dtype).removeprefix("torch.")
-    if name not in RECORDS:
-        return plain.numpy()
-    record = RECORDS[name]
-    return plain.view(torch.int16 if record.itemsize == 2 else torch.uint8).numpy().view(record)
+    return _converted(plain, torch.Tensor.numpy)
 
 
 def array_to_read(plain: torch.Tensor) -> Array:
@@ -82,11 +78,15 @@ def array_to_read(plain: torch.Tensor) -> Array:
     Unlike with `torch.Tensor.numpy`, the storage can still be resized, as FSDP does to free
     weights.
     """
-    name = str(plain.dtype).removeprefix("torch.")
-    if name not in RECORDS:
-        return np.from_dlpack(plain)
-    record = RECORDS[name]
-    return np.from_dlpack(plain.view(torch.int16 if record.itemsize == 2 else torch.uint8)).view(record)
+    return _converted(plain, np.from_dlpack)
+
+
+def _converted(plain: torch.Tensor, convert: Callable[[Any], Array]) -> Array:
+    """Returns what `convert` makes of a tensor, with a dtype that numpy lacks as records."""
+    record = RECORDS.get(str(plain.dtype).removeprefix("torch."))
+    if record is None:
+        return convert(plain)
+    return convert(plain.view(torch.int16 if record.itemsize == 2 else torch.uint8)).view(record)
 
 
 def as_tensor(array: Array) -> torch.Tensor:

@@ -50,16 +50,16 @@ class MatrixBlock(NamedTuple):
         """Returns the part of a decoded block [rows, columns], as a view."""
         if self.is_whole:
             return block.reshape(self.shape)
-        return as_strided(block[:, self.first :], self.shape, self._strides(*block.strides))
+        return as_strided(block[:, self.first :], self.shape, self._strides(block.strides))
 
     def of_tensor(self, block: torch.Tensor) -> torch.Tensor:
         """Returns the part of a decoded block [rows, columns], as a view."""
         if self.is_whole:
             return block.reshape(tuple(self.shape))
-        down, across = block.stride()
-        return block.as_strided(self.shape, self._strides(down, across), block.storage_offset() + self.first * across)
+        return block[:, self.first :].as_strided(self.shape, self._strides(block.stride()))
 
-    def _strides(self, down: int, across: int) -> list[int]:
+    def _strides(self, strides: Sequence[int]) -> list[int]:
+        down, across = strides
         return [down if step is None else step * across for step in self.steps]
 
 
