@@ -112,17 +112,13 @@ def _pieces(value: object, limit: int) -> Iterator[str]:
 def _leaf(value: object) -> str:
     """Returns the repr of a value of a known type, otherwise the name of its type."""
     module = type(value).__module__
-    is_known = type(value) in PLAIN if module == "builtins" else module in MODULES or _is_own(value)
+    is_known = type(value) in PLAIN if module == "builtins" else module in MODULES or module.startswith("glft_schema.")
     if is_known and not getattr(getattr(value, "dtype", None), "hasobject", False):
         try:
             return " ".join(repr(value).split())
         except Exception:  # an error in another library's repr would hide the error that is reported
             pass
     return f"an object of {type(value).__name__}"
-
-
-def _is_own(value: object) -> bool:
-    return type(value).__module__.startswith("glft_schema.")
 
 
 def _has_own_repr(value: object) -> bool:

@@ -27,7 +27,7 @@ from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 from glft_schema.storage.streams import Readable, stream_source
-from glft_schema.tensors.upload import usable_device
+from glft_schema.storage.torch_tensors import usable_device
 
 
 class ContainerConstruct(construct.Construct):

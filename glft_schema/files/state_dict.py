@@ -9,8 +9,8 @@ from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.torch_tensors import torch_dtype
 from glft_schema.tensors.tensor import Tensor
-from glft_schema.tensors.upload import torch_dtype
 
 
 @outside_graphs

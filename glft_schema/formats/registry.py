@@ -139,8 +139,8 @@ def target_format(path: StrPath, name: str | None) -> Format:
     """
     format = format_named(name) if name is not None else format_with(path)
     if format is None:
-        known = ", ".join(endings())
-        hint = suggestion(Path(path_text(path)).suffix, endings())
+        endings = [ending for format in FORMATS for ending in format.endings]
+        known, hint = ", ".join(endings), suggestion(Path(path_text(path)).suffix, endings)
         if not Path(path_text(path)).suffix:
             hint = f"; convert writes a Hugging Face folder to {path_text(path)}/"
         raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}{hint}")
@@ -163,11 +163,6 @@ def indexed_format(path: StrPath) -> Format | None:
 def index_suffixes() -> list[tuple[Format, str]]:
     """Returns the formats with an index of shards, each with the suffix of its name."""
     return [(format, format.shards.suffix) for format in FORMATS if isinstance(format.shards, ShardIndex)]
-
-
-def endings() -> dict[str, Format]:
-    """Returns the formats by file ending."""
-    return {ending: format for format in FORMATS for ending in format.endings}
 
 
 def format_with(path: StrPath) -> Format | None:

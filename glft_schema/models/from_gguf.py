@@ -20,8 +20,8 @@ from glft_schema.lazy import torch
 from glft_schema.models.transformers_library import LOCAL, transformers_for
 from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.torch_tensors import torch_dtype, usable_device
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.tensors.upload import torch_dtype, usable_device
 from glft_schema.weights.checkpoints import Checkpoint, open_entries
 from glft_schema.weights.in_memory import in_memory
 

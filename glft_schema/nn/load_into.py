@@ -25,9 +25,8 @@ from glft_schema.nn.layers import ModuleTensor, can_be_packed, module_tensors, o
 from glft_schema.nn.saving import prepare_save_pretrained
 from glft_schema.storage.dtypes import is_float, name_of
 from glft_schema.storage.source import StrPath
-from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, not_dense
+from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, not_dense, usable_device
 from glft_schema.tensors.stored_tensor import StoredTensor, are_equal, of_file
-from glft_schema.tensors.upload import usable_device
 from glft_schema.words import suggestion
 
 LISTED, LONGEST = 5, 400  # items listed in an error, characters per item

@@ -20,10 +20,9 @@ from torch.optim.swa_utils import AveragedModel
 from glft_schema.errors import OptionError, quote
 from glft_schema.formats.registry import registered_type
 from glft_schema.nn.operators import packed_linear, packed_weights
-from glft_schema.storage.torch_tensors import as_tensor
+from glft_schema.storage.torch_tensors import as_tensor, torch_dtype
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
-from glft_schema.tensors.upload import torch_dtype
 from glft_schema.weights.in_memory import packed_tensors
 
 

@@ -1,1 +1,1 @@
-"""Tensors in a file, the data region with their payloads, and uploads to a GPU."""
+"""Tensors in a file, and the data region with their payloads."""

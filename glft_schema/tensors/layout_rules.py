@@ -62,14 +62,18 @@ def is_padded_to(alignment: Any) -> Predicate:
 
 
 def _is_padded(data: Any, alignment: int) -> bool:
-    if not isinstance(data, TensorMap):
-        return True
-    end = max((place.offset + place.nbytes for place in data.places().values()), default=0)
-    return end + -end % alignment <= data.size
+    places = data.places().values() if isinstance(data, TensorMap) else ()
+    end = max((place.offset + place.nbytes for place in places), default=0)
+    return not end or end + -end % alignment <= data.size
 
 
-def _has_zero_gaps(data: Any) -> bool:
-    return not isinstance(data, TensorMap) or all(is_zero(piece) for gap in data.gaps for piece in data.gap_pieces(gap))
+def _of_file(holds: Callable[[TensorMap], bool]) -> Any:
+    """Returns a condition of the region in a file. Payloads to be built meet it."""
+    return FuncPath(lambda data: not isinstance(data, TensorMap) or holds(data))
+
+
+def _has_zero_gaps(data: TensorMap) -> bool:
+    return all(is_zero(piece) for gap in data.gaps for piece in data.gap_pieces(gap))
 
 
 def show_gaps(data: Any) -> str:
@@ -77,14 +81,10 @@ def show_gaps(data: Any) -> str:
     return f"{data.size} bytes with gaps at {quote([gap.offset for gap in data.gaps])}"
 
 
-zero_gaps = Predicate("zeros between payloads", FuncPath(_has_zero_gaps), show=show_gaps)
-
-
-def _has_end(data: Any) -> bool:
-    return not isinstance(data, TensorMap) or not data.trailing
-
-
-nothing_after = Predicate("no bytes after the last payload", FuncPath(_has_end), show=lambda data: f"{data.trailing}")
+zero_gaps = Predicate("zeros between payloads", _of_file(_has_zero_gaps), show=show_gaps)
+nothing_after = Predicate(
+    "no bytes after the last payload", _of_file(lambda data: not data.trailing), show=lambda data: f"{data.trailing}"
+)
 
 
 def _has_quantized(rows: Any) -> bool:

@@ -17,12 +17,11 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import Array, Dtype, as_dtype
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import PIECE, array_over, copy_all, write_all
-from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
+from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, to_device, torch_dtype, usable_device
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
 from glft_schema.tensor_types.engine.conversions import convert, widen
 from glft_schema.tensors.indexing import Indices, MatrixBlock, part_at
-from glft_schema.tensors.upload import to_device, torch_dtype, usable_device
 
 
 class PayloadLocation(NamedTuple):

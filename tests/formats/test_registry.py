@@ -10,7 +10,7 @@ from glft_schema import Container, FormatError
 from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
-from glft_schema.formats.registry import endings, find_format, format_named, format_of, target_format
+from glft_schema.formats.registry import find_format, format_named, format_of, target_format
 from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.storage.source import BytesSource
 
@@ -81,7 +81,6 @@ def test_formats_by_name() -> None:
 
 
 def test_formats_by_ending() -> None:
-    assert endings() == {".gguf": GGUF, ".glft": GLFT, ".gguf-lite": GLFT, ".safetensors": SAFETENSORS}
     assert target_format(Path("a.b/OUT.GGUF"), None) is GGUF
     assert target_format("out.gguf-lite", None) is GLFT
     assert target_format("out.gguf", "glft") is GLFT

@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import glft_schema
 from glft_schema import save_file
 from glft_schema.formats.glft import GLFT
+from glft_schema.storage.torch_tensors import PINNED, to_device
 from glft_schema.tensor_types import TensorType, on_torch
 from glft_schema.tensor_types.engine import compiled
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.library.loading import MODE
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
-from glft_schema.tensors.upload import PIECE, to_device
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -158,7 +158,7 @@ def test_encodes_tensors_of_a_gpu(type_: TensorType) -> None:
 
 @on_gpu
 def test_large_payloads_arrive_whole_on_a_gpu(tmp_path: Path) -> None:
-    weights = torch.randn(3, PIECE // 4)
+    weights = torch.randn(3, PINNED // 4)
     save_file({"w": weights, "v": weights[0] + 1}, tmp_path / "m.glft")
     loaded = glft_schema.load_file(tmp_path / "m.glft", device="cuda")
     assert torch.equal(loaded["w"].cpu(), weights)
