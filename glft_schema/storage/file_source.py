@@ -18,6 +18,20 @@ STEP = 1 << 26  # bytes per copying call: a few milliseconds, then signals are h
 Version = tuple[int, int, int]  # inode, size in bytes, modification time in nanoseconds
 
 
+class Descriptor:
+    """A file descriptor. It is closed with the last reference: of a source, or a read in progress.
+
+    Keep the object in a variable while `fd` is in use.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        if os:  # at Python's exit, the modules may be gone already
+            os.close(self.fd)
+
+
 class FileSource(Source):
     """A regular file or a part of it, read on demand. Data that has been read does not change.
 
@@ -33,7 +47,7 @@ class FileSource(Source):
     """
 
     def __init__(self, fd: int, name: str, start: int = 0, size: int | None = None, has_path: bool = False) -> None:
-        self._fd = fd
+        self._file: Descriptor | None = Descriptor(fd)
         self.start = start
         self._size_given = size
         self.has_path = has_path
@@ -53,16 +67,26 @@ class FileSource(Source):
 
     def stream(self) -> IO[bytes]:
         """Returns a stream of the whole file, which must be closed."""
-        return os.fdopen(os.dup(self._fd), "rb")
+        file = self._opened()
+        return os.fdopen(os.dup(file.fd), "rb")
+
+    def _opened(self) -> Descriptor:
+        """Returns the descriptor. Raises ClosedError after `close`."""
+        file = self._file
+        if file is None:
+            self.check_open()
+        assert file
+        return file
 
     def _size_now(self) -> int:
-        return min(self.size, os.fstat(self._fd).st_size - self.start)
+        file = self._opened()
+        return min(self.size, os.fstat(file.fd).st_size - self.start)
 
     def _view(self, start: int, nbytes: int) -> memoryview:
-        view = memoryview(bytearray(nbytes))
+        file, view = self._opened(), memoryview(bytearray(nbytes))
         done = 0
         while done < nbytes:
-            n = os.preadv(self._fd, [view[done:]], self.start + start + done)
+            n = os.preadv(file.fd, [view[done:]], self.start + start + done)
             if n == 0:
                 raise TruncatedError(f"expected {nbytes} bytes, found {done}", offset=start, file=self.name)
             done += n
@@ -70,12 +94,12 @@ class FileSource(Source):
 
     def _copy_to(self, fd: int, start: int, nbytes: int) -> int:
         copy = getattr(os, "copy_file_range", None)  # Linux only
-        done = 0
+        file, done = self._opened(), 0
         with suppress(OSError):  # not supported between these files, for example
             while copy and done < nbytes:
                 at = self.start + start + done
                 try:  # steps end at multiples of STEP, so that the blocks of the file can be shared
-                    n = copy(self._fd, fd, min(nbytes - done, STEP - at % STEP), at)
+                    n = copy(file.fd, fd, min(nbytes - done, STEP - at % STEP), at)
                 except InterruptedError:
                     continue
                 if n == 0:  # the file was truncated, or its file system cannot copy
@@ -87,13 +111,7 @@ class FileSource(Source):
         return self._view(start, nbytes)
 
     def _release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_fd") and os:  # at Python's exit, the modules may be gone already
-            self._release()
+        self._file = None
 
 
 class MappedSource(FileSource):
@@ -129,16 +147,15 @@ class MappedSource(FileSource):
         return self._part(1, start, nbytes)
 
     def _part(self, which: int, start: int, nbytes: int) -> memoryview:
-        if not self._maps:
+        maps = self._maps
+        if not maps:
+            self.check_open()
             return memoryview(b"")
-        return memoryview(self._maps[which])[self._lead + start : self._lead + start + nbytes]
+        return memoryview(maps[which])[self._lead + start : self._lead + start + nbytes]
 
     def _release(self) -> None:
         super()._release()
-        maps, self._maps = self._maps, []
-        for map_ in maps:
-            with suppress(BufferError):  # tensors still use it: it is released with the last of them
-                map_.close()
+        self._maps = []  # tensors may still use them: a map is released with the last of these
 
 
 def _copy_on_write(fd: int, length: int, offset: int) -> mmap.mmap:

@@ -7,11 +7,9 @@ and `storage.cursor.Cursor` is the stream over a source that construct reads.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from glft_schema.errors import ClosedError, OptionError, TruncatedError, quote
 
@@ -49,8 +47,6 @@ class Source:
         self.name = name
         self.size = size
         self.closed = False
-        self._reset_readers()
-        _ALIVE.add(self)
 
     def view(self, start: int, nbytes: int) -> memoryview:
         """Returns `nbytes` bytes from `start`, read-only.
@@ -89,16 +85,12 @@ class Source:
 
     def close(self) -> None:
         """Ends access. Reads in progress still finish, and existing tensors stay valid."""
-        with self._lock:
-            was_closed, self.closed = self.closed, True
-            if not was_closed and not self._readers:
-                self._release()
+        self.closed = True
+        self._release()
 
     def _guard(self, read: Callable[[int, int], Result], start: int, nbytes: int) -> Result:
-        """Calls `read` after a bounds check; the file stays open during the call."""
-        with self._lock:
-            self.check_open()
-            self._readers += 1
+        """Calls `read` after a bounds check."""
+        self.check_open()
         try:
             left = max(self._size_now() - start, 0)
             if nbytes > left:
@@ -107,16 +99,6 @@ class Source:
         except OSError as error:
             error.filename = error.filename or self.name
             raise
-        finally:
-            with self._lock:
-                self._readers -= 1
-                if self.closed and not self._readers:
-                    self._release()
-
-    def _reset_readers(self) -> None:
-        """Sets the reader count to 0, also in a forked child, which has no reading threads."""
-        self._readers = 0
-        self._lock = threading.Lock()
 
     def _size_now(self) -> int:
         return self.size
@@ -140,18 +122,7 @@ class Source:
         return 0
 
     def _release(self) -> None:
-        """Releases system resources. Called when no read is in progress."""
-
-
-_ALIVE: WeakSet[Source] = WeakSet()
-
-
-def _after_fork() -> None:
-    for source in _ALIVE:
-        source._reset_readers()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+        """Drops system resources, which reads in progress keep. May be called more than once."""
 
 
 class BytesSource(Source):

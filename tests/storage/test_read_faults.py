@@ -409,13 +409,11 @@ def read():
 threads = [threading.Thread(target=read) for _ in range(4)]
 for thread in threads:
     thread.start()
-source._lock.acquire()  # held by another thread during the fork
 child = os.fork()
 if child == 0:
     right = sum(file.tensors["w"].raw) == total and file.metadata["s"][7] == "7"
     file.close()
-    os._exit(0 if right and source._fd == -1 else 1)
-source._lock.release()
+    os._exit(0 if right and source._file is None else 1)
 status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 right = sum(file.tensors["w"].raw) == total
 stop.set()
