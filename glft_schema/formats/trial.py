@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +27,6 @@ if TYPE_CHECKING:
 RANKS = (2, 1, 3, 4)  # dims of the tensor in a file; a format may refuse some
 
 
-class FailedTrial(Exception):  # noqa: N818 - not an error of a caller
-    """A failure, as a sentence that begins with the field."""
-
-
 def first_fault(format: Format) -> str | None:
     """Returns the first field that fails in files without tensors or with one, and how, or None.
 
@@ -41,8 +35,7 @@ def first_fault(format: Format) -> str | None:
     try:
         with Limits(**DEFAULTS):
             if format.sniff:
-                with _trying("recognising a file", "sniff"):
-                    format.sniff(bytes(START))
+                format.sniff(bytes(START))
             refusals = [_try_file(format, {}, {})]
             for type_ in [known for known in format.types if known.is_known][:1]:
                 shapes = ([*[1] * (rank - 1), type_.least_row] for rank in RANKS)
@@ -50,55 +43,49 @@ def first_fault(format: Format) -> str | None:
                 refusals += tried[:1] if all(tried) else []
             for error in filter(None, refusals):
                 if not error.rule and error.path.partition(" -> ")[0] in ("metadata", format.table):
-                    raise FailedTrial(f"{error.path}: building a file fails: {error.problem}")
-    except FailedTrial as fault:
-        return str(fault)
+                    raise error
+    except FormatError as error:
+        return f"{error.path}: a trial fails: {error.problem}"
+    except Exception as error:  # of the declaration's constructs or functions: any class
+        paths = [without_root(str(frame.f_locals.get("path", ""))) for frame, _ in walk_tb(error.__traceback__)]
+        path = next((f"{path}: " for path in reversed(paths) if path), "")
+        return f"{path}a trial raises {type(error).__name__}: {one_line(str(error))}"
     return None
 
 
 def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> FormatError | None:
-    """Builds and parses a file with at most one tensor. Returns the error if it is refused.
-
-    Raises:
-        FailedTrial: if anything else fails, or the parsed file differs.
-    """
+    """Builds and parses a file with at most one tensor. Returns the error if its values are
+    refused, and raises any other error."""
     regions: dict[str, Any] = {format.table: [row] if row else [], "data": data}
-    with _trying("building a file", "metadata"):
-        if format.metadata is not None:
-            regions["metadata"] = _entries(format)
+    if format.metadata is not None:
+        regions["metadata"] = _entries(format)
     if isinstance(header := format.field("header"), Struct):
         regions["header"] = {part.name: 0 for part in header.subcons if not follows(part) and not part.flagbuildnone}
-    with _trying("building a file"):
-        try:
-            stored, _ = format.build(regions, forging=True)
-        except FormatError as error:
+    try:
+        stored, _ = format.build(regions, forging=True)
+    except FormatError as error:
+        return error
+    try:
+        record = _parse(format, stored)
+    except FormatError as error:
+        if error.rule or isinstance(error, LimitError):
             return error
-    with _trying("reading a built file"):
-        try:
-            record = _parse(format, stored)
-        except FormatError as error:
-            if error.rule or isinstance(error, LimitError):
-                return error
-            raise
-    with _trying("checking a built file", f"{format.table} -> offset"):
-        _check_equal(format, record, regions)
+        raise
+    _check_equal(format, record, regions)
     if not format.claims(stored[:START]):
-        raise FailedTrial(f"magics: expected the start of its files, {stored[:START]!r}, found {format.magics!r}")
-    with _trying("checking the rules of a file"):
-        _parse(format, stored, trace=Trace(), findings=[])
-    with _trying("building a file that was read"):
-        try:
-            format.build(record)
-        except FormatError as error:
-            return error
+        raise FormatError(f"expected the start of its files, {stored[:START]!r}, found {format.magics!r}", "magics")
+    _parse(format, stored, trace=Trace(), findings=[])  # with the rules
+    try:
+        format.build(record)
+    except FormatError as error:
+        return error
     return None
 
 
 def _row(format: Format, type_: Any, shape: list[int]) -> dict[str, Any]:
     row = {"name": "w", "dims": format.dims_of(shape), "dtype": type_, "offset": 0}
     if format.order is not None:
-        with _trying("sorting the rows", "order"):
-            format.order(row)
+        format.order(row)
     return row
 
 
@@ -137,18 +124,3 @@ def _check_equal(format: Format, record: Any, regions: dict[str, Any]) -> None:
         raise FormatError(
             f"expected ByteOrderOf({order.upper()}), which sets the order of what follows", "header -> byte_order"
         )
-
-
-@contextmanager
-def _trying(work: str, field: str = "") -> Iterator[None]:
-    """Turns errors into a FailedTrial with `field`, or the innermost field in their traceback."""
-    try:
-        yield
-    except FormatError as error:
-        path, problem = error.path or field, f"{work} fails: {error.problem}"
-    except Exception as error:  # of the declaration's constructs or functions: any class
-        paths = (without_root(str(frame.f_locals.get("path", ""))) for frame, _ in walk_tb(error.__traceback__))
-        path, problem = [field, *filter(None, paths)][-1], f"{work} raises {type(error).__name__}: {one_line(str(error))}"
-    else:
-        return
-    raise FailedTrial(f"{path}: {problem}" if path else problem)
