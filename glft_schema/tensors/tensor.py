@@ -420,11 +420,11 @@ class Tensor:
 
         fields, columns = self.rows(part.rows, part.columns), len(part.columns)
         block = None if out is None else out.detach().view(len(part.rows), columns)
-        if block is not None and str(device) == "cpu":
+        if out is not None and block is not None and str(device) == "cpu":
             on_torch.decode_arrays(self.type, fields, columns, block)
-        else:
-            tensors = {name: to_device(as_tensor(field), device) for name, field in fields.items()}
-            view = part.of_tensor(on_torch.decode(self.type, tensors, columns, dtype=dtype, out=block))
-            if out is None:
-                return view if part.is_whole else view.clone()
-        return out
+            return out
+        tensors = {name: to_device(as_tensor(field), device) for name, field in fields.items()}
+        view = part.of_tensor(on_torch.decode(self.type, tensors, columns, dtype=dtype, out=block))
+        if out is not None:
+            return out
+        return view if part.is_whole else view.clone()
