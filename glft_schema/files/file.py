@@ -15,6 +15,7 @@ from glft_schema.formats.format import Format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import Limits
 from glft_schema.storage.source import Source
+from glft_schema.storage.tensor_bytes import pieces
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.words import MissingKeyError, missing_attribute
@@ -171,8 +172,7 @@ def _reparse(parse: Parse, limits: Limits, source: Source, device: str | torch.d
         return parse(source, device)
 
 
-def _same_bytes(one: Source, other: Source, step: int = 1 << 20) -> bool:
+def _same_bytes(one: Source, other: Source) -> bool:
     if one.size != other.size:
         return False
-    spans = ((start, min(step, one.size - start)) for start in range(0, max(one.size, 1), step))
-    return all(one.read(*span) == other.read(*span) for span in spans)
+    return all(a == b for a, b in zip(pieces(one, 0, one.size), pieces(other, 0, one.size), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,19 @@ def array_bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
+def pieces(source: Source, start: int, nbytes: int) -> Iterator[memoryview]:
+    """Yields bytes of a source, up to `PIECE` at once."""
+    for at in range(start, start + nbytes, PIECE):
+        yield source.read(at, min(PIECE, start + nbytes - at))
+
+
 def copy_all(stream: Any, source: Source, start: int, nbytes: int) -> int:
     """Copies bytes of a source to a stream, and returns their number. The system copies what it
     can, see `Source.copy_to`, to a stream of `atomic_write`."""
     copy = getattr(stream, "copy_from", None)
     copied = copy(source, start, nbytes) if copy else 0
-    for at in range(start + copied, start + nbytes, PIECE):
-        write_all(stream, source.read(at, min(PIECE, start + nbytes - at)))
+    for piece in pieces(source, start + copied, nbytes - copied):
+        write_all(stream, piece)
     return nbytes
 
 

@@ -24,12 +24,12 @@ from glft_schema.errors import FormatError, TruncatedError, quote, safe
 from glft_schema.lazy import torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource, Source
-from glft_schema.storage.tensor_bytes import copy_all, write_all
+from glft_schema.storage.tensor_bytes import copy_all, pieces, write_all
 from glft_schema.tensor_types.tensor_type import TensorType
 from glft_schema.tensors.tensor import PayloadLocation, Tensor
 from glft_schema.words import MissingKeyError
 
-GAP_CHUNK = 1 << 20  # bytes of a gap or of padding per read or write
+ZEROS = bytes(1 << 20)  # padding per write
 LARGEST = 1 << 44  # bytes of the largest plausible file
 MAX_ELEMENTS = 1 << 59  # elements of up to 16 bytes whose size fits a signed 64-bit integer
 
@@ -204,9 +204,8 @@ class TensorMap(Tensors):
         return Filling(gap.nbytes, self._source, self.start + gap.offset)
 
     def gap_pieces(self, gap: Gap) -> Iterator[memoryview]:
-        """Yields the bytes of a gap in chunks."""
-        for start in range(gap.offset, sum(gap), GAP_CHUNK):
-            yield self._source.read(self.start + start, min(GAP_CHUNK, sum(gap) - start))
+        """Returns the bytes of a gap, piece by piece."""
+        return pieces(self._source, self.start + gap.offset, gap.nbytes)
 
 
 class TensorData(construct.Construct):
@@ -352,8 +351,8 @@ class Filling(NamedTuple):
         if self.source:
             copy_all(stream, self.source, self.position, self.nbytes)
         else:
-            for start in range(0, self.nbytes, GAP_CHUNK):
-                write_all(stream, bytes(min(self.nbytes - start, GAP_CHUNK)))
+            for start in range(0, self.nbytes, len(ZEROS)):
+                write_all(stream, ZEROS[: self.nbytes - start])
 
 
 class Payload(NamedTuple):

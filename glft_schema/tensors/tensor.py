@@ -16,7 +16,7 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import Array, Dtype, as_dtype
 from glft_schema.storage.source import Source
-from glft_schema.storage.tensor_bytes import PIECE, array_over, copy_all, write_all
+from glft_schema.storage.tensor_bytes import array_over, copy_all, pieces, write_all
 from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, to_device, torch_dtype, usable_device
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
@@ -187,8 +187,7 @@ class Tensor:
         self._source.check_open()
         last = self.nbytes if last is None else last
         if order in (None, self.order):
-            for start in range(first, last, PIECE):
-                yield self._source.read(self.position + start, min(PIECE, last - start))
+            yield from pieces(self._source, self.position + first, last - first)
             return
         fields = self.rows()
         if last - first < self.nbytes:
