@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from glft_schema.describe import nodes
 from glft_schema.describe.as_json import as_data
-from glft_schema.describe.byte_map import ByteMap, ByteRange, byte_map_of
+from glft_schema.describe.byte_map import ByteMap, byte_map_of
+from glft_schema.describe.byte_range import ByteRange
 from glft_schema.describe.comparisons import comparison_data
 from glft_schema.describe.languages import write
 from glft_schema.describe.nodes import Field, Schema, StructOf, TypeOf

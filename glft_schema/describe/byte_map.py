@@ -10,12 +10,11 @@ single range, which `ByteMap.inside` expands.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -25,7 +24,7 @@ from glft_schema.codec.context import LITTLE, ByteOrder, byte_order, new_context
 from glft_schema.codec.json_text import JsonPart
 from glft_schema.codec.text import decode_text
 from glft_schema.codec.trace import STEP, FieldSpan, label_of, parent_of
-from glft_schema.describe.parts import count_parts, parts_of, select, type_text
+from glft_schema.describe.byte_range import FIELD, GAP, PADDING, UNCLAIMED, ByteRange, parts_of, select, type_text
 from glft_schema.describe.schema import field_of, struct_of
 from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.files.container import as_file
@@ -38,59 +37,12 @@ from glft_schema.storage.source import Source, StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.region import TensorMap
+from glft_schema.tensors.tensor import PayloadLocation
 
-FIELD, PADDING, GAP, UNCLAIMED = "field", "padding", "gap", "unclaimed"
 JSON_SYNTAX = "JSON syntax and known keys"
 REPLACED_ENTRY = "replaced by a later entry of this name"
 REPLACED_VALUE = "replaced by a later value of this key"
 UNKNOWN_KEY = "of an unknown key; preserved"
-INDICES = re.compile(rf"({STEP}\d+)+$")  # of an element, at the end of its path
-
-
-@dataclass(frozen=True, slots=True)
-class ByteRange:
-    """The bytes of a file in ``[start, end)``. Ranges with equal offsets, path and kind are equal.
-
-    Attributes:
-        start: the offset of the first byte in the file.
-        end: the offset after the last byte.
-        path: the path of the field, as in errors: ``header -> version``, ``data -> 'w' -> scales``.
-        kind: ``field``, ``padding``, ``gap``, or ``unclaimed``: not covered by the declaration.
-        type: the type as text: ``u32``, ``text after u64``, ``f16[out, in // 64]``.
-        doc: the field's sentence.
-        value: the decoded value; None for payloads, long values, and bytes outside of fields.
-        tensors: the names of the tensors whose row or payload it is part of; several if shared.
-        key: the key of the metadata entry that it is part of, or None.
-        node: the schema node, with alternatives resolved; None for bytes outside of fields.
-        context: the fields that the node refers to, as in construct's contexts.
-    """
-
-    start: int
-    end: int
-    path: str
-    kind: str = FIELD
-    type: str = field(default="bytes", compare=False)
-    doc: str = field(default="", compare=False)
-    value: Any = field(default=None, compare=False)
-    tensors: tuple[str, ...] = field(default=(), compare=False)
-    key: str | None = field(default=None, compare=False)
-    node: s.Node | None = field(default=None, compare=False, repr=False)
-    context: Any = field(default=None, compare=False, repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes."""
-        return self.end - self.start
-
-    @property
-    def tensor(self) -> str | None:
-        """The first of `tensors`, or None."""
-        return self.tensors[0] if self.tensors else None
-
-    @property
-    def name(self) -> str:
-        """The last step of the path: the field's own name, or the index of an element."""
-        return self.path.rpartition(STEP)[2]
 
 
 class ByteMap(Sequence[ByteRange]):
@@ -110,7 +62,6 @@ class ByteMap(Sequence[ByteRange]):
         self.byte_order = order
         self._byte_ranges = byte_ranges
         self._starts = [byte_range.start for byte_range in byte_ranges]
-        self._of_tensor: dict[str, list[ByteRange]] | None = None
 
     @overload
     def __getitem__(self, index: int) -> ByteRange: ...
@@ -137,20 +88,14 @@ class ByteMap(Sequence[ByteRange]):
             return ()
         return self._byte_ranges[max(bisect_right(self._starts, start) - 1, 0) : bisect_left(self._starts, end)]
 
-    def of_tensor(self, name: str) -> list[ByteRange]:
-        """Returns the ranges of a tensor, as in `tensors`. Raises KeyError if there is none."""
-        return self.tensors[name]
-
-    @property
+    @cached_property
     def tensors(self) -> Mapping[str, list[ByteRange]]:
         """The ranges of each tensor by name: its row in the table, then its payload."""
-        if self._of_tensor is None:
-            of_tensor: defaultdict[str, list[ByteRange]] = defaultdict(list)
-            for byte_range in self._byte_ranges:
-                for tensor in byte_range.tensors:
-                    of_tensor[tensor].append(byte_range)
-            self._of_tensor = dict(of_tensor)
-        return self._of_tensor
+        tensors: defaultdict[str, list[ByteRange]] = defaultdict(list)
+        for byte_range in self._byte_ranges:
+            for tensor in byte_range.tensors:
+                tensors[tensor].append(byte_range)
+        return dict(tensors)
 
     @property
     def unclaimed(self) -> list[ByteRange]:
@@ -159,11 +104,7 @@ class ByteMap(Sequence[ByteRange]):
 
     def parts(self, byte_range: ByteRange) -> int:
         """Returns the number of parts of a range without reading them; 0 if it has none."""
-        node = byte_range.node
-        if node is None:
-            return 0
-        count = count_parts(self.source, node, byte_range.start, byte_range.end, byte_range.context)
-        return 0 if isinstance(node, s.ArrayNode) and count == 1 and byte_range.value is not None else count
+        return parts_of(self.source, byte_range, byte_range.start)[0]
 
     def inside(self, byte_range: ByteRange, start: int | None = None, end: int | None = None) -> Iterator[ByteRange]:
         """Yields the parts of a range that have a byte in ``[start, end)``, one level deep.
@@ -180,25 +121,17 @@ class ByteMap(Sequence[ByteRange]):
         Raises:
             ClosedError: if the file is closed.
         """
-        if byte_range.node is None or not self.parts(byte_range):
-            return
         low = byte_range.start if start is None else max(start, byte_range.start)
         high = byte_range.end if end is None else min(end, byte_range.end)
         if low >= high:
             return
-        about = byte_range.start, byte_range.end, byte_range.value, byte_range.context
-        for part in parts_of(self.source, byte_range.node, *about, low, high):
+        for part in parts_of(self.source, byte_range, low)[1]:
             if part.start >= high:
                 return
-            if part.end <= max(part.start, low):
-                continue
-            path, type_ = f"{byte_range.path}{STEP}{part.name}", part.type or type_text(part.node, part.context)
             if part.end > self.nbytes:
-                yield ByteRange(part.start, self.nbytes, path, byte_range.kind, type_, "truncated", None, byte_range.tensors)
-                continue
-            doc = byte_range.doc if part.doc is None else part.doc
-            of = byte_range.tensors, byte_range.key, part.node, part.context
-            yield ByteRange(part.start, part.end, path, byte_range.kind, type_, doc, part.value, *of)
+                yield replace(part, end=self.nbytes, doc="truncated", value=None, node=None)
+            elif part.end > max(part.start, low):
+                yield part
 
     def leaves(self, start: int = 0, end: int | None = None) -> Iterator[ByteRange]:
         """Yields the innermost parts of all ranges that have a byte in ``[start, end)``."""
@@ -279,12 +212,14 @@ class _ParsedFields:
         self._source = source
         self._table = format.table
         self._by_path = {span.path: span for span in spans}
-        self._lists: set[str] = set()  # of construct's own, whose elements have no paths: each is one range
-        self._in_lists: dict[str, bool] = {"": False}  # by path of a field or an element
+        parents = {parent_of(span.path) for span in spans} & self._by_path.keys()
+        # Lists of construct's own, whose elements have no paths: each is one range.
+        self._lists = {path for path in parents if not isinstance(self._node(self._by_path[path]), s.RefNode)}
+        in_lists = tuple(path + STEP for path in self._lists)
         self._leaves: list[FieldSpan] = []
         self._tables_in_json: list[FieldSpan] = []
         for span in spans:
-            if self._is_in_list(parent_of(span.path)):
+            if span.path.startswith(in_lists):
                 continue
             if isinstance(self._node(span), s.JsonTableNode):
                 self._tables_in_json.append(span)
@@ -300,17 +235,6 @@ class _ParsedFields:
 
     def _node(self, span: FieldSpan) -> s.Node:
         return select(self._field(span).node, span.context)
-
-    def _is_in_list(self, path: str) -> bool:
-        """Tells whether a field or an element is in a list of construct's own, or is one."""
-        if path not in self._in_lists:
-            span = self._by_path.get(path)
-            if span and not isinstance(self._node(span), s.RefNode):
-                self._lists.add(path)
-                self._in_lists[path] = True
-            else:
-                self._in_lists[path] = self._is_in_list(parent_of(path if span else INDICES.sub("", path)))
-        return self._in_lists[path]
 
     def byte_ranges(self) -> list[ByteRange]:
         """Returns a range for each innermost field that takes bytes, in order."""
@@ -378,20 +302,18 @@ class _ParsedFields:
 
     def _payloads(self, span: FieldSpan, node: s.PayloadsNode) -> Iterator[ByteRange]:
         assert isinstance(span.value, TensorMap)
-        names: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
-        types: dict[int, tuple[TensorType, tuple[int, ...]]] = {}
-        for name, place in span.value.places().items():
-            if place.nbytes:
-                names[place.offset, place.nbytes].append(name)
-                types[place.offset] = place.type, place.shape
+        names: defaultdict[PayloadLocation, list[str]] = defaultdict(list)
+        for name, location in span.value.places().items():
+            if location.nbytes:
+                names[location].append(name)
         fields_of = cache(self._payload_fields)
         to, end = node.to(span.context) if node.to else 1, span.start
-        for (offset, nbytes), sharing in sorted(names.items()):
-            start = span.start + offset
+        for location, sharing in sorted(names.items(), key=lambda item: item[0].offset):
+            start = span.start + location.offset
             yield from self._gap(span.path, end, start, to, first=end == span.start)
-            end = start + nbytes
+            end = start + location.nbytes
             path, tensors = f"{span.path}{STEP}{sharing[0]!r}", tuple(sharing)  # not shortened: long names may begin alike
-            fields = fields_of(*types[offset])
+            fields = fields_of(location.type, location.shape)
             if not fields:
                 yield ByteRange(start, end, path, FIELD, "bytes", "of an unknown type", None, tensors)
             for (at, size), type_, part, context in fields:

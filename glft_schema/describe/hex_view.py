@@ -14,7 +14,8 @@ from itertools import groupby, islice
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.trace import STEP
-from glft_schema.describe.byte_map import FIELD, UNCLAIMED, ByteMap, ByteRange
+from glft_schema.describe.byte_map import ByteMap
+from glft_schema.describe.byte_range import FIELD, UNCLAIMED, ByteRange
 from glft_schema.display import format_value
 from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.storage.source import BytesSource
@@ -94,7 +95,7 @@ class HexView:
 
     def tensor(self, name: str) -> Iterator[str]:
         """Yields lines about a tensor: its row, and the start of each field of its payload."""
-        for byte_range in self._map.of_tensor(name):
+        for byte_range in self._map.tensors[name]:
             if len(byte_range.tensors) > 1:
                 yield self._owner(byte_range)
             yield from self._mark(byte_range)

@@ -18,7 +18,7 @@ from glft_schema.codec.context import ByteOrder, Context
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.typed_values import ARRAY
-from glft_schema.describe.parts import dims_of
+from glft_schema.describe.byte_range import dims_of
 from glft_schema.describe.schema import node_of, struct_of
 from glft_schema.errors import UnsupportedError
 from glft_schema.limits import Limits

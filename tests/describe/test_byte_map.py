@@ -24,7 +24,8 @@ from glft_schema.codec.numbers import bf16, u8, u16
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.type_codes import TypeCode, TypeTable
-from glft_schema.describe.byte_map import ByteMap, ByteRange, byte_map, byte_map_of
+from glft_schema.describe.byte_map import ByteMap, byte_map, byte_map_of
+from glft_schema.describe.byte_range import ByteRange
 from glft_schema.describe.hex_view import HexView
 from glft_schema.describe.page.content import page
 from glft_schema.errors import OptionError
@@ -85,7 +86,7 @@ def check(stored: bytes) -> None:
     gaps = sum(gap.nbytes for gap in file.tensors.gaps)
     assert sum(s.nbytes for s in found if s.kind in ("gap", "padding") and s.path == "data") == gaps
     for tensor in file.tensors.values():
-        payload = [s for s in found.of_tensor(tensor.name) if s.path.startswith("data -> ")]
+        payload = [s for s in found.tensors[tensor.name] if s.path.startswith("data -> ")]
         assert sum(s.nbytes for s in payload) == tensor.nbytes
         assert not payload or payload[0].start == tensor.position
     assert byte_counts(file) == summed(found, file)
@@ -219,8 +220,8 @@ def test_golden_glft_loose() -> None:
     ]
     shared = found[-2]
     assert shared.tensor == "x"
-    assert found.of_tensor("z")[-1] == found.of_tensor("x")[-1] == shared
-    assert [s.name for s in found.of_tensor("z")] == ["name", "dims", "dtype", "offset", "weights"]
+    assert found.tensors["z"][-1] == found.of_tensor("x")[-1] == shared
+    assert [s.name for s in found.tensors["z"]] == ["name", "dims", "dtype", "offset", "weights"]
 
 
 def test_padding_after_payloads_is_told_from_gaps() -> None:
@@ -249,7 +250,7 @@ def test_padding_after_payloads_is_told_from_gaps() -> None:
 def test_blocks_and_their_fields() -> None:
     payload = struct.pack("<e", 0.5) + bytes(range(16)) + struct.pack("<e", -2.0) + bytes(16)
     found = mapped(Written([], [Info(b"w", [32, 2], 2, payload)]).bytes())
-    byte_range = found.of_tensor("w")[-1]
+    byte_range = found.tensors["w"][-1]
     assert (byte_range.path, byte_range.type) == ("data -> 'w' -> blocks", "q4_0[out, in // 32]")
     assert found.parts(byte_range) == 2
     first, second = found.inside(byte_range)
@@ -272,7 +273,7 @@ def test_at_and_between() -> None:
         with pytest.raises(IndexError, match=f"byte {offset} is out of range: <bytes> has {found.nbytes} bytes"):
             found.at(offset)
     with pytest.raises(KeyError):
-        found.of_tensor("no such tensor")
+        found.tensors["no such tensor"]
 
 
 def test_metadata_has_its_key() -> None:
@@ -289,7 +290,7 @@ def test_metadata_has_its_key() -> None:
 
 def test_hostile_names_are_shown_as_text() -> None:
     found = mapped(Written([], [Info(b"a -> '\x1b[2J", [1], 24, b"x")]).bytes())
-    byte_range = found.of_tensor("a -> '\x1b[2J")[-1]
+    byte_range = found.tensors["a -> '\x1b[2J"][-1]
     assert byte_range.path == 'data -> "a -> \'\\x1b[2J" -> weights'
     assert byte_range.name == "weights"
 
@@ -385,7 +386,7 @@ def test_a_tensor_type_that_is_added_is_found(monkeypatch: pytest.MonkeyPatch) -
     head = [part for part in GLFT.struct.subcons if part.name in ("header", "metadata")]
     whole = Struct(*head, "rows" / Table(this.header.n_tensors, Struct(*fields)) * "rows", "data" / TensorData("rows"))
     found = byte_map(parsed_as(Format("made up", GLFT.magics, types, whole), stored, monkeypatch))
-    halves, seal = found.of_tensor("w")[-2:]
+    halves, seal = found.tensors["w"][-2:]
     assert (halves.path, halves.type, halves.doc) == ("data -> 'w' -> halves", "bf16[dims]", "upper halves")
     assert [s.value for s in found.inside(halves)] == [1.0, -2.0]
     assert (seal.type, seal.nbytes) == ("u8[3]", 3)
@@ -396,7 +397,7 @@ def test_sets_have_a_map_for_each_file(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=r"expected one file, found a set of 2: call byte_map on each of file\.shards"):
             byte_map(file)
         maps = [byte_map(shard) for shard in file.shards]
-        assert [found.of_tensor(f"t{i}")[-1].nbytes for i, found in enumerate(maps)] == [4, 4]
+        assert [found.tensors[f"t{i}"][-1].nbytes for i, found in enumerate(maps)] == [4, 4]
         assert sum(found.nbytes for found in maps) == file.nbytes
 
 
@@ -423,7 +424,7 @@ def test_only_the_range_asked_for_is_read() -> None:
 
     stored = Written([(b"k", 9, (5, list(range(5000))))], [Info(b"w", [32, 4000], 2, bytes(18 * 4000))]).bytes()
     found = byte_map(parse_source(Watched(stored)))
-    for byte_range in (max((s for s in found if s.key), key=lambda s: s.nbytes), found.of_tensor("w")[-1]):
+    for byte_range in (max((s for s in found if s.key), key=lambda s: s.nbytes), found.tensors["w"][-1]):
         seen.clear()
         middle = (byte_range.start + byte_range.end) // 2
         assert len(list(found.inside(byte_range, middle, middle + 40))) in (10, 11, 3, 4)
@@ -442,7 +443,7 @@ def test_smollm2(request: pytest.FixtureRequest) -> None:
         assert whole == list(file.metadata["tokenizer.ggml.tokens"])
         assert found.parts(tokens) == len(whole) == 49152
         name = "blk.0.attn_q.weight"
-        payload = found.of_tensor(name)[-1]
+        payload = found.tensors[name][-1]
         first = payload.start + 20 * 18 * 7
         (block,) = found.inside(payload, first, first + 1)
         assert block.path.endswith("blocks -> 7 -> 0")
@@ -585,10 +586,10 @@ def test_minilm(request: pytest.FixtureRequest, tmp_path: Path) -> None:
             byte_range.key: byte_range.value for byte_range in found if byte_range.path[-5:] == "value"
         }
         for name, entry in entries.items():
-            values = {byte_range.name: byte_range.value for byte_range in found.of_tensor(name)}
+            values = {byte_range.name: byte_range.value for byte_range in found.tensors[name]}
             assert (str(values["dtype"]), values["dims"]) == (entry["dtype"], entry["shape"])
             assert [values["offset"], values["end"]] == entry["data_offsets"]
-            payload = found.of_tensor(name)[-1]
+            payload = found.tensors[name][-1]
             assert payload.nbytes == values["end"] - values["offset"]
             first = next(iter(found.inside(payload)))
             assert first.value == file.get_tensor(name).flatten()[0].item()

@@ -16,7 +16,8 @@ from glft_schema.checks.rule_sets import Report, report
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.typed_values import Typed
-from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map, byte_map_of
+from glft_schema.describe.byte_map import ByteMap, byte_map, byte_map_of
+from glft_schema.describe.byte_range import FIELD
 from glft_schema.describe.page.fields import FieldTree, is_payload, path_steps, segments
 from glft_schema.describe.page.frame import LONGEST, render, visible
 from glft_schema.describe.page.module_tree import modules

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from glft_schema.codec.trace import STEP
-from glft_schema.describe.byte_map import FIELD, ByteMap, ByteRange
+from glft_schema.describe.byte_map import ByteMap
+from glft_schema.describe.byte_range import FIELD, ByteRange
 from glft_schema.describe.page.frame import visible
 from glft_schema.describe.schema import struct_of
 from glft_schema.display import format_value
