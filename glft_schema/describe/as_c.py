@@ -43,6 +43,37 @@ SIGNS = {sign: sign for sign in ("==", "!=", "<", "<=", ">", ">=", "%")} | {"&":
 READ = {"f16": "of_half", "bf16": "of_bfloat"}  # functions to float
 FUNCTIONS = {"+": "plus", "*": "times", "//": "over"}  # that report overflow
 
+OPENING = """\
+#ifndef GLFT_SCHEMA_{macro}_H
+#define GLFT_SCHEMA_{macro}_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__cplusplus)
+#define {macro}_ASSERT(number, condition) static_assert(condition, #condition)
+#elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L
+#define {macro}_ASSERT(number, condition) _Static_assert(condition, #condition)
+#else
+#define {macro}_ASSERT(number, condition) typedef char {prefix}_assertion_##number[(condition) ? 1 : -1]
+#endif
+"""
+SIZES = """\
+#define {macro}_NO_SIZE ((uint64_t)-1)
+
+static inline uint64_t {prefix}_plus(uint64_t a, uint64_t b) {{
+    return a > {macro}_NO_SIZE - b ? {macro}_NO_SIZE : a + b;
+}}
+
+static inline uint64_t {prefix}_times(uint64_t a, uint64_t b) {{
+    return b && a > {macro}_NO_SIZE / b ? {macro}_NO_SIZE : a * b;
+}}
+
+static inline uint64_t {prefix}_over(uint64_t a, uint64_t b) {{
+    return a == {macro}_NO_SIZE || !b ? {macro}_NO_SIZE : a / b;
+}}
+"""
+
 
 def as_c(schema: s.Schema) -> str:
     """Returns the text of the header.
@@ -102,6 +133,9 @@ class _Header(NodeWords):
     def write(self, *lines: str) -> None:
         self.lines.extend(lines)
 
+    def template(self, text: str) -> None:
+        self.write(text.format(macro=self.macro, prefix=self.prefix))
+
     def comment(self, *paragraphs: str, indent: str = "") -> None:
         """Writes a comment with wrapped paragraphs. Leading spaces indent a whole paragraph."""
         wrapped = []
@@ -143,13 +177,7 @@ class _Header(NodeWords):
             f"{order} Nothing in a file is aligned: copy structs out of the file with memcpy, or read single numbers at their"
             " offsetof; do not cast pointers into the file. Needs C99 or C++11. Unused declarations cost nothing.",
         )
-        guard, check = f"GLFT_SCHEMA_{self.macro}_H", f"{self.macro}_ASSERT"
-        self.write(f"#ifndef {guard}", f"#define {guard}", "", "#include <stddef.h>", "#include <stdint.h>", "")
-        self.write("#if defined(__cplusplus)", f"#define {check}(number, condition) static_assert(condition, #condition)")
-        self.write("#elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L")
-        self.write(f"#define {check}(number, condition) _Static_assert(condition, #condition)", "#else")
-        self.write(f"#define {check}(number, condition) typedef char {self.prefix}_assertion_##number[(condition) ? 1 : -1]")
-        self.write("#endif", "")
+        self.template(OPENING)
         self.assertion("sizeof(float) == 4 && sizeof(double) == 8")
         self.write("")
 
@@ -350,14 +378,7 @@ class _Header(NodeWords):
 
     def payload_sizes(self) -> None:
         """Writes the functions that compute the size of a payload and the offsets of its fields."""
-        self.write(f"#define {self.macro}_NO_SIZE ((uint64_t)-1)", "")
-        for name, overflow, result in (
-            ("plus", f"a > {self.macro}_NO_SIZE - b", "a + b"),
-            ("times", f"b && a > {self.macro}_NO_SIZE / b", "a * b"),
-            ("over", f"a == {self.macro}_NO_SIZE || !b", "a / b"),
-        ):
-            signature = f"uint64_t {self.prefix}_{name}(uint64_t a, uint64_t b)"
-            self.function(signature, f"return {overflow} ? {self.macro}_NO_SIZE : {result};")
+        self.template(SIZES)
         self.comment(
             f"Returns the size in bytes of a payload of [out, in] weights. Returns {self.macro}_NO_SIZE if the type is"
             " unknown, if it cannot hold rows of `in` weights, or if the size overflows 64 bits. Rules on anything but `out`"
@@ -466,18 +487,17 @@ class _Header(NodeWords):
 
     def in_c(self, expression: Expression) -> str:
         """Returns an expression on out, in and dims (the product of out and in) as C code."""
-        if isinstance(expression, Constant) and isinstance(expression.value, int):
-            return str(expression.value)
-        if isinstance(expression, Reference) and expression.names in (("out",), ("in",)):
-            return expression.names[0]
-        if isinstance(expression, Reference) and expression.names == ("dims",):
-            return f"{self.prefix}_times(out, in)"
-        if isinstance(expression, Operation):
-            left, right = self.in_c(expression.left), self.in_c(expression.right)
-            if function := FUNCTIONS.get(expression.sign):
-                return f"{self.prefix}_{function}({left}, {right})"
-            if expression.sign in SIGNS:
-                return f"({left} {SIGNS[expression.sign]} {right})"
+        match expression:
+            case Constant(int(value)):
+                return str(value)
+            case Reference(("out" | "in" as name,)):
+                return name
+            case Reference(("dims",)):
+                return f"{self.prefix}_times(out, in)"
+            case Operation(sign, left, right) if sign in FUNCTIONS:
+                return f"{self.prefix}_{FUNCTIONS[sign]}({self.in_c(left)}, {self.in_c(right)})"
+            case Operation(sign, left, right) if sign in SIGNS:
+                return f"({self.in_c(left)} {SIGNS[sign]} {self.in_c(right)})"
         raise UnsupportedError(f"expected an expression on out, in and dims, found {expression}")
 
 
@@ -489,16 +509,18 @@ def c_type(number: s.NumberNode) -> str:
 def in_order(schema: s.Schema) -> list[str]:
     """Returns the names of the structs, each after those that it contains."""
     ordered: list[str] = []
+    visited = set[str]()
 
-    def visit(name: str, above: tuple[str, ...]) -> None:
-        if name not in ordered and name not in above:
+    def visit(name: str) -> None:
+        if name not in visited:
+            visited.add(name)
             for part in schema.structs[name].fields:
                 for inner in s.refs(part.node):
-                    visit(inner, (*above, name))
+                    visit(inner)
             ordered.append(name)
 
     for name in schema.structs:
-        visit(name, ())
+        visit(name)
     return ordered
 
 
