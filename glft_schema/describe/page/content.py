@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import PurePath
 from typing import Any
@@ -17,19 +17,20 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.byte_map import ByteMap, byte_map, byte_map_of
-from glft_schema.describe.byte_range import FIELD
+from glft_schema.describe.byte_range import FIELD, GAP, PADDING, UNCLAIMED, ByteRange
 from glft_schema.describe.page.fields import FieldTree, is_payload, path_steps, segments
 from glft_schema.describe.page.frame import LONGEST, render, visible
 from glft_schema.describe.page.module_tree import modules
-from glft_schema.describe.page.quantization_errors import errors
+from glft_schema.describe.page.quantization_errors import errors as errors_of
 from glft_schema.describe.page.samples import describe, heat_map, sample, sample_size
 from glft_schema.describe.page.vocabulary import vocabulary
-from glft_schema.display import Progress, parameters_text, size_text
+from glft_schema.display import Progress
 from glft_schema.errors import Finding, FormatError, quote
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.files.summary import headline, largest_first, totals_by_type
 from glft_schema.storage.source import StrPath
+from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
 
@@ -41,6 +42,7 @@ ENTRIES = 2000  # of the metadata
 LONGEST_VALUE = 1 << 13  # characters
 FIRST = 16  # elements of a long array
 HISTOGRAMS = 4000  # tensors: with more, errors have no histograms, and values no heat maps
+COLUMNS = ("names", "types", "dims", "numbers", "bytes", "at", "files", "rows", "payloads")  # of the table of tensors
 SCRIPTS = (
     "treemap.js", "tensors.js", "details.js", "metadata.js", "tokenizer.js", "fields.js", "bytes.js", "start.js",
 )  # fmt: skip
@@ -67,152 +69,108 @@ def page(
         ClosedError: if the file is closed.
         FormatError, OSError: if the file at a path cannot be opened.
     """
-    content = Content(as_file(file), None if against is None else Original(against_name, against), progress, fault)
-    return render("page.html.jinja", content.texts, content.data, SCRIPTS)
+    file = as_file(file)
+    tensors = list(file.tensors.values())
+    maps = [byte_map_of(shard.source)[0] if fault else byte_map(shard) for shard in file.shards]
+    numbers: list[dict[str, Any]] = []
+    errors: list[dict[str, Any]] = []
+    for i, tensor in enumerate(tensors):
+        if progress:
+            progress(tensor.name, i / len(tensors))
+        numbers.append(_numbers(tensor, len(tensors)))
+        if against is not None:
+            errors.append(_errors(tensor, against, len(tensors)))
+    shown = vocabulary(file)
+    outside = _outside_payloads(maps)
+    types = largest_first(totals_by_type(tensors))
+    verdict = _error_report(file, fault) if fault else report(file)
+    texts = {
+        "name": _name(file.name),
+        "file": file,
+        "names": [_name(shard.name) for shard in file.shards],
+        "headline": headline(file) if tensors or not fault else "broken",
+        "fault": fault,
+        "report": verdict,
+        "findings": [(i, finding, replace(finding, offset=None).text) for i, finding in verdict.findings[:FINDINGS]],
+        "tensors": tensors,
+        "static_rows": STATIC_ROWS,
+        "types": types,
+        "weights": sum(total.weights for _, total in types),
+        "metadata": file.regions.get("metadata", {}),
+        "header": file.regions.get("header", {}),
+        "magic": maps[0].at(0).name if maps[0].nbytes else "",
+        "vocabulary": shown,
+        "outside": sum(outside.values()),
+        "ranges": _ranges_by_kind(maps),
+        "against": None if against is None else _comparison(file, against, errors),
+        "against_name": against_name,
+    }
+    data = {
+        "bytes": file.nbytes,
+        "types": [{"name": visible(type_.name), "code": file.format.types.code_of(type_)} for type_, _ in types],
+        **_tensors(file, maps, [type_ for type_, _ in types], outside),
+        "numbers": numbers,
+        "errors": None if against is None else errors,
+        "vocabulary": shown,
+        **_metadata(file.regions.get("metadata", {})),
+    }
+    return render("page.html.jinja", texts, data, SCRIPTS)
 
 
-@dataclass(frozen=True)
-class Original:
-    """The source that a file is compared with: its name on the page, and its tensors by name."""
+def _numbers(tensor: Tensor, tensors: int) -> dict[str, Any]:
+    """Returns statistics of a tensor, one of `tensors`, or why it has none."""
+    if reason := tensor.type.bytes_only or _missing(tensor):
+        return {"problem": reason}
+    heat = heat_map(tensor) if tensors <= HISTOGRAMS else None
+    return describe(sample(tensor, sample_size(tensors))) | ({"heat": heat} if heat else {})
 
-    name: str
-    tensors: Mapping[str, StoredTensor]
+
+def _errors(tensor: Tensor, against: Mapping[str, StoredTensor], tensors: int) -> dict[str, Any]:
+    """Returns the errors of a tensor, without a histogram if there are many tensors."""
+    if reason := _missing(tensor):
+        return {"problem": tensor.type.bytes_only or reason}
+    found = errors_of(tensor, against, sample_size(tensors))
+    return found if tensors <= HISTOGRAMS else {key: value for key, value in found.items() if key != "sample"}
 
 
-class Content:
-    """The content of a file: `texts` for the template, `data` for the scripts."""
+def _missing(tensor: Tensor) -> str:
+    return f"{tensor.missing:,} bytes are missing" if tensor.missing else ""
 
-    def __init__(
-        self, file: File, against: Original | None, progress: Progress | None, fault: FormatError | None = None
-    ) -> None:
-        self._file = file
-        self._metadata = file.regions.get("metadata", {})
-        self._tensors = list(file.tensors.values())
-        self._maps = [byte_map_of(shard.source)[0] if fault else byte_map(shard) for shard in file.shards]
-        self._totals = totals_by_type(self._tensors)
-        self._types = {type_: i for i, (type_, _) in enumerate(largest_first(self._totals))}
-        count = sample_size(len(self._tensors))
-        self._numbers: list[dict[str, Any]] = []
-        self._errors: list[dict[str, Any]] | None = None if against is None else []
-        for i, tensor in enumerate(self._tensors):
-            if progress:
-                progress(tensor.name, i / len(self._tensors))
-            reason = tensor.type.bytes_only or (f"{tensor.missing:,} bytes are missing" if tensor.missing else "")
-            self._numbers.append({"problem": reason} if reason else describe(sample(tensor, count)))
-            if not reason and len(self._tensors) <= HISTOGRAMS and (found := heat_map(tensor)):
-                self._numbers[-1]["heat"] = found
-            if against is not None and self._errors is not None:
-                self._errors.append({"problem": reason} if tensor.missing else errors(tensor, against.tensors, count))
-                if len(self._tensors) > HISTOGRAMS:
-                    self._errors[-1].pop("sample", None)
-        self._vocabulary = vocabulary(file)
-        self._outside = _outside_payloads(self._maps)
-        self.texts = self._texts(against, fault)
-        self.data = self._data()
 
-    def _texts(self, against: Original | None, fault: FormatError | None) -> dict[str, Any]:
-        file = self._file
-        verdict = _error_report(file, fault) if fault else report(file)
-        outside = sum(self._outside.values())
-        return {
-            "name": _name(file),
-            "format": file.format.name,
-            "headline": visible(headline(file) if file.tensors or not fault else "broken"),
-            "fault": fault is not None,
-            "vocabulary": self._vocabulary,
-            "tiles": self._tiles(),
-            "files": [{"name": _name(shard)} for shard in file.shards],
-            "tensors": len(self._tensors),
-            "rule_sets": verdict.sets,
-            "refused": bool(verdict.failures),
-            "not_checked": visible(verdict.not_checked),
-            "broken": len(verdict.findings),
-            "findings": [
-                (i, finding, visible(replace(finding, offset=None).text, 3 * LONGEST))
-                for i, finding in verdict.findings[:FINDINGS]
-            ],
-            "unclaimed": _describe_unclaimed(self._maps),
-            "types": [
-                {"name": visible(type_.name), **_share(self._totals[type_].nbytes, file.nbytes)} for type_ in self._types
-            ],
-            "outside": _share(outside, file.nbytes),
-            "against": against and self._comparison(against),
-            "static_rows": [_static_row(tensor) for tensor in self._tensors[:STATIC_ROWS]],
-        }
+def _comparison(file: File, against: Mapping[str, StoredTensor], errors: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the number of compared tensors, that of missing ones, and the largest error."""
+    compared = {name: found["max"] for name, found in zip(file.tensors, errors, strict=True) if "problem" not in found}
+    missing = sum(name not in file.tensors for name in against)
+    worst = max(compared, key=lambda name: float(compared[name]), default=None)
+    return {"compared": len(compared), "missing": missing, "worst": worst, "max": compared.get(worst)}
 
-    def _tiles(self) -> list[tuple[str, str, str]]:
-        """Returns the figures of the summary: a term, its value, and a note."""
-        file = self._file
-        totals = self._totals.values()
-        weights, payload = sum(total.weights for total in totals), sum(total.nbytes for total in totals)
-        tiles = [("Size", size_text(file.nbytes), f"{file.nbytes:,} bytes")]
-        if len(file.shards) > 1:
-            tiles.append(("Files", f"{len(file.shards):,}", "of one set"))
-        tiles += [
-            ("Tensors", f"{len(self._tensors):,}", f"of {len(self._types)} type{'s' * (len(self._types) != 1)}"),
-            ("Parameters", parameters_text(weights), f"{weights:,}"),
-            ("Bits per weight", f"{8 * payload / weights:.4g}" if weights else "0", "on average"),
-            ("Metadata", f"{len(self._metadata):,}", f"entr{'y' if len(self._metadata) == 1 else 'ies'}"),
-        ]
-        magic = self._maps[0].at(0).name if self._maps[0].nbytes else ""
-        for name, value in file.regions.get("header", {}).items():
-            if name != magic:
-                text = f"{value:,}" if isinstance(value, int) else str(value)
-                tiles.append((name.replace("_", " "), visible(text), ""))
-        return tiles
 
-    def _comparison(self, against: Original) -> dict[str, Any]:
-        """Returns how many tensors were compared, and the one with the largest error."""
-        assert self._errors is not None
-        pairs = zip(self._tensors, self._errors, strict=True)
-        compared = [(tensor, found) for tensor, found in pairs if "problem" not in found]
-        missing = sum(name not in self._file.tensors for name in against.tensors)
-        text = f"{len(compared):,} of {len(self._tensors):,} tensors compared."
-        text += f" {missing:,} tensors of the source are not in the file." if missing else ""
-        worst = max(compared, key=lambda pair: float(pair[1]["max"]), default=None)
-        return {
-            "name": visible(against.name),
-            "text": text,
-            "worst": worst and {"name": visible(worst[0].name), "max": worst[1]["max"]},
-        }
-
-    def _data(self) -> dict[str, Any]:
-        trees = [FieldTree(map) for map in self._maps]
-        files = {id(shard.source): i for i, shard in enumerate(self._file.shards)}
-        of = [files[id(tensor.identity[0])] for tensor in self._tensors]
-        longest = max(min(LONGEST, NAMES // max(len(self._tensors), 1)), 24)
-        first: dict[Any, int] = {}
-        owners = {i: first.setdefault(tensor.identity, i) for i, tensor in enumerate(self._tensors) if tensor.nbytes}
-        shared = {i: owner for i, owner in owners.items() if owner != i}
-        sizes = [(tensor.name, 0 if i in shared else tensor.nbytes) for i, tensor in enumerate(self._tensors)]
-        label, _, nodes = modules(sizes)
-        nodes += [[name, nbytes, region] for (region, name), nbytes in self._outside.items()]
-        return {
-            "bytes": self._file.nbytes,
-            "types": [{"name": visible(type_.name), "code": self._file.format.types.code_of(type_)} for type_ in self._types],
-            "tensors": {
-                "names": [visible(tensor.name, longest) for tensor in self._tensors],
-                "types": [self._types[tensor.type] for tensor in self._tensors],
-                "dims": [list(tensor.dims) for tensor in self._tensors],
-                "numbers": [math.prod(tensor.shape) for tensor in self._tensors],
-                "bytes": [tensor.nbytes for tensor in self._tensors],
-                "at": [tensor.position for tensor in self._tensors],
-                "files": of,
-                "shared": shared,
-                "rows": [trees[i].rows.get(tensor.name, -1) for i, tensor in zip(of, self._tensors, strict=True)],
-                "payloads": [trees[i].payloads.get(tensor.name, -1) for i, tensor in zip(of, self._tensors, strict=True)],
-            },
-            "numbers": self._numbers,
-            "errors": self._errors,
-            "modules": [label, self._file.nbytes, nodes],
-            "vocabulary": self._vocabulary,
-            "entries": len(self._metadata),
-            "metadata": _entries(self._metadata),
-            "files": [
-                {"name": _name(shard), "size": map.nbytes, "fields": tree.as_data(), "segments": segments(map)}
-                for shard, map, tree in zip(self._file.shards, self._maps, trees, strict=True)
-            ],
-        }
+def _tensors(
+    file: File, maps: Sequence[ByteMap], types: list[TensorType], outside: Mapping[tuple[str, str], int]
+) -> dict[str, Any]:
+    """Returns the columns of the table of tensors, their modules, and the fields of each file."""
+    tensors, trees = list(file.tensors.values()), [FieldTree(map) for map in maps]
+    files = {id(shard.source): i for i, shard in enumerate(file.shards)}
+    longest = max(min(LONGEST, NAMES // max(len(tensors), 1)), 24)
+    rows, first, shared, sizes = [], dict[Any, int](), dict[int, int](), []
+    for i, tensor in enumerate(tensors):
+        at, name = files[id(tensor.identity[0])], tensor.name
+        about = visible(name, longest), types.index(tensor.type), list(tensor.dims), math.prod(tensor.shape)
+        location = tensor.nbytes, tensor.position, at, trees[at].rows.get(name, -1), trees[at].payloads.get(name, -1)
+        rows.append((*about, *location))
+        if tensor.nbytes and (owner := first.setdefault(tensor.identity, i)) != i:
+            shared[i] = owner
+        sizes.append((name, 0 if i in shared else tensor.nbytes))
+    label, _, nodes = modules(sizes)
+    nodes += [[name, nbytes, region] for (region, name), nbytes in outside.items()]
+    return {
+        "tensors": {key: [row[i] for row in rows] for i, key in enumerate(COLUMNS)} | {"shared": shared},
+        "modules": [label, file.nbytes, nodes],
+        "files": [
+            {"name": _name(shard.name), "size": map.nbytes, "fields": tree.as_data(), "segments": segments(map)}
+            for shard, map, tree in zip(file.shards, maps, trees, strict=True)
+        ],
+    }
 
 
 def _error_report(file: File, fault: FormatError) -> Report:
@@ -223,23 +181,8 @@ def _error_report(file: File, fault: FormatError) -> Report:
     return Report([REQUIRED], [REQUIRED], [(number, finding)], [finding], "")
 
 
-def _name(file: File) -> str:
-    return visible(PurePath(file.name).name)  # without folders, since pages are shared
-
-
-def _static_row(tensor: Tensor) -> dict[str, str]:
-    return {
-        "name": visible(tensor.name),
-        "type": visible(tensor.type.name),
-        "dims": str(list(tensor.dims)),
-        "bytes": f"{tensor.nbytes:,}",
-        "at": f"{tensor.position:,}",
-    }
-
-
-def _share(nbytes: int, whole: int) -> dict[str, str]:
-    percent = 100 * nbytes / whole if whole else 0
-    return {"amount": f"{nbytes:,} bytes, {percent:.2f} %", "percent": f"{percent:.3f}"}
+def _name(path: str) -> str:
+    return visible(PurePath(path).name)  # without folders, since pages are shared
 
 
 def _outside_payloads(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:
@@ -251,30 +194,25 @@ def _outside_payloads(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:
     return dict(counts)
 
 
-def _describe_unclaimed(maps: Sequence[ByteMap]) -> list[dict[str, Any]]:
-    """Returns a sentence and the first offsets for each kind of bytes outside of fields."""
-    kinds = {
-        "unclaimed": ("All bytes are covered by the declaration.", "unclaimed: not covered by any declared field."),
-        "gap": ("No gaps between payloads.", "in gaps between payloads, or after the last one."),
-        "padding": ("No padding.", "of padding."),
-    }
-    texts = []
-    for kind, (none, some) in kinds.items():
-        ranges = [(i, byte_range) for i, map in enumerate(maps) for byte_range in map if byte_range.kind == kind]
-        nbytes = sum(byte_range.nbytes for _, byte_range in ranges)
-        text = f"{nbytes:,} byte{'s' * (nbytes != 1)} {some}" if ranges else none
-        first = [{"file": i, "offset": byte_range.start} for i, byte_range in ranges[:3]] if kind != "padding" else []
-        texts.append({"kind": kind, "nbytes": nbytes, "text": text, "first": first})
-    return texts
+def _ranges_by_kind(maps: Sequence[ByteMap]) -> dict[str, list[tuple[int, ByteRange]]]:
+    """Returns the bytes outside of fields by kind, each range with the index of its file."""
+    ranges: dict[str, list[tuple[int, ByteRange]]] = {UNCLAIMED: [], GAP: [], PADDING: []}
+    for i, map in enumerate(maps):
+        for byte_range in map:
+            if byte_range.kind != FIELD:
+                ranges[byte_range.kind].append((i, byte_range))
+    return ranges
 
 
-def _entries(metadata: Any) -> list[tuple[str, str, str]]:
-    """Returns key, type and value of the first entries, as text."""
+def _metadata(metadata: Any) -> dict[str, Any]:
+    """Returns the number of entries, and key, type and value of the first ones, as text."""
     keys = list(metadata)[:ENTRIES]
     longest = min(LONGEST_VALUE, max(VALUES // max(len(keys), 1), LONGEST))
     if isinstance(metadata, TypedMetadata):
-        return [(visible(key), visible(metadata.type_of(key)), _value(metadata.stored_value(key), longest)) for key in keys]
-    return [(visible(key), "text", visible(str(metadata[key]), longest, "\n\t")) for key in keys]
+        rows = [(visible(key), visible(metadata.type_of(key)), _value(metadata.stored_value(key), longest)) for key in keys]
+    else:
+        rows = [(visible(key), "text", visible(str(metadata[key]), longest, "\n\t")) for key in keys]
+    return {"entries": len(metadata), "metadata": rows}
 
 
 def _value(typed: Typed, longest: int) -> str:

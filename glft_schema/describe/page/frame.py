@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from glft_schema.display import parameters_text, size_text
 from glft_schema.errors import without_controls
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def render(template: str, texts: Mapping[str, Any], data: Any, scripts: Iterable
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("glft_schema.describe", "page"), autoescape=True, undefined=jinja2.StrictUndefined
     )
+    templates.filters |= {"visible": visible, "size": size_text, "parameters": parameters_text}
     style = _text(templates, STYLE)
     script = '"use strict";\n(() => {\n' + "\n".join(_text(templates, name) for name in (FIRST, *scripts)) + "})();\n"
     return templates.get_template(template).render(
