@@ -348,12 +348,12 @@ class _Header(NodeWords):
     # Tensor types
 
     def tensor_type(self, type_: s.TypeOf) -> None:
-        fields = self.schema.structs[type_.payload].fields
+        fields = type_.struct.fields
         self.comment(
             f"{type_.type.name}, code {self.number_of(type_)}. A payload of [out, in] weights, in order:",
             *(f"    {part.name}: {self.words(part.node)}. {part.doc}" for part in fields),
-            *(f"    {rule_text(rule)}" for rule in type_.rules),
-            *([] if type_.function else [f"A weight is {type_.formula}"]),
+            *(f"    {rule_text(rule)}" for rule in type_.struct.rules),
+            *([] if type_.type.formula else [f"A weight is {type_.formula}"]),
         )
         if type_.block:
             self.write_struct(self.schema.structs[type_.block])
@@ -389,11 +389,11 @@ class _Header(NodeWords):
             body.append(self.case(type_))
             body += [f"    if (!{condition}) return {self.macro}_NO_SIZE;" for condition in self.conditions(type_)]
             body += [f"    in /= {type_.packed}; /* as torch counts */"] if type_.packed > 1 else []
-            body.append(f"    return {self.total(self.schema.structs[type_.payload].fields)};")
+            body.append(f"    return {self.total(type_.struct.fields)};")
         signature = f"uint64_t {self.name('payload_size')}(uint64_t type, uint64_t out, uint64_t in)"
         self.function(signature, *body, f"default: return {self.macro}_NO_SIZE;", "}")
         for type_ in self.schema.types:
-            fields = self.schema.structs[type_.payload].fields
+            fields = type_.struct.fields
             for i, part in enumerate(fields[1:], 1):
                 self.comment(f"Returns the offset in bytes of {part.name} in a payload of {type_.type.name}.")
                 signature = f"uint64_t {self.field_offset(type_, part)}(uint64_t out, uint64_t in)"
@@ -441,7 +441,7 @@ class _Header(NodeWords):
         """Returns statements that write n weights `w` of the payload `bytes`, and adds the
         functions that they call to `unit`. Returns none for a type that has no function and is not
         a C number."""
-        fields = self.schema.structs[type_.payload].fields
+        fields = type_.struct.fields
         functions = type_.type.functions
         if functions and functions.decoder:
             layout = functions.layout
@@ -459,10 +459,10 @@ class _Header(NodeWords):
     def conditions(self, type_: s.TypeOf) -> Iterator[str]:
         if type_.packed > 1:
             yield f"(in % {type_.packed} == 0)"
-        for part in self.schema.structs[type_.payload].fields:
+        for part in type_.struct.fields:
             if isinstance(part.node, s.ArrayNode) and part.node.weights:
                 yield f"(in % {part.node.weights} == 0)"
-        for rule in type_.rules:
+        for rule in type_.struct.rules:
             if condition := condition_of(rule):
                 names = {part.names for part in subexpressions(condition) if isinstance(part, Reference)}
                 if names <= {("out",), ("in",)}:

@@ -118,10 +118,10 @@ def type_section(type_: s.TypeOf, schema: s.Schema, level: int, shown: set[str])
     starts |= {at: part.name for part, at in zip(struct.fields, struct.offsets, strict=True) if at is not None}
     drawn = [] if type_.is_copied else ["```text", *picture(weights_of_bits(type_.type, weights), starts), "```", ""]
     formula = f"A weight is {type_.formula.replace('*', chr(92) + '*')}"
-    source = [] if type_.function is None else ["", "```py", "\n\n".join(definitions(type_.function, shown)), "```"]
+    source = [] if type_.type.formula is None else ["", "```py", "\n\n".join(definitions(type_.type.formula, shown)), "```"]
     lines = [head, "", sizes, "", *_fields(struct, schema), "", *drawn, formula, *source]
     reserved = [f"- `{part.field}`: no encoder writes {part.numbers}" for part in type_.type.reserved]
-    return "\n".join([*lines, *_rules(schema.structs[type_.payload].rules, reserved)]) + "\n"
+    return "\n".join([*lines, *_rules(type_.struct.rules, reserved)]) + "\n"
 
 
 def definitions(function: Callable[..., Any], shown: set[str]) -> Iterator[str]:

@@ -344,22 +344,22 @@ class TypeOf:
         type: the type itself.
         code: its code in the format.
         payload: the name of the payload's struct.
+        struct: this struct; its rules are on the dims.
         block: the name of the block's struct; None if the type has no blocks.
         weights: the minimum length of a row: the weights of a block or group, or one.
         nbytes: the bytes of `weights` weights.
         row_nbytes: the bytes of a row in addition to those of its weights.
-        rules: on the dims, as in the struct `payload`.
         packed: the weights per byte if torch counts bytes as elements, else 1.
     """
 
     type: TensorType
     code: int | str
     payload: str
+    struct: StructOf
     block: str | None
     weights: int
     nbytes: int
     row_nbytes: int
-    rules: tuple[Check, ...]
     packed: int = 1
 
     @property
@@ -380,11 +380,6 @@ class TypeOf:
             return f"{_bytes(self.nbytes)} a weight, {8 * self.nbytes} bits{row}"
         each = self.nbytes / self.weights
         return f"{self.weights} weights in {_bytes(self.nbytes)}, {8 * each:g} bits or {each:g} bytes each{row}"
-
-    @property
-    def function(self) -> Callable[..., None] | None:
-        """The formula, a scalar function of a block or row; None if there is none."""
-        return self.type.formula
 
     @property
     def formula(self) -> str:

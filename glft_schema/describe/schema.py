@@ -47,14 +47,14 @@ def schema_of(described: Format | TensorType) -> Schema:
 def _type_of(code: int | str, type_: TensorType, schema: Schema) -> TypeOf:
     payload = node_of(type_.payload, schema, type_.scheme if type_.block is None else f"{type_.scheme}_payload")
     assert isinstance(payload, RefNode)
-    nodes = [part.node for part in schema.structs[payload.name].fields]
+    struct = schema.structs[payload.name]
+    nodes = [part.node for part in struct.fields]
     block = next((node.item.name for node in nodes if isinstance(node, s.ArrayNode) and isinstance(node.item, RefNode)), None)
     weights = type_.least_row
     row = type_.nbytes([1, weights])
     nbytes = type_.nbytes([1, 2 * weights]) - row
     packed = 2 if (type_.exact or "").endswith("_x2") else 1  # torch's names of such dtypes
-    rules = schema.structs[payload.name].rules
-    return TypeOf(type_, code, payload.name, block, weights * packed, nbytes, row - nbytes, rules, packed)
+    return TypeOf(type_, code, payload.name, struct, block, weights * packed, nbytes, row - nbytes, packed)
 
 
 class UndescribedError(UnsupportedError):
@@ -157,66 +157,70 @@ def _refused_values(part: construct.Construct) -> tuple[Fault, ...]:
 # Other constructs
 
 
-def _register(declared: Any, read: Callable[[Any, Callable[[Any], Any]], Node]) -> None:
-    """Registers a function: (construct, function that reads the constructs in it) -> node."""
+Read = Callable[[Any, Callable[[Any], Any]], Node]
+
+# fmt: off
+# By construct: (construct, function that reads the constructs in it) -> node.
+NODES: dict[Any, Read] = {
+    construct.Renamed: lambda it, of: of(it.subcon),
+    construct.Adapter: lambda it, of: wrap(of(it.subcon), decode=it._decode),
+    construct.Enum:    lambda it, of: wrap(of(it.subcon), options=tuple(it.encmapping), is_closed=True),
+    construct.Default: lambda it, of: wrap(of(it.subcon), options=(it.value,)),
+    construct.Const:   lambda it, of: wrap(of(it.subcon), options=(it.value,), is_closed=True),
+    construct.Rebuild: lambda it, of: wrap(of(it.subcon), is_closed=True),
+    tables.Nested:     lambda it, of: replace(of(it.subcon), level=it.level),
+
+    numbers.Number:         lambda it, of: s.NumberNode(it.kind, "file", it),
+    numbers.Picked:         lambda it, of: s.EitherNode(tree_of(it.condition), of(it.then), of(it.otherwise)),
+    numbers.ByteOrderOf:    lambda it, of: s.ByteOrderNode(it.number and of(it.number), it.orders),
+    type_codes.TypeCode:    lambda it, of: s.CodeNode(of(it.subcon), it.table),
+    construct.FormatField:  lambda it, of: s.NumberNode(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")),
+    construct.BytesInteger: lambda it, of: wrap(s.BytesNode(tree_of(it.length)), decode=lambda raw, *_: it.parse(raw)),
+    construct.Flag:         lambda it, of: wrap(s.NumberNode("u8", "little"), options=(False, True), is_closed=True),
+
+    construct.Bytes:       lambda it, of: s.BytesNode(tree_of(it.length)),
+    construct.GreedyBytes: lambda it, of: s.BytesNode(None),
+    codec_text.Text:       lambda it, of: s.TextNode(of(it.length), is_strict=it.strict),
+    KeyValueLines:         lambda it, of: s.LinesNode(tree_of(it.size)),
+
+    json_table.JsonTable:  lambda it, of: s.JsonTableNode(tree_of(it.size), of(it.row), it.reserved),
+    json_table.JsonTexts:  lambda it, of: s.JsonTextsNode(it.table, of(json_table.PAIR)),
+    json_table.Key:        lambda it, of: s.JsonNode("name"),
+    json_table.TextAt:     lambda it, of: s.JsonNode("text", it.key),
+    json_table.IntegerAt:  lambda it, of: s.JsonNode("integer", it.key, it.index),
+    json_table.IntegersAt: lambda it, of: s.JsonNode("integers", it.key),
+
+    construct.Array: lambda it, of: s.ListNode(tree_of(it.count), of(it.subcon), declared=it.subcon),
+    arrays.Numbers:  lambda it, of: s.ListNode(tree_of(it.count), of(it.number)),
+    arrays.Strings:  lambda it, of: s.ListNode(tree_of(it.count), s.TextNode(of(it.length))),
+    numbers.Sizes:   lambda it, of: s.CountedNode(of(it.count), of(it.size)),
+
+    construct.IfThenElse: lambda it, of: s.SwitchNode(Operation("!=", tree_of(it.condfunc), Constant(0)), (
+        SwitchCase("true", 1, of(it.thensubcon)),
+        SwitchCase("false", 0, of(it.elsesubcon)),
+    )),
+
+    structs.Derived:      lambda it, of: s.DerivedNode(read(it.of), it.of),
+    construct.Computed:   lambda it, of: s.DerivedNode(read(it.func), partial(construct.evaluate, it.func)),
+    construct.Tell:       lambda it, of: s.DerivedNode(None),
+    construct.Pass:       lambda it, of: s.DerivedNode(None),
+    construct.Terminated: lambda it, of: s.DerivedNode(None),
+    structs.Padding:      lambda it, of: s.PaddingNode(tree_of(it.to), read(it.may_lack)),
+
+    numbers.TensorField: lambda it, of: s.ArrayNode(of(it.number), tuple(map(tree_of, it.dims)), it.number.itemsize),
+    Blocks:              lambda it, of: s.ArrayNode(of(it.block), tuple(map(tree_of, it.dims[:2])), it.size, it.weights),
+    TensorData:          lambda it, of: s.PayloadsNode(it.table, read(it.padded_to)),
+}
+# fmt: on
+
+
+def _register(declared: Any, read: Read) -> None:
     kind = declared if isinstance(declared, type) else type(declared)
     node_of.register(kind, lambda it, schema, name: read(it, lambda inner: node_of(inner, schema, name)))
 
 
-def _of_file(number: numbers.Number) -> s.NumberNode:
-    return s.NumberNode(number.kind, "file", number)
-
-
-# fmt: off
-_register(construct.Renamed, lambda it, of: of(it.subcon))
-_register(construct.Adapter, lambda it, of: wrap(of(it.subcon), decode=it._decode))
-_register(construct.Enum,    lambda it, of: wrap(of(it.subcon), options=tuple(it.encmapping), is_closed=True))
-_register(construct.Default, lambda it, of: wrap(of(it.subcon), options=(it.value,)))
-_register(construct.Const,   lambda it, of: wrap(of(it.subcon), options=(it.value,), is_closed=True))
-_register(construct.Rebuild, lambda it, of: wrap(of(it.subcon), is_closed=True))
-_register(tables.Nested,     lambda it, of: replace(of(it.subcon), level=it.level))
-
-_register(numbers.Number,         lambda it, of: _of_file(it))
-_register(numbers.Picked,         lambda it, of: s.EitherNode(tree_of(it.condition), _of_file(it.then), _of_file(it.otherwise)))
-_register(numbers.ByteOrderOf,    lambda it, of: s.ByteOrderNode(it.number and _of_file(it.number), it.orders))
-_register(type_codes.TypeCode,    lambda it, of: s.CodeNode(of(it.subcon), it.table))
-_register(construct.FormatField,  lambda it, of: s.NumberNode(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
-_register(construct.BytesInteger, lambda it, of: wrap(s.BytesNode(tree_of(it.length)), decode=lambda raw, *_: it.parse(raw)))
-_register(construct.Flag,         lambda it, of: wrap(s.NumberNode("u8", "little"), options=(False, True), is_closed=True))
-
-_register(construct.Bytes,       lambda it, of: s.BytesNode(tree_of(it.length)))
-_register(construct.GreedyBytes, lambda it, of: s.BytesNode(None))
-_register(codec_text.Text,       lambda it, of: s.TextNode(of(it.length), is_strict=it.strict))
-_register(KeyValueLines,         lambda it, of: s.LinesNode(tree_of(it.size)))
-
-_register(json_table.JsonTable,  lambda it, of: s.JsonTableNode(tree_of(it.size), of(it.row), it.reserved))
-_register(json_table.JsonTexts,  lambda it, of: s.JsonTextsNode(it.table, of(json_table.PAIR)))
-_register(json_table.Key,        lambda it, of: s.JsonNode("name"))
-_register(json_table.TextAt,     lambda it, of: s.JsonNode("text", it.key))
-_register(json_table.IntegerAt,  lambda it, of: s.JsonNode("integer", it.key, it.index))
-_register(json_table.IntegersAt, lambda it, of: s.JsonNode("integers", it.key))
-
-_register(construct.Array, lambda it, of: s.ListNode(tree_of(it.count), of(it.subcon), declared=it.subcon))
-_register(arrays.Numbers,  lambda it, of: s.ListNode(tree_of(it.count), of(it.number)))
-_register(arrays.Strings,  lambda it, of: s.ListNode(tree_of(it.count), s.TextNode(of(it.length))))
-_register(numbers.Sizes,   lambda it, of: s.CountedNode(of(it.count), of(it.size)))
-
-_register(construct.IfThenElse, lambda it, of: s.SwitchNode(Operation("!=", tree_of(it.condfunc), Constant(0)), (
-    SwitchCase("true", 1, of(it.thensubcon)),
-    SwitchCase("false", 0, of(it.elsesubcon)),
-)))
-
-_register(structs.Derived,      lambda it, of: s.DerivedNode(read(it.of), it.of))
-_register(construct.Computed,   lambda it, of: s.DerivedNode(read(it.func), partial(construct.evaluate, it.func)))
-_register(construct.Tell,       lambda it, of: s.DerivedNode(None))
-_register(construct.Pass,       lambda it, of: s.DerivedNode(None))
-_register(construct.Terminated, lambda it, of: s.DerivedNode(None))
-_register(structs.Padding,      lambda it, of: s.PaddingNode(tree_of(it.to), read(it.may_lack)))
-
-_register(numbers.TensorField, lambda it, of: s.ArrayNode(of(it.number), tuple(map(tree_of, it.dims)), it.number.itemsize))
-_register(Blocks,              lambda it, of: s.ArrayNode(of(it.block), tuple(map(tree_of, it.dims[:2])), it.size, it.weights))
-_register(TensorData,          lambda it, of: s.PayloadsNode(it.table, read(it.padded_to)))
-# fmt: on
+for declared, read_parts in NODES.items():
+    _register(declared, read_parts)
 
 
 @node_of.register(construct.Padded)

@@ -177,14 +177,14 @@ def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
             assert f"- `{rule.field}`: {rule.expected} (`{rule.id}`, " in text
     for type_ in schema.types:
         assert f"### {type_.type.name}, code {type_.code}\n\n" in text
-        assert type_.function is None or text.count(f"```py\ndef {type_.function.__name__}(w, ") == 1
+        assert type_.type.formula is None or text.count(f"```py\ndef {type_.type.formula.__name__}(w, ") == 1
 
 
 def test_definitions_of_scalar_functions() -> None:
     """Each comes with what it refers to, at the first type that does."""
     shown, found = set[str](), {}
     for type_ in schema_of(GGUF).types:
-        parts = list(definitions(type_.function, shown)) if type_.function else []
+        parts = list(definitions(type_.type.formula, shown)) if type_.type.formula else []
         found[type_.type.name] = [part.removeprefix("def ").replace("(", " ").split()[0] for part in parts]
     assert found["Q8_0"] == ["decode_q8_0"]
     assert found["Q4_K"] == ["decode_q4_k", "scale_and_minimum"]

@@ -49,7 +49,7 @@ def as_kaitai(schema: s.Schema) -> str:
                 with_payload(types, specs, name, part)
     for search in types.expressions.searches.values():
         with_lookup(types, specs, search)
-    text = json.dumps(_harmless(_document(types, specs)), indent=2, ensure_ascii=False)
+    text = json.dumps(_finished(_document(types, specs)), indent=2, ensure_ascii=False)
     return without_controls(text, lambda letter: json.dumps(letter)[1:-1], keep="\n") + "\n"
 
 
@@ -77,11 +77,16 @@ def _non_empty(spec: Attr) -> Attr:
     return {key: spec[key] for key in order if spec.get(key)}
 
 
-def _harmless(value: Any) -> Any:
-    """Returns data with docs that are safe in comments, to which the compiler copies them."""
+def _finished(value: Any, key: str = "") -> Any:
+    """Returns data with sizes as numbers, and with docs that are safe in comments, to which the
+    compiler copies them."""
     if isinstance(value, dict):
-        return {key: _comment(part) if (key, type(part)) == ("doc", str) else _harmless(part) for key, part in value.items()}
-    return [_harmless(part) for part in value] if isinstance(value, list) else value
+        return {key: _finished(part, key) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finished(part) for part in value]
+    if isinstance(value, str) and key in ("size", "repeat-expr") and value.isdigit():
+        return int(value)
+    return _comment(value) if isinstance(value, str) and key == "doc" else value
 
 
 def _comment(text: str) -> str:
@@ -195,8 +200,7 @@ def _instance(types: Types, node: s.DerivedNode | s.ByteOrderNode, at: Location)
 
 def _with_doc(attr: Attr, about: list[str]) -> Attr:
     doc = "\n".join([*about, *filter(None, [attr.get("doc")])])
-    first: dict[str, Any] = {"id": attr["id"]} if "id" in attr else {}
-    return first | ({"doc": doc} if doc else {}) | {key: value for key, value in attr.items() if key not in ("id", "doc")}
+    return attr | ({"doc": doc} if doc else {})
 
 
 # Rules

@@ -98,23 +98,17 @@ class ExpressionWriter:
         """Returns a field's path, the field and its struct, or raises UnsupportedError."""
         if not isinstance(reference, Reference):
             raise UnsupportedError(f"Kaitai Struct has no path to {reference}")
-        struct: str | None = self.root if reference.of_root else at.struct
+        struct = self.root if reference.of_root else at.struct
         path = ["_root"] if reference.of_root else ["_parent"] * (at.depth + reference.up)
         for _ in range(reference.up):
-            struct = self._parents.get(struct or "")
-        found = None
+            struct = self._parents.get(struct, "")
         for name in reference.names:
-            owner = struct or ""
-            fields = self.schema.structs[owner].fields if owner in self.schema.structs else ()
-            if (part := next((part for part in fields if part.name == name), None)) is None:
-                break
-            path.append(self.ids[owner][name])
-            struct = part.node.name if isinstance(part.node, s.RefNode) else None
-            found = (".".join(path), part, owner)
-        else:
-            if found:
-                return found
-        raise UnsupportedError(f"there is no field {reference}")
+            if name not in self.ids.get(struct, ()):
+                raise UnsupportedError(f"there is no field {reference}")
+            path.append(self.ids[struct][name])
+            owner, part = struct, self.schema.structs[struct].field(name)
+            struct = part.node.name if isinstance(part.node, s.RefNode) else ""
+        return ".".join(path), part, owner
 
     def length(self, of: Expression, at: Location, in_bytes: bool = False) -> str:
         """Returns the length of a text, a list or bytes. Raises UnsupportedError for others."""

@@ -75,7 +75,7 @@ def _matrix(types: Types, at: Location) -> Attr:
 def _nbytes(types: Types, type_: s.TypeOf, params: dict[str, str]) -> str:
     """Returns the size of a type's payload: the sum of the sizes of its fields."""
     sizes, at = [], Location(type_.payload, 0, params)
-    for part in types.schema.structs[type_.payload].fields:
+    for part in type_.struct.fields:
         if not isinstance(part.node, s.ArrayNode):
             raise UnsupportedError(f"Kaitai Struct cannot express the size of {type_.type} {part.name}")
         count, size = types.count(part.node, at), str(part.node.size)

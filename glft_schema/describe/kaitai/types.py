@@ -17,7 +17,7 @@ from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.sentences import HALVES
 from glft_schema.errors import UnsupportedError
 
-Attr = dict[str, Any]
+Attr = dict[Any, Any]
 LETTERS = {"u": "u", "i": "s", "f": "f"}
 OUT, IN, DIMS = "out", "in", "dims"  # the parameters of a payload
 ENCODING = "UTF-8"
@@ -37,12 +37,11 @@ class Types:
         written = {name for name in written if not schema.structs[name].is_json}
         self.ids = {name: self.names.new(name, "type") for name in schema.structs if name in written and name != root}
         self.own: dict[str, Attr] = {}  # generated types that are not structs of the schema, by identifier
-        self.enums: dict[str, dict[int | str, Any]] = {}  # by identifier
+        self.enums: dict[str, Attr] = {}  # by identifier
         # The root's instance for the byte order; None if the order is fixed.
         self.is_big = self.expressions.names[root].new("is big endian") if len(schema.byte_orders) > 1 else None
         self.endian = "be" if schema.byte_orders == (BIG,) else "le"  # if the order is fixed
         self._own_ids: dict[Any, str] = {}
-        self._enum_ids: dict[int, str] = {}
 
     def _below(self, struct: str) -> set[str]:
         below = {ref for part in self.schema.structs[struct].fields for ref in s.refs(part.node)} - {struct}
@@ -65,11 +64,11 @@ class Types:
             case s.ArrayNode():
                 return [attr | self._array(node, at)]
             case s.BytesNode():
-                return [attr | ({"size": integer_or_text(text(node.size, at))} if node.size else {"size-eos": True})]
+                return [attr | ({"size": text(node.size, at)} if node.size else {"size-eos": True})]
             case s.LinesNode():
-                return [attr | {"size": integer_or_text(text(node.size, at)), "type": self._lines()}]
+                return [attr | {"size": text(node.size, at), "type": self._lines()}]
             case s.JsonTableNode():
-                return [attr | {"doc": JSON_TEXT, **self._sized_text(text(node.size, at))}]
+                return [attr | {"doc": JSON_TEXT, "size": text(node.size, at), "type": "str", "encoding": ENCODING}]
             case s.PaddingNode():
                 return [attr | {"size": self._padding(node, at)}]
             case s.PayloadsNode():
@@ -143,7 +142,7 @@ class Types:
         if count == "1":
             return attr
         if node.item.kind == "u8":
-            return {key: attr[key] for key in attr if key == "doc"} | {"size": integer_or_text(count)}
+            return {key: attr[key] for key in attr if key == "doc"} | {"size": count}
         return attr | times(count)
 
     def count(self, node: s.ArrayNode, at: Location) -> str:
@@ -159,32 +158,29 @@ class Types:
     # Enums
 
     def enum(self, table: TypeTable[Any]) -> str:
-        if id(table) not in self._enum_ids:
-            name = self._enum_ids[id(table)] = self.names.new(s.table_name(table), "enum")
+        def entries() -> Attr:
             names = KaitaiNames("name", "value")
-            self.enums[name] = {
+            return {
                 code: {"id": names.new(entry.name.lower(), "type"), "-orig-id": entry.name} for code, entry in table.by_code()
             }
-        return self._enum_ids[id(table)]
+
+        return self._once(id(table), s.table_name(table), entries, "enum")
 
     def constant(self, table: TypeTable[Any], code: int | str) -> str:
         name = self.enum(table)
         return f"{name}::{self.enums[name][code]['id']}"
 
     def byte_orders(self) -> str:
-        if "order" not in self._own_ids:
-            self._own_ids["order"] = self.names.new("byte order", "enum")
-            self.enums[self._own_ids["order"]] = dict[int | str, Any](enumerate(self.schema.byte_orders))
-        return self._own_ids["order"]
+        return self._once("order", "byte order", lambda: dict(enumerate(self.schema.byte_orders)), "enum")
 
     # Generated types
 
-    def _once(self, key: Any, name: str, spec: Callable[[], Attr]) -> str:
-        """Returns the identifier of the generated type `key`, which the first call adds."""
+    def _once(self, key: Any, name: str, spec: Callable[[], Attr], kind: str = "type") -> str:
+        """Returns the identifier of the generated type or enum `key`, which the first call adds."""
         if key not in self._own_ids:
             added = spec()
-            self._own_ids[key] = self.names.new(name, "type")
-            self.own[self._own_ids[key]] = added
+            self._own_ids[key] = self.names.new(name, kind)
+            (self.own if kind == "type" else self.enums)[self._own_ids[key]] = added
         return self._own_ids[key]
 
     def _key(self, node: s.Node, at: Location) -> tuple[Any, ...]:
@@ -212,9 +208,6 @@ class Types:
         line = self._once("line", "line", lambda: {"doc": doc, "seq": [key, value]})
         return self._once(s.LinesNode, "lines", lambda: {"seq": [{"id": "lines", "type": line, "repeat": "eos"}]})
 
-    def _sized_text(self, size: str) -> Attr:
-        return {"size": integer_or_text(size), "type": "str", "encoding": ENCODING}
-
     def _payloads(self) -> str:
         doc = "The payloads, from `start` to the end of the file. The payload of each tensor is an instance of its row."
         raw = {"doc": "All bytes.", "io": "_root._io", "pos": "start", "size-eos": True}
@@ -237,11 +230,7 @@ class Types:
 
 def times(count: str) -> Attr:
     """Returns the keys of an attribute that is repeated `count` times."""
-    return {"repeat": "expr", "repeat-expr": integer_or_text(count)}
-
-
-def integer_or_text(expression: str) -> str | int:
-    return int(expression) if expression.isdigit() else expression
+    return {"repeat": "expr", "repeat-expr": count}
 
 
 def _common_count(node: s.SwitchNode) -> Expression | None:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from glft_schema.describe.page.frame import render, visible
 from glft_schema.display import size_text
 from glft_schema.quantizer.plan import Mix, Plan
