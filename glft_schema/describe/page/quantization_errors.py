@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from glft_schema.describe.page.frame import number
-from glft_schema.describe.page.samples import Floats, Part, describe, sample_parts, stored_parts
+from glft_schema.describe.page.samples import Floats, describe, sample, sample_parts
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.storage.dtypes import FLOAT64, Array
 from glft_schema.tensor_types.engine.chunks import matrix
@@ -37,7 +37,7 @@ def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> di
     if tensor.name not in source:
         return {"problem": "not in the source"}
     stored = source[tensor.name]
-    if tensor.type.bytes_only or stored.dtype.kind == "c":
+    if tensor.type.bytes_only or "c" in (tensor.type.dtype.kind, stored.dtype.kind):
         return {"problem": "of a type whose numbers cannot be compared"}
     if stored.shape != tensor.shape:
         return {"problem": f"shape {list(stored.shape)} in the source, {list(tensor.shape)} in the file"}
@@ -45,15 +45,19 @@ def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> di
         expected = stored.values().reshape(matrix(tensor.shape))
     except (TensorError, FormatError) as error:
         return {"problem": f"the source cannot be read: {error}"}
-    sampled = [_difference(tensor, expected, part).reshape(-1) for part in sample_parts(tensor, count)]
-    histogram = {"sample": describe(np.concatenate(sampled))} if sampled else {}
-    return histogram | _totals(tensor, expected)
+    parts = [expected[rows.start : rows.stop, across.start : across.stop] for rows, across in sample_parts(tensor, count)]
+    if not parts:
+        return _totals(tensor, expected)
+    source = np.concatenate([convert(part, FLOAT64).reshape(-1) for part in parts])
+    return {"sample": describe(_difference(sample(tensor, count), source))} | _totals(tensor, expected)
 
 
 def _totals(tensor: Tensor, expected: Array) -> dict[str, Any]:
-    errors = NumberErrors()
-    for part in _all(tensor):
-        errors.add(stored_parts(tensor, [part]), _cut(expected, part))
+    errors, columns, start = NumberErrors(), expected.shape[1], 0
+    for part in tensor.arrays(AT_ONCE):
+        rows = part.reshape(-1, min(columns, part.size))
+        errors.add(rows, expected.reshape(-1)[start : start + part.size].reshape(rows.shape))
+        start += part.size
     totals: dict[str, Any] = {"count": errors.count, "max": number(errors.largest), "rms": number(errors.rmse)}
     if errors.reference_squares:
         totals["relative"] = number(errors.relative)
@@ -62,25 +66,8 @@ def _totals(tensor: Tensor, expected: Array) -> dict[str, Any]:
     return totals | ({"unlike": errors.unlike} if errors.unlike else {})
 
 
-def _all(tensor: Tensor) -> Iterator[Part]:
-    """Yields the whole matrix in parts of about `AT_ONCE` numbers."""
-    out, columns = matrix(tensor.shape)
-    unit = tensor.type.unit(tensor.shape)
-    width = min(columns, max(AT_ONCE // unit, 1) * unit)
-    rows = max(AT_ONCE // max(width, 1), 1)
-    for row in range(0, out if columns else 0, rows):
-        for column in range(0, columns, width):
-            yield range(row, min(row + rows, out)), range(column, min(column + width, columns))
-
-
-def _difference(tensor: Tensor, expected: Array, part: Part) -> Floats:
-    """Returns stored - source for a part; 0 if both are NaN, or the same infinity."""
-    stored, source = stored_parts(tensor, [part]), convert(_cut(expected, part), FLOAT64)
+def _difference(stored: Floats, source: Floats) -> Floats:
+    """Returns stored - source; 0 if both are NaN, or the same infinity."""
     same = (stored == source) | (np.isnan(stored) & np.isnan(source))
     with np.errstate(over="ignore", invalid="ignore"):
         return np.where(same, 0.0, stored - source)
-
-
-def _cut(matrix: Array, part: Part) -> Array:
-    rows, columns = part
-    return matrix[rows.start : rows.stop : rows.step, columns.start : columns.stop]
