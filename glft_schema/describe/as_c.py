@@ -14,10 +14,11 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec.expressions import ROOT, Constant, Expression, Operation, Reference, outermost, subexpressions
+from glft_schema.codec.expressions import ROOT, Constant, Expression, Operation, Reference, outermost, references_in
 from glft_schema.codec.rules import Check
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.describe.identifiers import Identifiers, identifier, name_of
@@ -71,6 +72,17 @@ static inline uint64_t {prefix}_times(uint64_t a, uint64_t b) {{
 
 static inline uint64_t {prefix}_over(uint64_t a, uint64_t b) {{
     return a == {macro}_NO_SIZE || !b ? {macro}_NO_SIZE : a / b;
+}}
+"""
+DEQUANTIZE = """\
+static inline int {name}(uint64_t type, uint64_t out, uint64_t in, const void *payload, float *w) {{
+    const uint8_t *bytes = (const uint8_t *)payload;
+    uint64_t i, n = {prefix}_times(out, in);
+    (void)bytes, (void)w, (void)i;
+    if ({prefix}_times(n, sizeof *w) == {macro}_NO_SIZE || {size}(type, out, in) == {macro}_NO_SIZE) return 0;
+    switch (type) {{
+{cases}    default: return 0;
+    }}
 }}
 """
 
@@ -133,8 +145,8 @@ class _Header(NodeWords):
     def write(self, *lines: str) -> None:
         self.lines.extend(lines)
 
-    def template(self, text: str) -> None:
-        self.write(text.format(macro=self.macro, prefix=self.prefix))
+    def template(self, text: str, **names: str) -> None:
+        self.write(text.format(macro=self.macro, prefix=self.prefix, **names))
 
     def comment(self, *paragraphs: str, indent: str = "") -> None:
         """Writes a comment with wrapped paragraphs. Leading spaces indent a whole paragraph."""
@@ -408,12 +420,12 @@ class _Header(NodeWords):
 
     def weights(self) -> None:
         """Writes the functions that compute weights: one per type, and one that selects by type."""
-        function, size, no_size = self.name("dequantize"), self.name("payload_size"), f"{self.macro}_NO_SIZE"
+        function, size = self.name("dequantize"), self.name("payload_size")
         unit = TypesInC(f"{self.prefix}_", {function, *re.findall(r"\w+", "\n".join(self.lines))})
         names, cases = Identifiers(), list[str]()
         for type_ in self.schema.types:
             if calls := self.decoding(type_, unit, names):
-                cases += [self.case(type_), *(f"    {call}" for call in calls), "    return 1;"]
+                cases += [f"    {self.case(type_)}", *(f"        {call}" for call in calls), "        return 1;"]
         start = len(self.lines)
         self.write(unit.text)
         self.comment(
@@ -421,14 +433,7 @@ class _Header(NodeWords):
             f" type, if it cannot hold rows of `in` weights, or if their size overflows. The payload has {size} bytes, at any"
             " address, in the byte order of this machine."
         )
-        self.function(
-            f"int {function}(uint64_t type, uint64_t out, uint64_t in, const void *payload, float *w)",
-            "const uint8_t *bytes = (const uint8_t *)payload;",
-            f"uint64_t i, n = {self.prefix}_times(out, in);",
-            "(void)bytes, (void)w, (void)i;",
-            f"if ({self.prefix}_times(n, sizeof *w) == {no_size} || {size}(type, out, in) == {no_size}) return 0;",
-            *("switch (type) {", *cases, "default: return 0;", "}"),
-        )
+        self.template(DEQUANTIZE, name=function, size=size, cases="".join(f"{line}\n" for line in cases))
         section = with_prelude("\n".join(self.lines[start:]), f"{self.prefix}_")
         del self.lines[start:]
         self.comment(
@@ -457,33 +462,26 @@ class _Header(NodeWords):
         return [f"for (i = 0; i < n; i++) w[i] = {READ.get(kind, '')}(((const {KINDS[kind].unaligned} *)bytes)[i]);"]
 
     def conditions(self, type_: s.TypeOf) -> Iterator[str]:
-        if type_.packed > 1:
-            yield f"(in % {type_.packed} == 0)"
-        for part in type_.struct.fields:
-            if isinstance(part.node, s.ArrayNode) and part.node.weights:
-                yield f"(in % {part.node.weights} == 0)"
+        blocks = (part.node for part in type_.struct.fields if isinstance(part.node, s.ArrayNode))
+        for weights in (type_.packed, *(node.weights for node in blocks)):
+            if weights > 1:
+                yield f"(in % {weights} == 0)"
         for rule in type_.struct.rules:
-            if condition := condition_of(rule):
-                names = {part.names for part in subexpressions(condition) if isinstance(part, Reference)}
-                if names <= {("out",), ("in",)}:
-                    yield self.in_c(condition)
+            condition = condition_of(rule)
+            if condition and {reference.names for reference in references_in(condition)} <= {("out",), ("in",)}:
+                yield self.in_c(condition)
 
     def total(self, fields: Iterable[s.Field]) -> str:
-        total = "0"
-        for part in fields:
-            size = self.nbytes(part.node)
-            total = size if total == "0" else f"{self.prefix}_plus({total}, {size})"
-        return total
+        sizes = [self.nbytes(part.node) for part in fields] or ["0"]
+        return reduce(lambda total, size: f"{self.prefix}_plus({total}, {size})", sizes)
 
     def nbytes(self, node: s.Node) -> str:
         if not isinstance(node, s.ArrayNode):
             raise UnsupportedError(f"expected a payload field of numbers or blocks, found {type(node).__name__}")
-        size, dims = str(node.size), [self.in_c(dim) for dim in node.dims]
+        factors = [str(node.size), *map(self.in_c, node.dims)]
         if isinstance(node.item, s.RefNode):
-            size, dims = f"sizeof(struct {self.name(node.item.name)})", ["out", f"in / {node.weights}"]
-        for dim in dims:
-            size = f"{self.prefix}_times({size}, {dim})" if size != "1" else dim
-        return size
+            factors = [f"sizeof(struct {self.name(node.item.name)})", "out", f"in / {node.weights}"]
+        return reduce(lambda size, dim: f"{self.prefix}_times({size}, {dim})", [one for one in factors if one != "1"] or ["1"])
 
     def in_c(self, expression: Expression) -> str:
         """Returns an expression on out, in and dims (the product of out and in) as C code."""
