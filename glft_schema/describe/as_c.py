@@ -216,15 +216,14 @@ class _Header(NodeWords):
 
     def write_struct(self, struct: s.StructOf) -> None:
         """Writes the packed structs of a struct's runs, after a comment if it has other parts."""
-        members = list(self.members(struct))
-        runs = self.runs(struct, members)
-        whole = len(runs) == 1 and runs[0][1] == members
-        if not whole:
-            self.layout(struct, members, runs)
-        general = [rule_text(rule) for rule in rules_of_no_field(struct)] if whole else []
+        runs = self.runs(struct)
+        is_whole = len(runs) == 1 and bool(runs[0][0])
+        if not is_whole:
+            self.layout(struct, runs)
+        general = [rule_text(rule) for rule in rules_of_no_field(struct)] if is_whole else []
         for name, run in runs:
-            for suffix, sentence, outcome in self.outcomes(run):
-                self.write_packed(name + suffix, [*([sentence] if sentence else []), *general], run, outcome)
+            for suffix, sentence, outcome in self.outcomes(run) if name else ():
+                self.write_packed(name + suffix, [*filter(None, [sentence]), *general], run, outcome)
 
     def json(self, struct: s.StructOf) -> None:
         """Writes a comment about the objects of a JSON text, for which the header has no struct."""
@@ -245,19 +244,21 @@ class _Header(NodeWords):
                 yield _Member(names.new(f"n_{part.name}"), part.node.count, f"number of {part.name}")
             yield _Member(names.new(part.name), part.node, part.doc, part.rules)
 
-    def runs(self, struct: s.StructOf, members: list[_Member]) -> list[tuple[str, list[_Member]]]:
-        """Returns the runs of members of constant size, each with the name of its packed struct."""
+    def runs(self, struct: s.StructOf) -> list[tuple[str, list[_Member]]]:
+        """Returns the runs of members of constant size, each with the name of its packed struct,
+        and all members between them, without a name."""
         name, before, run = self.name(struct.name), "", list[_Member]()
         runs = []
-        for member in [*members, None]:
+        for member in [*self.members(struct), None]:
             if member and (member.is_comment or self.declaration(member.node, {}) is not None):
                 run.append(member)
                 continue
-            if any(not (inner.is_comment or isinstance(inner.node, s.RefNode)) for inner in run):
-                suffix = f"_after_{before}" if before else f"_before_{member.name}" if member else ""
-                runs.append((identifier(name + suffix, RESERVED), run))
+            is_packed = any(not (inner.is_comment or isinstance(inner.node, s.RefNode)) for inner in run)
+            suffix = f"_after_{before}" if before else f"_before_{member.name}" if member else ""
+            runs.append((identifier(name + suffix, RESERVED) if is_packed else "", run))
+            runs.append(("", [member] if member else []))
             run, before = [], member.name if member else ""
-        return runs
+        return [(name, run) for name, run in runs if run]
 
     def outcomes(self, run: list[_Member]) -> Iterator[tuple[str, str, dict[Expression, bool]]]:
         """Yields suffix, sentence and truth values for each combination of a run's conditions."""
@@ -315,19 +316,18 @@ class _Header(NodeWords):
             return c_type(node.item), dims, size
         return (f"struct {self.name(node.name)}", "", size) if isinstance(node, s.RefNode) else None
 
-    def layout(self, struct: s.StructOf, members: list[_Member], runs: list[tuple[str, list[_Member]]]) -> None:
+    def layout(self, struct: s.StructOf, runs: list[tuple[str, list[_Member]]]) -> None:
         """Writes a comment that lists the parts of a struct of varying size, in order."""
         lines = [f"{struct.name}, in order:"]
-        in_run = {id(member): (name, run) for name, run in runs for member in run}
-        for member in members:
-            if found := in_run.get(id(member)):
-                if found[1][0] is member:
-                    lines += [f"    struct {found[0]}{suffix}" for suffix, _, _ in self.outcomes(found[1])]
+        for name, run in runs:
+            if name:
+                lines += [f"    struct {name}{suffix}" for suffix, _, _ in self.outcomes(run)]
                 continue
-            lines.append(f"    {member.name}: {self.words_after_count(member)}. {member.doc}")
-            lines += [f"        {rule_text(rule)}" for rule in member.rules]
-            if isinstance(member.node, s.SwitchNode):
-                lines += [f"        {case.name}: {self.words(case.node)}" for case in member.node.cases]
+            for member in run:
+                lines.append(f"    {member.name}: {self.words_after_count(member)}. {member.doc}")
+                lines += [f"        {rule_text(rule)}" for rule in member.rules]
+                if isinstance(member.node, s.SwitchNode):
+                    lines += [f"        {case.name}: {self.words(case.node)}" for case in member.node.cases]
         self.comment(*lines, *(f"    {rule_text(rule)}" for rule in rules_of_no_field(struct)))
         self.write("")
 
