@@ -102,15 +102,15 @@ def _byte_order(types: Types) -> dict[str, Attr]:
     """Returns the instances of the root that determine the byte order, if it varies."""
     if types.is_big is None:
         return {}
-    switches = [
-        (offset, node) for offset, node in _nested_nodes(types.schema, types.root, 0) if isinstance(node, s.ByteOrderNode)
-    ]
-    if len(switches) != 1 or switches[0][0] is None:
-        raise UnsupportedError("expected one number at a fixed offset to determine the byte order")
-    ((offset, node),) = switches
-    assert node.number is not None
+    nodes = _nested_nodes(types.schema, types.root, 0)
+    switches = [(offset, node.number) for offset, node in nodes if isinstance(node, s.ByteOrderNode)]
+    match switches:
+        case [(int(offset), s.NumberNode() as number)]:
+            pass
+        case _:
+            raise UnsupportedError("expected one number at a fixed offset to determine the byte order")
     name = types.expressions.names[types.root].new("number that tells byte order")
-    kind = types.kind(replace(node.number, order="little"))
+    kind = types.kind(replace(number, order="little"))
     return {
         name: {"doc": "Read as little-endian, whatever the byte order is.", "pos": offset, "type": kind},
         types.is_big: {"doc": "The byte order, see below.", "value": f"{name} != 0 and {name} % 65536 == 0"},

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any
 
-import numpy as np
-
 from glft_schema.codec.trace import STEP
 from glft_schema.describe.byte_map import ByteMap
 from glft_schema.describe.byte_range import FIELD, ByteRange
@@ -29,6 +27,7 @@ PAYLOAD_START = 64, 16  # bytes of a payload at most, and at least if there are 
 ALL_PAYLOADS = 1 << 16  # bytes of all payloads, about
 LINE = 16  # bytes; shorter gaps between runs are not folded
 VALUE = 120  # characters
+COLUMNS = ("parent", "name", "start", "size", "type", "doc", "value")
 REST = "rest"  # the part of a field with the bytes that no other part has
 
 
@@ -47,7 +46,7 @@ class FieldTree:
         self.rows: dict[str, int] = {}
         self.payloads: dict[str, int] = {}
         self._texts: dict[str, int] = {}
-        self.columns: dict[str, list[Any]] = {key: [] for key in ("parent", "name", "start", "size", "type", "doc", "value")}
+        self._tree: list[list[Any]] = []
         self._open: list[tuple[str, int]] = []  # steps of the last path, and their rows
         self._docs = {part.name: part.doc for part in struct_of(map.format.struct).fields}
         is_opened, limit = len(map) <= MAX_OPENED, payload_start(map)
@@ -58,15 +57,16 @@ class FieldTree:
                 self._add_parts(byte_range, row, end, MAX_LEVELS)
 
     def as_data(self) -> dict[str, Any]:
-        return {**self.columns, "texts": list(self._texts)}
+        columns = {key: [row[i] for row in self._tree] for i, key in enumerate(COLUMNS)}
+        return {**columns, "texts": list(self._texts)}
 
     def _add_path(self, byte_range: ByteRange, steps: list[str]) -> int:
         """Adds a range, and the new levels around it; returns its row."""
-        known = 0
-        while known < min(len(self._open), len(steps) - 1) and self._open[known][0] == steps[known]:
-            self._grow(self._open[known][1], byte_range.end)
-            known += 1
-        del self._open[known:]
+        same = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._open, steps[:-1], strict=False))
+        del self._open[len(list(same)) :]
+        known = len(self._open)
+        for _, row in self._open:
+            self._tree[row][3] = byte_range.end - self._tree[row][2]
         row = self._open[-1][1] if self._open else -1
         for level, step in enumerate(steps[known:], known):
             if level == len(steps) - 1:
@@ -90,16 +90,9 @@ class FieldTree:
             self._add_parts(part, below, min(end, part.end), levels - 1)
 
     def _add(self, parent: int, name: str, start: int, end: int, type_: str = "", doc: str = "", value: str = "") -> int:
-        texts = {"name": name, "type": type_, "doc": doc}
-        row = {"parent": parent, "start": start, "size": end - start, "value": value}
-        for key, text in texts.items():
-            row[key] = self._texts.setdefault(text, len(self._texts))
-        for key, column in self.columns.items():
-            column.append(row[key])
-        return len(self.columns["parent"]) - 1
-
-    def _grow(self, row: int, end: int) -> None:
-        self.columns["size"][row] = end - self.columns["start"][row]
+        label, kind, sentence = (self._texts.setdefault(text, len(self._texts)) for text in (name, type_, doc))
+        self._tree.append([parent, label, start, end - start, kind, sentence, value])
+        return len(self._tree) - 1
 
 
 def path_steps(byte_range: ByteRange) -> list[str]:
@@ -165,8 +158,7 @@ def as_text(value: Any, type_: str) -> str:
         return ""
     if isinstance(value, str):
         return visible(value, VALUE)
-    text = str(value) if isinstance(value, (np.generic, int)) else quote(format_value(value, type_), VALUE)
-    return visible(text, VALUE + 20)
+    return visible(quote(format_value(value, type_), VALUE), VALUE + 20)
 
 
 def payload_start(map: ByteMap) -> int:
