@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +45,7 @@ REPLACED_VALUE = "replaced by a later value of this key"
 UNKNOWN_KEY = "of an unknown key; preserved"
 
 
-class ByteMap(Sequence[ByteRange]):
+class ByteMap(list[ByteRange]):
     """The ranges of a file, in order. They cover the whole file and do not overlap.
 
     Attributes:
@@ -55,23 +55,13 @@ class ByteMap(Sequence[ByteRange]):
         byte_order: the byte order of the file's numbers.
     """
 
-    def __init__(self, format: Format, source: Source, byte_ranges: Sequence[ByteRange], order: ByteOrder) -> None:
+    def __init__(self, format: Format, source: Source, byte_ranges: Iterable[ByteRange], order: ByteOrder) -> None:
+        super().__init__(byte_ranges)
         self.format = format
         self.source = source
         self.nbytes = source.size
         self.byte_order = order
-        self._byte_ranges = byte_ranges
-        self._starts = [byte_range.start for byte_range in byte_ranges]
-
-    @overload
-    def __getitem__(self, index: int) -> ByteRange: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ByteRange]: ...
-    def __getitem__(self, index: int | slice) -> ByteRange | Sequence[ByteRange]:
-        return self._byte_ranges[index]
-
-    def __len__(self) -> int:
-        return len(self._byte_ranges)
+        self._starts = [byte_range.start for byte_range in self]
 
     def __repr__(self) -> str:
         return f"<byte map of {quote(self.source.name)}: {len(self)} ranges, {self.nbytes} bytes>"
@@ -80,19 +70,19 @@ class ByteMap(Sequence[ByteRange]):
         """Returns the range at `offset`. Raises IndexError if the file has no such byte."""
         if not 0 <= offset < self.nbytes:
             raise IndexError(f"byte {offset} is out of range: {self.source.name} has {self.nbytes} bytes")
-        return self._byte_ranges[bisect_right(self._starts, offset) - 1]
+        return self[bisect_right(self._starts, offset) - 1]
 
     def between(self, start: int, end: int) -> Sequence[ByteRange]:
         """Returns the ranges that have a byte in ``[start, end)``."""
         if start >= end:
             return ()
-        return self._byte_ranges[max(bisect_right(self._starts, start) - 1, 0) : bisect_left(self._starts, end)]
+        return self[max(bisect_right(self._starts, start) - 1, 0) : bisect_left(self._starts, end)]
 
     @cached_property
     def tensors(self) -> Mapping[str, list[ByteRange]]:
         """The ranges of each tensor by name: its row in the table, then its payload."""
         tensors: defaultdict[str, list[ByteRange]] = defaultdict(list)
-        for byte_range in self._byte_ranges:
+        for byte_range in self:
             for tensor in byte_range.tensors:
                 tensors[tensor].append(byte_range)
         return dict(tensors)
@@ -100,7 +90,7 @@ class ByteMap(Sequence[ByteRange]):
     @property
     def unclaimed(self) -> list[ByteRange]:
         """The bytes that no declaration covers. Well-formed files have none; gaps are legal."""
-        return [byte_range for byte_range in self._byte_ranges if byte_range.kind == UNCLAIMED]
+        return [byte_range for byte_range in self if byte_range.kind == UNCLAIMED]
 
     def parts(self, byte_range: ByteRange) -> int:
         """Returns the number of parts of a range without reading them; 0 if it has none."""
@@ -275,24 +265,21 @@ class _ParsedFields:
 
     def _json_parts(self, span: FieldSpan) -> Iterator[ByteRange]:
         """Yields the parts of a JSON text other than rows: entries, values of keys, and padding."""
-        rows, number = span.value, 0
+        rows = span.value
 
         def json(part: JsonPart, doc: str, name: str, *steps: str) -> ByteRange:
             byte_range = self._json(rows.start + part.key, rows.start + part.end, STEP.join((span.path, *steps)), doc)
             return replace(byte_range, tensors=(name,) if span.path == self._table else ())
 
-        last, keys = {entry.name: entry for entry in rows.members}, rows.table.keys
-        for entry in rows.members:
-            if last[entry.name] is not entry:
-                yield json(entry, REPLACED_ENTRY, entry.name, quote(entry.name))
-            elif entry.name != rows.table.reserved:
-                fields = rows.fields_of(entry)
-                values = {part.name: part for part in fields}
-                for part in fields:
-                    if part.name not in keys or values[part.name] is not part:
-                        doc = REPLACED_VALUE if part.name in keys else UNKNOWN_KEY
-                        yield json(part, doc, entry.name, str(number), quote(part.name))
-                number += 1
+        for entry in _replaced(rows.members):
+            yield json(entry, REPLACED_ENTRY, entry.name, quote(entry.name))
+        for number, entry in enumerate(rows.row_parts):
+            fields = rows.fields_of(entry)
+            unknown = [part for part in fields if part.name not in rows.table.keys]
+            for part in unknown:
+                yield json(part, UNKNOWN_KEY, entry.name, str(number), quote(part.name))
+            for part in _replaced([part for part in fields if part not in unknown]):
+                yield json(part, REPLACED_VALUE, entry.name, str(number), quote(part.name))
         start, end = (rows.start + len(stored) for stored in (rows.stored.rstrip(b" \t\n\r"), rows.stored))
         if start < end:
             yield ByteRange(start, end, span.path, PADDING, "spaces", "after the JSON object")
@@ -313,12 +300,13 @@ class _ParsedFields:
             yield from self._gap(span.path, end, start, to, first=end == span.start)
             end = start + location.nbytes
             path, tensors = f"{span.path}{STEP}{sharing[0]!r}", tuple(sharing)  # not shortened: long names may begin alike
+            whole = ByteRange(start, end, path, FIELD, "bytes", "of an unknown type", None, tensors)
             fields = fields_of(location.type, location.shape)
             if not fields:
-                yield ByteRange(start, end, path, FIELD, "bytes", "of an unknown type", None, tensors)
+                yield whole
             for (at, size), type_, part, context in fields:
-                about = FIELD, type_, part.doc, None, tensors, None, part.node, context
-                yield ByteRange(start + at, start + at + size, f"{path}{STEP}{part.name}", *about)
+                about = part.node, type_, part.doc
+                yield replace(whole, context=context).part(part.name, start + at, start + at + size, *about)
         yield from self._gap(span.path, end, span.end or 0, to, first=not names)
 
     def _gap(self, path: str, start: int, end: int, to: int, first: bool) -> Iterator[ByteRange]:
@@ -338,3 +326,9 @@ class _ParsedFields:
         spans, fields = type_.field_spans(shape), struct_of(type_.payload).fields
         declared = [(spans[part.name], type_text(part.node, context), part, context) for part in fields]
         return [field for field in declared if field[0][1]]
+
+
+def _replaced(parts: Sequence[JsonPart]) -> list[JsonPart]:
+    """Returns the parts before another one of the same name."""
+    last = {part.name: part for part in parts}
+    return [part for part in parts if last[part.name] is not part]
