@@ -50,39 +50,43 @@ class Types:
     def attrs(self, id: str, node: s.Node, at: Location) -> list[Attr]:
         """Returns the attributes of a field. The last one is the field itself."""
         attr: Attr = {"id": id} if id else {}
+        if not isinstance(node, s.CountedNode):
+            return [attr | self._keys(node, at)]
+        count = self.expressions.names[at.struct].new(f"n {id}")
+        number = {"id": count, "doc": f"Number of {id}.", **self.type_of(node.count, at)}
+        return [number, attr | self.type_of(node.item, at) | times(count)]
+
+    def _keys(self, node: s.Node, at: Location) -> Attr:
+        """Returns the keys of a field's attribute, except its id."""
         text = self.expressions.text
         match node:
-            case s.CountedNode():
-                count = self.expressions.names[at.struct].new(f"n {id}")
-                number = {"id": count, "doc": f"Number of {id}.", **self.type_of(node.count, at)}
-                return [number, attr | self.type_of(node.item, at) | times(count)]
             case s.ListNode():
-                return [attr | self.type_of(node.item, at) | times(text(node.count, at))]
+                return self.type_of(node.item, at) | times(text(node.count, at))
             case s.SwitchNode() if common := _common_count(node):
-                items = [s.SwitchCase(of.name, of.code, of.node.item) for of in node.cases if isinstance(of.node, s.ListNode)]
-                return [attr | self.type_of(s.SwitchNode(node.on, tuple(items)), at) | times(text(common, at))]
+                items = [replace(case, node=case.node.item) for case in node.cases if isinstance(case.node, s.ListNode)]
+                return self.type_of(replace(node, cases=tuple(items)), at) | times(text(common, at))
             case s.ArrayNode():
-                return [attr | self._array(node, at)]
+                return self._array(node, at)
             case s.BytesNode():
-                return [attr | ({"size": text(node.size, at)} if node.size else {"size-eos": True})]
+                return {"size": text(node.size, at)} if node.size else {"size-eos": True}
             case s.LinesNode():
-                return [attr | {"size": text(node.size, at), "type": self._lines()}]
+                return {"size": text(node.size, at), "type": self._lines()}
             case s.JsonTableNode():
-                return [attr | {"doc": JSON_TEXT, "size": text(node.size, at), "type": "str", "encoding": ENCODING}]
+                return {"doc": JSON_TEXT, "size": text(node.size, at), "type": "str", "encoding": ENCODING}
             case s.PaddingNode():
-                return [attr | {"size": self._padding(node, at)}]
+                return {"size": self._padding(node, at)}
             case s.PayloadsNode():
-                return [attr | {"type": f"{self._payloads()}(_io.pos)"}]
-        return [attr | self.type_of(node, at)]
+                return {"type": f"{self._payloads()}(_io.pos)"}
+        return self.type_of(node, at)
 
     def type_of(self, node: s.Node, at: Location) -> Attr:
         """Returns the type, and other keys, of a node that is not repeated."""
         match node:
             case s.NumberNode():
                 doc = {"doc": f"T{HALVES[node.kind][1:]}."} if node.kind in HALVES else {}  # "The bits ..."
-                return {"type": self._in_order(None, node, node, at)} | doc
+                return {"type": self._in_order([node], at)} | doc
             case s.EitherNode():
-                return {"type": self._in_order(self.expressions.text(node.condition, at), node.then, node.otherwise, at)}
+                return {"type": self._in_order([node.then, node.otherwise], at, self.expressions.text(node.condition, at))}
             case s.CodeNode():
                 number = self.type_of(node.number, at)
                 if isinstance(number["type"], dict):
@@ -95,11 +99,10 @@ class Types:
                 return {"type": self._text(node, at)}
             case s.SwitchNode():
                 path, part, _ = self.expressions.find(node.on, at)
-                cases = {}
-                for case in node.cases:
-                    key = self.constant(part.node.table, case.code) if isinstance(part.node, s.CodeNode) else str(case.code)
-                    cases[key] = self._case(case, at)
-                return {"type": {"switch-on": path, "cases": cases}}
+                table = part.node.table if isinstance(part.node, s.CodeNode) else None
+                constants = [self.constant(table, case.code) if table else str(case.code) for case in node.cases]
+                types = [self._case(case, at) for case in node.cases]
+                return {"type": {"switch-on": path, "cases": dict(zip(constants, types, strict=True))}}
         return {"type": self._wrap(node, at, "value")}
 
     def _case(self, case: s.SwitchCase, at: Location) -> str:
@@ -117,32 +120,30 @@ class Types:
         is_known = number.kind in s.KINDS and number.kind not in HALVES
         return f"{LETTERS[number.kind[0]] if is_known else 'u'}{number.size}{order}"
 
-    def _in_order(self, condition: str | None, then: s.NumberNode, otherwise: s.NumberNode, at: Location) -> str | Attr:
-        """Returns the type of a number, which is one of two if there is a condition.
+    def _in_order(self, numbers: list[s.NumberNode], at: Location, condition: str = "") -> str | Attr:
+        """Returns the type of a number: the first of `numbers`, or the second unless a condition
+        holds.
 
         The root has a fixed byte order because the file's order is computed there. Numbers of the
         root therefore switch on the order themselves.
         """
-        if self.is_big and at == Location(self.root) and then.order == otherwise.order == "file":
+        if self.is_big and at == Location(self.root) and all(number.order == "file" for number in numbers):
             on = f"({self.is_big} ? 1 : 0)" + (f" + ({condition} ? 0 : 2)" if condition else "")
-            numbers = (then, otherwise) if condition else (then,)
             kinds = [self.kind(replace(number, order=order)) for number in numbers for order in ("little", "big")]
             return {"switch-on": on, "cases": {str(i): kind for i, kind in enumerate(kinds)}}
-        if condition is None:
-            return self.kind(then)
-        return {"switch-on": condition, "cases": {"true": self.kind(then), "false": self.kind(otherwise)}}
+        kinds = [self.kind(number) for number in numbers]
+        return {"switch-on": condition, "cases": dict(zip(("true", "false"), kinds, strict=True))} if condition else kinds[0]
 
     def _array(self, node: s.ArrayNode, at: Location) -> Attr:
         count, attr = self.count(node, at), self.type_of(node.item, at)
-        if isinstance(node.item, s.RefNode):
-            return attr | times(count)
-        dims = f"{node.item.kind}[{', '.join(map(str, node.dims))}], in C order." if len(node.dims) > 1 else ""
-        doc = "\n".join(filter(None, [dims, attr.pop("doc", "")]))
-        attr |= {"doc": doc} if doc else {}
-        if count == "1":
-            return attr
-        if node.item.kind == "u8":
-            return {key: attr[key] for key in attr if key == "doc"} | {"size": count}
+        if isinstance(node.item, s.NumberNode):
+            dims = f"{node.item.kind}[{', '.join(map(str, node.dims))}], in C order." if len(node.dims) > 1 else ""
+            doc = "\n".join(filter(None, [dims, attr.get("doc", "")]))
+            attr |= {"doc": doc} if doc else {}
+            if count == "1":
+                return attr
+            if node.item.kind == "u8":
+                return {"doc": doc, "size": count} if doc else {"size": count}
         return attr | times(count)
 
     def count(self, node: s.ArrayNode, at: Location) -> str:
