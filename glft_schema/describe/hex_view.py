@@ -67,9 +67,7 @@ class HexView:
     def whole(self) -> Iterator[str]:
         """Yields lines about the whole file, with long ranges folded."""
         for byte_range in self._map:
-            if len(byte_range.tensors) > 1:
-                yield self._owner(byte_range)
-            yield from self._mark(byte_range)
+            yield from self._mark(byte_range, len(byte_range.tensors) > 1)
             yield from self._fold(byte_range)
         if unclaimed := self._map.unclaimed:
             nbytes = sum(byte_range.nbytes for byte_range in unclaimed)
@@ -77,12 +75,11 @@ class HexView:
 
     def part(self, start: int, end: int) -> Iterator[str]:
         """Yields lines about the bytes from `start` to `end`, expanded down to elements."""
-        owner = None
+        last = ""
         for byte_range in self._map.between(start, end):
-            if self._owner(byte_range) not in (owner, ""):
-                yield self._owner(byte_range)
             owner = self._owner(byte_range)
-            yield from self._mark(byte_range)
+            yield from self._mark(byte_range, owner not in (last, ""))
+            last = owner
             yield from self._open(byte_range, start, end)
 
     def _owner(self, byte_range: ByteRange) -> str:
@@ -96,9 +93,7 @@ class HexView:
     def tensor(self, name: str) -> Iterator[str]:
         """Yields lines about a tensor: its row, and the start of each field of its payload."""
         for byte_range in self._map.tensors[name]:
-            if len(byte_range.tensors) > 1:
-                yield self._owner(byte_range)
-            yield from self._mark(byte_range)
+            yield from self._mark(byte_range, len(byte_range.tensors) > 1)
             if byte_range.value is not None or not self._map.parts(byte_range):
                 yield from self._fold(byte_range)
                 continue
@@ -109,8 +104,10 @@ class HexView:
             yield from self._open(byte_range, byte_range.start, end)
             yield from self._omit(byte_range, end)
 
-    def _mark(self, byte_range: ByteRange) -> Iterator[str]:
-        """Yields a line about the fault if it is in a range."""
+    def _mark(self, byte_range: ByteRange, with_owner: bool) -> Iterator[str]:
+        """Yields lines about a range: its owner, and the fault if that is in the range."""
+        if with_owner:
+            yield self._owner(byte_range)
         if self._fault and byte_range.start <= (self._fault.offset or 0) < byte_range.end:
             yield self._paint(f"fault: {self._fault.text}", UNCLAIMED)
 

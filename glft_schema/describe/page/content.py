@@ -70,7 +70,7 @@ def page(
         FormatError, OSError: if the file at a path cannot be opened.
     """
     file = as_file(file)
-    tensors = list(file.tensors.values())
+    tensors, metadata = list(file.tensors.values()), file.regions.get("metadata", {})
     maps = [byte_map_of(shard.source)[0] if fault else byte_map(shard) for shard in file.shards]
     numbers: list[dict[str, Any]] = []
     errors: list[dict[str, Any]] = []
@@ -95,9 +95,7 @@ def page(
         "tensors": tensors,
         "static_rows": STATIC_ROWS,
         "types": types,
-        "weights": sum(total.weights for _, total in types),
-        "metadata": file.regions.get("metadata", {}),
-        "header": file.regions.get("header", {}),
+        "metadata": metadata,
         "magic": maps[0].at(0).name if maps[0].nbytes else "",
         "vocabulary": shown,
         "outside": sum(outside.values()),
@@ -112,7 +110,7 @@ def page(
         "numbers": numbers,
         "errors": None if against is None else errors,
         "vocabulary": shown,
-        **_metadata(file.regions.get("metadata", {})),
+        **_metadata(metadata),
     }
     return render("page.html.jinja", texts, data, SCRIPTS)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any
 
 from glft_schema.codec.trace import STEP
@@ -28,6 +29,7 @@ ALL_PAYLOADS = 1 << 16  # bytes of all payloads, about
 LINE = 16  # bytes; shorter gaps between runs are not folded
 VALUE = 120  # characters
 COLUMNS = ("parent", "name", "start", "size", "type", "doc", "value")
+MORE = "fields omitted from this page because there are too many"
 REST = "rest"  # the part of a field with the bytes that no other part has
 
 
@@ -131,26 +133,14 @@ def _with_steps(byte_ranges: list[ByteRange]) -> Iterator[tuple[ByteRange, list[
 
 def _within_limits(map: ByteMap) -> Iterator[ByteRange]:
     """Yields the ranges of a page. Those of a region beyond `MAX_RANGES` become one range."""
-    counts: dict[str, int] = {}
-    rest: list[ByteRange] = []
-    for byte_range in map:
-        region = path_steps(byte_range)[0]
-        counts[region] = counts.get(region, 0) + 1
-        if rest and path_steps(rest[0])[0] != region:
-            yield _join(rest)
-            rest = []
-        if counts[region] > MAX_RANGES:
-            rest = [rest[0] if rest else byte_range, byte_range]
-        else:
-            yield byte_range
-    if rest:
-        yield _join(rest)
-
-
-def _join(rest: list[ByteRange]) -> ByteRange:
-    first, last = rest[0], rest[-1]
-    path = f"{path_steps(first)[0]}{STEP}more"
-    return ByteRange(first.start, last.end, path, FIELD, "bytes", "fields omitted from this page because there are too many")
+    counts = Counter[str]()
+    for region, group in groupby(map, lambda byte_range: path_steps(byte_range)[0]):
+        byte_ranges = list(group)
+        room = max(MAX_RANGES - counts[region], 0)
+        counts[region] += len(byte_ranges)
+        yield from byte_ranges[:room]
+        if rest := byte_ranges[room:]:
+            yield ByteRange(rest[0].start, rest[-1].end, f"{region}{STEP}more", FIELD, "bytes", MORE)
 
 
 def as_text(value: Any, type_: str) -> str:
@@ -190,7 +180,7 @@ def segments(map: ByteMap) -> list[tuple[int, str]]:
 
 
 def _ends(byte_range: ByteRange, limit: int) -> list[tuple[int, int]]:
-    if byte_range.type == "bytes" and byte_range.name == "more":
+    if byte_range.doc == MORE:
         return []
     if is_payload(byte_range):
         return [(byte_range.start, min(byte_range.end, byte_range.start + limit))]
