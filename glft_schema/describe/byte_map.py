@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ class ByteMap(list[ByteRange]):
         format: the format of the file.
         source: the file's bytes. `inside` reads them, so the source must be open.
         byte_order: the byte order of the file's numbers.
+        tensors: the ranges of each tensor by name: its row in the table, then its payload.
     """
 
     def __init__(self, format: Format, source: Source, byte_ranges: Iterable[ByteRange], order: ByteOrder) -> None:
@@ -61,6 +62,10 @@ class ByteMap(list[ByteRange]):
         self.source = source
         self.nbytes = source.size
         self.byte_order = order
+        self.tensors: dict[str, list[ByteRange]] = {}
+        for byte_range in self:
+            for tensor in byte_range.tensors:
+                self.tensors.setdefault(tensor, []).append(byte_range)
         self._starts = [byte_range.start for byte_range in self]
 
     def __repr__(self) -> str:
@@ -78,15 +83,6 @@ class ByteMap(list[ByteRange]):
             return ()
         return self[max(bisect_right(self._starts, start) - 1, 0) : bisect_left(self._starts, end)]
 
-    @cached_property
-    def tensors(self) -> Mapping[str, list[ByteRange]]:
-        """The ranges of each tensor by name: its row in the table, then its payload."""
-        tensors: defaultdict[str, list[ByteRange]] = defaultdict(list)
-        for byte_range in self:
-            for tensor in byte_range.tensors:
-                tensors[tensor].append(byte_range)
-        return dict(tensors)
-
     @property
     def unclaimed(self) -> list[ByteRange]:
         """The bytes that no declaration covers. Well-formed files have none; gaps are legal."""
@@ -94,7 +90,7 @@ class ByteMap(list[ByteRange]):
 
     def parts(self, byte_range: ByteRange) -> int:
         """Returns the number of parts of a range without reading them; 0 if it has none."""
-        return parts_of(self.source, byte_range, byte_range.start)[0]
+        return parts_of(self.source, byte_range, byte_range.start, byte_range.end)[0]
 
     def inside(self, byte_range: ByteRange, start: int | None = None, end: int | None = None) -> Iterator[ByteRange]:
         """Yields the parts of a range that have a byte in ``[start, end)``, one level deep.
@@ -115,7 +111,7 @@ class ByteMap(list[ByteRange]):
         high = byte_range.end if end is None else min(end, byte_range.end)
         if low >= high:
             return
-        for part in parts_of(self.source, byte_range, low)[1]:
+        for part in parts_of(self.source, byte_range, low, high)[1]:
             if part.start >= high:
                 return
             if part.end > self.nbytes:
@@ -202,9 +198,9 @@ class _ParsedFields:
         self._source = source
         self._table = format.table
         self._by_path = {span.path: span for span in spans}
-        parents = {parent_of(span.path) for span in spans} & self._by_path.keys()
+        around = {self._enclosing(path) for path in set(map(parent_of, self._by_path))} & self._by_path.keys()
         # Lists of construct's own, whose elements have no paths: each is one range.
-        self._lists = {path for path in parents if not isinstance(self._node(self._by_path[path]), s.RefNode)}
+        self._lists = {path for path in around if not isinstance(self._node(self._by_path[path]), s.RefNode)}
         in_lists = tuple(path + STEP for path in self._lists)
         self._leaves: list[FieldSpan] = []
         self._tables_in_json: list[FieldSpan] = []
@@ -225,6 +221,12 @@ class _ParsedFields:
 
     def _node(self, span: FieldSpan) -> s.Node:
         return select(self._field(span).node, span.context)
+
+    def _enclosing(self, path: str) -> str:
+        """Returns the path of the field around the parts of construct's own lists, ``items``."""
+        while path and path not in self._by_path and not path.rpartition(STEP)[2].isdecimal():
+            path = parent_of(path)
+        return path
 
     def byte_ranges(self) -> list[ByteRange]:
         """Returns a range for each innermost field that takes bytes, in order."""
@@ -267,9 +269,9 @@ class _ParsedFields:
         """Yields the parts of a JSON text other than rows: entries, values of keys, and padding."""
         rows = span.value
 
-        def json(part: JsonPart, doc: str, name: str, *steps: str) -> ByteRange:
+        def json(part: JsonPart, doc: str, name: str | None, *steps: str) -> ByteRange:
             byte_range = self._json(rows.start + part.key, rows.start + part.end, STEP.join((span.path, *steps)), doc)
-            return replace(byte_range, tensors=(name,) if span.path == self._table else ())
+            return replace(byte_range, tensors=(name or "",) if span.path == self._table else ())
 
         for entry in _replaced(rows.members):
             yield json(entry, REPLACED_ENTRY, entry.name, quote(entry.name))

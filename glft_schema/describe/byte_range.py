@@ -83,9 +83,9 @@ class ByteRange:
         self, name: str, start: int, end: int, node: s.Node, type: str = "", doc: str | None = None, value: Any = None
     ) -> ByteRange:
         """Returns a part of this range, by default of the type of its node."""
-        about = self.kind, type or type_text(node, self.context), self.doc if doc is None else doc
-        of = self.tensors, self.key, node, self.context
-        return ByteRange(start, end, f"{self.path}{STEP}{name}", *about, value, *of)
+        path, doc = f"{self.path}{STEP}{name}", self.doc if doc is None else doc
+        type = type or type_text(node, self.context)
+        return replace(self, start=start, end=end, path=path, type=type, doc=doc, value=value, node=node)
 
 
 def select(node: s.Node, context: Any) -> s.Node:
@@ -101,10 +101,11 @@ def dims_of(node: s.ListNode | s.ArrayNode, context: Any) -> list[int]:
     return [int(size) for value in values for size in (value if isinstance(value, list) else [value])]
 
 
-def parts_of(source: Source, whole: ByteRange, low: int) -> tuple[int, Iterator[ByteRange]]:
-    """Returns the number of parts of a range, and an iterator that reads those from byte `low` on.
+def parts_of(source: Source, whole: ByteRange, low: int, high: int) -> tuple[int, Iterator[ByteRange]]:
+    """Returns the number of parts of a range, and an iterator that reads those with a byte in
+    ``[low, high)``.
 
-    The iterator may begin earlier, if the parts before `low` have to be read to find the others.
+    The iterator also yields others, if they have to be read to find those.
     """
     context = whole.context
     match whole.node:
@@ -112,10 +113,10 @@ def parts_of(source: Source, whole: ByteRange, low: int) -> tuple[int, Iterator[
             pass  # a number, whose value is that of the range
         case s.ArrayNode() | s.ListNode() as node:
             dims = dims_of(node, context)
-            return math.prod(dims), _elements(source, whole, node, dims, whole.start, low)
+            return math.prod(dims), _elements(source, whole, node, dims, whole.start, low, high)
         case s.CountedNode() as node:
             number = _number(source, whole, "count", node.count, "how many follow")
-            return number.value + 1, chain([number], _elements(source, whole, node, [number.value], number.end, low))
+            return number.value + 1, chain([number], _elements(source, whole, node, [number.value], number.end, low, high))
         case s.TextNode() as node:
             return 2, _text(source, whole, node)
         case s.RefNode() as node:
@@ -128,7 +129,13 @@ def parts_of(source: Source, whole: ByteRange, low: int) -> tuple[int, Iterator[
 
 
 def _elements(
-    source: Source, whole: ByteRange, node: s.ArrayNode | s.ListNode | s.CountedNode, dims: Sequence[int], start: int, low: int
+    source: Source,
+    whole: ByteRange,
+    node: s.ArrayNode | s.ListNode | s.CountedNode,
+    dims: Sequence[int],
+    start: int,
+    low: int,
+    high: int,
 ) -> Iterator[ByteRange]:
     """Yields the elements of an array of these dims from byte `start`."""
     item, total = select(node.item, whole.context), math.prod(dims)
@@ -139,7 +146,7 @@ def _elements(
             first = start + (int(ends[i - 1]) if i else 0)
             yield whole.part(str(i), first, start + int(ends[i]), item, type_, value=whole.value[i])
     elif isinstance(item, (s.NumberNode, s.RefNode)) and (size := _size(item, whole.context)):
-        indices = range(max((low - start) // size, 0), total)
+        indices = range(max((low - start) // size, 0), min(total, -(-(high - start) // size)))
         for i, number in zip(indices, _numbers(source, item, start, indices, whole.context), strict=False):
             first = start + i * size
             yield whole.part(_index(i, dims), first, first + size, item, type_, value=number)

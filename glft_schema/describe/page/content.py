@@ -140,7 +140,7 @@ def _comparison(file: File, against: Mapping[str, StoredTensor], errors: list[di
     compared = {name: found["max"] for name, found in zip(file.tensors, errors, strict=True) if "problem" not in found}
     missing = sum(name not in file.tensors for name in against)
     worst = max(compared, key=lambda name: float(compared[name]), default=None)
-    return {"compared": len(compared), "missing": missing, "worst": worst, "max": compared.get(worst)}
+    return {"compared": len(compared), "missing": missing, "worst": worst, "max": compared.get(worst or "")}
 
 
 def _tensors(
