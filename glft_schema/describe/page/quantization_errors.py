@@ -48,8 +48,8 @@ def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> di
     parts = [expected[rows.start : rows.stop, across.start : across.stop] for rows, across in sample_parts(tensor, count)]
     if not parts:
         return _totals(tensor, expected)
-    source = np.concatenate([convert(part, FLOAT64).reshape(-1) for part in parts])
-    return {"sample": describe(_difference(sample(tensor, count), source))} | _totals(tensor, expected)
+    sampled = np.concatenate([convert(part, FLOAT64).reshape(-1) for part in parts])
+    return {"sample": describe(_difference(sample(tensor, count), sampled))} | _totals(tensor, expected)
 
 
 def _totals(tensor: Tensor, expected: Array) -> dict[str, Any]:
