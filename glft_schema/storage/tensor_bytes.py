@@ -12,7 +12,7 @@ import numpy as np
 from glft_schema.storage.dtypes import Array, Dtype
 from glft_schema.storage.source import Source
 
-PIECE = 1 << 24  # bytes per read when bytes are copied unchanged
+PIECE = 1 << 22  # bytes per read when bytes are copied or compared
 
 if sys.byteorder != "little":
     raise ImportError("glft_schema requires a little-endian machine: it uses stored numbers in place")

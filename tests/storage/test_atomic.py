@@ -19,11 +19,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from click.exceptions import Exit
 
 import glft_schema.storage.atomic
 from glft_schema import Container, FormatError, TensorError, convert, load_file, save_file
 from glft_schema.cli.get_tensor import get_tensor
+from glft_schema.cli.terminal import RefusedError
 from glft_schema.cli.view import view
 from glft_schema.describe.page import content
 from glft_schema.formats.glft import GLFT
@@ -398,7 +398,7 @@ def test_a_source_file_that_is_cut_or_replaced_while_it_is_read(tmp_path: Path, 
 def test_payloads_of_the_wrong_length_shift_nothing(path: Path, pieces: tuple[bytes, ...], found: int) -> None:
     path.write_bytes(b"old")
     rows = [{"name": name, "dims": [], "dtype": 0} for name in "ab"]
-    sizeless = SimpleNamespace(pieces=lambda order: iter(pieces))
+    sizeless = SimpleNamespace(write_to=lambda stream, order: sum(map(stream.write, pieces)))
     with pytest.raises(FormatError, match=f"data -> 'a': expected 4 bytes, found {found}"):
         Container.build_file({"descriptors": rows, "data": {"a": sizeless, "b": b"1234"}}, path)
     assert_only(path, b"old")
@@ -419,15 +419,15 @@ def work(*arguments: object, **more: object) -> None:
     raise AssertionError("it was done")
 
 
-def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_file({"a": torch.ones(3)}, path)
     out = path.parent / "missing" / "out.npy"
     monkeypatch.setattr(content, "page", work)
     monkeypatch.setattr(Tensor, "dequantize", work)
     for verb in (lambda: view(path, out), lambda: get_tensor(path, "a", out)):
-        with pytest.raises(Exit) as caught:
+        with pytest.raises(RefusedError) as caught:
             verb()
-        assert (caught.value.exit_code, capsys.readouterr().err) == (2, f"glft: {out}: No such file or directory\n")
+        assert (caught.value.exit_code, caught.value.message) == (2, f"{out}: No such file or directory")
     monkeypatch.setattr(run, "train", work)
     (path.parent / "manifest.json").mkdir()
     with pytest.raises(IsADirectoryError, match="not a regular file; left unchanged"):

@@ -274,10 +274,9 @@ from glft_schema import Container
 from tests.tools.forked_writers import container
 
 class Slow:
-    def pieces(self, order):
+    def write_to(self, stream, order):
         print("half way", flush=True)
         time.sleep(60)
-        yield bytes(40)
 
 made = container(2)
 made["data"]["c"] = Slow()
