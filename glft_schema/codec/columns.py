@@ -1,19 +1,16 @@
 """Rows of a table by column, so that opening a file creates no record per tensor.
 
-`Struct._parse` reads one row from a stream, with its position and its path for errors. This is too
-slow for a file of many tensors. So a table reads most rows with a `ColumnReader`, which makes a
-`Reader` of each field as soon as byte order, version and limits are known. At the first row that is
-unusual, it stops, and `Struct._parse` reads this row. So only the full parse formats and locates
-errors. Tables of other declarations, such as those with a Switch, are always parsed in full.
+The declared constructs parse a row: `Struct._parse`, from a stream, with positions and paths for
+errors. This is too slow for a file of many tensors, so a table reads most rows with a
+`ColumnReader`, which derives a vectorised reading from the same declaration, as soon as byte order,
+version and limits are known:
 
-A construct that can be read so defines, next to its `_parse`:
+- Dims and types repeat. Their bytes are located, and the constructs parse them once for each
+  distinct sequence of bytes, with the fields and rules that depend only on them.
+- Texts and integers are unpacked from a buffer.
 
-=================  ============================================================================
-`_fast_reader`     context of what is known before the first row -> its `Reader`
-`_fast_end`        the same -> finds its end. The values of these fields, dims and types, repeat:
-                   they are parsed once for each distinct sequence of bytes
-`needs`            the fields of the row that it is computed from, if it has no bytes
-=================  ============================================================================
+At the first row that is unusual, the reader stops, and `Struct._parse` reads this row. So only the
+full parse formats and locates errors. Tables with any other field are always parsed in full.
 """
 
 from __future__ import annotations
@@ -24,16 +21,21 @@ from typing import Any, overload
 
 import construct
 
-from glft_schema.codec.context import Context
+from glft_schema.codec.context import Context, byte_order, limits_of
+from glft_schema.codec.expressions import fields_in
+from glft_schema.codec.numbers import Number, Picked, Sizes
 from glft_schema.codec.records import Record
-from glft_schema.codec.structs import Count, Struct
+from glft_schema.codec.rules import Check
+from glft_schema.codec.structs import Count, Derived, Struct
+from glft_schema.codec.text import Text
+from glft_schema.codec.type_codes import TypeCode
 from glft_schema.display import with_display
 from glft_schema.errors import FormatError
 from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.source import BytesSource
 
-# Parses a field: (buffer, the field's start there, context of its row) -> (value, end)
-Reader = Callable[[bytes, int, Context], tuple[Any, int]]
-End = Callable[[bytes, int], int]  # finds the end of a field: (buffer, the field's start there) -> its end there
+Reader = Callable[[bytes, int], tuple[Any, int]]  # parses a field: (buffer, its start there) -> (value, end)
+End = Callable[[bytes, int], int]  # finds the end of a field: (buffer, its start there) -> its end there
 TRANSPARENT = (construct.Renamed, construct.Default, Count)  # parse into the value of the construct inside
 
 
@@ -43,26 +45,6 @@ class NotFast(Exception):  # noqa: N818 - not an error
 
 # Why a row is parsed in full: an unusual value, bytes beyond those in memory, a broken rule.
 UNUSUAL = (NotFast, struct.error, FormatError)
-
-
-def fast_reader(field: construct.Construct, context: Context) -> Reader:
-    """Returns the reader of a field. Raises NotFast, or KeyError if it depends on the row."""
-    make = getattr(field, "_fast_reader", None)
-    if make is None or field.parsed is not None or _owner(field, "_fast_reader") is not _owner(field, "_parse"):
-        raise NotFast  # of a class that parses otherwise than its base
-    reader: Reader = make(context)
-    return reader
-
-
-def _owner(field: construct.Construct, method: str) -> type:
-    return next(kind for kind in type(field).__mro__ if method in vars(kind))
-
-
-def _bare(field: construct.Construct) -> Any:
-    """Returns a declaration without its name, its default and its way of counting."""
-    while type(field) in TRANSPARENT and field.parsed is None:
-        field = field.subcon
-    return field
 
 
 @with_display
@@ -139,14 +121,12 @@ class ColumnReader:
     def __init__(self, row: construct.Construct, context: Context) -> None:
         if type(row) is not Struct or row.parsed is not None or "_root" not in context:  # or each row is a root of its own
             raise NotFast
-        self._entries = dict(row.nest(context, None))
-        self._known = Context(self._entries)
-        self._checked = Context(self._entries)
-        self._fields: list[tuple[str, Reader]] = []  # of fields that do not repeat, before and after those that do
-        self._repeated: list[tuple[str | None, Reader]] = []  # repeated fields, and what depends on them
-        self._checks: list[Reader] = []  # of other fields
+        self._context = row.nest(context, None)
+        self._first: list[tuple[str, Reader]] = []  # fields before those that repeat,
+        self._last: list[tuple[str, Reader]] = []  # and after them
+        self._repeated: list[tuple[str | None, Any]] = []  # repeated fields, and what depends on them
+        self._checks: list[Check] = []  # of other fields
         self._ends: list[End] = []
-        self._before = 0  # number of `_fields` before those that repeat
         names = {name for name, _, slot in row.needed if slot is not None}
         for name, field, _ in row.needed:
             self._add(name, _bare(field), names)
@@ -156,23 +136,23 @@ class ColumnReader:
         self._kinds: dict[bytes, int] = {}
 
     def _add(self, name: str | None, field: Any, names: set[str]) -> None:
-        read = fast_reader(field, self._known)
-        if hasattr(field, "needs"):
+        if field.parsed is not None:
+            raise NotFast
+        if isinstance(field, (Derived, Check)):
             needs, repeated = field.needs(), {name for name, _ in self._repeated if name}
             if needs is not None and needs & names <= repeated:
-                self._repeated.append((name, read))
-            elif needs is not None and name is None and not needs & repeated:
-                self._checks.append(read)
+                self._repeated.append((name, field))
+            elif needs is not None and isinstance(field, Check) and not needs & repeated:
+                self._checks.append(field)
             else:
                 raise NotFast
-        elif hasattr(field, "_fast_end") and (not self._ends or len(self._fields) == self._before):
-            self._before = len(self._fields)
-            self._ends.append(field._fast_end(self._known))
-            self._repeated.append((name, read))
+        elif type(field) in (Sizes, TypeCode) and not self._last:
+            self._ends.append(_end_of(field, self._context))
+            self._repeated.append((name, field))
         elif name is None:
             raise NotFast
         else:
-            self._fields.append((name, read))
+            (self._last if self._ends else self._first).append((name, _reader_of(field, self._context)))
 
     def read_ahead(self, cursor: Cursor, until: int) -> None:
         """Parses rows that are in memory, up to row `until`.
@@ -181,23 +161,22 @@ class ColumnReader:
         """
         stored, at = cursor.ahead()
         before = cursor.tell() - at
-        rows, context, kinds, ends = self.rows, self._known, self._kinds, self._ends
-        steps = [(read, rows.others[name].append) for name, read in self._fields]
-        first, last = steps[: self._before], steps[self._before :]
+        rows, kinds, ends = self.rows, self._kinds, self._ends
+        first, last = ([(read, rows.others[name].append) for name, read in of] for of in (self._first, self._last))
         done = start = at
         try:
             while len(rows.kind) < until:
                 for read, store in first:
-                    value, at = read(stored, at, context)
+                    value, at = read(stored, at)
                     store(value)
                 start = at
                 for end in ends:
                     at = end(stored, at)
                 kind = kinds.get(stored[start:at])
                 if kind is None:
-                    kind = self._new_kind(stored, start, at)
+                    kind = self._new_kind(stored[start:at])
                 for read, store in last:
-                    value, at = read(stored, at, context)
+                    value, at = read(stored, at)
                     store(value)
                 if self._checks:
                     self._check(len(rows.kind))
@@ -209,22 +188,75 @@ class ColumnReader:
             del values[len(rows) :]
         cursor.seek(before + done)
 
-    def _new_kind(self, stored: bytes, start: int, end: int) -> int:
-        own, at = Context(self._entries), start
-        for name, read in self._repeated:
-            value, at = read(stored, at, own)
+    def _new_kind(self, stored: bytes) -> int:
+        own, cursor = Context(self._context), Cursor(BytesSource(stored))
+        for name, field in self._repeated:
+            value = field._parse(cursor, own, "")
             if name:
                 own[name] = value
-        assert at == end
-        self._kinds[stored[start:end]] = number = len(self.rows.kinds)
+        self._kinds[stored] = number = len(self.rows.kinds)
         self.rows.kinds.append(tuple(own[name] for name in self.rows.repeated))
         return number
 
     def _check(self, number: int) -> None:
-        for name, _ in self._fields:
-            self._checked[name] = self.rows.others[name][number]
+        own = Context(self._context)
+        for name, _ in (*self._first, *self._last):
+            own[name] = self.rows.others[name][number]
         for check in self._checks:
-            check(b"", 0, self._checked)
+            check._parse(None, own, "")
+
+
+def _bare(field: construct.Construct) -> Any:
+    """Returns a declaration without its name, its default and its way of counting."""
+    while type(field) in TRANSPARENT and field.parsed is None:
+        field = field.subcon
+    return field
+
+
+def _number_of(field: Any, context: Context) -> Number:
+    """Returns the number of all rows. Raises NotFast, or KeyError if it depends on the row."""
+    if type(field) is Picked and fields_in(field.condition) is not None:  # a function may depend on the row
+        field = field.pick(context)
+    if type(field) is not Number or field.is_float:
+        raise NotFast
+    return field
+
+
+def _end_of(field: Sizes | TypeCode, context: Context) -> End:
+    """Returns a function that finds the end of a field whose values repeat."""
+    if isinstance(field, TypeCode):
+        nbytes = _number_of(field.subcon, context).itemsize
+        return lambda stored, at: at + nbytes
+    count, width = _number_of(field.count, context), _number_of(field.size, context).itemsize
+    if not count.is_unsigned:
+        raise NotFast
+    unpack, start = count.unpacker(byte_order(context)), count.itemsize
+    return lambda stored, at: at + start + width * unpack(stored, at)[0]
+
+
+def _reader_of(field: Any, context: Context) -> Reader:
+    """Returns the reader of a text or an integer."""
+    if type(field) is Text:
+        return _text_reader(field, context)
+    number = _number_of(field, context)
+    unpack, nbytes = number.unpacker(byte_order(context)), number.itemsize
+    return lambda stored, at: (unpack(stored, at)[0], at + nbytes)
+
+
+def _text_reader(text: Text, context: Context) -> Reader:
+    length, most, errors = _reader_of(text.length, context), limits_of(context).text, text.errors
+
+    def read(stored: bytes, at: int) -> tuple[str, int]:
+        nbytes, first = length(stored, at)
+        end = first + nbytes
+        if not 0 <= nbytes <= most or end > len(stored):
+            raise NotFast
+        try:
+            return str(stored[first:end], "utf-8", errors), end
+        except UnicodeDecodeError:
+            raise NotFast from None
+
+    return read
 
 
 def column_reader(row: construct.Construct, context: Context) -> ColumnReader | None:

@@ -23,9 +23,8 @@ from typing import Any, TypeVar
 import construct
 import numpy as np
 
-from glft_schema.codec.columns import End, NotFast, Reader, fast_reader
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_order, limits_of
-from glft_schema.codec.expressions import as_expression, fields_in, outermost
+from glft_schema.codec.expressions import as_expression, outermost
 from glft_schema.codec.rules import ALL_BITS, Fault
 from glft_schema.codec.structs import check_count
 from glft_schema.errors import FormatError, alternatives, quote
@@ -36,7 +35,6 @@ from glft_schema.storage.dtypes import Array, Dtype, dtype_of, name_of, words
 from glft_schema.storage.tensor_bytes import array_bytes, array_over, write_all
 from glft_schema.storage.torch_tensors import array_of
 
-MOST_DIMS = 7  # a row with more dims is parsed in full
 cached_struct = lru_cache(maxsize=256)(struct.Struct)  # slower to make than to use
 
 
@@ -78,12 +76,6 @@ class Number(construct.Construct):
         """Returns itself, see `Picked.pick`."""
         return self
 
-    def pick_ahead(self, context: Context) -> Number:
-        """Returns itself, see `Picked.pick_ahead`. Raises NotFast for a subclass."""
-        if type(self) is not Number:
-            raise NotFast
-        return self
-
     def numpy_dtype(self, order: ByteOrder = LITTLE) -> Dtype:
         """Returns the dtype of its words in a byte order."""
         dtype: Dtype = self._numpy.newbyteorder("<" if order == LITTLE else ">")
@@ -100,12 +92,6 @@ class Number(construct.Construct):
         if self.is_float:
             return np.frombuffer(stored, self.numpy_dtype(order))[0]
         return int.from_bytes(stored, order, signed=self.is_signed)
-
-    def _fast_reader(self, context: Context) -> Reader:
-        if self.is_float:
-            raise NotFast
-        unpack, nbytes = self.unpacker(byte_order(context)), self.itemsize
-        return lambda stored, at, context: (unpack(stored, at)[0], at + nbytes)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         write_all(stream, self.encode(obj, byte_order(context), path))
@@ -128,9 +114,6 @@ class Number(construct.Construct):
         raise FormatError(f"expected a number in the range of {self.kind}, found {quote(number)}", path)
 
     def _sizeof(self, context: Context, path: str) -> int:
-        return self.itemsize
-
-    def _least_size(self) -> int:
         return self.itemsize
 
 
@@ -277,26 +260,11 @@ class Picked(construct.Construct):
         """Returns the number that applies in `context`."""
         return self.then if self.condition.compiled(context) else self.otherwise
 
-    def pick_ahead(self, context: Context) -> Number:
-        """Returns the number that applies to all rows of a table.
-
-        Raises NotFast, or KeyError if it depends on the row.
-        """
-        if fields_in(self.condition) is None:  # a function may depend on the row
-            raise NotFast
-        return self.pick(context).pick_ahead(context)
-
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.pick(context)._parse(stream, context, path)
 
-    def _fast_reader(self, context: Context) -> Reader:
-        return fast_reader(self.pick_ahead(context), context)
-
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         return self.pick(context)._build(obj, stream, context, path)
-
-    def _least_size(self) -> int:
-        return self.then.itemsize
 
 
 class Sizes(construct.Construct):
@@ -328,32 +296,9 @@ class Sizes(construct.Construct):
         stored = read_exactly(stream, count * width, path)
         return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
 
-    def _fast_reader(self, context: Context) -> Reader:
-        count, size, order = self.count.pick_ahead(context), self.size.pick_ahead(context), byte_order(context)
-        if not (count.is_unsigned and size.is_unsigned):
-            raise NotFast
-        unpack_count, start, width = count.unpacker(order), count.itemsize, size.itemsize
-        most = min(MOST_DIMS, getattr(limits_of(context), self.limit))
-        unpack = [size.unpacker(order, n) for n in range(most + 1)]
-
-        def read(stored: bytes, at: int, context: Context) -> tuple[list[int], int]:
-            n, first = unpack_count(stored, at)[0], at + start
-            if n > most:
-                raise NotFast
-            return list(unpack[n](stored, first)), first + n * width
-
-        return read
-
-    def _fast_end(self, context: Context) -> End:
-        unpack, start, width = self.count.unpacker(byte_order(context)), self.count.itemsize, self.size.pick(context).itemsize
-        return lambda stored, at: at + start + width * unpack(stored, at)[0]
-
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         limits_of(context).check(self.limit, len(obj), path)
         self.count._build(len(obj), stream, context, path)
         for size in obj:
             self.size._build(size, stream, context, path)
         return obj
-
-    def _least_size(self) -> int:
-        return self.count.itemsize

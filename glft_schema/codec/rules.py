@@ -131,9 +131,6 @@ class Check(construct.Construct):
         if self.is_required or "findings" in context["_params"]:
             self.check(context, path)
 
-    def _fast_reader(self, context: Context) -> Callable[..., Any]:
-        return lambda stored, at, context: (self.check(context, ""), at)  # type: ignore[func-returns-value]
-
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> None:
         params = context["_params"]
         if "findings" in params or (self.is_needed(context) and not params.get("forging", False)):

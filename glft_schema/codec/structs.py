@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from operator import index
 from types import NoneType
@@ -226,10 +226,6 @@ class Derived(construct.Construct):
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.of(context)
-
-    def _fast_reader(self, context: Context) -> Callable[..., Any]:
-        value = self.of.compiled
-        return lambda stored, at, context: (value(context), at)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         value = self.of(context)

@@ -19,8 +19,10 @@ import construct
 from glft_schema.codec.columns import Rows, column, column_reader
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.expressions import as_expression
+from glft_schema.codec.numbers import Picked, Sizes
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Interpreted, check_count
+from glft_schema.codec.text import Text
 from glft_schema.codec.trace import Trace, without_root
 from glft_schema.errors import LimitError
 from glft_schema.storage.cursor import Cursor, bytes_left
@@ -77,16 +79,21 @@ def count_objects(context: Context, number: int, path: str) -> None:
 
 def least_size(field: construct.Construct) -> int:
     """Returns the minimum size of `field` in bytes, from its declaration alone."""
-    if hasattr(field, "_least_size"):  # of a class of this package
-        return int(field._least_size())
-    if isinstance(field, (construct.Struct, construct.FocusedSeq)):
-        return sum(least_size(part) for part in field.subcons)
-    if isinstance(field, construct.Prefixed):
-        return least_size(field.lengthfield)
-    if isinstance(field, (construct.Array, Check)):
-        return 0
-    if isinstance(field, construct.Subconstruct):
-        return least_size(field.subcon)
+    match field:
+        case construct.Struct() | construct.FocusedSeq():
+            return sum(map(least_size, field.subcons))
+        case Picked():
+            return least_size(field.then)
+        case Text():
+            return least_size(field.length)
+        case Sizes():
+            return least_size(field.count)
+        case construct.Prefixed():
+            return least_size(field.lengthfield)
+        case construct.Array() | Check():
+            return 0
+        case construct.Subconstruct() | Nested():
+            return least_size(field.subcon)
     try:
         return int(field.sizeof())
     except construct.SizeofError:
@@ -118,9 +125,6 @@ class Nested(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         self._check(context, path)
         return self.subcon._build(obj, stream, context, path)
-
-    def _least_size(self) -> int:
-        return least_size(self.subcon)
 
     def _check(self, context: Context, path: str) -> None:
         try:

@@ -6,7 +6,6 @@ from typing import Any
 
 import construct
 
-from glft_schema.codec.columns import NotFast, Reader, fast_reader
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.numbers import Number, Picked, checked_number
 from glft_schema.codec.rules import Fault
@@ -50,6 +49,9 @@ class Text(construct.Construct):
     Args:
         length: the number before the string.
         strict: refuse bytes that are not UTF-8. By default, lone surrogates represent them.
+
+    Attributes:
+        errors: the name of Python's error handler for such bytes.
     """
 
     def __init__(self, length: Number | Picked, strict: bool = False) -> None:
@@ -57,7 +59,7 @@ class Text(construct.Construct):
         self.length = checked_number(length)
         self.strict = strict
         self.refuses = (Fault("text that is not UTF-8", (b"\xff",)),) if strict else ()  # after its length
-        self._errors = "strict" if strict else "surrogateescape"
+        self.errors = "strict" if strict else "surrogateescape"
 
     def _parse(self, stream: Any, context: Context, path: str) -> str:
         nbytes = self.length._parse(stream, context, path)
@@ -66,30 +68,12 @@ class Text(construct.Construct):
             raise TruncatedError(f"expected {nbytes} bytes, found {left}", path, offset)
         limits_of(context).check("text", nbytes, path, " bytes")
         try:
-            return str(read_exactly(stream, nbytes, path), "utf-8", self._errors)
+            return str(read_exactly(stream, nbytes, path), "utf-8", self.errors)
         except UnicodeDecodeError:
             raise FormatError("expected UTF-8 text, found bytes or characters that are not UTF-8", path) from None
 
-    def _fast_reader(self, context: Context) -> Reader:
-        length, most, errors = fast_reader(self.length, context), limits_of(context).text, self._errors
-
-        def read(stored: bytes, at: int, context: Context) -> tuple[str, int]:
-            nbytes, first = length(stored, at, context)
-            end = first + nbytes
-            if not 0 <= nbytes <= most or end > len(stored):
-                raise NotFast
-            try:
-                return str(stored[first:end], "utf-8", errors), end
-            except UnicodeDecodeError:
-                raise NotFast from None
-
-        return read
-
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        stored = encode_text(obj, path, self._errors)
+        stored = encode_text(obj, path, self.errors)
         limits_of(context).check("text", len(stored), path, " bytes")
         write_all(stream, with_length(stored, self.length.pick(context), byte_order(context), path))
         return obj
-
-    def _least_size(self) -> int:
-        return self.length._least_size()

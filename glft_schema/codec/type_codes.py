@@ -9,7 +9,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import construct
 
-from glft_schema.codec.columns import End, NotFast, Reader, fast_reader
 from glft_schema.codec.context import Context
 from glft_schema.codec.rules import ALL_BITS, Fault
 from glft_schema.errors import FormatError, quote
@@ -165,24 +164,6 @@ class TypeCode(construct.Subconstruct):
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self._look_up(self.subcon._parsereport(stream, context, path), path, self.table.of_code)
-
-    def _fast_reader(self, context: Context) -> Reader:
-        code_reader, types = fast_reader(self.subcon, context), {self.table.code_of(type_): type_ for type_ in self.table}
-
-        def read(stored: bytes, at: int, context: Context) -> tuple[Any, int]:
-            code, end = code_reader(stored, at, context)
-            if code not in types:
-                raise NotFast
-            return types[code], end
-
-        return read
-
-    def _fast_end(self, context: Context) -> End:
-        try:
-            nbytes = self.subcon._sizeof(context, "")
-        except construct.SizeofError:
-            raise NotFast from None
-        return lambda stored, at: at + nbytes
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         type_ = self._look_up(obj, path, self.table.__getitem__)
