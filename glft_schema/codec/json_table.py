@@ -15,6 +15,8 @@ with its quotes, and the other fields span their values. In the reserved entry, 
 key`` and ``metadata -> 0 -> value`` span the parts of a pair. Python's `json` reports no positions,
 so a trace scans the text again with `json_text.parts`. A plain parse does not. Brackets, commas,
 spaces, unknown keys and replaced entries are bytes of the table itself.
+
+Of several entries with one name, or values with one key, the last one counts.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from math import lcm
-from types import NoneType
-from typing import Any, NamedTuple
+from types import MappingProxyType, NoneType
+from typing import Any, NamedTuple, TypeGuard
 
 import construct
 
@@ -38,7 +40,7 @@ from glft_schema.codec.rules import Check, Fault
 from glft_schema.codec.structs import Struct, unwrap
 from glft_schema.codec.tables import count_objects
 from glft_schema.codec.text import encode_text
-from glft_schema.codec.trace import Trace, without_root
+from glft_schema.codec.trace import STEP, Trace, without_root
 from glft_schema.errors import FormatError, LimitError, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import bytes_left, read_exactly
@@ -83,21 +85,28 @@ IRREGULAR = {
 }
 
 
-class Entry(dict[Any, Any]):
-    """A row's JSON object, which its fields use as a stream. The key None has the row's name."""
+class Entry(dict[str | None, Any]):
+    """A row's JSON object, the stream of its fields. The key None has the row's name.
+
+    Attributes:
+        spans: in a trace, start and end of each field in the container, by name.
+        end: in a trace, the end of the last field.
+    """
+
+    spans: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    end = 0
 
     def tell(self) -> int:
-        return 0
+        return self.end
 
 
 class JsonTable(construct.Construct):
     """A JSON object of `size` bytes, with an object for each row by name, and one reserved entry.
 
-    Parses into `JsonRows`, in order. Of several entries with one name, the last one is the row.
-    Builds from a sequence of rows, and the value of the field `metadata` for the reserved entry.
-    `JsonRows` whose metadata is unchanged build their original text. Any other text is new: without
-    spaces, except those that pad it. Payloads follow it at a multiple of `PADDED_TO` and of the
-    alignment that is asked for.
+    Parses into `JsonRows`, in order. Builds from a sequence of rows, and the value of the field
+    `metadata` for the reserved entry. `JsonRows` whose metadata is unchanged build their original
+    text. Any other text is new: without spaces, except those that pad it. Payloads follow it at a
+    multiple of `PADDED_TO` and of the alignment that is asked for.
 
     Args:
         size: the context -> bytes of the text.
@@ -158,7 +167,7 @@ class JsonTable(construct.Construct):
         entries = decode(rows.stored, path, start)
         if not isinstance(entries, tuple):
             raise FormatError(f"expected a JSON object, found {quote(entries)}", path)
-        last = {name: i for i, (name, _) in enumerate(entries)}  # of several entries with a name
+        last = {name: i for i, (name, _) in enumerate(entries)}
         if self.reserved in last:
             rows.reserved = entries[last.pop(self.reserved)][1]
         count_objects(context, len(entries) + (len(rows.reserved) if isinstance(rows.reserved, tuple) else 0), path)
@@ -176,29 +185,30 @@ class JsonTable(construct.Construct):
     ) -> None:
         """Appends the rows of the entries `order`. Traces those that `trace` asks for."""
         own = self.row.nest(context, None)  # the context of all rows, each of which sets the same fields
-        steps = [(name, unwrap(field)._parse) for name, field, _ in self.row.needed]
+        steps = [(name, unwrap(field)._parse, rows.others.get(name, []).append) for name, field, _ in self.row.needed]
         traced = set(trace.rows_in(without_root(path), len(order))) if trace else ()
         for number, i in enumerate(order):
             entry = self._entry(rows, entries, i, path, number)
-            if trace and number in traced:
-                context["_params"]["trace"] = _RowTrace(trace, rows.spans(number))
+            if number in traced:
+                entry.spans, context["_params"]["trace"] = rows.spans(i), trace
                 rows.add(self.row._parse(entry, context, f"{path} -> {number}"))
                 context["_params"]["trace"] = None
                 continue
             try:
-                for name, parse in steps:
-                    own[name] = parse(entry, own, "")
+                for name, parse, store in steps:
+                    own[name] = value = parse(entry, own, "")
+                    store(value)
             except (FormatError, construct.ConstructError):
                 self.row._parse(entry, context, f"{path} -> {number}")  # raises it again, with its path
                 raise
-            rows.add(own)
+            rows.kind.append(0)
 
     def _check_replaced(self, rows: JsonRows, entries: Any, i: int, context: Context, path: str) -> None:
         """Checks the kinds of the values in an entry that a later one replaces."""
         name = quote(entries[i][0])
-        entry, where = self._entry(rows, entries, i, path, name), f"{path} -> {name}"
+        entry = self._entry(rows, entries, i, path, name)
         try:
-            self._values._parse(entry, context, where)
+            self._values._parse(entry, context, f"{path} -> {name}")
         except FormatError as error:
             error.offset, error.tensor = rows.start + rows.members[i].start, entry[None]
             raise
@@ -241,20 +251,19 @@ class JsonTable(construct.Construct):
         return rows
 
     def _new_text(self, obj: Sequence[Any], texts: Mapping[str, str], context: Context, path: str) -> JsonRows:
-        entries, built = [f"{to_json(self.reserved)}:{to_json(texts)}"] if texts else [], dict[str, Any]()
+        rows, names = JsonRows(self, b"", 0), {self.reserved}
+        entries = [f"{to_json(self.reserved)}:{to_json(texts)}"] if texts else []
         for i, row in enumerate(obj):
             entry = Entry()
-            record = self.row._build(row, entry, context, f"{path} -> {i}")
-            if (name := entry.pop(None)) in built or name == self.reserved:
+            rows.add(self.row._build(row, entry, context, f"{path} -> {i}"))
+            if (name := entry.pop(None)) in names:
                 problem = f"expected each name once, and none that is reserved, found {quote(name)}"
                 raise FormatError(problem, f"{path} -> {i} -> name", tensor=name)
-            built[name] = record
+            names.add(name)
             entries.append(f"{to_json(name)}:{to_json(entry)}")
         stored = f"{{{','.join(entries)}}}".encode()
         step = lcm(PADDED_TO, context._params.get("alignment", 1))
-        rows = JsonRows(self, stored + b" " * (-(PADDED_TO + len(stored)) % step), 0)
-        for record in built.values():
-            rows.add(record)
+        rows.stored = stored + b" " * (-(PADDED_TO + len(stored)) % step)
         rows.reserved = tuple(texts.items()) or None
         return rows
 
@@ -263,7 +272,7 @@ class JsonTexts(construct.Construct):
     """The reserved entry of a `JsonTable`. Takes no bytes, since they belong to the table.
 
     Parses into `TextMetadata`, builds from any mapping of texts to texts. An empty mapping builds
-    no entry. Of several values with one key, the last one counts. Size: 0.
+    no entry. Size: 0.
 
     Args:
         table: the field of the table.
@@ -285,18 +294,16 @@ class JsonTexts(construct.Construct):
     def _parse(self, stream: Any, context: Context, path: str) -> TextMetadata:
         rows, trace = context[self.table], context["_params"].get("trace")
         stored = () if rows.reserved is None else rows.reserved
-        if not isinstance(stored, tuple) or (trace and stored):
-            whole = next(part for part in reversed(rows.members) if part.name == rows.table.reserved)
-            if not isinstance(stored, tuple):
-                raise FormatError(f"expected an object of texts, found {quote(stored)}", path, rows.start + whole.start)
+        if not isinstance(stored, tuple):
+            start = rows.start + rows.last[rows.table.reserved].start
+            raise FormatError(f"expected an object of texts, found {quote(stored)}", path, start)
+        if trace and stored:
             inner = PAIR.nest(context, None)
-            for i, (part, pair) in enumerate(zip(rows.fields_of(whole), stored, strict=True)):
-                spans = {"key": (rows.start + part.key, rows.start + part.key_end)}
-                spans["value"] = rows.start + part.start, rows.start + part.end
-                of_pair = _RowTrace(trace, spans)
-                for name, value in zip(spans, pair, strict=True):
-                    of_pair.begin(f"{path} -> {i} -> {name}", 0, inner)
-                    of_pair.end(value, 0)
+            for i, (part, pair) in enumerate(zip(rows.fields_of(rows.last[rows.table.reserved]), stored, strict=True)):
+                spans = (part.key, part.key_end), (part.start, part.end)
+                for name, value, (first, last) in zip(("key", "value"), pair, spans, strict=True):
+                    trace.begin(f"{path} -> {i} -> {name}", rows.start + first, inner)
+                    trace.end(value, rows.start + last)
         for i, (key, value) in enumerate(stored):
             if not isinstance(value, str):
                 raise FormatError(f"expected text, found {quote(value)}", f"{path} -> {i} -> value", key=key)
@@ -360,6 +367,7 @@ class JsonRows(Rows):
 
     def __init__(self, table: JsonTable, stored: bytes, start: int) -> None:
         super().__init__(table.row, ())
+        self.kinds.append(())  # of all rows, whose values are not shared
         self.table = table
         self.stored = stored
         self.start = start
@@ -376,10 +384,9 @@ class JsonRows(Rows):
         return list(parts(self.text))
 
     @cached_property
-    def row_parts(self) -> list[JsonPart]:
-        """The entry of each row: the last one of its name."""
-        last = {part.name: part for part in self.members}
-        return sorted((part for part in last.values() if part.name != self.table.reserved), key=lambda part: part.key)
+    def last(self) -> dict[str | None, JsonPart]:
+        """The last entry of each name."""
+        return {part.name: part for part in self.members}
 
     def fields_of(self, entry: JsonPart) -> list[JsonPart]:
         """Returns the values of an entry; those of an array get the table's keys in order."""
@@ -389,11 +396,14 @@ class JsonRows(Rows):
         return found
 
     def spans(self, number: int) -> dict[str, tuple[int, int]]:
-        """Returns start and end in the container of each field of a row."""
-        entry = self.row_parts[number]
-        values = {part.name: part for part in self.fields_of(entry)}
-        spans = {name: field.span(entry, values, self.text) for name, field in self.table.fields.items()}
-        return {name: (self.start + first, self.start + last) for name, (first, last) in spans.items()}
+        """Returns start and end of an entry's fields in the container; equal without a value."""
+        entry = self.members[number]
+        values = {None: (entry.key, entry.key_end), **{part.name: part[-2:] for part in self.fields_of(entry)}}
+        spans = {}
+        for name, field in self.table.fields.items():
+            first, last = field.within(self.text, *values.get(field.key, (entry.start, entry.start)))
+            spans[name] = self.start + first, self.start + last
+        return spans
 
     @cached_property
     def irregularities(self) -> list[Irregularity]:
@@ -481,21 +491,6 @@ def json_rules(prefix: str, field: str, **kinds: str) -> list[JsonRule]:
     return [JsonRule(f"{prefix}-{kind}", field, kind, names) for kind, names in sets.items() if names]
 
 
-class _RowTrace:
-    """The trace of one row. Fields have their spans in the text; derived fields have none."""
-
-    def __init__(self, trace: Trace, spans: Mapping[str, tuple[int, int]]) -> None:
-        self._trace, self._spans, self._end = trace, spans, 0
-        self.find = trace.find
-
-    def begin(self, path: str, at: int, context: Any) -> None:
-        start, self._end = self._spans.get(path.rpartition(" -> ")[2], (self._end, self._end))
-        self._trace.begin(path, start, context)
-
-    def end(self, value: Any, at: int) -> None:
-        self._trace.end(value, self._end)
-
-
 class JsonField(construct.Construct):
     """A field of a row of a `JsonTable`, at `key` of the row's object.
 
@@ -507,40 +502,29 @@ class JsonField(construct.Construct):
         super().__init__()
         self.key = key
 
-    def span(self, entry: JsonPart, values: Mapping[str | None, JsonPart], text: str) -> tuple[int, int]:
-        """Returns start and end in the text; an empty span if the entry lacks the value."""
-        part = values.get(self.key)
-        return (part.start, part.end) if part else (entry.start, entry.start)
+    def within(self, text: str, first: int, last: int) -> tuple[int, int]:
+        """Returns start and end of the field in the text, within those of the value at `key`."""
+        return first, last
 
-    def _value(self, entry: Entry, path: str) -> Any:
+    def _value(self, entry: Entry, context: Context, path: str) -> Any:
+        """Returns the value at `key`. In a trace, moves the field to its span in the text."""
+        if entry.spans:
+            context["_params"]["trace"].open[-1].start, entry.end = entry.spans[path.rpartition(STEP)[2]]
         try:
             return entry[self.key]
         except KeyError:
             raise FormatError(f"expected a value for {self.key!r}, found none", path) from None
 
 
-class Key(JsonField):
-    """The name of a row. Parses into text, builds from text."""
-
-    def span(self, entry: JsonPart, values: Mapping[str | None, JsonPart], text: str) -> tuple[int, int]:
-        return entry.key, entry.key_end
-
-    def _parse(self, stream: Entry, context: Context, path: str) -> Any:
-        return stream[None]
-
-    def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
-        encode_text(obj, path, "strict")
-        stream[None] = obj
-        return obj
-
-
 class TextAt(JsonField):
     """A text. Also parses ``{TEXT: null}``, another form of Rust's enums. Builds from text."""
 
-    refuses = (Fault("a value other than a text", (b"\x005", b"\0null", b"\0[]", b"\0{}", b'\0{"F32":1}', b"\0true")),)
+    refuses: tuple[Fault, ...] = (
+        Fault("a value other than a text", (b"\x005", b"\0null", b"\0[]", b"\0{}", b'\0{"F32":1}', b"\0true")),
+    )
 
     def _parse(self, stream: Entry, context: Context, path: str) -> str:
-        found = self._value(stream, path)
+        found = self._value(stream, context, path)
         if isinstance(found, tuple) and len(found) == 1 and found[0][1] is None:
             found = found[0][0]
         if not isinstance(found, str):
@@ -551,6 +535,12 @@ class TextAt(JsonField):
         encode_text(obj, path, "strict")
         stream[self.key] = obj
         return obj
+
+
+class Key(TextAt):
+    """The name of a row. Parses into text, builds from text."""
+
+    refuses = ()
 
 
 class IntegerAt(JsonField):
@@ -564,14 +554,13 @@ class IntegerAt(JsonField):
         others = (float_first, *(text.replace(b"\0[", b"[\0" if of == 1 else b"\0[") for text in NOT_INTEGERS))
         self.refuses = (Fault(f"a value other than {of} integers", others),)
 
-    def span(self, entry: JsonPart, values: Mapping[str | None, JsonPart], text: str) -> tuple[int, int]:
-        first, last = super().span(entry, values, text)
+    def within(self, text: str, first: int, last: int) -> tuple[int, int]:
         elements = [*islice(parts(text, first), self.of + 1)] if text[first] == "[" and first < last else []
         return elements[self.index][-2:] if len(elements) == self.of else (first, last)
 
     def _parse(self, stream: Entry, context: Context, path: str) -> int:
-        found = self._value(stream, path)
-        if not isinstance(found, list) or len(found) != self.of or not all(map(_is_integer, found)):
+        found = self._value(stream, context, path)
+        if not _are_integers(found) or len(found) != self.of:
             raise FormatError(f"expected {self.of} integers, found {quote(found)}", path)
         number: int = found[self.index]
         return number
@@ -603,11 +592,11 @@ class IntegersAt(JsonField):
         self.refuses = (Fault(too_many, (many,), LimitError), others, *([Fault(odd)] if paired is not None else []))
 
     def _parse(self, stream: Entry, context: Context, path: str) -> list[int]:
-        found = self._value(stream, path)
+        found = self._value(stream, context, path)
         limits_of(context).check(self.limit, len(found) if isinstance(found, list) else 0, path)
-        if not isinstance(found, list) or not all(map(_is_integer, found)):
+        if not _are_integers(found):
             raise FormatError(f"expected integers, found {quote(found)}", path)
-        if not self._is_paired(context):
+        if not self._is_paired.compiled(context):
             return found
         if not found or found[-1] % 2:
             raise FormatError(f"expected an even last integer, since two numbers share a byte, found {quote(found)}", path)
@@ -638,8 +627,8 @@ def _json_field(field: Any) -> JsonField | None:
     return field if isinstance(field, JsonField) else None
 
 
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and value >= 0
+def _are_integers(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and not any(type(part) is not int or part < 0 for part in value)
 
 
 def _stored_integer(value: Any, path: str) -> int:

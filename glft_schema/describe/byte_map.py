@@ -267,21 +267,24 @@ class _ParsedFields:
 
     def _json_parts(self, span: FieldSpan) -> Iterator[ByteRange]:
         """Yields the parts of a JSON text other than rows: entries, values of keys, and padding."""
-        rows = span.value
+        rows, number = span.value, 0
 
         def json(part: JsonPart, doc: str, name: str | None, *steps: str) -> ByteRange:
             byte_range = self._json(rows.start + part.key, rows.start + part.end, STEP.join((span.path, *steps)), doc)
             return replace(byte_range, tensors=(name or "",) if span.path == self._table else ())
 
-        for entry in _replaced(rows.members):
-            yield json(entry, REPLACED_ENTRY, entry.name, quote(entry.name))
-        for number, entry in enumerate(rows.row_parts):
-            fields = rows.fields_of(entry)
-            unknown = [part for part in fields if part.name not in rows.table.keys]
-            for part in unknown:
-                yield json(part, UNKNOWN_KEY, entry.name, str(number), quote(part.name))
-            for part in _replaced([part for part in fields if part not in unknown]):
-                yield json(part, REPLACED_VALUE, entry.name, str(number), quote(part.name))
+        keys = rows.table.keys
+        for entry in rows.members:
+            if rows.last[entry.name] is not entry:
+                yield json(entry, REPLACED_ENTRY, entry.name, quote(entry.name))
+            elif entry.name != rows.table.reserved:
+                fields = rows.fields_of(entry)
+                values = {part.name: part for part in fields}
+                for part in fields:
+                    if part.name not in keys or values[part.name] is not part:
+                        doc = REPLACED_VALUE if part.name in keys else UNKNOWN_KEY
+                        yield json(part, doc, entry.name, str(number), quote(part.name))
+                number += 1
         start, end = (rows.start + len(stored) for stored in (rows.stored.rstrip(b" \t\n\r"), rows.stored))
         if start < end:
             yield ByteRange(start, end, span.path, PADDING, "spaces", "after the JSON object")
@@ -328,9 +331,3 @@ class _ParsedFields:
         spans, fields = type_.field_spans(shape), struct_of(type_.payload).fields
         declared = [(spans[part.name], type_text(part.node, context), part, context) for part in fields]
         return [field for field in declared if field[0][1]]
-
-
-def _replaced(parts: Sequence[JsonPart]) -> list[JsonPart]:
-    """Returns the parts before another one of the same name."""
-    last = {part.name: part for part in parts}
-    return [part for part in parts if last[part.name] is not part]
