@@ -1,13 +1,12 @@
 """Predicates for rules: a condition on a value, its description, and values that violate it.
 
 ==================================  ==================================
-`equals`, `one_of`, `differs_from`  constants
+`equals`, `one_of`, `differs_from`  constants; numbers computed from other fields
 `above`, `at_least`, `at_most`      bounds, with a unit
 `multiple_of`, `power_of_two`       alignments
 `pattern`, `utf8`                   text
 `zeros`                             bytes
 `member_of`, `meets`                members of a set; other conditions
-`equals_result_of`                  a number computed from other fields
 ==================================  ==================================
 
 A predicate applied to an expression, as in ``at_most(4).on(len_(this.dims))``, returns another
@@ -33,7 +32,6 @@ __all__ = [
     "at_most",
     "differs_from",
     "equals",
-    "equals_result_of",
     "meets",
     "member_of",
     "multiple_of",
@@ -45,10 +43,11 @@ __all__ = [
 ]
 
 
-def equals(value: Any, *, show: Callable[[Any], str] = quote) -> Predicate:
-    """Returns the predicate of values equal to `value`."""
-    text = show(value).replace("_(", "(") if isinstance(value, ExprMixin) else show(value)  # construct writes len_(this.x)
-    return Predicate(text, lambda of: of == value, show=show)
+def equals(value: Any, text: str = "", *, show: Callable[[Any], str] = quote) -> Predicate:
+    """Returns the predicate of values equal to `value`, or to the number of an expression. `text`
+    describes the expression; errors then have the number, too."""
+    words = show(value).replace("_(", "(") if isinstance(value, ExprMixin) else show(value)  # construct writes len_(this.x)
+    return Predicate(text or words, lambda of: of == value, show=show, number=value if text else None)
 
 
 def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = quote) -> Predicate:
@@ -105,11 +104,6 @@ def pattern(regex: str, text: str) -> Predicate:
 def member_of(values: Container[Any], text: str) -> Predicate:
     """Returns the predicate of members of `values`; `text` describes them."""
     return Predicate(text, FuncPath(values.__contains__))
-
-
-def equals_result_of(number: Any, text: str) -> Predicate:
-    """Returns the predicate of the number that an expression computes from the fields."""
-    return Predicate(text, lambda of: of == number, number=number)
 
 
 def meets(condition: Any, text: str) -> Predicate:

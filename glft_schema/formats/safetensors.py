@@ -30,7 +30,7 @@ from construct import this
 
 from glft_schema.codec.json_table import IntegerAt, IntegersAt, JsonTable, JsonTexts, Key, TextAt, json_rules, nbytes_of_json
 from glft_schema.codec.numbers import u64
-from glft_schema.codec.predicates import at_most, equals_result_of
+from glft_schema.codec.predicates import at_most, equals
 from glft_schema.codec.rules import RUST, SPEC, Rule
 from glft_schema.codec.structs import Count, Derived, Struct
 from glft_schema.codec.type_codes import TypeCode, TypeTable
@@ -93,7 +93,7 @@ TensorInfo = Struct(
     "offset" / IntegerAt("data_offsets", 0, of=2)               * "first byte of the payload, counted from the start of DATA",
     "end"    / Count(IntegerAt("data_offsets", 1, of=2), END)  * "offset of the byte after the payload",
     TensorFits("safetensors-dims-fit-type", "dims"),
-    Rule("safetensors-size", this.end, equals_result_of(END, "the offset plus the bytes of such a tensor")),
+    Rule("safetensors-size", this.end, equals(END, "the offset plus the bytes of such a tensor")),
     title="tensor_info",
 )
 
