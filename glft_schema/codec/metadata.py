@@ -177,9 +177,11 @@ class TypedMetadata(Metadata):
 
     def rows(self) -> list[dict[str, Any]]:
         """Returns the entries as rows of key, type and value."""
-        kinds = {key: ARRAY if value.is_array else value.type for key, value in self._entries.items()}
-        values = (value if value.is_array else value.value for value in self._entries.values())
-        return [{"key": key, "type": self.types[kinds[key]], "value": value} for key, value in zip(kinds, values, strict=True)]
+        rows = []
+        for key, value in self._entries.items():
+            type_, stored = (ARRAY, value) if value.is_array else (value.type, value.value)
+            rows.append({"key": key, "type": self.types[type_], "value": stored})
+        return rows
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -60,7 +60,7 @@ class Struct(Interpreted, construct.Struct):
 
     Attributes:
         title: its name in descriptions; by default the name of its field.
-        needed: the fields and rules of a plain parse, each with its name and its slot in a record.
+        needed: the fields and required rules, each with its name and its slot in a record.
         record: the class of its records.
     """
 
@@ -78,12 +78,12 @@ class Struct(Interpreted, construct.Struct):
         slots = {**self.record._names, **self.record._count_names}
         parts = [(field.name, field, slots.get(field.name)) for field in self.subcons]
         self.needed = [part for part in parts if not isinstance(part[1], Check) or part[1].is_required]
-        self._all, self._plan = ([(name, _parse_of(field), slot) for name, field, slot in of] for of in (parts, self.needed))
+        self._steps = [(name, _parse_of(field), slot) for name, field, slot in parts]
 
     def _parse(self, stream: Any, context: Context, path: str) -> Record:
         trace: Trace | None = context["_params"].get("trace")
         context, record = self.nest(context, stream), object.__new__(self.record)
-        for name, parse, slot in self._all if trace else self._plan:
+        for name, parse, slot in self._steps:
             if slot is None:
                 parse(stream, context, path)
                 continue

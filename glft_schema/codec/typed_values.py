@@ -123,8 +123,12 @@ def with_type(type_: ValueType, value: Any) -> Typed:
 
 def array_of(type_: ValueType, values: Sequence[Any]) -> Typed:
     """Returns an array of exact values; its type includes those of nested arrays."""
-    inner = [array.type for array in values] if type_.name == ARRAY else []
-    return Typed(values, f"{ARRAY}[{','.join(inner) if len(set(inner)) > 1 else (inner or [type_.name])[0]}]")
+    return Typed(values, _array_type([array.type for array in values] if type_.name == ARRAY else [type_.name]))
+
+
+def _array_type(elements: Sequence[str]) -> str:
+    """Returns the type of an array of elements of these types; each type if they differ."""
+    return f"{ARRAY}[{','.join(elements if len(set(elements)) > 1 else elements[:1]) or ARRAY}]"
 
 
 def exact(value: Any, types: Any, path: str) -> Typed:
@@ -169,14 +173,14 @@ def _type_of(value: Any, types: Any, path: str) -> str:
         return f"{ARRAY}[string]"
     if not len(value):
         raise FormatError('expected at least one element, found none: give the type, Typed([], "array[string]")', path)
-    if all(isinstance(element, int) and not isinstance(element, bool) for element in value):
-        return f"{ARRAY}[{_integer_type(min(value), max(value), ('int32', *INTEGERS), types, path)}]"
     if all(isinstance(element, (int, float)) and not isinstance(element, bool) for element in value):
-        return f"{ARRAY}[{_number_type('float32', types, *value)}]"
-    inner = list(dict.fromkeys(_type_of(element, types, path) for element in value))
-    if len(inner) > 1 and not all(type_text.startswith(ARRAY) for type_text in inner):
-        raise FormatError(f"expected elements of one type, found {' and '.join(inner)}", path)
-    return f"{ARRAY}[{','.join(_type_of(element, types, path) for element in value) if len(inner) > 1 else inner[0]}]"
+        if any(isinstance(element, float) for element in value):
+            return _array_type([_number_type("float32", types, *value)])
+        return _array_type([_integer_type(min(value), max(value), ("int32", *INTEGERS), types, path)])
+    inner = [_type_of(element, types, path) for element in value]
+    if not all(type_text.startswith(ARRAY) for type_text in inner) and len(kinds := dict.fromkeys(inner)) > 1:
+        raise FormatError(f"expected elements of one type, found {' and '.join(kinds)}", path)
+    return _array_type(inner)
 
 
 def _integer_type(least: int, greatest: int, names: Sequence[str], types: Any, path: str) -> str:
@@ -208,12 +212,24 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, Typed))
 
 
-def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> Typed:
-    """Returns `value` exactly, as the type `text`; `scalar`, or `as_stored`, converts its elements.
+def as_stored(value: Any, type_: ValueType, path: str) -> Any:
+    """Returns a plain value as stored. Raises FormatError if the type cannot hold it."""
+    if type_.name == "bool":
+        if not isinstance(value, (bool, np.bool_)):
+            raise FormatError(f"expected a bool, found {quote(value)}", path)
+        return int(value)
+    if isinstance(type_.field, Number):
+        type_.field.encode(value, path=path)
+    elif not isinstance(value, str):
+        raise FormatError(f"expected text, found {quote(value)}", path)
+    return value
+
+
+def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar = as_stored) -> Typed:
+    """Returns `value` exactly, as the type `text`; `scalar` converts its elements.
 
     Raises FormatError for an unknown type, or a value that it cannot hold.
     """
-    scalar = scalar or as_stored
     value = value.value if isinstance(value, Typed) else value
     if text == ARRAY or (ARRAY if text.startswith(f"{ARRAY}[") else text) not in types:
         names = ", ".join(f"{type_.name}[...]" if type_.name == ARRAY else type_.name for type_ in types)
@@ -259,19 +275,6 @@ def _parts(text: str, path: str) -> list[str]:
             parts.append(text[start:at].strip())
             start = at + 1
     return [*parts, text[start:-1].strip()]
-
-
-def as_stored(value: Any, type_: ValueType, path: str) -> Any:
-    """Returns a plain value as stored. Raises FormatError if the type cannot hold it."""
-    if type_.name == "bool":
-        if not isinstance(value, (bool, np.bool_)):
-            raise FormatError(f"expected a bool, found {quote(value)}", path)
-        return int(value)
-    if isinstance(type_.field, Number):
-        type_.field.encode(value, path=path)
-    elif not isinstance(value, str):
-        raise FormatError(f"expected text, found {quote(value)}", path)
-    return value
 
 
 def arrays_within(array: Typed) -> Iterator[Typed]:
