@@ -628,7 +628,12 @@ def _json_field(field: Any) -> JsonField | None:
 
 
 def _are_integers(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and not any(type(part) is not int or part < 0 for part in value)
+    if not isinstance(value, list):
+        return False
+    for part in value:  # noqa: SIM110 - faster than all(), and called three times for each row
+        if type(part) is not int or part < 0:
+            return False
+    return True
 
 
 def _stored_integer(value: Any, path: str) -> int:
