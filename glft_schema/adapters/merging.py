@@ -19,9 +19,9 @@ from glft_schema.formats.registry import WITH_TYPES, refuse_ending
 from glft_schema.storage.dtypes import FLOAT32, Array
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import row_chunks
-from glft_schema.tensor_types.engine.conversions import float32_of
-from glft_schema.tensor_types.engine.differences import NumberErrors
+from glft_schema.tensor_types.chunks import row_chunks
+from glft_schema.tensor_types.conversions import float32_of
+from glft_schema.tensor_types.differences import NumberErrors
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_entries

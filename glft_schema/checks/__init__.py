@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from glft_schema.checks.roles import check_fit
     from glft_schema.checks.values import ValueFinding
     from glft_schema.errors import Finding
-    from glft_schema.tensor_types.engine.differences import NumberErrors
+    from glft_schema.tensor_types.differences import NumberErrors
 
 __all__ = [
     "Comparison",
@@ -50,6 +50,6 @@ LATER = {
     "checks.roles": "check_fit",
     "checks.values": "ValueFinding",
     "errors": "Finding",
-    "tensor_types.engine.differences": "NumberErrors",
+    "tensor_types.differences": "NumberErrors",
 }
 __getattr__, __dir__ = on_first_use(globals(), LATER)

@@ -20,9 +20,9 @@ from glft_schema.formats.registry import FORMATS, WITH_TYPES
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.dtypes import FLOAT64, name_of
 from glft_schema.storage.tensor_bytes import array_bytes
-from glft_schema.tensor_types.engine.chunks import CHUNK, slices
-from glft_schema.tensor_types.engine.conversions import convert
-from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
+from glft_schema.tensor_types.chunks import CHUNK, slices
+from glft_schema.tensor_types.conversions import convert
+from glft_schema.tensor_types.differences import NumberErrors, errors_of
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint, Weights, open_beside, open_entries
 from glft_schema.weights.convert import as_typed, has_types

@@ -13,7 +13,7 @@ from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.storage.source import BytesSource, StrPath
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
+from glft_schema.tensor_types.differences import NumberErrors, errors_of
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import PayloadLocation, Tensor
 from glft_schema.weights.checkpoints import Weights, open_beside, open_entries

@@ -23,9 +23,9 @@ from glft_schema.storage.source import StrPath
 from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import Blocks
+from glft_schema.tensor_types.chunks import index_of
+from glft_schema.tensor_types.conversions import widen
 from glft_schema.tensor_types.declaration import Floats, Reserved
-from glft_schema.tensor_types.engine.chunks import index_of
-from glft_schema.tensor_types.engine.conversions import widen
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.patterns import leave_out
 

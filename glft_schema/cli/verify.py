@@ -37,7 +37,7 @@ from glft_schema.formats.registry import find_format
 from glft_schema.limits import current
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.streams import START
-from glft_schema.tensor_types.engine.differences import NumberErrors
+from glft_schema.tensor_types.differences import NumberErrors
 from glft_schema.weights.checkpoints import open_beside, open_entries
 from glft_schema.weights.importance import read_importance
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.conversions import widen
+from glft_schema.tensor_types.conversions import widen
 
 QUIET = 8  # payloads in a row without a new weight end the search: one payload may hide a change
 CONTEXTS = 64  # payloads in which all values of a byte are tried, if its bits interact

@@ -35,7 +35,7 @@ from glft_schema.formats.registry import format_of
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.region import TensorMap
 from glft_schema.tensors.tensor import PayloadLocation
 

@@ -11,7 +11,7 @@ from glft_schema.codec.typed_text import entry_data, texts_of_change
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import percent
 from glft_schema.errors import safe
-from glft_schema.tensor_types.engine.differences import NumberErrors
+from glft_schema.tensor_types.differences import NumberErrors
 
 VALUE = 50  # characters shown of a value
 

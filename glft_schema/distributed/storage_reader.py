@@ -26,7 +26,7 @@ from glft_schema.nn.load_into import Renaming, rename_tensors
 from glft_schema.nn.modules import Packed
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
-from glft_schema.tensor_types.engine.chunks import CHUNK, slices
+from glft_schema.tensor_types.chunks import CHUNK, slices
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
 
 

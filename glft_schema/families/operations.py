@@ -23,8 +23,8 @@ from numpy.lib.stride_tricks import as_strided
 from glft_schema.errors import TensorError
 from glft_schema.storage.dtypes import FLOAT32, FLOAT64, Array, Dtype, name_of
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.conversions import convert, float32_of, widen
-from glft_schema.tensor_types.fp4 import MXFP4
+from glft_schema.tensor_types.conversions import convert, float32_of, widen
+from glft_schema.tensor_types.ggml.fp4 import MXFP4
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed, transpose
 
 Config = Mapping[str, Any]

@@ -14,7 +14,7 @@ from glft_schema.display import shortest
 from glft_schema.errors import TensorError
 from glft_schema.families.config import Config
 from glft_schema.storage.dtypes import Array
-from glft_schema.tensor_types.engine.conversions import float32_of
+from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

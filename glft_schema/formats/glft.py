@@ -19,8 +19,8 @@ from glft_schema.codec.tables import NamesOnce, Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode, TypeTable
 from glft_schema.formats.format import Format
+from glft_schema.tensor_types.ggml.unquantized import F16, F32
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
-from glft_schema.tensor_types.unquantized import F16, F32
 from glft_schema.tensors.region import TensorData, TensorFits
 
 MAGIC   = 0x474C4654  # fmt: skip

@@ -51,8 +51,8 @@ from glft_schema.tensor_types.copied import (
     U32,
     U64,
 )
+from glft_schema.tensor_types.ggml.unquantized import BF16, F16, F32, F64, I8, I16, I32, I64
 from glft_schema.tensor_types.tensor_type import TensorType
-from glft_schema.tensor_types.unquantized import BF16, F16, F32, F64, I8, I16, I32, I64
 from glft_schema.tensors.layout_rules import Indexed, nothing_after
 from glft_schema.tensors.region import TensorData, TensorFits, nbytes_of_payload
 

@@ -11,10 +11,10 @@ from glft_schema.formats.registry import format_named
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.dtypes import FLOAT32, Array, Dtype, as_dtype, is_float, words
 from glft_schema.storage.torch_tensors import as_array, as_tensor
+from glft_schema.tensor_types.chunks import RowEncoder, TensorPart, encode_chunks
+from glft_schema.tensor_types.conversions import convert
 from glft_schema.tensor_types.encoders.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults
-from glft_schema.tensor_types.engine.chunks import RowEncoder, TensorPart, encode_chunks, matrix
-from glft_schema.tensor_types.engine.conversions import convert
-from glft_schema.tensor_types.engine.functions import Fields
+from glft_schema.tensor_types.payload_layout import Fields, matrix
 from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL
 
 GLFT = format_named("GLFT")

@@ -30,8 +30,8 @@ from glft_schema.lab.quantizing import fake_quantize, quantize_symmetric_per_cha
 from glft_schema.lab.report import write_report
 from glft_schema.lab.training import corpus, held_back_loss, train
 from glft_schema.storage.atomic import atomic_write
-from glft_schema.tensor_types.engine.differences import max_error
-from glft_schema.tensor_types.engine.workers import in_one_thread
+from glft_schema.tensor_types.differences import max_error
+from glft_schema.tensor_types.workers import in_one_thread
 from glft_schema.weights.payloads import WrittenTensor
 
 TENSOR_LIMIT = 1e-6  # max |reloaded - fake-quantized| of a tensor; expected to be 0

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from glft_schema.lab.minigpt import VOCABULARY, MiniGPT
-from glft_schema.tensor_types.engine.workers import in_one_thread
+from glft_schema.tensor_types.workers import in_one_thread
 
 HELD_BACK = 10  # the last tenth of the text is held back from training
 BATCH = 8

@@ -22,7 +22,7 @@ from glft_schema.formats.registry import registered_type
 from glft_schema.nn.operators import packed_linear, packed_weights
 from glft_schema.storage.torch_tensors import as_tensor, torch_dtype
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.weights.in_memory import packed_tensors
 
 

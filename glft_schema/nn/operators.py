@@ -2,7 +2,7 @@
 
 Each operator serves all types, given by name. `linear` and its gradient decode some rows at a time
 into a buffer that is reused. Autograd saves only the packed weights. `torch.compile` sees one
-opaque call. On a GPU, the formula inside it is compiled; see `tensor_types.engine.compiled`.
+opaque call. On a GPU, the formula inside it is compiled; see `tensor_types.on_torch`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.autograd import forward_ad
 from glft_schema.formats.registry import registered_type
 from glft_schema.storage.torch_tensors import array_in, array_to_read, has_plain_memory
 from glft_schema.tensor_types import on_torch
-from glft_schema.tensor_types.engine.chunks import slices
-from glft_schema.tensor_types.engine.compiled import SIZES
-from glft_schema.tensor_types.engine.workers import in_order
+from glft_schema.tensor_types.chunks import slices
 from glft_schema.tensor_types.library.loading import function_of
+from glft_schema.tensor_types.on_torch import SIZES
+from glft_schema.tensor_types.workers import run_parts
 
 FEW = 4  # rows of a half-precision input up to which float32 is faster than converting weights
 HALF = (torch.float16, torch.bfloat16)
@@ -113,8 +113,11 @@ def _for_each_part(
             function(slice(part.start * together, part.stop * together), weights.view(-1, columns))
 
     parts = slices(len(packed), size)
-    for _ in in_order(run, parts) if is_parallel else map(run, parts):
-        pass
+    if is_parallel:
+        run_parts(run, parts, here=False)
+    else:
+        for part in parts:
+            run(part)
 
 
 def _linear_backward(grad: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:

@@ -43,9 +43,9 @@ from glft_schema.quantizer.recipes import RECIPES, is_kept
 from glft_schema.storage.dtypes import FLOAT32, Array, is_float
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import importance_rows
-from glft_schema.tensor_types.engine.conversions import float32_of
-from glft_schema.tensor_types.engine.workers import in_one_thread
+from glft_schema.tensor_types.chunks import importance_rows
+from glft_schema.tensor_types.conversions import float32_of
+from glft_schema.tensor_types.workers import in_one_thread
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.fallback_types import divides, fallback

@@ -2,8 +2,8 @@
 and an encoder.
 
 Each group of types is one module, in which each block is followed by its formula. The encoders are
-in `encoders`. `unquantized` and `copied` declare floats and integers, `symmetric` declares GLFT's
-Q8 and Q4, and `legacy`, `k_quants`, `i_quants`, `ternary` and `fp4` declare ggml's quantized types.
+in `encoders`. `ggml` has the modules of ggml's types, `copied` declares the numbers that only other
+formats have, and `symmetric` declares GLFT's Q8 and Q4. `running` decodes and encodes.
 Sizes, slices, documentation and tests follow from the declaration of a type.
 """
 

@@ -21,10 +21,10 @@ from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrap
 from glft_schema.errors import alternatives, quote
 from glft_schema.storage.dtypes import Array
+from glft_schema.tensor_types.chunks import Fault, has_finite_sum
 from glft_schema.tensor_types.declaration import Floats, Reserved
-from glft_schema.tensor_types.engine.chunks import Fault, has_finite_sum
-from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula
-from glft_schema.tensor_types.payload_layout import DIMS, IN, OUT
+from glft_schema.tensor_types.payload_layout import DIMS, IN, OUT, Fields
+from glft_schema.tensor_types.scalar_layout import Encoder, Formula
 from glft_schema.tensor_types.tensor_type import TensorType
 
 TOO_LARGE = "weights are too large for the scale of their block"

@@ -13,10 +13,9 @@ from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import alternatives
 from glft_schema.scalar.kinds import READ
 from glft_schema.storage.dtypes import INTEGERS, NAMES, Array, Dtype, dtype_of, is_float, is_integer, name_of
-from glft_schema.tensor_types.engine.chunks import Fault
-from glft_schema.tensor_types.engine.functions import Encoder, Fields, Formula
-from glft_schema.tensor_types.payload_layout import PayloadLayout
-from glft_schema.tensor_types.scalar_layout import Functions, ScalarField, ScalarLayout
+from glft_schema.tensor_types.chunks import Fault
+from glft_schema.tensor_types.payload_layout import Fields, PayloadLayout
+from glft_schema.tensor_types.scalar_layout import Encoder, Formula, Functions, ScalarField, ScalarLayout
 
 ROW = 1 << 20  # an example length of rows, to compute the weights per number of each field
 PACKAGE = f"{__name__.partition('.')[0]}."
@@ -170,10 +169,10 @@ class Declaration(PayloadLayout):
     def functions(self) -> Functions | None:
         """The scalar functions of the type, None if it has none."""
         has_functions = not self.exact and (self.formula or self.encoders)
-        return Functions(self._scalar_layout, self.formula, self.encoders) if has_functions else None
+        return Functions(self.scalar_layout, self.formula, self.encoders) if has_functions else None
 
     @cached_property
-    def _scalar_layout(self) -> ScalarLayout:
+    def scalar_layout(self) -> ScalarLayout:
         """The fields of a block or of a row that the formula reads and the encoders write."""
         if self.block is not None:
             parts = [(field, field.subcon.number) for field in self.block.subcons]
@@ -218,7 +217,7 @@ def _check_formula(type_: Declaration) -> None:
     checked when the library is built."""
     formula = type_.formula
     if formula and not formula.__module__.startswith(PACKAGE):
-        layout, declared = type_._scalar_layout, signature(formula)
+        layout, declared = type_.scalar_layout, signature(formula)
         if "w" not in declared.parameters:
             raise ValueError(f"expected a formula of (w, {layout.names}), which writes w, found {declared}")
         _check(type_, formula, layout.arrays)
@@ -237,7 +236,7 @@ def _check_encoders(type_: Declaration, by_importance: Sequence[bool]) -> None:
         raise ValueError(f"expected {expected}, found {' and '.join(str(signature(one)) for one in type_.encoders)}")
     for encoder in () if type_.exact else type_.encoders:
         if not encoder.__module__.startswith(PACKAGE):
-            layout, declared = type_._scalar_layout, signature(encoder)
+            layout, declared = type_.scalar_layout, signature(encoder)
             if (given := declared.parameters.get("importance")) and given.default is not given.empty:
                 raise ValueError(f"expected two encoders, or importance without a default, found {declared}")
             if not {"w", *(field.name for field in layout.fields)} <= {*declared.parameters}:
@@ -250,7 +249,7 @@ def _check(type_: Declaration, function: Any, arrays: Callable[..., Mapping[str,
 
     Functions of rows are checked for rows of any length, then for rows of 1, 2 and 3 units.
     """
-    layout = type_._scalar_layout
+    layout = type_.scalar_layout
     if other := next((field for field in layout.fields if field.number not in READ), None):
         raise ValueError(f"{other.name}: expected numbers {alternatives(READ)} for scalar functions, found {other.number}")
     from glft_schema.scalar.checking import check  # slow to import, as below

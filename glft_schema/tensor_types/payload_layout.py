@@ -24,14 +24,20 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_bytes
-from glft_schema.tensor_types.engine.chunks import matrix
-from glft_schema.tensor_types.engine.functions import Fields
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
 # the matrix.
 DIMS = this._params.dims
 OUT = this._params.out
 IN = this._params["in"]
+
+
+Fields = Mapping[str, Array]
+
+
+def matrix(dims: Sequence[int]) -> tuple[int, int]:
+    """Returns `dims` as [out, in]: the first dim and the product of the rest, or one row."""
+    return (dims[0], math.prod(dims[1:])) if len(dims) > 1 else (1, math.prod(dims))
 
 
 class FieldLayout(NamedTuple):

@@ -12,6 +12,11 @@ from glft_schema.scalar.kinds import KINDS
 if TYPE_CHECKING:
     from glft_schema.scalar.tree import ArrayType
 
+# Scalar functions of one block or row, see docs/scalar-functions.md. A formula writes `w`, an
+# encoder reads `w` and writes the fields.
+Formula = Callable[..., Any]
+Encoder = Callable[..., Any]
+
 
 @dataclass(frozen=True)
 class ScalarField:
@@ -101,5 +106,5 @@ class Functions(NamedTuple):
     """
 
     layout: ScalarLayout
-    decoder: Callable[..., Any] | None
-    encoders: tuple[Callable[..., Any], ...] = ()
+    decoder: Formula | None
+    encoders: tuple[Encoder, ...] = ()

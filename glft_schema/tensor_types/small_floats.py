@@ -10,7 +10,7 @@ import numpy as np
 
 from glft_schema.scalar.language import as_float, float32, int32
 from glft_schema.storage.dtypes import Array
-from glft_schema.tensor_types.engine.conversions import table_of
+from glft_schema.tensor_types.conversions import table_of
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 

@@ -14,10 +14,10 @@ from glft_schema.errors import FormatError, TensorError, quote
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.dtypes import FLOAT32, Array, Dtype, name_of, words
 from glft_schema.storage.torch_tensors import array_of, not_dense
+from glft_schema.tensor_types.chunks import RowEncoder, TensorPart, encode_chunks, importance_rows
+from glft_schema.tensor_types.conversions import convert
 from glft_schema.tensor_types.declaration import Declaration
-from glft_schema.tensor_types.engine.chunks import RowEncoder, TensorPart, encode_chunks, importance_rows, matrix
-from glft_schema.tensor_types.engine.conversions import convert
-from glft_schema.tensor_types.engine.functions import Fields
+from glft_schema.tensor_types.payload_layout import Fields, matrix
 
 
 class TensorType(Declaration):
@@ -64,14 +64,9 @@ class TensorType(Declaration):
                 raise ValueError(f"expected {name} as {name_of(part.number.dtype)}, found {name_of(fields[name].dtype)}")
         if self.formula is None:
             raise NotImplementedError(f"{self} has no formula")
-        from glft_schema.tensor_types import fallback, library_calls  # slow to import
+        from glft_schema.tensor_types import running  # slow to import
 
-        layout = self._scalar_layout
-        if not library_calls.decode(layout, [fields[name] for name, _ in self.fields()], out):
-            columns_of = dict[str, Array]()
-            for name, part in self.fields():
-                columns_of |= part.columns(name, fields[name])
-            fallback.decode(self.formula, layout, columns_of, out.reshape(-1, layout.weights or columns))
+        running.decode(self, fields, out)
 
     @outside_graphs
     def encode(
@@ -145,19 +140,18 @@ class TensorType(Declaration):
             columns: numbers per row.
             name: the tensor's name in errors.
         """
-        encoder = self.encoders[-1 if importance is not None else 0]
         if self.exact:
+            (encoder,) = self.encoders
 
             def copy(numbers: Array, out: Fields) -> None:
                 (field,) = out.values()
                 words(field)[...] = words(encoder(numbers))
 
             return RowEncoder(copy, self.faults, as_float32=False, at_once=True)
-        from glft_schema.tensor_types import fallback, library_calls  # slow to import
+        from glft_schema.tensor_types import running  # slow to import
 
-        compiled = library_calls.encoder(self._scalar_layout, importance, columns)
-        encode = compiled or fallback.encoder(encoder, self._scalar_layout, importance, columns, name)
-        return RowEncoder(encode, self.faults, at_once=compiled is not None)
+        encode, at_once = running.encoder(self, importance, columns, name)
+        return RowEncoder(encode, self.faults, at_once=at_once)
 
     def round_trip(self, numbers: Array, name: str) -> Array:
         """Returns numbers after encoding and decoding them. Raises like `encode`."""

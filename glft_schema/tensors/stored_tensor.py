@@ -15,7 +15,7 @@ from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.tensor import PayloadLocation, Tensor
 
 Slices = tuple[slice, ...]  # one for each dim, with a start and a stop

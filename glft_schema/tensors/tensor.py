@@ -19,8 +19,9 @@ from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_over, copy_all, pieces, write_all
 from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, to_device, torch_dtype, usable_device
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
-from glft_schema.tensor_types.engine.conversions import convert, widen
+from glft_schema.tensor_types.chunks import CHUNK
+from glft_schema.tensor_types.conversions import convert, widen
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.indexing import Indices, MatrixBlock, part_at
 
 

@@ -38,7 +38,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import MAGIC
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.region import TensorFits
 from glft_schema.testing.containers import Draft
 from glft_schema.testing.damage import Corruption

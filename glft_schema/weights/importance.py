@@ -35,7 +35,7 @@ from glft_schema.storage.dtypes import Array
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.torch_tensors import array_of
-from glft_schema.tensor_types.engine.chunks import importance_rows
+from glft_schema.tensor_types.chunks import importance_rows
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.importance_statistics import ColumnStatistics, column_statistics
 

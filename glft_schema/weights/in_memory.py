@@ -16,7 +16,7 @@ from glft_schema.storage.dtypes import RECORDS, Array, address, as_dtype, with_o
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.torch_tensors import array_of, as_array, identity_of, is_tensor, not_dense
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
 from glft_schema.tensors.tensor import PayloadLocation, Tensor
 

@@ -16,8 +16,9 @@ from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import CHUNK, matrix, slices, warn_of_lost
-from glft_schema.tensor_types.engine.differences import max_error
+from glft_schema.tensor_types.chunks import CHUNK, slices, warn_of_lost
+from glft_schema.tensor_types.differences import max_error
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.in_memory import check_dense

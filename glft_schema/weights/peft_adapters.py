@@ -24,8 +24,8 @@ from glft_schema.families.tensor_names import HEAD, NameParts, Names
 from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING, OUTPUT
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath, path_text
-from glft_schema.tensor_types.engine.chunks import are_finite
-from glft_schema.tensor_types.engine.conversions import float32_of
+from glft_schema.tensor_types.chunks import are_finite
+from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values
 
 CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")

@@ -22,8 +22,8 @@ from glft_schema.distributed.shares import Task, spans_of, tasks_of
 from glft_schema.files.layout import Layout
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import BFLOAT16
-from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import plan_conversion

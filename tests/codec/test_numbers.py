@@ -12,7 +12,7 @@ from glft_schema import LimitError, Limits, TruncatedError
 from glft_schema.codec.numbers import ByteOrderOf, Number, Picked, Sizes, bf16, f16, f32, f64, i8, i16, i64, u8, u16, u32
 from glft_schema.codec.structs import Struct
 from glft_schema.errors import quote
-from glft_schema.tensor_types.engine.conversions import float32_of
+from glft_schema.tensor_types.conversions import float32_of
 from tests.codec.assertions import assert_stored, build_error, cursor, parse_error
 
 sizes = Sizes(u8, u32, "dims")

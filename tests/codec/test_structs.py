@@ -21,8 +21,8 @@ from glft_schema.codec.tables import Table, least_size
 from glft_schema.codec.trace import Trace
 from glft_schema.formats.glft import GLFT, Descriptor
 from glft_schema.storage import tensor_bytes
+from glft_schema.tensor_types.ggml.unquantized import F32
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
-from glft_schema.tensor_types.unquantized import F32
 from tests.golden import golden
 
 Row = Struct("name" / PascalString(Int8ul, "utf8") * "a name", "rank" / Int8ul * "a number")

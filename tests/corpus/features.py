@@ -15,7 +15,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
-from glft_schema.tensor_types.engine.conversions import widen
+from glft_schema.tensor_types.conversions import widen
 from glft_schema.tensor_types.tensor_type import OpaqueType
 
 UNKNOWN = "tensor of an unknown type"

@@ -78,7 +78,7 @@ EDITS = [
     ("tensor_types/symmetric.py", None, GLFT_TYPE),
     ("formats/gguf.py", '    "version"    / Default', HEADER_FIELD),
     ("formats/gguf.py", '    "offset" / u64', ROW_FIELD),
-    ("tensor_types/legacy.py", None, GGML_TYPE),
+    ("tensor_types/ggml/legacy.py", None, GGML_TYPE),
     (
         "../toy.py",
         "import glft_schema as glft",

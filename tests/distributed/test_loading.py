@@ -14,7 +14,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import glft_schema as glft
 from glft_schema.distributed import StorageReader
-from glft_schema.tensor_types.engine.chunks import CHUNK
+from glft_schema.tensor_types.chunks import CHUNK
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensors.stored_tensor import of_file
 from glft_schema.weights.in_memory import packed_tensor

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glft_schema import Container
-from glft_schema.tensor_types.engine.differences import max_error
+from glft_schema.tensor_types.differences import max_error
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import Row
 from tests.tools import glft_strategies as strategies

@@ -25,8 +25,8 @@ from glft_schema.files.parsing import check_rules, trace_fields
 from glft_schema.formats.safetensors import SAFETENSORS, TYPES
 from glft_schema.storage.torch_tensors import as_array, dtype_in_torch
 from glft_schema.tensor_types.copied import COPIED_TYPES, F4
+from glft_schema.tensor_types.ggml.unquantized import F32
 from glft_schema.tensor_types.tensor_type import TensorType
-from glft_schema.tensor_types.unquantized import F32
 from tests.formats.safetensors_files import BITS, file_of, random_file
 from tests.tools.depth import in_full
 

@@ -17,7 +17,6 @@ from glft_schema import save_file
 from glft_schema.formats.glft import GLFT
 from glft_schema.storage.torch_tensors import PINNED, to_device
 from glft_schema.tensor_types import TensorType, on_torch
-from glft_schema.tensor_types.engine import compiled
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.library.loading import MODE
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
@@ -28,8 +27,8 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no C
 @given(rows=st.integers(1, 200), columns=st.integers(1, 40), sizes=st.sampled_from([(64, 16), (1000, 10), (1 << 30, 1 << 29)]))
 def test_chunks_of_fixed_sizes_cover_all_rows(rows: int, columns: int, sizes: tuple[int, int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "SIZES", sizes)
-        parts = list(compiled.fixed_chunks(rows, columns))
+        patch.setattr(on_torch, "SIZES", sizes)
+        parts = list(on_torch.fixed_chunks(rows, columns))
     assert parts[0][0].start == 0
     assert parts[-1][0].stop == rows
     assert all(one.stop >= two.start > one.start and two.stop > one.stop for (one, _), (two, _) in pairwise(parts))
@@ -59,9 +58,9 @@ def triple(w: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 def backend(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Keeps the graphs that a code generator would get, and runs them as they are."""
     graphs: list[object] = []
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
-    monkeypatch.setattr(compiled, "SIZES", (16 * 256, 8 * 256))
-    monkeypatch.setattr(compiled, "_COMPILED", {})
+    monkeypatch.setattr(on_torch, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(on_torch, "SIZES", (16 * 256, 8 * 256))
+    monkeypatch.setattr(on_torch, "_COMPILED", {})
     monkeypatch.setenv(MODE, "off")
     return graphs
 
@@ -99,7 +98,7 @@ def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pyt
 def test_more_shapes_than_torch_compiles_of_one_function(backend: list[object]) -> None:
     for rows in range(1, 13):
         weights, out = torch.randn(rows, 64), torch.empty(rows, 64)
-        compiled.run_compiled(triple, {"numbers": weights}, out)
+        on_torch.run_compiled(triple, {"numbers": weights}, out)
         assert torch.equal(out, 3 * weights)
     assert len(backend) == 12
 
@@ -108,16 +107,16 @@ def test_without_a_compiler_a_warning_says_so_once(monkeypatch: pytest.MonkeyPat
     def missing(graph: object, inputs: object) -> None:
         raise RuntimeError("Cannot find a working triton installation\nand more")
 
-    monkeypatch.setattr(compiled, "BACKEND", missing)
-    monkeypatch.setattr(compiled, "_COMPILED", {})
-    monkeypatch.setattr(compiled, "_FAILED", {})
+    monkeypatch.setattr(on_torch, "BACKEND", missing)
+    monkeypatch.setattr(on_torch, "_COMPILED", {})
+    monkeypatch.setattr(on_torch, "_FAILED", {})
     weights, out = torch.randn(5, 64), torch.empty(5, 64)
     with pytest.warns(
         RuntimeWarning, match="torch.compile failed, so formulas run uncompiled and slower: .* Cannot find a working triton"
     ):
-        compiled.run_compiled(triple, {"numbers": weights[:4]}, out[:4])
+        on_torch.run_compiled(triple, {"numbers": weights[:4]}, out[:4])
     assert torch.equal(out[:4], 3 * weights[:4])
-    compiled.run_compiled(triple, {"numbers": weights}, out)  # warnings are errors
+    on_torch.run_compiled(triple, {"numbers": weights}, out)  # warnings are errors
     assert torch.equal(out, 3 * weights)
 
 
@@ -125,10 +124,10 @@ def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch: pytest.MonkeyP
     def full(*tensors: torch.Tensor) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: full)
-    monkeypatch.setattr(compiled, "_COMPILED", {})
+    monkeypatch.setattr(on_torch, "BACKEND", lambda graph, inputs: full)
+    monkeypatch.setattr(on_torch, "_COMPILED", {})
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        compiled.run_compiled(triple, {"numbers": torch.empty(4, 64)}, torch.empty(4, 64))
+        on_torch.run_compiled(triple, {"numbers": torch.empty(4, 64)}, torch.empty(4, 64))
 
 
 @on_gpu

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from glft_schema.tensor_types.engine import chunks
-from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of, max_error
+from glft_schema.tensor_types import chunks
+from glft_schema.tensor_types.differences import NumberErrors, errors_of, max_error
 
 INF, NAN = math.inf, math.nan
 

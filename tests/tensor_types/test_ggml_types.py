@@ -28,7 +28,6 @@ from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types import TensorType, on_torch
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.declaration import formula_of
-from glft_schema.tensor_types.engine import compiled
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
 from glft_schema.tensor_types.grids import VALUES, digits
 from glft_schema.tensor_types.library.loading import MODE
@@ -186,10 +185,10 @@ def test_compiled_by_a_real_code_generator(name: str, dtype: torch.dtype, caplog
         fields = {name: torch.from_numpy(field) for name, field in type_.encode(weights, "w").items()}
     expected = on_torch.decode(type_, fields, columns, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.INFO, "glft_schema"):
-        patch.setattr(compiled, "SIZES", (2048 * columns,))
+        patch.setattr(on_torch, "SIZES", (2048 * columns,))
         patch.setattr(on_torch, "compiles", lambda out: True)
         patch.setenv(MODE, "off")
-        patch.setattr(compiled, "_COMPILED", {})
+        patch.setattr(on_torch, "_COMPILED", {})
         found = on_torch.decode(type_, fields, columns, dtype=dtype)
     assert_bit_equal(found.float(), expected.float().numpy())
     assert [message.partition(" for {'")[0] for message in caplog.messages] == ["compiled a formula"]
@@ -199,10 +198,10 @@ def test_compiled_by_a_real_code_generator(name: str, dtype: torch.dtype, caplog
 def test_compiles_whole(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one graph, which is run without a code generator here."""
     graphs = []
-    monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(on_torch, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
     blocks = torch.from_numpy(random_blocks(type_)[:8])
     expected = decoded(type_, blocks).numpy()
-    monkeypatch.setattr(compiled, "SIZES", (8 * weights_in(type_),))
+    monkeypatch.setattr(on_torch, "SIZES", (8 * weights_in(type_),))
     monkeypatch.setattr(on_torch, "compiles", lambda out: True)
     monkeypatch.setenv(MODE, "off")
     assert_bit_equal(decoded(type_, blocks), expected)

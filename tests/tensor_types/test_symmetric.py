@@ -13,7 +13,7 @@ from glft_schema import SchemeError, TensorError
 from glft_schema.errors import OptionError, QuantizationWarning
 from glft_schema.lab import fake_quantize
 from glft_schema.lab.quantizing import dequantize_symmetric, quantize_symmetric_per_channel, quantize_symmetric_per_group
-from glft_schema.tensor_types.engine import chunks
+from glft_schema.tensor_types import chunks
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from tests.oracles import glft_reference as reference
 

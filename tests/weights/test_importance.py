@@ -16,7 +16,7 @@ import glft_schema
 from glft_schema import FormatError, TensorError, convert, read_importance, save_file
 from glft_schema.errors import OptionError, TiedWarning
 from glft_schema.formats.imatrix import OldImatrix, is_old_matrix
-from glft_schema.tensor_types.engine import chunks
+from glft_schema.tensor_types import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.weights import ImportanceMatrix
 from glft_schema.weights.importance import ColumnSums

@@ -32,7 +32,7 @@ from glft_schema.errors import OptionError, TiedWarning
 from glft_schema.lab import fake_quantize, read_gguf_lite, write_gguf_lite
 from glft_schema.storage.dtypes import FLOATS, NAMES, dtype_of
 from glft_schema.storage.torch_tensors import as_array
-from glft_schema.tensor_types.engine import chunks
+from glft_schema.tensor_types import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.weights.checkpoints import open_checkpoint
 from tests.tools import forked

@@ -12,9 +12,9 @@ from glft_schema.describe.page.frame import number
 from glft_schema.describe.page.samples import Floats, describe, sample, sample_parts
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.storage.dtypes import FLOAT64, Array
-from glft_schema.tensor_types.engine.chunks import matrix
-from glft_schema.tensor_types.engine.conversions import convert
-from glft_schema.tensor_types.engine.differences import NumberErrors
+from glft_schema.tensor_types.conversions import convert
+from glft_schema.tensor_types.differences import NumberErrors
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
 

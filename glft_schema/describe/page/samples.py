@@ -11,8 +11,8 @@ import numpy as np
 from glft_schema.describe.page.frame import number
 from glft_schema.storage.dtypes import FLOAT64
 from glft_schema.storage.source import ReadSource
-from glft_schema.tensor_types.engine.chunks import matrix
-from glft_schema.tensor_types.engine.conversions import convert
+from glft_schema.tensor_types.conversions import convert
+from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.tensor import Tensor
 
 SAMPLE = 1 << 16  # numbers of a tensor, about

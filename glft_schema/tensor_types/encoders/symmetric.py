@@ -12,9 +12,9 @@ import numpy as np
 
 from glft_schema.scalar.language import float16, float32
 from glft_schema.storage.dtypes import LARGEST, Array, name_of
+from glft_schema.tensor_types.chunks import Fault
+from glft_schema.tensor_types.conversions import widen
 from glft_schema.tensor_types.encoders.searches import code_between, largest
-from glft_schema.tensor_types.engine.chunks import Fault
-from glft_schema.tensor_types.engine.conversions import widen
 
 GROUP = 64  # weights that share a scale in Q4_per_group_64
 INT8_MAX = 127

@@ -32,6 +32,7 @@ SOURCES = (  # files that the functions' bits depend on
     "tensor_types/*.py",
     "tensor_types/*.bin",
     "tensor_types/encoders/*.py",
+    "tensor_types/ggml/*.py",
     "tensor_types/library/building.py",
     "tensor_types/library/machine.c",
     "tensor_types/library/printing.py",

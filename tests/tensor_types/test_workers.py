@@ -1,4 +1,4 @@
-"""Work in several threads: all of it, in order where asked for, and nothing left running."""
+"""Work in several threads: all of it, and nothing left running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from glft_schema.errors import TensorError
-from glft_schema.tensor_types.engine import chunks, workers
+from glft_schema.tensor_types import chunks, workers
 from glft_schema.tensor_types.ggml import GGML_TYPES
 
 
@@ -31,14 +31,14 @@ def three_threads() -> Iterator[None]:
 def test_parts_cover_the_range_once(count: int, least: int, most: int, threads: int) -> None:
     covered, lock, before = [0] * count, threading.Lock(), torch.get_num_threads()
 
-    def run(first: int, last: int) -> None:
+    def run(part: slice) -> None:
         with lock:
-            for number in range(first, last):
+            for number in range(part.start, part.stop):
                 covered[number] += 1
 
     torch.set_num_threads(threads)
     try:
-        workers.run_parts(run, count, least, most)
+        workers.run_parts(run, workers.parts_of(count, least, most))
     finally:
         torch.set_num_threads(before)
     assert covered == [1] * count
@@ -48,7 +48,7 @@ def test_an_error_in_a_thread_is_raised() -> None:
     """After all threads have stopped."""
     running, before = [0], torch.get_num_threads()
 
-    def run(first: int, last: int) -> None:
+    def run(part: slice) -> None:
         running[0] += 1
         try:
             time.sleep(0.01)
@@ -59,27 +59,27 @@ def test_an_error_in_a_thread_is_raised() -> None:
     torch.set_num_threads(3)
     try:
         with pytest.raises(RuntimeError, match="no"):
-            workers.run_parts(run, 100, 1, 10)
+            workers.run_parts(run, workers.parts_of(100, 1, 10))
     finally:
         torch.set_num_threads(before)
     assert running == [0]
 
 
-def test_items_in_order() -> None:
-    """Late items finish first; threads of torch's are one in each thread, and three here."""
+def test_each_thread_runs_torch_in_one_thread() -> None:
+    """Three threads here, of which the calling one waits."""
     lock, running, most, threads = threading.Lock(), 0, 0, set[tuple[int, int]]()
 
-    def run(item: int) -> None:
+    def run(part: slice) -> None:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
             threads.add((threading.get_ident(), torch.get_num_threads()))
-        time.sleep(0.02 if item % 3 == 0 else 0.001)
+        time.sleep(0.02 if part.start % 3 == 0 else 0.001)
         with lock:
             running -= 1
 
-    assert list(workers.in_order(run, iter(range(20)))) == list(range(20))
+    workers.run_parts(run, workers.parts_of(20, 1, 1), here=False)
     assert 1 < most <= 3
     assert {number for _, number in threads} == {1}
     assert threading.get_ident() not in dict(threads)
@@ -91,45 +91,35 @@ def test_items_in_order() -> None:
     assert with_new == [3]
 
 
-def test_no_more_than_a_few_items_are_taken_ahead() -> None:
-    taken = [0]
-
-    def items() -> Iterator[int]:
-        for item in range(100):
-            taken[0] += 1
-            yield item
-
-    for item in workers.in_order(lambda item: None, items()):
-        assert taken[0] <= item + 4
-
-
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_error_of_the_first_item(threads: int) -> None:
+def test_the_error_of_the_first_part(threads: int) -> None:
     done: list[int] = []
     torch.set_num_threads(threads)
 
-    def run(item: int) -> None:
-        time.sleep(0.02 if item == 4 else 0)
-        done.append(item)
-        if item >= 4:
-            raise RuntimeError(f"item {item}")
+    def run(part: slice) -> None:
+        time.sleep(0.02 if part.start == 4 else 0)
+        done.append(part.start)
+        if part.start >= 4:
+            raise RuntimeError(f"part {part.start}")
 
-    with pytest.raises(RuntimeError, match="item 4"):
-        list(workers.in_order(run, range(100)))
+    with pytest.raises(RuntimeError, match="part 4"):
+        workers.run_parts(run, workers.parts_of(100, 1, 1))
     count = len(done)
     assert count < 10
     time.sleep(0.05)
     assert len(done) == count
 
 
-def test_an_iteration_that_is_abandoned() -> None:
-    done: list[int] = []
-    iteration = workers.in_order(lambda item: (time.sleep(0.01), done.append(item)), range(100))
-    next(iteration)
-    iteration.close()
-    count = len(done)
-    time.sleep(0.05)
-    assert len(done) == count < 10
+def test_parts_of_a_part_run_in_its_thread() -> None:
+    """Otherwise, all threads could wait for others."""
+    inner: list[bool] = []
+
+    def run(part: slice) -> None:
+        own = threading.get_ident()
+        workers.run_parts(lambda _: inner.append(threading.get_ident() == own), workers.parts_of(6, 1, 1))
+
+    workers.run_parts(run, workers.parts_of(6, 1, 1))
+    assert inner == [True] * len(inner) != []
 
 
 def test_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +131,8 @@ def test_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     workers.forget_threads()
     monkeypatch.setattr(threading.Thread, "start", refuse)
     threads: list[int] = []
-    assert list(workers.in_order(lambda item: threads.append(threading.get_ident()), range(5))) == [0, 1, 2, 3, 4]
+    workers.run_parts(lambda part: threads.append(threading.get_ident()), workers.parts_of(5, 1, 1))
+    assert len(threads) == 5
     assert set(threads) == {threading.get_ident()}
     assert not workers._POOLS
 
@@ -161,7 +152,7 @@ def test_encoders_write_the_same_bytes(name: str, always: None) -> None:
     seen: dict[float, np.ndarray] = {}
     with torch.inference_mode():
         found = type_.encode(weights, "w", watch=lambda chunk, fields: seen.update({float(chunk[0, 100]): chunk}))["blocks"]
-    assert len(seen) == 9
+    assert len(seen) == 12
     assert np.array_equal(np.concatenate([seen[float(row[100])] for row in weights if float(row[100]) in seen]), weights)
     assert (3, True) in workers._POOLS
     torch.set_num_threads(1)

@@ -19,8 +19,7 @@ from gguf.quants import dequantize
 
 import glft_schema
 from glft_schema import save_file
-from glft_schema.tensor_types import TensorType, library_calls, on_torch
-from glft_schema.tensor_types.engine import workers
+from glft_schema.tensor_types import TensorType, on_torch, running, workers
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.library.loading import MODE, function_of
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
@@ -34,7 +33,7 @@ Fields = dict[str, torch.Tensor]
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few weights are worth a thread."""
-    monkeypatch.setattr(library_calls, "LEAST", 1 << 14)
+    monkeypatch.setattr(running, "LEAST", 1 << 14)
 
 
 @pytest.fixture(params=["library", "numpy"])
@@ -57,7 +56,7 @@ def calls(way: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         function = function_of(scheme, dtype)
         return function and (lambda *arguments: (found.append(scheme), function(*arguments)))
 
-    monkeypatch.setattr(library_calls, "function_of", counted)
+    monkeypatch.setattr(running, "function_of", counted)
     return found
 
 

@@ -17,9 +17,8 @@ import numpy as np
 from glft_schema.errors import QuantizationWarning, TensorError, quote
 from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.torch_tensors import array_of, not_dense
-from glft_schema.tensor_types.engine.conversions import float32_of
-from glft_schema.tensor_types.engine.functions import Fields
-from glft_schema.tensor_types.engine.threads import threads
+from glft_schema.tensor_types.conversions import float32_of
+from glft_schema.tensor_types.payload_layout import Fields
 
 # A loss of information: whether it is fatal, a description, and a mask of the affected elements of
 # the chunk [rows, in].
@@ -27,11 +26,6 @@ Fault = tuple[bool, str, Array]
 
 CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
 LEAST_CHUNK = 1 << 16  # numbers that are worth a thread
-
-
-def matrix(dims: Sequence[int]) -> tuple[int, int]:
-    """Returns `dims` as [out, in]: the first dim and the product of the rest, or one row."""
-    return (dims[0], math.prod(dims[1:])) if len(dims) > 1 else (1, math.prod(dims))
 
 
 def slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
@@ -146,8 +140,7 @@ def encode_chunks(
     counts = Counter[str]() if lost is None else lost
     rows, columns = len(weights), math.prod(weights.shape[1:])
 
-    def run(chunk: tuple[slice, Counter[str]]) -> None:
-        part, found = chunk
+    def run(part: slice) -> None:
         given, encoded = as_matrix(weights[part]), take(out, part)
         numbers = float32_of(given) if encoder.as_float32 else given
         encoder.encode(numbers, encoded)
@@ -158,24 +151,23 @@ def encode_chunks(
                 shape = weights.shape if part_of.shape is None else part_of.shape
                 raise TensorError(problem, part_of.name, index_of(index, shape))
             if count:
-                found[problem] += count
+                found[part.start][problem] = count
         if watch:
             watch(given, encoded)
 
     if rows and columns:
-        count, size = threads() if encoder.at_once else 1, max(CHUNK // columns, 1)
-        if count > 1:
-            rounds = -(-rows // (count * size))
-            size = max(-(-rows // (count * rounds)), LEAST_CHUNK // columns, 1)
-        chunks: Iterator[tuple[slice, Counter[str]]] = ((part, Counter[str]()) for part in slices(rows, size))
-        if count > 1 and rows > size:
-            from glft_schema.tensor_types.engine.workers import in_order  # slow to import
+        from glft_schema.tensor_types.workers import parts_of, run_parts  # slow to import
 
-            chunks = in_order(run, chunks)
-        for chunk in chunks:
-            if count == 1 or rows <= size:
-                run(chunk)
-            counts.update(chunk[1])
+        least, most = (max(size // columns, 1) for size in (LEAST_CHUNK, CHUNK))
+        parts = list(parts_of(rows, least, most)) if encoder.at_once else list(slices(rows, most))
+        found = {part.start: Counter[str]() for part in parts}
+        if encoder.at_once:
+            run_parts(run, parts)
+        else:
+            for part in parts:
+                run(part)
+        for each in found.values():
+            counts.update(each)
     if lost is None:
         warn_of_lost(part_of.name, counts)
 

@@ -1,4 +1,5 @@
-"""Types that store numbers one after another, in C order."""
+"""Numbers stored unchanged, one after another, in C order. GLFT and GGUF give F32 and F16 the same
+codes; the rest is GGUF's."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from glft_schema.codec.numbers import Number
+from glft_schema.codec.numbers import Number, bf16, f16, f32, f64, i8, i16, i32, i64
 from glft_schema.codec.structs import Struct
 from glft_schema.storage.dtypes import Array, name_of
-from glft_schema.tensor_types.engine.chunks import Fault, are_finite
-from glft_schema.tensor_types.engine.conversions import convert, widen
+from glft_schema.tensor_types.chunks import Fault, are_finite
+from glft_schema.tensor_types.conversions import convert, to_bf16, to_f16, widen
 from glft_schema.tensor_types.payload_layout import DIMS
 from glft_schema.tensor_types.tensor_type import TensorType
 
@@ -40,3 +41,15 @@ def find_changed(weights: Array, fields: Mapping[str, Array]) -> Iterable[Fault]
     stored = fields["weights"]
     if not np.can_cast(weights.dtype, stored.dtype):
         yield True, f"an integer is too large for {name_of(stored.dtype)}", stored.astype(weights.dtype) != weights
+
+
+# fmt: off
+F32  = number_type("F32",   0, f32,  "IEEE 754 single")
+F16  = number_type("F16",   1, f16,  "IEEE 754 half", to_f16)
+BF16 = number_type("BF16", 30, bf16, "the upper half of an IEEE 754 single", to_bf16)
+F64  = number_type("F64",  28, f64,  "IEEE 754 double")
+I8   = number_type("I8",   24, i8,   "two's complement")
+I16  = number_type("I16",  25, i16,  "two's complement")
+I32  = number_type("I32",  26, i32,  "two's complement")
+I64  = number_type("I64",  27, i64,  "two's complement")
+# fmt: on

@@ -1,23 +1,23 @@
-"""ggml's tensor types by their numbers in GGUF files, from the modules that declare them."""
+"""ggml's tensor types by their numbers in GGUF files. Each group of types is a module here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.plugins import TYPES, load
-from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, ternary, unquantized
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.declaration import Floats, Reserved
-from glft_schema.tensor_types.engine.functions import Encoder, Formula
+from glft_schema.tensor_types.scalar_layout import Encoder, Formula
 from glft_schema.tensor_types.tensor_type import OpaqueType, TensorType
 
-MODULES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
+MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
 DECLARED = [value for module in MODULES for value in vars(module).values() if isinstance(value, TensorType)]
-GGML_TYPES = TypeTable[TensorType](
-    "ggml", *sorted(DECLARED, key=lambda type_: type_.code), unknown=OpaqueType.of, more=lambda: load(TYPES, _check_registered)
-)
+DECLARED.sort(key=lambda type_: type_.code)
+GGML_TYPES = TypeTable[TensorType]("ggml", *DECLARED, unknown=OpaqueType.of, more=lambda: load(TYPES, _check_registered))
 
 
 def register_type(

@@ -12,8 +12,8 @@ import numpy as np
 from glft_schema.display import with_display
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.torch_tensors import array_of
-from glft_schema.tensor_types.engine.chunks import index_of, row_chunks
-from glft_schema.tensor_types.engine.conversions import widen
+from glft_schema.tensor_types.chunks import index_of, row_chunks
+from glft_schema.tensor_types.conversions import widen
 
 
 def max_error(found: Any, expected: Any) -> float:
