@@ -18,13 +18,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from glft_schema.lazy import torch
-from glft_schema.scalar import intervals, numpy_builtins, torch_operations, tree
+from glft_schema.scalar import intervals, torch_operations, tree
 from glft_schema.scalar.axes import Index, as_tuples, dense, fit, parts_of, reduce_index, steps_of, with_axes
 from glft_schema.scalar.kinds import ANY, COMPUTED, KINDS
-from glft_schema.scalar.language import ScalarError
+from glft_schema.scalar.language import ScalarError, on_arrays
 from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal
-
-FEW = 256  # the most values of an argument for which all results are tabulated
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,6 @@ class BlockNumber:
     text: str
     kind: str
     axes: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Constants(Expression):
-    """Values that are known when the function is printed."""
-
-    values: Index
 
 
 Value: TypeAlias = BlockNumber | Index
@@ -243,8 +234,6 @@ class _Printer:
 
     def _value(self, node: Expression) -> Value:
         match node:
-            case Constants():
-                return node.values
             case Literal():
                 return np.array(node.value if node.kind != "float32" else np.float32(node.value))
             case tree.Variable():
@@ -260,23 +249,9 @@ class _Printer:
             case tree.Builtin():
                 return self._builtin(node)
             case tree.Invoke():
-                return self._invoke(node)
+                (result,) = self._call(node.function, node.arguments)
+                return result
         raise self._refusal(f"expected known lengths, found {type(node).__name__}")
-
-    def _invoke(self, node: tree.Invoke) -> Value:
-        """Returns the result of a call, from a table if the argument is one of few integers."""
-        first, *others = node.arguments
-        if not others and isinstance(first, Expression) and first.kind == "int32" and 0 <= first.span[0] <= first.span[1] < FEW:
-            at = self._value(first)
-            if isinstance(at, BlockNumber):
-                whole = Constants("int32", first.span, np.arange(first.span[1] + 1))
-                outer, self._axes = self._axes, (len(whole.values),)
-                (table,) = self._call(node.function, [whole])
-                self._axes = outer
-                if isinstance(table, np.ndarray):
-                    return self._from_table(node.function.name, table, at)
-        (result,) = self._call(node.function, node.arguments)
-        return result
 
     def _unary(self, node: tree.Unary) -> Value:
         value = self._value(node.operand)
@@ -314,7 +289,7 @@ class _Printer:
         kind, value = node.kind, values[0]
         if isinstance(value, np.ndarray):
             if node.name not in ("float32", "int32"):
-                value = getattr(numpy_builtins, node.name)(value.astype(operands[0].kind))
+                value = on_arrays(node.name)(value.astype(operands[0].kind))
             return np.asarray(value.astype(np.float32 if kind == "float32" else np.int64))
         if node.name in ("float32", "int32"):
             return BlockNumber(self._text(value, kind), kind, value.axes)
@@ -332,12 +307,14 @@ class _Printer:
         return view, fit(first, rank) + fit(offset, rank)
 
     def _load(self, node: tree.Load) -> Value:
-        array, first = self._place(node.array)
+        (array, first), at, rank = self._place(node.array), self._value(node.at), len(self._axes)
         if array.table is not None:
             if first.any():
                 raise self._refusal(f"expected no slices of {array.name}")
-            return self._look_up(array.name, array.table, node.at)
-        at, rank = self._value(node.at), len(self._axes)
+            if not isinstance(at, BlockNumber):
+                return np.asarray(array.table[np.clip(at, 0, len(array.table) - 1)])
+            name, kind = self._table(array.name, array.table)
+            return self._number(f"on.look_up({name}, {self._pad(at, 'int32')})", kind, at)
         if isinstance(at, BlockNumber):
             raise self._refusal(f"expected an index of {array.name} that does not depend on data")
         at = fit(first, rank) + fit(at, rank)
@@ -351,26 +328,6 @@ class _Printer:
         elif KINDS[number].size < 4:
             text = f"on.cast({self._name(text)}, {node.kind!r})"
         return BlockNumber(self._name(text), node.kind, axes)
-
-    def _look_up(self, name: str, table: Index, node: Expression) -> Value:
-        rank = len(self._axes)
-        if isinstance(node, tree.Binary) and node.sign == "+" and rank:  # the numbers from `start` on
-            start, place, count = self._value(node.left), self._value(node.right), self._axes[-1]
-            along = np.arange(count).reshape((1,) * (rank - 1) + (-1,))
-            neighbours = isinstance(place, np.ndarray) and np.array_equal(place, along)
-            if neighbours and isinstance(start, BlockNumber) and len(start.axes) < rank:
-                axes = start.axes + (1,) * (rank - 1 - len(start.axes))
-                index = with_axes(self._text(start, "int32"), len(start.axes), rank - 1)
-                name, kind = self._table(name, table)
-                return BlockNumber(self._name(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))
-        at = self._value(node)
-        if isinstance(at, BlockNumber):
-            return self._from_table(name, table, at)
-        return np.asarray(table[np.clip(at, 0, len(table) - 1)])
-
-    def _from_table(self, name: str, table: Index, at: BlockNumber) -> BlockNumber:
-        name, kind = self._table(name, table)
-        return self._number(f"on.look_up({name}, {self._pad(at, 'int32')})", kind, at)
 
     def _table(self, name: str, numbers: Index) -> tuple[str, str]:
         """Returns the name of a table in the text, and its kind. Different tables with one name are

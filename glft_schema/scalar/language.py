@@ -9,71 +9,72 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
 
 MAGIC = 3 * 2**22  # a float32 sum with it has no fraction bits: adding rounds half to even
-LEAST, SIZE = -(2**31), 2**32  # of int32
+LEAST = -(2**31)  # of int32
 
 
-class Float32:
-    """A float32. Literals and other Float32 are accepted as operands."""
+class Number:
+    """A number of 32 bits. Results are numbers of the same kind. Literals and numbers of this kind
+    are accepted as operands."""
 
     __slots__ = ("number",)
     __hash__ = None  # type: ignore[assignment]
+    dtype: type
 
     def __init__(self, number: Any) -> None:
-        self.number: np.float32 = np.float32(number.number if isinstance(number, Float32) else number)
+        self.number: Any = self.dtype(number.number if isinstance(number, Number) else number)
 
     def __repr__(self) -> str:
-        return f"Float32({self.number!s})"
+        return f"{type(self).__name__}({self.number!s})"
+
+
+class Float32(Number):
+    """A float32, rounded after each operation."""
+
+    __slots__ = ()
+    dtype = np.float32
 
     def __float__(self) -> float:
         return float(self.number)
 
 
-class Int32(int):
+class Int32(Number):
     """An int32: results wrap."""
 
+    __slots__ = ()
+    dtype = np.int32
 
-def _of_floats(name: str) -> Callable[..., Any]:
+    def __index__(self) -> int:
+        return int(self.number)
+
+
+def _method(name: str) -> Callable[..., Any]:
     operate = getattr(operator, name)
 
-    def method(self: Float32, *others: Any) -> Any:
-        if any(isinstance(other, Int32) for other in others):
+    def method(self: Number, *others: Any) -> Any:
+        kind = type(self)
+        if any(isinstance(other, Number) and not isinstance(other, kind) for other in others):
             return NotImplemented
-        result = operate(self.number, *(Float32(other).number for other in others))
-        return bool(result) if isinstance(result, np.bool_) else Float32(result)
+        result = operate(self.number, *(kind(other).number for other in others))
+        return bool(result) if isinstance(result, np.bool_) else kind(result)
 
     return method
 
 
 def _reflect(name: str) -> Callable[..., Any]:
-    return lambda self, other: NotImplemented if isinstance(other, Int32) else getattr(Float32(other), name)(self)
+    return lambda self, other: NotImplemented if isinstance(other, Number) else getattr(type(self)(other), name)(self)
 
 
-def _of_integers(name: str) -> Callable[..., Any]:
-    operate = getattr(int, name)
-
-    def method(*operands: int) -> Any:
-        result = operate(*operands)
-        return Int32((result - LEAST) % SIZE + LEAST) if isinstance(result, int) else result
-
-    return method
-
-
-for _name in ("add", "sub", "mul", "truediv"):
-    setattr(Float32, f"__{_name}__", _of_floats(_name))
-    setattr(Float32, f"__r{_name}__", _reflect(f"__{_name}__"))
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
+    setattr(Number, f"__{_name}__", _method(f"__{_name}__"))
+    setattr(Number, f"__r{_name}__", _reflect(f"__{_name}__"))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "abs"):
-    setattr(Float32, f"__{_name}__", _of_floats(_name))
-for _name in ("add", "sub", "mul", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
-    setattr(Int32, f"__{_name}__", _of_integers(f"__{_name}__"))
-    setattr(Int32, f"__r{_name}__", _of_integers(f"__r{_name}__"))
-for _name in ("neg", "abs", "invert"):
-    setattr(Int32, f"__{_name}__", _of_integers(f"__{_name}__"))
+    setattr(Number, f"__{_name}__", _method(f"__{_name}__"))
 
 
 class PlainArray:
@@ -90,10 +91,10 @@ class PlainArray:
         if isinstance(at, slice):
             return PlainArray(self.array[at])
         number = self.array[self._place(at)]
-        return Float32(number) if self.array.dtype.kind == "f" else Int32(np.int64(number).astype(np.int32))
+        return Float32(number) if self.array.dtype.kind == "f" else Int32(number.astype(np.int32))
 
     def __setitem__(self, at: int, number: Any) -> None:
-        stored = float(number) if self.array.dtype.kind == "f" else np.int64(number).astype(self.array.dtype)
+        stored = float(number) if self.array.dtype.kind == "f" else np.int64(int(number)).astype(self.array.dtype)
         self.array[self._place(at)] = stored
 
     def _place(self, at: int) -> int:
@@ -136,40 +137,62 @@ def int32(number: Any) -> Any:
     return Int32(number)
 
 
+def _of_numbers(read: type[Number], result: type[Number]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a function of float32 or int32 in numpy a function of numbers. Arrays of numpy are
+    given to `__wrapped__`."""
+
+    def of_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(function)(lambda x: result(function(read(x).number)))
+
+    return of_numbers
+
+
+@_of_numbers(Float32, Float32)
 def float16(x: Any) -> Any:
     """Rounds to float16, half to even."""
-    return Float32(np.float16(Float32(x).number))
+    return x.astype(np.float16).astype(np.float32)
 
 
+@_of_numbers(Float32, Int32)
 def nearest(x: Any) -> Any:
     """Rounds to int32, half to even. Wrong beyond 2^22, as in ggml."""
-    return (as_bits(float32(x) + MAGIC) & 0x7FFFFF) - 0x400000
+    return ((x + np.float32(MAGIC)).view(np.int32) & 0x7FFFFF) - 0x400000
 
 
+@_of_numbers(Float32, Int32)
 def truncated(x: Any) -> Any:
     """The integer part as int32; -2^31 for NaN and beyond int32, as on x86."""
-    number = Float32(x).number
-    return Int32(int(number) if -(2.0**31) <= number < 2.0**31 else LEAST)
+    fits = (x >= -(2.0**31)) & (x < 2.0**31)
+    return np.where(fits, np.where(fits, x, 0).astype(np.int32), np.int32(LEAST))
 
 
+@_of_numbers(Float32, Float32)
 def root(x: Any) -> Any:
     """The square root, correctly rounded."""
-    return Float32(np.sqrt(Float32(x).number))
+    return np.sqrt(x)
 
 
+@_of_numbers(Float32, Int32)
 def as_bits(x: Any) -> Any:
     """The 32 bits of a float32 as an int32."""
-    return Int32(Float32(x).number.view(np.int32))
+    return x.view(np.int32)
 
 
-def as_float(bits: int) -> Any:
+@_of_numbers(Int32, Float32)
+def as_float(bits: Any) -> Any:
     """The float32 that consists of the 32 bits."""
-    return Float32(np.int32(bits).view(np.float32))
+    return bits.view(np.float32)
 
 
-def as_float16(bits: int) -> Any:
+@_of_numbers(Int32, Float32)
+def as_float16(bits: Any) -> Any:
     """The float16 that consists of the low 16 bits, as float32."""
-    return Float32(np.uint16(bits & 0xFFFF).view(np.float16))
+    return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+
+
+def on_arrays(name: str) -> Callable[..., Any]:
+    """Returns a function of the language of one float32 or int32, for arrays of numpy."""
+    return abs if name == "abs" else globals()[name].__wrapped__
 
 
 def floats(count: int) -> PlainArray:

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from glft_schema.scalar import intervals, numpy_builtins, tree
+from glft_schema.scalar import intervals, tree
 from glft_schema.scalar.kinds import COMPUTED
-from glft_schema.scalar.language import ScalarError
+from glft_schema.scalar.language import ScalarError, on_arrays
 from glft_schema.scalar.tree import ArrayReference, Expression, Function, Literal, Statement, Variable, walk
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -195,7 +195,7 @@ class _Call:
                 return _where(replaces, values[1], values[0], node.kind)
             case "float32" | "int32":
                 return np.asarray(values[0]).astype(DTYPES[node.name])[()]
-        return getattr(numpy_builtins, node.name)(np.asarray(values[0], DTYPES[node.operands[0].kind]))
+        return on_arrays(node.name)(np.asarray(values[0], DTYPES[node.operands[0].kind]))
 
     def _array(self, array: ArrayReference) -> Array:
         """Returns the numbers of an array from its offset on."""

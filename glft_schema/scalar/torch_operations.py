@@ -75,11 +75,6 @@ def look_up(numbers: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.embedding(at, numbers.unsqueeze(1)).squeeze(-1)
 
 
-def neighbours(numbers: torch.Tensor, count: int, at: torch.Tensor) -> torch.Tensor:
-    """Returns `count` numbers of a table from each index on, along a new axis."""
-    return torch.nn.functional.embedding(at, numbers.unfold(0, count, 1))
-
-
 # Functions of the language
 
 

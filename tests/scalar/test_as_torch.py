@@ -156,12 +156,6 @@ def test_all_forms_equal_plain_python(name: str) -> None:
         assert same_bits(by_torch(checked, fields), expected)
 
 
-def test_results_for_few_values_are_looked_up() -> None:
-    text, tables, _ = print_function(check(source(BODIES["calls of few values"]), LAYOUT.arrays()))
-    assert [len(tables[name]) for name in ("bent", "halved")] == [16, 256]
-    assert text.count("on.where") == 1
-
-
 # fmt: off
 REFUSED = [
     ("for i in range(4):\n    if i > 2: break",       "expected no while, break, early return or local array, found Break"),

@@ -31,11 +31,12 @@ def test_float32_rounds_after_each_operation() -> None:
     assert repr(x) == "Float32(0.1)"
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # which `run` ignores
 def test_int32_wraps() -> None:
     x = int32(2**31 - 1)
     assert isinstance(x + 1, Int32)
-    assert [x + 1, 1 + x, -x - 2, x * 2, x << 1, 1 - x, ~x, x // 2, x % 8] == [
-        -(2**31), -(2**31), 2**31 - 1, -2, -2, 2 - 2**31, -(2**31), 2**30 - 1, 7
+    assert [x + 1, 1 + x, -x - 2, x * 2, x << 1, 1 - x, x // 2, x % 8] == [
+        -(2**31), -(2**31), 2**31 - 1, -2, -2, 2 - 2**31, 2**30 - 1, 7
     ]  # fmt: skip
 
 
