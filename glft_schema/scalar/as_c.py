@@ -7,7 +7,8 @@ Compile it with FLAGS. Fields may begin at any byte. Numbers are in the machine'
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -129,6 +130,8 @@ class Printer:
 
     def __init__(self, unit: TranslationUnit, function: Function, restrict: str) -> None:
         self._unit, self._function, self._restrict = unit, function, restrict
+        self._lines: list[str] = []
+        self._declared: dict[str, str] = {}  # variables and arrays
 
     def text(self, sentence: str) -> str:
         function, results = self._function, self._function.results
@@ -139,9 +142,12 @@ class Printer:
             parameters += [f"{VALUES[result.kind]} *result_{number}" for number, result in enumerate(results)]
         lines = (line.rstrip(" \\/?") for line in sentence.splitlines())  # no comment continues on the next line
         comment = "".join(f"// {line}".rstrip() + "\n" for line in lines)
-        unused = [f"    (void){name_in_c(name)};" for name in self._unused_name()]
-        body = "\n".join([*unused, *self._block(function.body, set(function.parameters), "    ")])
-        return f"{comment}static inline {kind} NAME({', '.join(parameters)}) {{\n{body}\n}}\n"
+        self._block(function.body)
+        return self._definition(comment, kind, parameters, self._unused_name())
+
+    def _definition(self, comment: str, kind: str, parameters: Sequence[str], unused: Sequence[str]) -> str:
+        body = "".join(f"    {line}\n" for line in [*(f"(void){name_in_c(name)};" for name in unused), *self._lines])
+        return f"{comment}static inline {kind} NAME({', '.join(parameters)}) {{\n{body}}}\n"
 
     def _unused_name(self) -> list[str]:
         used = {part.name for part in walk(self._function.body) if isinstance(part, (ArrayReference, Variable))}
@@ -154,55 +160,77 @@ class Printer:
 
     # Statements
 
-    def _block(self, body: Sequence[Statement], declared: set[str], indent: str) -> list[str]:
+    def _block(self, body: Sequence[Statement]) -> None:
         """Prints statements. A variable is declared in the innermost block with all its uses."""
-        lines, kinds, declared = [], self._function.variables, set(declared)
+        kinds, outer = self._function.variables, dict(self._declared)
         uses = [{name for part in walk(one) for name in mentions(part) if name in kinds} for one in body]
         for number, statement in enumerate(body):
-            new, later, prefix = uses[number] - declared, set().union(*uses[number + 1 :]), ""
-            if isinstance(statement, tree.Assign) and statement.name in new:
-                prefix, here = f"{VALUES[kinds[statement.name]]} ", new
-            else:
-                here = {name for name in new if name in later or isinstance(statement, tree.Call)}
-                for kind in sorted({VALUES[kinds[name]] for name in here}):
-                    lines.append(
-                        f"{indent}{kind} {', '.join(name_in_c(name) for name in sorted(here) if VALUES[kinds[name]] == kind)};"
-                    )
-            declared |= here
-            lines += [f"{indent}{line}" for line in self._statement(statement, prefix, declared)]
-        return lines
+            new = uses[number] - self._declared.keys() - self._function.parameters.keys()
+            self._statement(statement, self._declare(statement, new, set().union(*uses[number + 1 :])))
+        self._declared = outer
 
-    def _inner(self, body: Sequence[Statement], declared: set[str]) -> list[str]:
-        return self._block(body, declared, "    ")
+    def _declare(self, node: Statement, new: set[str], later: set[str]) -> str:
+        """Declares the new variables of a statement that are also used later. Returns the kind
+        before an assignment to a new variable."""
+        kinds, prefix = {name: VALUES[self._function.variables[name]] for name in new}, ""
+        if isinstance(node, tree.Assign) and node.name in new:
+            prefix = f"{kinds[node.name]} "
+        else:
+            new = {name for name in new if name in later or isinstance(node, tree.Call)}
+            for kind in sorted({kinds[name] for name in new}):
+                self._lines.append(f"{kind} {', '.join(name_in_c(name) for name in sorted(new) if kinds[name] == kind)};")
+        self._declared |= dict.fromkeys(new, "")
+        return prefix
 
-    def _statement(self, node: Statement, prefix: str, declared: set[str]) -> list[str]:
+    def _inner(self, body: Sequence[Statement]) -> None:
+        with self._indent():
+            self._block(body)
+
+    @contextmanager
+    def _indent(self) -> Iterator[None]:
+        lines, self._lines = self._lines, []
+        yield
+        self._lines = [*lines, *(f"    {line}" for line in self._lines)]
+
+    def _statement(self, node: Statement, prefix: str) -> None:
         match node:
             case tree.Assign():
-                return [f"{prefix}{name_in_c(node.name)} = {self._value(node.value)};"]
+                self._lines.append(f"{prefix}{name_in_c(node.name)} = {self._value(node.value)};")
             case tree.Store():
                 value, rounded = self._value(node.value), ROUNDED.get(node.array.type.number)
-                return [f"{self._element(node.array, node.at)} = {f'{rounded}({value})' if rounded else value};"]
+                self._lines.append(f"{self._element(node.array, node.at)} = {f'{rounded}({value})' if rounded else value};")
             case tree.Declare():
-                return [f"{VALUES[node.type.kind]} {name_in_c(node.name)}[{node.type.length}] = {{0}};"]
+                self._lines.append(f"{VALUES[node.type.kind]} {name_in_c(node.name)}[{node.type.length}] = {{0}};")
             case tree.View():
-                return [f"{_pointer(node.array.type)}{name_in_c(node.name)} = {self._reference(node.array)};"]
+                self._lines.append(f"{_pointer(node.array.type)}{name_in_c(node.name)} = {self._reference(node.array)};")
             case tree.If():
-                other = ["} else {", *self._inner(node.other, declared)] if node.other else []
-                return [f"if ({self._value(node.test)}) {{", *self._inner(node.then, declared), *other, "}"]
+                self._lines.append(f"if ({self._value(node.test)}) {{")
+                self._inner(node.then)
+                if node.other:
+                    self._lines.append("} else {")
+                    self._inner(node.other)
+                self._lines.append("}")
             case tree.For():
                 i, low, high, bound = name_in_c(node.name), self._value(node.low), self._value(node.high), ""
                 if not isinstance(node.high, (Literal, tree.ArrayLength)):  # computed once
                     bound, high = f", {i}_end = {high}", f"{i}_end"
-                return [f"for (int32_t {i} = {low}{bound}; {i} < {high}; {i}++) {{", *self._inner(node.body, declared), "}"]
+                self._lines.append(f"for (int32_t {i} = {low}{bound}; {i} < {high}; {i}++) {{")
+                self._inner(node.body)
+                self._lines.append("}")
             case tree.While():
-                return [f"while ({self._value(node.test)}) {{", *self._inner(node.body, declared), "}"]
+                self._lines.append(f"while ({self._value(node.test)}) {{")
+                self._inner(node.body)
+                self._lines.append("}")
             case tree.Return():
                 if len(node.values) == 1:
-                    return [f"return {self._value(node.values[0])};"]
-                return [*(f"*result_{number} = {self._value(one)};" for number, one in enumerate(node.values)), "return;"]
+                    self._lines.append(f"return {self._value(node.values[0])};")
+                else:
+                    self._lines += [f"*result_{number} = {self._value(one)};" for number, one in enumerate(node.values)]
+                    self._lines.append("return;")
             case tree.Call():
-                return [f"{self._call(node.function, node.arguments, node.targets)};"]
-        return ["break;"]
+                self._lines.append(f"{self._call(node.function, node.arguments, node.targets)};")
+            case _:
+                self._lines.append("break;")
 
     def _call(self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str] = ()) -> str:
         given = [self._reference(one) if isinstance(one, ArrayReference) else self._value(one) for one in arguments]

@@ -62,7 +62,6 @@ class _LanePrinter(Printer):
         self._declared = dict.fromkeys(owned, ALL)  # the mask under which all lanes of a name may be overwritten
         self._outer = set(function.parameters)  # parameters and views of them
         self._returned = False
-        self._lines: list[str] = []
         self._count = 0
 
     def text(self, sentence: str) -> str:
@@ -76,9 +75,7 @@ class _LanePrinter(Printer):
         self._block(function.body)
         if kind != "void":
             self._lines = [f"{kind} result_0 = {{0}};", *self._lines, "return result_0;"]
-        unused = [f"(void){name};" for name in ("all", *map(name_in_c, self._unused_name()))]
-        body = "".join(f"    {line}\n" for line in [*unused, *self._lines])
-        return f"static inline {kind} NAME({', '.join(parameters)}) {{\n{body}}}\n"
+        return self._definition("", kind, parameters, [ALL, *self._unused_name()])
 
     def _lane_parameter(self, name: str) -> str:
         type_ = self._function.parameters[name]
@@ -158,31 +155,19 @@ class _LanePrinter(Printer):
 
     # Statements
 
-    def _block(self, body: Sequence[Statement]) -> None:  # type: ignore[override]
-        """Prints statements. A variable is declared in the innermost block with all its uses."""
-        kinds, outer = self._function.variables, dict(self._declared)
-        uses = [{name for part in walk(one) for name in mentions(part) if name in kinds} for one in body]
-        for number, statement in enumerate(body):
-            new, later = (
-                uses[number] - self._declared.keys() - self._function.parameters.keys(),
-                set().union(*uses[number + 1 :]),
-            )
-            for name in sorted(new):
-                assigned = isinstance(statement, (tree.Assign, tree.Call)) and name in mentions(statement)
-                if name in later or assigned:
-                    vector = name in self._vectors
-                    self._lines.append(f"{(VECTORS if vector else VALUES)[kinds[name]]} {name_in_c(name)}{' = {0}' * vector};")
-                    self._declared[name] = self._masks[-1]
-            self._print(statement)
-        self._declared = outer
+    def _declare(self, node: Statement, new: set[str], later: set[str]) -> str:
+        for name in sorted(new):
+            if name in later or (isinstance(node, (tree.Assign, tree.Call)) and name in mentions(node)):
+                vector = name in self._vectors
+                kind = (VECTORS if vector else VALUES)[self._function.variables[name]]
+                self._lines.append(f"{kind} {name_in_c(name)}{' = {0}' * vector};")
+                self._declared[name] = self._masks[-1]
+        return ""
 
-    def _print(self, node: Statement) -> None:
+    def _statement(self, node: Statement, prefix: str) -> None:
         match node:
-            case tree.Assign():
-                if node.name in self._vectors:
-                    self._set(name_in_c(node.name), node.name, node.value.kind, self._vector(node.value))
-                else:
-                    self._lines.append(f"{name_in_c(node.name)} = {self._value(node.value)};")
+            case tree.Assign() if node.name in self._vectors:
+                self._set(name_in_c(node.name), node.name, node.value.kind, self._vector(node.value))
             case tree.Store():
                 self._store(node)
             case tree.Declare():
@@ -196,7 +181,7 @@ class _LanePrinter(Printer):
                     self._declared[node.name] = self._declared[node.array.name]
                 if node.array.name in self._outer:
                     self._outer.add(node.name)
-            case tree.If():
+            case tree.If() if self._varies(node.test):
                 self._if(node)
             case tree.For() | tree.While():
                 self._loop(node)
@@ -211,6 +196,8 @@ class _LanePrinter(Printer):
             case tree.Call():
                 targets = [f"&{name_in_c(name)}" for name in node.targets]
                 self._lines.append(f"{self._call_in_lanes(node.function, node.arguments, targets)};")
+            case _:
+                super()._statement(node, prefix)
 
     def _set(self, target: str, name: str, kind: str, value: str) -> None:
         """Assigns to the lanes of the mask, or to all lanes if the others may be overwritten."""
@@ -233,16 +220,6 @@ class _LanePrinter(Printer):
             self._set(self._element(node.array, node.at), node.array.name, node.array.type.kind, value)
 
     def _if(self, node: tree.If) -> None:
-        if not self._varies(node.test):
-            self._lines.append(f"if ({self._value(node.test)}) {{")
-            with self._indent():
-                self._block(node.then)
-            if node.other:
-                self._lines.append("} else {")
-                with self._indent():
-                    self._block(node.other)
-            self._lines.append("}")
-            return
         then, other = self._new("mask"), self._new("mask")
         self._lines.append(f"vi {then} = {self._masks[-1]} & {self._operand_vector(node.test)};")
         if node.other:
@@ -253,8 +230,7 @@ class _LanePrinter(Printer):
             few = len(body) <= FEW and all(isinstance(one, (tree.Assign, tree.Store)) for one in body)
             self._lines.append("{" if few and not self._calls(body) else f"if (any({mask})) {{")
             self._masks.append(mask)
-            with self._indent():
-                self._block(body)
+            self._inner(body)
             self._masks.pop()
             self._lines.append("}")
 
@@ -310,12 +286,6 @@ class _LanePrinter(Printer):
         gone = self._new("gone")
         self._lines.append(f"vi {gone} = {self._masks[-1]};")
         self._lines += [f"{mask} &= ~{gone};" for mask in dict.fromkeys(self._masks[outer:])]
-
-    @contextmanager
-    def _indent(self) -> Iterator[None]:
-        lines, self._lines = self._lines, []
-        yield
-        self._lines = [*lines, *(f"    {line}" for line in self._lines)]
 
     def _new(self, name: str) -> str:
         self._count += 1
