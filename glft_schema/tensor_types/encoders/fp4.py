@@ -12,6 +12,7 @@ from glft_schema.tensor_types.encoders.legacy import pack_halves
 from glft_schema.tensor_types.encoders.searches import (
     TINY,
     code_between,
+    count_squares,
     count_weights,
     farthest,
     inverse_of,
@@ -147,12 +148,6 @@ def finish_iq4_xs(w, counts, d, scales_h, scales_l, qs):
     scales_h[0] = high
     for j in range(4):
         scales_l[j] = sixes[2 * j] & 15 | (sixes[2 * j + 1] & 15) << 4
-
-
-def count_squares(w, counts):
-    """Sets each count to w^2."""
-    for i in range(len(w)):
-        counts[i] = w[i] * w[i]
 
 
 def scale_of_iq4(x, counts):

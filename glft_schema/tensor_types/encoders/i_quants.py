@@ -28,7 +28,7 @@ from glft_schema.tensor_types.encoders.neighbours import (
     IQ3_XXS_INDICES,
     IQ3_XXS_STARTS,
 )
-from glft_schema.tensor_types.encoders.searches import count_weights, mean_square
+from glft_schema.tensor_types.encoders.searches import count_squares, count_weights, mean_square
 
 
 def to_iq2_xxs(w, importance, d, qs):
@@ -104,8 +104,7 @@ def search_iq2_s(w, counts, d, qs, sign_bits, qh, scales):
 def to_iq3_xxs(w, d, qs, scales_and_signs):
     """Minimizes the sum of w^2 * error^2."""
     counts = floats(256)
-    for i in range(256):
-        counts[i] = w[i] * w[i]
+    count_squares(w, counts)
     search_iq3_xxs(w, counts, d, qs, scales_and_signs)
 
 
@@ -132,8 +131,7 @@ def search_iq3_xxs(w, counts, d, qs, scales_and_signs):
 def to_iq3_s(w, d, qs, qh, sign_bits, scales):
     """Minimizes the sum of w^2 * error^2."""
     counts = floats(256)
-    for i in range(256):
-        counts[i] = w[i] * w[i]
+    count_squares(w, counts)
     search_iq3_s(w, counts, d, qs, qh, sign_bits, scales)
 
 

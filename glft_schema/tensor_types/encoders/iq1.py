@@ -15,7 +15,7 @@ from __future__ import annotations
 from glft_schema.scalar.language import as_bits, float16, float32, floats, int32, integers, nearest
 from glft_schema.tensor_types.encoders.grids import INF, index_of, nearest_entry, odd_digit
 from glft_schema.tensor_types.encoders.neighbours import IQ1_CANDIDATES, IQ1_INDICES, IQ1_STARTS
-from glft_schema.tensor_types.encoders.searches import count_weights, mean_square
+from glft_schema.tensor_types.encoders.searches import count_squares, count_weights, mean_square
 from glft_schema.tensor_types.grids import IQ1_GRID
 
 LOWEST = -3.4028234663852886e38  # of float32
@@ -44,8 +44,7 @@ def to_iq1_s(w, importance, d, qs, qh):
 def to_iq1_m(w, qs, qh, scales):
     """Tries 153 splits of 16 weights. Errors count w^2."""
     counts = floats(256)
-    for i in range(256):
-        counts[i] = w[i] * w[i]
+    count_squares(w, counts)
     search_iq1_m(w, counts, qs, qh, scales)
 
 

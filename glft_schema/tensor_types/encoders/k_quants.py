@@ -18,6 +18,7 @@ from glft_schema.scalar.language import float16, float32, floats, integers, root
 from glft_schema.tensor_types.encoders.searches import (
     TINY,
     code_between,
+    count_squares,
     count_weights,
     farthest,
     mean_square,
@@ -212,8 +213,7 @@ def to_q6_k(w, ql, qh, scales, d):
     """Groups of 16, scales of 8 bits; the scale farthest from zero is stored as -128. Minimizes the
     sum of w^2 * error^2."""
     counts = floats(256)
-    for i in range(256):
-        counts[i] = w[i] * w[i]
+    count_squares(w, counts)
     d[0] = encode_q6(w, counts, ql, qh, scales)
 
 

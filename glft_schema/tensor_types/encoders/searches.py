@@ -53,6 +53,12 @@ def away_from_zero(x):
     return truncated(x + BELOW_HALF if x > 0.0 else x - BELOW_HALF)
 
 
+def count_squares(w, counts):
+    """Sets each count to w^2."""
+    for i in range(len(w)):
+        counts[i] = w[i] * w[i]
+
+
 def count_weights(w, importance, counts, mean):
     """Sets each count to importance * sqrt(mean + w^2)."""
     for i in range(len(counts)):
