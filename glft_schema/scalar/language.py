@@ -18,7 +18,7 @@ MAGIC = 3 * 2**22  # a float32 sum with it has no fraction bits: adding rounds h
 LEAST = -(2**31)  # of int32
 
 
-class Number:
+class PlainNumber:
     """A number of 32 bits. Results are numbers of the same kind. Literals and numbers of this kind
     are accepted as operands."""
 
@@ -27,13 +27,13 @@ class Number:
     dtype: type
 
     def __init__(self, number: Any) -> None:
-        self.number: Any = self.dtype(number.number if isinstance(number, Number) else number)
+        self.number: Any = self.dtype(number.number if isinstance(number, PlainNumber) else number)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.number!s})"
 
 
-class Float32(Number):
+class Float32(PlainNumber):
     """A float32, rounded after each operation."""
 
     __slots__ = ()
@@ -43,7 +43,7 @@ class Float32(Number):
         return float(self.number)
 
 
-class Int32(Number):
+class Int32(PlainNumber):
     """An int32: results wrap."""
 
     __slots__ = ()
@@ -56,9 +56,9 @@ class Int32(Number):
 def _method(name: str) -> Callable[..., Any]:
     operate = getattr(operator, name)
 
-    def method(self: Number, *others: Any) -> Any:
+    def method(self: PlainNumber, *others: Any) -> Any:
         kind = type(self)
-        if any(isinstance(other, Number) and not isinstance(other, kind) for other in others):
+        if any(isinstance(other, PlainNumber) and not isinstance(other, kind) for other in others):
             return NotImplemented
         result = operate(self.number, *(kind(other).number for other in others))
         return bool(result) if isinstance(result, np.bool_) else kind(result)
@@ -67,14 +67,14 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _reflect(name: str) -> Callable[..., Any]:
-    return lambda self, other: NotImplemented if isinstance(other, Number) else getattr(type(self)(other), name)(self)
+    return lambda self, other: NotImplemented if isinstance(other, PlainNumber) else getattr(type(self)(other), name)(self)
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift"):
-    setattr(Number, f"__{_name}__", _method(f"__{_name}__"))
-    setattr(Number, f"__r{_name}__", _reflect(f"__{_name}__"))
+    setattr(PlainNumber, f"__{_name}__", _method(f"__{_name}__"))
+    setattr(PlainNumber, f"__r{_name}__", _reflect(f"__{_name}__"))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "abs"):
-    setattr(Number, f"__{_name}__", _method(f"__{_name}__"))
+    setattr(PlainNumber, f"__{_name}__", _method(f"__{_name}__"))
 
 
 class PlainArray:
@@ -137,7 +137,7 @@ def int32(number: Any) -> Any:
     return Int32(number)
 
 
-def _of_numbers(read: type[Number], result: type[Number]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _of_numbers(read: type[PlainNumber], result: type[PlainNumber]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a function of float32 or int32 in numpy a function of numbers. Arrays of numpy are
     given to `__wrapped__`."""
 
