@@ -321,8 +321,8 @@ def base_outcome(file: File, base: Path, imatrix: Path | None, exclude: Sequence
         }
         for d in found
     ]
-    data = {"base": str(base), "imatrix": imatrix and str(imatrix), "tolerance": tolerance}
-    data |= {"counts": dict(counts), "tensors": tensors}
+    about = {"base": str(base), "imatrix": imatrix and str(imatrix), "tolerance": tolerance}
+    data = {**about, "counts": dict(counts), "tensors": tensors}
     return Outcome(lines, data, not unconfirmed)
 
 

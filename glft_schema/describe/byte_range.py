@@ -28,7 +28,7 @@ from glft_schema.codec.trace import STEP, Trace
 from glft_schema.describe.schema import field_of, struct_of
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
-from glft_schema.tensor_types.engine.conversions import widen
+from glft_schema.tensor_types.conversions import widen
 
 FIELD, PADDING, GAP, UNCLAIMED = "field", "padding", "gap", "unclaimed"
 SHORT = 256  # elements, or bytes: longer values are omitted

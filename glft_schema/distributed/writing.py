@@ -16,7 +16,6 @@ from glft_schema.distributed.shares import Task, spans_of, tasks_of
 from glft_schema.errors import FormatError, quote
 from glft_schema.storage.atomic import atomic_write, open_own, partial_path
 from glft_schema.storage.source import StrPath
-from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan
 

@@ -16,12 +16,11 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.families.config import Config, read_json
 from glft_schema.families.export import IDS
-from glft_schema.families.loader import TOKENIZER
 from glft_schema.families.page import Family
 from glft_schema.families.vocabulary import TOKENIZER_FILES
 from glft_schema.files.container import Container
 from glft_schema.files.container import open as open_container
-from glft_schema.formats.gguf_keys import ARCHITECTURE
+from glft_schema.formats.gguf_keys import ARCHITECTURE, TOKENIZER
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import read_regular
 
