@@ -14,7 +14,7 @@ from glft_schema.adapters.reading import read_updates
 from glft_schema.display import Progress, Results, with_display
 from glft_schema.errors import OptionError, TiedWarning, quote, warn
 from glft_schema.files.container import open
-from glft_schema.formats.gguf_keys import EMBEDDING, OUTPUT
+from glft_schema.formats.gguf_names import EMBEDDING, OUTPUT
 from glft_schema.formats.registry import WITH_TYPES, refuse_ending
 from glft_schema.storage.dtypes import FLOAT32, Array
 from glft_schema.storage.source import StrPath

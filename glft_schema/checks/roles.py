@@ -23,7 +23,7 @@ from glft_schema.errors import Finding, OptionError, quote
 from glft_schema.families.requirements import Requirement, RowPaths, broken_keys, finding_of, locate
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
-from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.tensor import Tensor
 

@@ -38,7 +38,7 @@ from glft_schema.cli.write_report import (
 from glft_schema.display import align, format_count
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.families.page import BLOCK_COUNT
-from glft_schema.formats.gguf_keys import ARCHITECTURE
+from glft_schema.formats.gguf_names import ARCHITECTURE
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.ecmascript import encode
 from glft_schema.quantizer.prepared_model import IN_FLOAT32

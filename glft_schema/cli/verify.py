@@ -31,7 +31,7 @@ from glft_schema.errors import Finding, FormatError, OptionError, Repair, quote,
 from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.container import Container, open_damaged
 from glft_schema.files.file import File
-from glft_schema.formats.gguf_keys import LAYER
+from glft_schema.formats.gguf_names import LAYER
 from glft_schema.formats.imatrix import is_old_matrix
 from glft_schema.formats.registry import find_format
 from glft_schema.limits import current

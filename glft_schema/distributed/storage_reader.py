@@ -21,7 +21,7 @@ from glft_schema.families.export import family_in_gguf, hf_model
 from glft_schema.families.tensor_names import Names
 from glft_schema.files.container import open
 from glft_schema.files.file import File
-from glft_schema.formats.gguf_keys import EMBEDDING, OUTPUT
+from glft_schema.formats.gguf_names import EMBEDDING, OUTPUT
 from glft_schema.nn.load_into import Renaming, rename_tensors
 from glft_schema.nn.modules import Packed
 from glft_schema.storage.source import StrPath

@@ -23,7 +23,7 @@ from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
 from glft_schema.files.file import File
 from glft_schema.files.shards import check_whole
-from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING, OUTPUT
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, are_equal, have_equal, of_file

@@ -16,7 +16,7 @@ from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.pages.every_model import DEFAULT_IDS
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
 from glft_schema.files.file import File
-from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING, OUTPUT, TOKENIZER
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT, TOKENIZER
 from glft_schema.storage.dtypes import FLOAT32, Dtype
 from glft_schema.tensor_types.conversions import convert
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values

@@ -35,7 +35,7 @@ from glft_schema.families.untrusted_folders import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.shards import is_file_name
 from glft_schema.formats.file_types import MOSTLY
-from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.file_source import check_size

@@ -20,7 +20,7 @@ from glft_schema.families.page import Family
 from glft_schema.families.vocabulary import TOKENIZER_FILES
 from glft_schema.files.container import Container
 from glft_schema.files.container import open as open_container
-from glft_schema.formats.gguf_keys import ARCHITECTURE, TOKENIZER
+from glft_schema.formats.gguf_names import ARCHITECTURE, TOKENIZER
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import read_regular
 

@@ -21,7 +21,7 @@ from glft_schema.families.page import BLOCK_COUNT, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
 from glft_schema.families.requirements import Requirement, RowPaths, broken_keys, locate
 from glft_schema.files.file import File
-from glft_schema.formats.gguf_keys import ARCHITECTURE, LAYER, OUTPUT, TOKENIZER
+from glft_schema.formats.gguf_names import ARCHITECTURE, LAYER, OUTPUT, TOKENIZER
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.words import suggestion
 

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 from glft_schema.families.config import ALIASES, ROPE, Config, ConfigKey
 from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
-from glft_schema.formats.gguf_keys import ARCHITECTURE
+from glft_schema.formats.gguf_names import ARCHITECTURE
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import StoredTensor
 

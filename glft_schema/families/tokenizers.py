@@ -18,7 +18,7 @@ from glft_schema.families.pages.every_model import CONTROL, DEFAULT_IDS, NORMAL,
 from glft_schema.families.pre_tokenizers import BEGINNING, IGNORE_MERGES, RULES
 from glft_schema.families.vocabulary import SPACE
 from glft_schema.formats.chat_templates import TEMPLATE
-from glft_schema.formats.gguf_keys import ARCHITECTURE, TOKENIZER
+from glft_schema.formats.gguf_names import ARCHITECTURE, TOKENIZER
 
 SPECIAL = {
     "bos_token": "bos_token_id",

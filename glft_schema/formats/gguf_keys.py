@@ -15,11 +15,8 @@ from typing import Any
 
 from glft_schema.display import format_count
 from glft_schema.formats.file_types import FILE_TYPE, FILE_TYPES
+from glft_schema.formats.gguf_names import ARCHITECTURE, TOKENIZER
 
-ARCHITECTURE = "general.architecture"
-TOKENIZER = "tokenizer.ggml."  # prefix of the vocabulary's keys
-EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"  # tensors; without the second, the first is also the output
-LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")  # at the beginning of the name of a layer's tensor
 ARCH = "[arch]"  # stands for the name of an architecture
 PER_LAYER = {"uint32": "array[int32]", "float32": "array[float32]"}  # of an architecture's keys; lists as gguf-py writes them
 NUMBERED = re.compile(r"(general\.base_model|general\.dataset|tokenizer\.chat_template)\.[^.]+")  # N: a number or a name

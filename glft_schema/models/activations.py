@@ -11,7 +11,7 @@ from glft_schema.errors import OptionError, TensorError, quote
 from glft_schema.families.libraries import library
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.tensor_names import SUFFIXES, Names, name_map
-from glft_schema.formats.gguf_keys import OUTPUT
+from glft_schema.formats.gguf_names import OUTPUT
 from glft_schema.lazy import torch
 from glft_schema.models.from_gguf import family_of, is_dropped
 from glft_schema.models.token_chunks import CONTEXT, check_fits, cut, each, run, running

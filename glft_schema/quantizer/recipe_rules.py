@@ -18,7 +18,7 @@ from glft_schema.display import with_display
 from glft_schema.errors import SchemeError, quote
 from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.families.pages.every_model import SIZES
-from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING, OUTPUT
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT
 
 BLOCK = re.compile(r"blk\.([0-9]{1,9})")  # as llama.cpp reads the name of a layer's tensor
 

@@ -26,7 +26,7 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.file_types import FILE_TYPE
 from glft_schema.formats.format import Format
-from glft_schema.formats.gguf_keys import ARCHITECTURE
+from glft_schema.formats.gguf_names import ARCHITECTURE
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import StrPath

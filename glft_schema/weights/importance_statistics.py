@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from glft_schema.display import Results, with_display
-from glft_schema.formats.gguf_keys import LAYER
+from glft_schema.formats.gguf_names import LAYER
 from glft_schema.storage.dtypes import Array
 
 INACTIVE = 1e-5  # mean squares up to this do not count as active

@@ -21,7 +21,7 @@ from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
 from glft_schema.families.operations import KEEP, PermuteRows, Stack, Transpose
 from glft_schema.families.page import BLOCK_COUNT, Family
 from glft_schema.families.tensor_names import HEAD, NameParts, Names
-from glft_schema.formats.gguf_keys import ARCHITECTURE, EMBEDDING, OUTPUT
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensor_types.chunks import are_finite
