@@ -69,7 +69,8 @@ class Parameters(Context):
         spans: collects the spans of payloads, which building then does not write; only set if
             requested.
         alignment: a text before the payloads is padded to a multiple of it; 1 by default.
-        positions: the first byte of each field by path, filled by building; only set if requested.
+        positions: the first byte of each field and its declaration, by path, filled by building;
+            only set if requested.
         rules: the rule sets that building enforces in addition to required rules.
         forging: whether building may produce invalid files. It then accepts any count, and checks
             rules only for `findings`.
@@ -90,7 +91,7 @@ class Parameters(Context):
     findings: list[Finding]
     spans: list[Any]
     alignment: int
-    positions: dict[str, int]
+    positions: dict[str, tuple[int, Any]]
     rules: tuple[str, ...]
     forging: bool
     allow_truncated: bool

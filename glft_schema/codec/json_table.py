@@ -143,6 +143,7 @@ class JsonTable(construct.Construct):
         Fault(
             "an entry that lacks a key, or has a value of another kind",
             (b"%(rows)b%(name)b:\x005}", b"%(rows)b%(name)b:\0null}", b"%(rows)b%(name)b:\0[]}"),
+            part="#",
         ),
     )
 
@@ -282,6 +283,7 @@ class JsonTexts(construct.Construct):
         Fault(
             "an entry with values that are not texts",
             tuple(b'{"k":"v","l":\0%s}' % value for value in (b"5", b"null", b"[]", b'{"a":"b"}')),
+            part="1 -> value",
         ),
         Fault("a value other than an object in the entry", (b"\x005", b"\0[]", b'\0"a"')),
     )

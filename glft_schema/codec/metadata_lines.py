@@ -46,9 +46,9 @@ class KeyValueLines(construct.Construct):
     """
 
     refuses = (  # lines after the others
-        Fault("a line without `=` or with an empty key", (b"x", b"=x", b"=")),
-        Fault("a duplicate key", (b"\t=\n\t=",)),
-        Fault("text that is not UTF-8", (b"x=\xff",)),
+        Fault("a line without `=` or with an empty key", (b"\0x", b"\0=x", b"\0=")),
+        Fault("a duplicate key", (b"\t=\n\0\t=",)),
+        Fault("text that is not UTF-8", (b"x=\0\xff",)),
     )
 
     def __init__(self, size: Any) -> None:

@@ -98,12 +98,12 @@ zeros = Predicate("zeros", FuncPath(is_zero))
 
 def pattern(regex: str, text: str) -> Predicate:
     """Returns the predicate of texts that match a regular expression as a whole."""
-    return Predicate(text, matches(regex))
+    return Predicate(text, matches(regex), ("", " "))
 
 
-def member_of(values: Container[Any], text: str) -> Predicate:
-    """Returns the predicate of members of `values`; `text` describes them."""
-    return Predicate(text, FuncPath(values.__contains__))
+def member_of(values: Container[Any], text: str, *others: Any) -> Predicate:
+    """Returns the predicate of members of `values`; `text` describes them, `others` are none."""
+    return Predicate(text, FuncPath(values.__contains__), others)
 
 
 def meets(condition: Any, text: str) -> Predicate:

@@ -50,17 +50,20 @@ class Fault(NamedTuple):
 
     Attributes:
         sentence: the refused values in words, for descriptions.
-        stored: how such values are stored, each alone enough to be refused. In JSON, a NUL marks
-            the first byte of the fault. Empty if other fields must change, too.
+        stored: how such values are stored, each alone enough to be refused; of a text, after its
+            length. In lines and JSON, a NUL marks the first byte of the fault. Empty if other
+            fields must change, too.
         error: the error of parsing them.
+        part: the part of the field that is reported, ``#`` for the last row; empty for the field.
     """
 
     sentence: str
     stored: tuple[bytes, ...] = ()
     error: type[FormatError] = FormatError
+    part: str = ""
 
 
-ALL_BITS = (b"\xff",)  # in each byte of the number with which the field begins
+ALL_BITS = (b"all bits",)  # of the number with which the field begins
 
 
 class Check(construct.Construct):

@@ -19,9 +19,9 @@ from typing import Any, SupportsIndex
 import construct
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import as_expression, field_path, fields_in
+from glft_schema.codec.expressions import Reference, as_expression, field_path, fields_in
 from glft_schema.codec.records import Record, record_class
-from glft_schema.codec.rules import Check
+from glft_schema.codec.rules import ALL_BITS, Check, Fault
 from glft_schema.codec.trace import Trace, without_root
 from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import bytes_left
@@ -112,7 +112,7 @@ class Struct(Interpreted, construct.Struct):
                 raise FormatError(f"expected a value for {field.name!r}, found none", path)
             value = obj.get(field.name)
             if positions is not None and field.name:
-                positions[without_root(f"{path} -> {field.name}")] = stream.tell()
+                positions[without_root(f"{path} -> {field.name}")] = stream.tell(), field
             try:
                 if isinstance(value, Raw) and isinstance(value.stored, bytes):
                     write_all(stream, value.stored)
@@ -191,6 +191,8 @@ class Count(Interpreted, construct.Rebuild):
         if not callable(of):
             raise TypeError(f"expected the counted field as an expression, such as this._.tensors, found {quote(of)}")
         super().__init__(integer, as_expression(of))
+        if isinstance(self.func, Reference):
+            self.refuses = (Fault("a count beyond the file", ALL_BITS, TruncatedError),)
 
     def count_of(self, context: Context) -> int:
         """Returns the number to build."""

@@ -8,7 +8,7 @@ import construct
 
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.numbers import Number, Picked, checked_number
-from glft_schema.codec.rules import Fault
+from glft_schema.codec.rules import ALL_BITS, Fault
 from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import write_all
@@ -58,7 +58,8 @@ class Text(construct.Construct):
         super().__init__()
         self.length = checked_number(length)
         self.strict = strict
-        self.refuses = (Fault("text that is not UTF-8", (b"\xff",)),) if strict else ()  # after its length
+        too_long = Fault("a length beyond the file", ALL_BITS, TruncatedError)
+        self.refuses = (too_long, Fault("text that is not UTF-8", (b"\xff",))) if strict else (too_long,)
         self.errors = "strict" if strict else "surrogateescape"
 
     def _parse(self, stream: Any, context: Context, path: str) -> str:

@@ -141,10 +141,10 @@ def _field(part: construct.Construct, rules: tuple[Check, ...], schema: Schema, 
     options = next((wrapper.options for wrapper in reversed(node.wrappers) if wrapper.options), ())
     value = options[0] if len(options) == 1 and isinstance(options[0], (int, bytes)) else None
     guards = tuple(rule for rule in rules if rule.field == part.name)
-    return Field(part.name or "", part.docs, node, structs.is_count(part), value, guards, _refused_values(part), part)
+    return Field(part.name or "", part.docs, node, structs.is_count(part), value, guards, refused_values(part), part)
 
 
-def _refused_values(part: construct.Construct) -> tuple[Fault, ...]:
+def refused_values(part: construct.Construct) -> tuple[Fault, ...]:
     """Returns the values that a field's constructs refuse."""
     refused: tuple[Fault, ...] = ()
     while True:

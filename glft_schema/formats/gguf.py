@@ -46,12 +46,14 @@ from glft_schema.formats.chat_templates import ChatTemplate
 from glft_schema.formats.format import Format, ShardKeys
 from glft_schema.formats.gguf_keys import kinds_of_key, meaning, suits, summary, type_of_key
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors.layout_rules import Contiguous, has_quantized, is_padded_to, zero_gaps
 from glft_schema.tensors.region import TensorData, TensorFits
 
 MAGIC = b"GGUF"
 ALIGNMENT = "general.alignment"
 BUILT_IN_TYPES = frozenset(GGML_TYPES)  # without those that users register
+OF_GGML = member_of(BUILT_IN_TYPES, "a type of ggml", OpaqueType.of(255))
 OWN_TYPES = ": rules=[] (--rules required) allows types that ggml does not have"
 SNAKE_CASE = r"[a-z0-9_-]+(\.[a-z0-9_]+)*"  # hyphens in names of architectures, such as gpt-oss
 KEY_TYPES = KeyTypes(type_of_key, suits, kinds_of_key, example="general.name")
@@ -139,7 +141,7 @@ TensorInfo = Struct(
     ggml("gguf-name-63",   nbytes_(this.name), at_most(63, "bytes")),
     spec("gguf-name-utf8", this.name,          utf8),
     Rule("gguf-dims-4",    len_(this.dims),    at_most(4, "dims"), sets=(SPEC, GGML)),
-    Rule("gguf-type",      this.dtype, member_of(BUILT_IN_TYPES, "a type of ggml"), sets=(SPEC, GGML), advice=OWN_TYPES),
+    Rule("gguf-type",      this.dtype,         OF_GGML, sets=(SPEC, GGML), advice=OWN_TYPES),
     TensorFits("gguf-dims-fit-type", "dims"),
     spec("gguf-offset",    this.offset,        multiple_of(this._root.alignment, "the alignment")),
     title="tensor_info",

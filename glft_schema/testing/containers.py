@@ -7,12 +7,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-import construct
 from hypothesis import strategies as st
 
-from glft_schema.codec.context import Context, byte_order, new_context
+from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Reference
 from glft_schema.codec.json_table import JsonRows
 from glft_schema.codec.json_text import decode
@@ -25,11 +24,9 @@ from glft_schema.errors import Finding, FormatError, SchemeError, quote
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
-from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensors.region import PayloadTable, TensorMap, gaps_between
-from glft_schema.testing.fitting import inner_context, is_wanted
-from glft_schema.testing.structs import MAX_BYTES, Knobs, alignment_of, drawing_context, payload_key
+from glft_schema.testing.fitting import is_wanted
+from glft_schema.testing.structs import MAX_BYTES, Knobs, alignment_of, drawing_context
 from glft_schema.testing.values import values_of
 
 MAX_TENSORS = 6
@@ -81,7 +78,7 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
     """Draws regions and payloads. Bytes without a field are arbitrary, unless rules guard them."""
     regions = draw(values_of(format.struct, drawing_context(knobs)))
     draft = Draft(format, {name: value for name, value in regions.items() if name != "data"})
-    built = draft.head.regions
+    built = draft.built
     whole = struct_of(format.struct)
     if isinstance(whole.field(format.table).node, JsonTableNode):
         rows = built[format.table]
@@ -98,7 +95,7 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
             may_lack = not payloads and padding.may_lack and padding.may_lack(built)
             stored = draw(st.binary(min_size=0 if may_lack else nbytes, max_size=nbytes))
             draft = draft.replace({part.name: stored})
-    return draft.head.stored + payloads
+    return draft.head[0] + payloads
 
 
 def _region(draw: st.DrawFn, rows: Sequence[Any], payloads: dict[str, bytes], any_bytes: bool) -> bytes:
@@ -114,20 +111,6 @@ def _region(draw: st.DrawFn, rows: Sequence[Any], payloads: dict[str, bytes], an
 
 
 # Files in parts
-
-
-class Head(NamedTuple):
-    """The part of a file before its payloads.
-
-    Attributes:
-        stored: its bytes.
-        regions: the context with its regions.
-        positions: the offset of the first byte of each field, by path.
-    """
-
-    stored: bytes
-    regions: Any
-    positions: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -156,25 +139,28 @@ class Draft:
         return cls(file.format, regions, bytes(file.source.view(data.start, data.size)))
 
     @cached_property
-    def head(self) -> Head:
-        """The part before the payloads, as it is built."""
-        stream, params = io.BytesIO(), new_context(False, forging=True, positions={})
-        regions = self.format.head._build(dict(self.regions), stream, params, ROOT)
-        return Head(stream.getvalue(), regions, params.positions)
+    def head(self) -> tuple[bytes, Context]:
+        """The part before the payloads as it is built: its bytes, and the regions."""
+        return self.format.build(self.regions, forging=True, positions={})
+
+    @property
+    def built(self) -> Context:
+        """The regions before the payloads, as they are built."""
+        return self.head[1]
 
     def build(self) -> bytes:
         """Returns the bytes of the file."""
-        return self.head.stored + self.payloads
+        return self.head[0] + self.payloads
 
     def start(self, path: str) -> int:
         """Returns the offset of the first byte of a field, or of the payloads."""
         if path == "data":
-            return len(self.head.stored)
+            return len(self.head[0])
         region, *parts = path.split(STEP)
-        rows = self.head.regions[region]
+        rows, positions = self.built[region], self.built._params.positions
         if parts and isinstance(rows, JsonRows):  # as built, without irregularities
-            return self.head.positions[region] + rows.spans(int(parts[0]))[parts[1]][0]
-        return self.head.positions[path]
+            return positions[region][0] + rows.spans(int(parts[0]))[parts[1]][0]
+        return positions[path][0]
 
     def broken_rules(self) -> list[Finding] | None:
         """Returns findings for the rules that the values break, up to the first `REQUIRED` one.
@@ -182,37 +168,19 @@ class Draft:
         Returns None for values that cannot be stored, and for payloads that overlap or do not fit
         into the region.
         """
-        params = new_context(False, forging=True, positions={}, findings=[], trace=None)
-        before = len(self.format.head.subcons)
+        findings: list[Finding] = []
         try:
-            context = self.format.head._build(dict(self.regions), io.BytesIO(), params, ROOT)
-            self._check_json_rows(context)
-            context["data"] = self._tensors(context)
-            for check in self.format.struct.subcons[before + 1 :]:
+            context = self.format.build(self.regions, forging=True, findings=findings, trace=None)[1]
+            data = self.declared("data")
+            context["data"] = data._parse(io.BytesIO(self.payloads), context, f"{ROOT} -> data")
+            for check in self.format.struct.subcons[len(self.format.head.subcons) + 1 :]:
                 check._build(None, None, context, ROOT)
         except FormatError as error:
             required = Finding(error.rule or "", (REQUIRED,), without_root(error.path), error.problem)
-            return [*params.findings, required] if error.rule else None
-        except (construct.ConstructError, TypeError, ValueError, ArithmeticError):
+            return [*findings, required] if error.rule else None
+        except (TypeError, ValueError, ArithmeticError):
             return None
-        return params.findings
-
-    def _check_json_rows(self, context: Context) -> None:
-        """Checks the rules of rows that are built from their text."""
-        rows = self.regions.get(self.format.table)
-        for i, row in enumerate(rows if isinstance(rows, JsonRows) else ()):
-            for rule in self.row_struct(self.format.table).rules:
-                rule.check(inner_context(context, row=row), f"{ROOT} -> {self.format.table} -> {i}")
-
-    def _tensors(self, context: Context) -> TensorMap:
-        """Returns the tensors of the payloads."""
-        rows, size = context[self.format.table], len(self.payloads)
-        table = PayloadTable(rows, size)
-        spans = {payload_key(row): span for row, span in zip(rows, table.spans, strict=True)}
-        gaps = gaps_between(sorted(spans.values()), size)
-        if gaps is None or max(table.offsets, default=0) > size:
-            raise FormatError("expected payloads without overlap, within the region")
-        return TensorMap(table, gaps, BytesSource(self.payloads), 0, byte_order(context))
+        return findings
 
     # Facts of the regions
 
@@ -275,7 +243,7 @@ class Draft:
 
     def with_text(self, text: bytes) -> Draft:
         """Returns a draft with another text of the rows of a JSON table."""
-        old = self.head.regions[self.format.table]
+        old = self.built[self.format.table]
         rows = JsonRows(old.table, text, old.start)
         for row in old:
             rows.add(row)

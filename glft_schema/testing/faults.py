@@ -6,43 +6,41 @@ its constructs. Which rules a value breaks is decided by building, see `Draft.br
 
 from __future__ import annotations
 
-import io
 import json
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
-import construct
 from hypothesis import reject
 from hypothesis import strategies as st
 
 import glft_schema.describe.nodes as s
 import glft_schema.testing.damage as d
 from glft_schema.codec import json_table as j
-from glft_schema.codec.context import BIG, LITTLE, Context, byte_order
+from glft_schema.codec.context import Context, byte_order
 from glft_schema.codec.expressions import equality, read
 from glft_schema.codec.json_text import to_json
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.rules import ALL_BITS, REQUIRED, Check, Fault, Rule
 from glft_schema.codec.structs import Raw
-from glft_schema.codec.tables import NamesOnce
-from glft_schema.codec.typed_values import array_of, with_type
-from glft_schema.describe.schema import rows_of, struct_of
+from glft_schema.codec.tables import NamesOnce, least_size
+from glft_schema.codec.trace import STEP
+from glft_schema.codec.typed_values import ARRAY, Typed, with_type
+from glft_schema.describe.schema import refused_values, rows_of, struct_of
 from glft_schema.errors import Finding, FormatError, TruncatedError, quote
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import MAGIC
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.region import TensorFits
 from glft_schema.testing.containers import Draft
 from glft_schema.testing.damage import Corruption
-from glft_schema.testing.fitting import EXAMPLES, candidates, derive, fits, holds, inner_context, with_value
+from glft_schema.testing.fitting import candidates, derive, fits, holds, inner_context, with_value
 from glft_schema.testing.structs import alignment_of, drawing_context
 from glft_schema.testing.values import values_of
 
@@ -50,6 +48,8 @@ SHARED = ("dims", "dtype", "offset")  # fields that are equal in rows that share
 HUGE = 1 << 31  # three such dims overflow 64 bits
 COUNTS = ((1 << 64) - 1, 1 << 47, (1 << 32) - 1, (1 << 16) - 1, (1 << 8) - 1)  # every format recognizes its files with 1 << 47
 LINE_END = b"\n"
+ARRAYS = Typed((Typed((), "array[array]"),), "array[array[array]]")
+EXAMPLES = (32, 1, "a", ARRAYS)  # values of many types; 32 satisfies every rule on alignments
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,12 @@ class RuleLocation:
         check = self.check
         if self.type is not None or not isinstance(check, Rule):
             return True
+        if not (self.region or self.of_rows):
+            return True
         field = self.struct.field(check.field)
         if field.is_count:
             return self.of_rows  # elsewhere, the file's size would have to change, too
-        is_known = check.broken_by or isinstance(check.must, HasKey) or read(check.condition) is not None
-        return bool(is_known or isinstance(field.node, (s.PaddingNode, s.PayloadsNode)) or _edges(field.node))
+        return bool(check.broken_by or read(check.condition) or isinstance(field.node, s.CodeNode))
 
 
 def rule_locations(format: Format) -> Iterator[RuleLocation]:
@@ -118,20 +119,23 @@ class Breaker:
         self.file = file
         self.format = file.format
         self.table = file.format.table
-        self.whole = struct_of(file.format.struct)
         self.draft = Draft.of(file)
-        regions = self.draft.head.regions
+        regions = self.draft.built
         params = drawing_context(byte_order=byte_order(regions), forging=True)
         self.root = Context({**regions, "_params": params, "_declared": file.format.struct})
-        self.alignment = alignment_of(self.whole.field("data").node, self.root)
+        self.alignment = self.alignment_in(self.root)
 
     def is_unchanged(self, stored: bytes) -> bool:
         """Tells whether `stored` equals the bytes of the file."""
         return stored == bytes(self.file.source.view(0, self.file.source.size))
 
+    def alignment_in(self, regions: Any) -> int:
+        """Returns the alignment of the payloads after these regions."""
+        return alignment_of(self.draft.field("data").node, regions)
+
     def regions(self, kind: type[Any]) -> list[str]:
         """Returns the regions with a kind of node."""
-        return [part.name for part in self.whole.fields if isinstance(part.node, kind)]
+        return [part.name for part in struct_of(self.format.struct).fields if isinstance(part.node, kind)]
 
     # Rules
 
@@ -154,8 +158,8 @@ class Breaker:
         """Yields files that may break the rule."""
         check, region = location.check, location.region
         if isinstance(check, j.JsonRule):
-            row = LastRow(self)
-            return (row.draft_of(template % row.parts) for template in check.broken_by)
+            last = LastRow(self)
+            return (last.draft_of(template % last.parts) for template in check.broken_by)
         if isinstance(check, NamesOnce):
             return self._same_name(region or check.field)
         if location.of_rows:
@@ -164,35 +168,33 @@ class Breaker:
             return (self.draft.replace({region: row}) for row in self._patches(location, dict(self.draft.regions[region])))
         return self._file(check)
 
+    def _patches(self, location: RuleLocation, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yields the row with values near the bounds of the rule, for which its predicate does not
+        hold, and with other fields that must change with them."""
+        check, struct = location.check, location.struct
+        required = [other for other in struct.rules if other.is_required]
+        required = required[: required.index(check)] if check in required else required
+        row = {**row, **_required_values(check)}
+        values = [*candidates(check, row[check.field], self.context(struct, row)), *check.broken_by]
+        patches = [{check.field: value} for value in values]
+        for type_ in getattr(self.draft.declared(location.region), "types", ()):  # of entries
+            typed = [*values, *EXAMPLES] if check.field == "value" else EXAMPLES
+            patches += [{"type": type_, "value": value} for value in typed if check.field in ("type", "value")]
+        for patch in patches:
+            changed = {**row, **patch}
+            context = self.context(struct, changed)
+            if (
+                all(fits(part, changed[part.name], context) for part in struct.fields if part.name in changed)
+                and all(holds(other, context) for other in required)
+                and not holds(check, context)
+            ):
+                yield changed
+
     def context(self, struct: s.StructOf, row: Mapping[str, Any]) -> Any:
         """Returns the context of a Struct in the file."""
         context = inner_context(self.root, struct.declared, row)
         derive(context, struct.declared)
         return context
-
-    def _patches(self, location: RuleLocation, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the row with edge values for which the rule's predicate does not hold."""
-        check, struct = location.check, location.struct
-        switches = {name for name, *_ in _typed_fields(struct)}
-        others = [rule for rule in struct.rules if rule.is_required and not check.is_required]
-        for patch in self._near(check, struct, row):
-            changed = {**row, **patch}
-            context = self.context(struct, changed)
-            can_be_built = all(fits(struct.field(name), changed[name], context) for name in {*patch, *switches})
-            if can_be_built and not holds(check, context) and all(holds(other, context) for other in others):
-                yield changed
-
-    def _near(self, check: Check, struct: s.StructOf, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields other values of the guarded field, with other fields that must change with it."""
-        field, required = check.field, _required_values(check)
-        context = self.context(struct, {**row, **required})
-        values = [*candidates(check, row[field], context), *_edges(struct.field(field).node), *check.broken_by]
-        yield from ({**required, field: value} for value in values)
-        for name, code, type_, node in _typed_fields(struct):
-            if field in (name, code):
-                examples = [*EXAMPLES, *([array_of(type_, ())] if node.level else [])]
-                typed = [*values, *examples] if field == name else examples
-                yield from ({**required, code: type_, name: value} for value in typed)
 
     def _entries(self, location: RuleLocation) -> Iterator[Draft]:
         """Breaks a rule of an entry, which is added, or replaces the one with the same key."""
@@ -202,20 +204,9 @@ class Breaker:
             if not location.check.is_required:
                 known = {other: metadata.stored_value(other) for other in metadata}
                 seen = metadata.replace({**known, key: with_type(row["type"], row["value"])})
-                draft = self._realign(region, seen)
+                if self.alignment_in(with_value(self.root, region, seen)) != self.alignment:
+                    draft = self.draft.replace({self.table: []}, b"")  # no payload is misplaced
             yield draft.with_row(region, keys.index(key) if key in keys else len(keys), row, seen)
-
-    def _realign(self, region: str, seen: Any) -> Draft:
-        """Returns the draft, with its payloads moved if other metadata changes the alignment."""
-        alignment = alignment_of(self.whole.field("data").node, with_value(self.root, region, seen))
-        if alignment == self.alignment:
-            return self.draft
-        rows, payloads = [], b""
-        for row in self.draft.rows(self.table):
-            rows.append({**row, "offset": len(payloads)})
-            payloads += self.file.tensors[row["name"]].raw
-            payloads += bytes(-len(payloads) % alignment)
-        return self.draft.replace({self.table: rows}, payloads)
 
     def new_row(self, table: str) -> dict[str, Any]:
         """Draws a row whose first field, its name or key, is unique."""
@@ -227,8 +218,8 @@ class Breaker:
     def append(self, gap: int = 0, quantized: bool = False, empty: bool = True, padded: bool = True) -> Draft:
         """Returns a draft with a tensor after all others."""
         types = [type_ for type_ in self.format.types if not (quantized and type_.exact)] or list(self.format.types)
-        shapes = [[0]] if empty else [[1], *([1, type_.least_row] for type_ in types[:1])]
-        type_, shape = next((type_, shape) for type_ in types for shape in shapes if type_.refusal(shape) is None)
+        shapes = ([0] if empty else [1, type_.least_row] for type_ in types)
+        type_, shape = next((type_, shape) for type_, shape in zip(types, shapes, strict=True) if type_.refusal(shape) is None)
         end = max((tensor.offset + tensor.nbytes for tensor in self.file.tensors.values()), default=0)
         offset = end + -end % self.alignment + gap
         payloads = self.draft.payloads[:offset].ljust(offset, b"\0") + bytes(type_.nbytes(shape))
@@ -238,39 +229,30 @@ class Breaker:
 
     def _rows(self, location: RuleLocation) -> Iterator[Draft]:
         """Breaks a rule of an existing row, or of an added row with an empty payload."""
-        check, field = location.check, location.check.field
-        is_shape = location.type is not None or isinstance(check, TensorFits)
-        is_count = not is_shape and location.struct.field(field).is_count
-        drafts = [self.append(gap) for gap in ((1, 2, 3) if field == "offset" else (0,))]
-        at = [-1] * len(drafts)
-        if (count := len(self.draft.rows(self.table))) and not (is_shape or is_count or field in SHARED):
-            drafts.insert(0, self.draft)
-            at.insert(0, self.draw(st.integers(0, count - 1)))
-        for draft, number in zip(drafts, at, strict=True):
-            rows = draft.rows(self.table)
-            number, row = number % len(rows), dict(rows[number])
-            changed: Iterable[dict[str, Any]] = [row]  # after a gap
-            if is_shape:
+        field, rows = location.struct.field(location.check.field), self.draft.rows(self.table)
+        if rows and not (field.is_count or field.name in SHARED):
+            number = self.draw(st.integers(0, len(rows) - 1))
+            yield from (self.draft.with_row(self.table, number, row) for row in self._patches(location, rows[number]))
+        for gap in range(4 if field.name == "offset" else 1):
+            draft = self.append(gap)
+            row = draft.rows(self.table)[-1]
+            changed: Iterable[Mapping[str, Any]]
+            if location.type or isinstance(location.check, TensorFits):
                 changed = self._refused_dims(location, row)
-            elif is_count:
-                changed = ({**row, field: count} for step in (1, -1) if (count := row["offset"] + step) >= 0)
-            elif field != "offset":
-                changed = self._patches(location, row)
-            yield from (draft.with_row(self.table, number, row) for row in changed)
+            elif field.is_count:
+                changed = [{**row, field.name: row["offset"] + 1}]
+            else:
+                changed = [row] if field.name == "offset" else self._patches(location, row)
+            yield from (draft.with_row(self.table, len(rows), row) for row in changed)
 
     def _refused_dims(self, location: RuleLocation, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the row with a type and dims that break its rule, and no rule before it."""
         type_, shapes = location.type or row["dtype"], [[HUGE] * 3]
         if location.type:
-            least, rules = type_.least_row, struct_of(type_.payload).rules
-            before = rules[: rules.index(location.check)]
-            shapes = []
-            for shape in ([], [1], [least + 1], [1, least + 1], [2, least + 1], [0, least], [1, 0]):
-                out, columns = matrix(shape)
-                context = drawing_context(rules=(), **{"dims": shape, "out": out, "in": columns})
-                if all(holds(rule, context) for rule in before) and not holds(location.check, context):
-                    shapes.append(shape)
-        counts = {part.name: 0 for part in location.struct.fields if part.is_count and part.is_json}  # cannot be computed
+            least, refused = type_.least_row, f"expected {location.check.expected}"
+            shapes = [[], [1], [least + 1], [1, least + 1], [2, least + 1], [0, least], [1, 0]]
+            shapes = [shape for shape in shapes if (type_.refusal(shape) or "").startswith(refused)]
+        counts = {part.name: 0 for part in location.struct.fields if part.is_count}  # cannot be computed
         return ({**row, **counts, "dtype": type_, "dims": self.format.dims_of(shape)} for shape in shapes)
 
     def _same_name(self, table: str) -> Iterator[Draft]:
@@ -286,11 +268,10 @@ class Breaker:
             drafts = [self.draft]
             for region in filter(self.draft.is_metadata, self.draft.regions):  # another entry may cause padding
                 entry, at = self.new_row(region), len(self.draft.rows(region))
-                drafts += [
-                    self.draft.with_row(region, at, {**entry, "key": entry["key"].ljust(size, "a")}) for size in range(2, 8)
-                ]
+                longer = ({**entry, "key": entry["key"].ljust(size, "a")} for size in range(2, 8))
+                drafts += [self.draft.with_row(region, at, row) for row in longer]
             for draft in drafts:
-                if nbytes := len(draft.replace({name: None}).head.regions[name]):
+                if nbytes := len(draft.replace({name: None}).built[name]):
                     yield draft.replace({name: b"\1" + bytes(nbytes - 1)})
         elif isinstance(node, s.PayloadsNode):
             whole = {} if self.root[self.table] else dict.fromkeys(self.regions(s.PaddingNode))  # which may lack without rows
@@ -314,7 +295,7 @@ class Breaker:
         region = self.draw(st.sampled_from(counted))
         path = d.count_path(self.draft.field(region).node, region)
         for draft in (self.draft.with_count(region, count) for count in COUNTS):
-            with suppress(FormatError, construct.ConstructError):  # out of the count's range
+            with suppress(FormatError):  # out of the count's range
                 if self.format.claims((stored := draft.build())[:START]):
                     sentence = f"the count of {region} claims more than there is"
                     return Corruption(stored, sentence, path, draft.start(path), error=FormatError, within=True)
@@ -327,7 +308,7 @@ class Breaker:
             return None
         known = [i for i, tensor in enumerate(tensors) if tensor.type.is_known and tensor.nbytes]
         pairs = [(i, k) for i in known for k in known if i != k and tensors[i].nbytes > 1]
-        if self.draw(st.booleans()) and pairs:
+        if pairs and self.draw(st.booleans()):
             i, at = self.draw(st.sampled_from(pairs))
             to, sentence = tensors[i].offset + 1, "a payload begins inside of another one"
         else:
@@ -338,25 +319,31 @@ class Breaker:
         return Corruption(draft.build(), sentence, path, draft.start(path), error=FormatError)
 
     def in_a_row(self, aspect: str) -> Corruption | None:
-        """Breaks a field of an added row: a length or count, a text, a type."""
-        regions = [name for name in self.regions(s.ListNode) if d.aspect_of_region(self.format, name) == aspect]
-        for region in regions:
-            struct, row, at = self.draft.row_struct(region), self.new_row(region), len(self.draft.rows(region))
-            context = self.context(struct, row)
-            broken: list[Any] = [
-                (field.name, {}, *found) for field in struct.fields for found in _refused_bytes(field, context)
+        """Writes bytes that its construct refuses into a field of an added row."""
+        for region in self.regions(s.ListNode):
+            if d.aspect_of_region(self.format, region) != aspect:
+                continue
+            row, at = self.new_row(region), len(self.draft.rows(region))
+            if ARRAY in getattr(self.draft.declared(region), "types", ()) and self.draw(st.integers(0, 2)):
+                row |= {"type": ARRAY, "value": ARRAYS}
+            draft = self.draft.with_row(region, at, row)
+            positions = draft.built._params.positions
+            starts = sorted({start for start, _ in positions.values()} | {len(draft.head[0])})
+            faults = [
+                (path, start, least_size(field), fault, stored)
+                for path, (start, field) in positions.items()
+                if path.startswith(f"{region}{STEP}{at}{STEP}")
+                for fault in refused_values(field)
+                for stored in fault.stored
+                if fault.stored is ALL_BITS or start + least_size(field) + len(stored) <= starts[bisect(starts, start)]
             ]
-            for name, code, type_, node in _typed_fields(struct):
-                broken += [(name, {code: type_}, *found) for found in _long_array(node, context)]
-            if not broken:
-                reject()
-            name, typed, stored, part, start, sentence, error = self.draw(st.sampled_from(broken))
-            path = f"{region} -> {at} -> {name}"
-            draft = self.draft.with_row(region, at, {**row, **typed, name: Raw(stored, row[name])})
-            built, start = draft.build(), start + draft.start(path)
-            if error is TruncatedError and len(built) - start >= 1 << 8 * len(stored):
+            path, start, nbytes, fault, stored = self.draw(st.sampled_from(faults))
+            first, stored = (start, b"\xff" * nbytes) if fault.stored is ALL_BITS else (start + nbytes, stored)
+            built = draft.build()
+            if fault.error is TruncatedError and len(built) - first >= 1 << 8 * nbytes:
                 reject()  # the file has as many bytes as are claimed
-            return Corruption(built, f"{name}: {sentence}", path + part, start, error=error)
+            built = built[:first] + stored + built[first + len(stored) :]
+            return Corruption(built, f"{path.split(STEP)[2]}: {fault.sentence}", path, start, error=fault.error)
         return None
 
     def bad_line(self) -> Corruption | None:
@@ -365,21 +352,22 @@ class Breaker:
             metadata = self.file.regions[region]
             before = KeyValueLines.encode(metadata).removesuffix(LINE_END)
             before += LINE_END if before else b""
-            faults = [(fault, line) for fault in self.draft.field(region).refuses for line in fault.stored]
-            fault, line = self.draw(st.sampled_from(faults))
-            draft = self.draft.with_count(region, len(before + line)).replace({region: Raw(before + line, metadata)})
-            path = f"{region} -> line {len(metadata) + 1 + line.count(LINE_END)}"
-            start = draft.start(region) + len(before) + max(line.find(b"\xff"), line.rfind(LINE_END) + 1)
-            return Corruption(draft.build(), f"{region}: {fault.sentence}", path, start, error=FormatError)
+            fault, line = self.draw(
+                st.sampled_from([(fault, line) for fault in self.draft.field(region).refuses for line in fault.stored])
+            )
+            at, stored = len(before) + line.index(b"\0"), before + line.replace(b"\0", b"")
+            draft = self.draft.with_count(region, len(stored)).replace({region: Raw(stored, metadata)})
+            path = f"{region} -> line {stored.count(LINE_END, 0, at) + 1}"
+            return Corruption(draft.build(), f"{region}: {fault.sentence}", path, draft.start(region) + at, error=FormatError)
         return None
 
     def bad_json(self, aspect: str) -> Corruption | None:
         """Breaks the text of a JSON table, its last row, or its reserved entry."""
         if self.table not in self.regions(s.JsonTableNode):
             return None
-        row = LastRow(self)
-        path, fault, stored = d.evenly(self.draw, list(row.refused_texts() if aspect == d.METADATA else row.refused_rows()))
-        draft = row.draft_of(stored)
+        last = LastRow(self)
+        path, fault, stored = d.evenly(self.draw, list(last.refused_texts() if aspect == d.METADATA else last.refused_rows()))
+        draft = last.draft_of(stored)
         return Corruption(draft.build(), f"{path}: {fault.sentence}", path, draft.fault, error=fault.error)
 
 
@@ -394,63 +382,54 @@ class LastRow:
         self.declared = draft.declared(breaker.table)
         self.draft = draft.replace({self.declared.metadata: {}})
         self.table = draft.field(breaker.table)
-        rows = self.draft.head.regions[breaker.table]
-        name = to_json(rows[-1].name).encode()
-        before, row = rows.stored.rstrip()[:-1].rsplit(name + b":", 1)
-        self.values = {key: to_json(value).encode() for key, value in json.loads(row).items()}
-        reserved, values = to_json(self.declared.reserved).encode(), b",".join(self.values.values())
+        rows = self.draft.built[breaker.table]
+        self.number, entry, stored = len(rows) - 1, rows.row_parts[-1], rows.stored
+        values = rows.fields_of(entry)
+        self.pairs = {part.name: stored[part.key : part.end] for part in values}
         self.parts = {
-            b"rows": before,
-            b"name": name,
-            b"row": row,
-            b"pairs": row[1:-1],
-            b"reserved": reserved,
-            b"values": values,
+            b"rows": stored[: entry.key],
+            b"name": stored[entry.key : entry.key_end],
+            b"row": stored[entry.start : entry.end],
+            b"pairs": b",".join(self.pairs.values()),
+            b"first": next(iter(self.pairs.values())),
+            b"values": b",".join(stored[part.start : part.end] for part in values),
+            b"reserved": to_json(self.declared.reserved).encode(),
         }
-        self.parts[b"first"] = self.object(*islice(self.values.items(), 1))[1:-1]
-        self.path = f"{breaker.table} -> {len(rows) - 1}"
 
     def draft_of(self, text: bytes) -> Draft:
         """Returns the draft with a text, and the offset of its fault, which a NUL marks."""
         draft = self.draft.with_text(text.replace(b"\0", b"", 1))
         return replace(draft, fault=draft.start(self.table.name) + at if (at := text.find(b"\0")) >= 0 else None)
 
-    def ending(self, *members: bytes) -> bytes:
-        """Returns the text with other members in place of the last row."""
-        return b"%s%s}" % (self.parts[b"rows"], b",".join(members))
-
-    def object(self, *pairs: tuple[str, bytes]) -> bytes:
-        """Returns the JSON of an object."""
-        return b"{%s}" % b",".join(b"%s:%s" % (to_json(key).encode(), value) for key, value in pairs)
-
     def refused_rows(self) -> Iterator[tuple[str, Fault, bytes]]:
         """Yields the reported field, the fault, and the text, for the table and the last row."""
-        name, row, lacks = self.parts[b"name"] + b":", self.parts[b"row"], Fault("an entry lacks a key")
-        for fault in self.table.refuses:
-            path = self.path if fault is self.table.refuses[-1] else self.table.name
-            yield from ((path, fault, stored % self.parts) for stored in fault.stored)
-        keys = set[str]()
+        yield from ((path, fault, stored % self.parts) for path, fault, stored in self.refused(self.table))
+        lacks, before = self.table.refuses[-1], b"%(rows)b%(name)b:" % self.parts
+        keys = dict[str, s.Field]()
         for field in struct_of(self.declared.row).fields:
-            key = getattr(self.declared.fields.get(field.name), "key", None)
-            if key is None or key in keys:
-                continue
-            if not keys:  # an entry that a later one replaces
-                path = f"{self.table.name} -> {quote(json.loads(self.parts[b'name']))} -> {field.name}"
-                yield path, lacks, self.ending(name + b"\0{}", name + row)
-            keys.add(key)
-            others = [(other, value) for other, value in self.values.items() if other != key]
-            path = f"{self.path} -> {field.name}"
-            yield path, lacks, self.ending(name + b"\0" + self.object(*others))
+            if key := getattr(self.declared.fields.get(field.name), "key", None):
+                keys.setdefault(key, field)
+        replaced = quote(json.loads(self.parts[b"name"]))  # by a later entry of this name
+        path = f"{self.table.name} -> {replaced} -> {next(iter(keys.values())).name}"
+        yield path, lacks, b"%(rows)b%(name)b:\0{},%(name)b:%(row)b}" % self.parts
+        for key, field in keys.items():
+            others = [pair for name, pair in self.pairs.items() if name != key]
+            path = f"{self.table.name} -> {self.number} -> {field.name}"
+            yield path, lacks, b"%b\0{%b}}" % (before, b",".join(others))
             for fault in field.refuses:
                 for stored in (b'\0"?"',) if fault.stored is ALL_BITS else fault.stored:
-                    yield path, fault, self.ending(name + self.object(*others, (key, stored)))
+                    yield path, fault, b"%b{%b}}" % (before, b",".join([*others, b"%b:%b" % (to_json(key).encode(), stored)]))
 
     def refused_texts(self) -> Iterator[tuple[str, Fault, bytes]]:
         """Yields the same for the reserved entry."""
-        texts, row = self.draft.field(self.declared.metadata), self.parts[b"name"] + b":" + self.parts[b"row"]
-        for fault in texts.refuses:
-            path = f"{texts.name} -> 1 -> value" if fault is texts.refuses[0] else texts.name
-            yield from ((path, fault, self.ending(row, self.parts[b"reserved"] + b":" + stored)) for stored in fault.stored)
+        for path, fault, stored in self.refused(self.draft.field(self.declared.metadata)):
+            yield path, fault, b"%(rows)b%(name)b:%(row)b,%(reserved)b:" % self.parts + stored + b"}"
+
+    def refused(self, field: s.Field) -> Iterator[tuple[str, Fault, bytes]]:
+        """Yields the reported part, the fault and the bytes, for each fault of a field."""
+        for fault in field.refuses:
+            path = f"{field.name} -> {fault.part.replace('#', str(self.number))}" if fault.part else field.name
+            yield from ((path, fault, stored) for stored in fault.stored)
 
 
 # The faults of fields, by aspect. A fault that is listed twice is drawn twice as often.
@@ -501,75 +480,3 @@ def _required_values(check: Check) -> dict[str, Any]:
         return {"key": check.example}
     equal = equality(check.when) if isinstance(check, Rule) else None
     return dict([equal]) if equal and "." not in equal[0] else {}  # not of another Struct
-
-
-def _typed_fields(struct: s.StructOf) -> Iterator[tuple[str, str, Any, s.Node]]:
-    """Yields fields with a `SwitchNode`: name, the field that selects, its value, and the node."""
-    tables: dict[str, Any] = {field.name: field.node.table for field in struct.fields if isinstance(field.node, s.CodeNode)}
-    for field in struct.fields:
-        if isinstance(switch := field.node, s.SwitchNode):
-            values = tables.get(str(switch.on), {case.code: case.code for case in switch.cases})
-            yield from ((field.name, str(switch.on), values[case.code], case.node) for case in switch.cases)
-
-
-def _edges(node: s.Node) -> list[Any]:
-    """Returns values of a node that rules may forbid."""
-    match node:
-        case s.TextNode():
-            return ["", " "] if node.is_strict else ["", " ", "\udcff"]
-        case s.ByteOrderNode():
-            return list(node.orders)
-        case s.CodeNode(table=table):
-            unknown = (table[code] for code in range(256) if table.unknown and not table[code].is_known)
-            return [*islice(unknown, 1), *table]
-    return []
-
-
-Refused = tuple[bytes, str, int, str, type[FormatError]]  # bytes of a field, the reported part, its offset, sentence, error
-
-
-def _first_number(node: s.Node, context: Any) -> s.NumberNode | None:
-    """Returns the number with which a field begins."""
-    match node:
-        case s.EitherNode():
-            return _first_number(s.choose(node, context), context)
-        case s.TextNode():
-            return _first_number(node.length, context)
-        case s.CountedNode():
-            return _first_number(node.count, context)
-        case s.CodeNode():
-            return _first_number(node.number, context)
-    return node if isinstance(node, s.NumberNode) else None
-
-
-def _refused_bytes(field: s.Field, context: Any) -> Iterator[Refused]:
-    """Yields bytes that a field refuses."""
-    if (number := _first_number(field.node, context)) is None:
-        return
-    all_bits, order = b"\xff" * number.size, byte_order(context)
-    if number.order != "file":
-        order = BIG if number.order == BIG else LITTLE
-    if isinstance(field.node, s.TextNode):
-        yield all_bits, "", 0, "a length beyond the file", TruncatedError
-    for fault in field.refuses:
-        for stored in fault.stored:
-            if fault.stored is ALL_BITS:
-                stored = all_bits
-            elif isinstance(field.node, s.TextNode):
-                stored = number.of.encode(len(stored), order) + stored
-            yield stored, "", 0, fault.sentence, FormatError
-
-
-def _long_array(node: s.Node, context: Any) -> Iterator[Refused]:
-    """Yields an array whose count is greater than the number of its elements."""
-    if not isinstance(node, s.RefNode):
-        return
-    struct = struct_of(node.declared)
-    for count in struct.fields:
-        if count.is_count and (number := _first_number(count.node, context)):
-            tables = {part.name: part.node.table for part in struct.fields if isinstance(part.node, s.CodeNode)}
-            parts = {part.name: next(iter(tables.get(part.name, [[]]))) for part in struct.fields}
-            stream = io.BytesIO()
-            struct.declared._build({**parts, count.name: 256**number.size - 1}, stream, context, "(building)")
-            start = len(stream.getvalue()) - number.size
-            yield stream.getvalue(), f" -> {count.name}", start, "a count beyond the file", TruncatedError

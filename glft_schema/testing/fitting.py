@@ -6,7 +6,6 @@ guarded field. So a magic number or a version is found at once.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, singledispatch
@@ -16,23 +15,21 @@ from typing import Any
 import construct
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, subexpressions
+from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, references_in, subexpressions
 from glft_schema.codec.json_table import Entry
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.records import NO_COUNTS
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.trace import Trace
-from glft_schema.describe.nodes import BytesNode, CountedNode, DerivedNode, Field, ListNode, Node, RefNode, SwitchNode
-from glft_schema.describe.schema import struct_of
+from glft_schema.describe.nodes import BytesNode, DerivedNode, Field, ListNode, Schema, within
+from glft_schema.describe.schema import node_of, struct_of
 from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 
-EXAMPLES = (32, 1, "a")  # values of many types; 32 satisfies every rule on alignments
 least_row: Callable[[TensorType], int] = cache(attrgetter("least_row"))  # a computed property
 LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
-SMALL = 5  # drawn counts are less
 
 
 def value_so_far(context: Context, expression: Expression) -> Any:
@@ -67,7 +64,7 @@ def holds(check: Check, context: Context) -> bool:
     params.findings, params.trace = [], Trace()
     try:
         check.check(context, "")
-    except FormatError:
+    except (FormatError, TypeError):  # also of a value of another kind
         return False
     except (KeyError, AttributeError):
         return True
@@ -75,10 +72,14 @@ def holds(check: Check, context: Context) -> bool:
 
 
 def with_value(context: Context, name: str, value: Any) -> Any:
-    """Returns `context` with another value of a field, and the values derived from it."""
-    changed = Context(context)
+    """Returns `context` with another value of a field, its length, and what follows from it."""
+    changed, declared = Context(context), context.get("_declared")
     changed[name] = value
-    derive(changed, context.get("_declared"))
+    if declared:
+        length = length_of(struct_of(declared).field(name).node)
+        if isinstance(length, Reference) and length.names[0] in changed and length == Reference(length.names[:1]):
+            changed[length.names[0]] = len(value)
+    derive(changed, declared)
     return changed
 
 
@@ -141,7 +142,7 @@ def repeat(value: list[Any], size: int) -> list[Any]:
     return (value * -(-size // len(value)))[:size]
 
 
-def pattern(check: Check) -> str | None:
+def pattern_of(check: Check) -> str | None:
     """Returns the regular expression of a rule, or None."""
     expression = check.holds if isinstance(check, Rule) else None
     return expression.pattern if isinstance(expression, Matches) else None
@@ -164,46 +165,16 @@ def _(check: TensorFits, value: Any, context: Context) -> Iterator[list[int]]:
 @cache
 def counters(declared: construct.Struct) -> frozenset[str]:
     """Returns the names of the fields on which lengths in a Struct depend, at any depth."""
-    parts = (part for length in _lengths_in(RefNode("", declared)) for part in subexpressions(length))
-    return frozenset(part.names[-1] for part in parts if isinstance(part, Reference))
+    schema = Schema("")
+    node_of(declared, schema, "struct")
+    nodes = (node for struct in schema.structs.values() for part in struct.fields for node in within(part.node))
+    lengths = filter(None, map(length_of, nodes))
+    return frozenset(reference.names[-1] for length in lengths for reference in references_in(length))
 
 
-def _lengths_in(node: Node | None) -> Iterator[Expression]:
-    match node:
-        case ListNode():
-            yield node.count
-            yield from _lengths_in(node.item)
-        case BytesNode() if node.size:
-            yield node.size
-        case CountedNode():
-            yield from _lengths_in(node.item)
-        case SwitchNode():
-            for inner in (*(case.node for case in node.cases), node.default):
-                yield from _lengths_in(inner)
-        case RefNode() if node.declared and not node.level:
-            for part in struct_of(node.declared).fields:
-                yield from _lengths_in(part.node)
-
-
-def as_count(field: Field, value: int, context: Context) -> int:
-    """Returns `value`; if lengths depend on `field`, a small number or one that rules require."""
-    outermost = context
-    while "_declared" in outermost.get("_", {}):
-        outermost = outermost["_"]
-    if field.name not in counters(outermost["_declared"]):
-        return value
-    options, own = list(range(SMALL)), Reference((field.name,))
-    for later in struct_of(context["_declared"]).fields:
-        if own not in (getattr(later.node, "count", None), getattr(later.node, "size", None)):
-            continue
-        conditions = dict(rules_on_length(later, context))
-        parts = [part for condition in conditions.values() for part in subexpressions(condition)]
-        numbers = [part.value for part in parts if isinstance(part, Constant) and isinstance(part.value, int)]
-        near = {number + step for number in numbers for step in (-1, 0, 1)}
-        options = [size for size in sorted({*options, *near}) if 0 <= size <= LONG]
-        options = [size for size in options if all_hold(conditions, later, range(size), context)]
-    options = [size for size in options if all_hold(guards(field, context), field, size, context)]
-    return options[value % len(options)] if options else value % SMALL
+def length_of(node: Any) -> Expression | None:
+    """Returns the number of elements of a list or bytes, if another field has it."""
+    return node.count if isinstance(node, ListNode) else node.size if isinstance(node, BytesNode) else None
 
 
 def guards(field: Field, context: Context) -> list[Check]:
@@ -211,35 +182,23 @@ def guards(field: Field, context: Context) -> list[Check]:
     return [check for check in field.rules if is_wanted(check, context._params._drawing.rules)]
 
 
-def rules_on_length(field: Field, context: Context) -> Iterator[tuple[Check, Expression]]:
-    """Yields the rules on the number of a field's elements alone, with their conditions."""
-    own = Length(Reference((field.name,)))
-    for check in guards(field, context):
-        if condition := read(getattr(check, "holds", None)):
-            parts = list(subexpressions(condition))
-            lengths = parts.count(own)
-            if lengths and lengths == sum(isinstance(part, Reference) for part in parts):
-                yield check, condition
+class Unkept(Entry):
+    """A stream for fields in bytes and in JSON. Written bytes are not kept."""
 
-
-def all_hold(checks: Iterable[Check], field: Field, value: Any, context: Context) -> bool:
-    """Tells whether rules hold with a value of a field."""
-    changed = with_value(context, field.name, value)
-    return all(holds(check, changed) for check in checks)
+    def write(self, stored: bytes) -> int:
+        return len(stored)
 
 
 def fits(field: Field, value: Any, context: Context) -> bool:
     """Tells whether a field can be built from a value, if the fields that it needs are known."""
-    node = field.node
-    length = node.count if isinstance(node, ListNode) else node.size if isinstance(node, BytesNode) else None
-    is_plain = not any(wrapper.decode for wrapper in node.wrappers)
+    length, is_plain = length_of(field.node), not any(wrapper.decode for wrapper in field.node.wrappers)
     if length and is_plain and hasattr(value, "__len__") and value_so_far(context, length) not in (None, len(value)):
         return False
     at = Context(context)
     at._params = Context(context._params)  # building changes it: it sets the byte order
-    at._io = stream = Entry() if field.is_json else io.BytesIO()
+    at._io = Unkept()
     try:
-        field.declared._build(value, stream, at, "(drawing)")
+        field.declared._build(value, at._io, at, "(drawing)")
     except (KeyError, AttributeError):
         return True
     except (construct.ConstructError, TypeError, ValueError, ArithmeticError):

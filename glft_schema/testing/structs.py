@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
 from itertools import product
@@ -15,41 +14,38 @@ from hypothesis import strategies as st
 from glft_schema.codec.context import Context, new_context
 from glft_schema.codec.expressions import Reference, ValueOfKey
 from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.metadata_rules import is_integer
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.tables import NamesOnce
-from glft_schema.codec.typed_values import Typed
+from glft_schema.codec.typed_values import Typed, ValueType
 from glft_schema.describe.nodes import (
-    CodeNode,
     DerivedNode,
     Field,
     Node,
-    NumberNode,
     PayloadsNode,
     StructOf,
-    SwitchNode,
     TextNode,
 )
 from glft_schema.describe.schema import rows_of
-from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 from glft_schema.testing.fitting import (
-    all_hold,
-    as_count,
     candidates,
+    counters,
     derive,
     fits,
     guards,
     holds,
     inner_context,
     is_wanted,
-    pattern,
+    pattern_of,
     value_so_far,
     with_value,
 )
 
+SMALL = 5  # drawn counts are less
 TRIES = 20  # values drawn if no candidate satisfies the rules
 BOUNDARY = 1 << 7  # the longest length that is tried as a boundary
 MANY_DIMS = 64
@@ -88,12 +84,15 @@ def struct_values(draw: st.DrawFn, struct: StructOf, outer: Context, values_of: 
     context, parts, drawn = inner_context(outer, struct.declared), struct.parts, dict[str, None]()
     for i, part in enumerate(parts):
         if isinstance(part, Check):
-            settle(draw, part, parts[: i + 1], context)
+            keep(draw, part, struct, context, values_of)
         elif part.is_computed:
             derive(context, struct.declared)
         elif part.name:
             context._field = part.name
-            context[part.name] = draw_field(draw, part, parts[i + 1 :], context, values_of)
+            value = draw(field_values(part, context, values_of))
+            for later in parts[i + 1 :]:
+                value = claim(later.node if isinstance(later, Field) else later, part, value, draw, context)
+            context[part.name] = value
             drawn[part.name] = None
     fields = {name: context[name] for name in drawn}
     if not isinstance(struct.declared, Struct):
@@ -101,64 +100,57 @@ def struct_values(draw: st.DrawFn, struct: StructOf, outer: Context, values_of: 
     return Record(fields, {part.name: context[part.name] for part in struct.fields if part.name in context.keys() - drawn})
 
 
-def draw_field(draw: st.DrawFn, part: Field, later: Sequence[Field | Check], context: Context, values_of: ValuesOf) -> Any:
-    """Draws a field, within the rules that guard it, if their other fields are known."""
-    checks = guards(part, context)
-    patterns = [text for check in checks if (text := pattern(check))]
+def field_values(part: Field, context: Context, values_of: ValuesOf) -> st.SearchStrategy[Any]:
+    """Returns a strategy of a field: texts of a pattern, small numbers if lengths depend on it."""
     values = values_of(part.node, context)
-    if patterns:
+    pattern = next((text for check in guards(part, context) if (text := pattern_of(check))), None)
+    if pattern:
         alphabet = st.characters(codec=part.node.encoding) if isinstance(part.node, TextNode) else None
-        texts = st.from_regex(patterns[0], fullmatch=True, alphabet=alphabet)
+        texts = st.from_regex(pattern, fullmatch=True, alphabet=alphabet)
         values = texts.filter(lambda text: fits(part, text, context))
-
-    def broken(value: Any) -> list[Check]:
-        changed = with_value(context, part.name, value)
-        return [check for check in checks if not holds(check, changed)]
-
-    def near(value: Any, checks: Sequence[Check]) -> list[Any]:
-        found = (near for check in checks for near in candidates(check, value, with_value(context, part.name, value)))
-        return [candidate for candidate in found if fits(part, candidate, context) and not broken(candidate)]
-
-    def fresh() -> Any:
-        value = draw(values)
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = as_count(part, value, context)
-        for other in later:
-            value = claim(other.node if isinstance(other, Field) else other, part, value, draw, context)
-        return value
-
-    value = fresh()
-    for _ in range(TRIES):
-        if not (unkept := broken(value)) and (not part.is_json or fits(part, value, context)):
-            break
-        if options := near(value, unkept):
-            value = draw(st.sampled_from(options))
-            break
-        value = fresh()
-    if part.rules and not isinstance(value, int) and draw(st.integers(0, 7)) == 7:
-        short = [near for near in near(value, part.rules) if isinstance(near, (bytes, str, list)) and len(near) <= BOUNDARY]
-        value = draw(st.sampled_from(short)) if short else value
-    return value
+    outermost = context
+    while "_declared" in outermost.get("_", {}):
+        outermost = outermost["_"]
+    if part.name in counters(outermost["_declared"]):
+        values = values.map(lambda value: value % SMALL if isinstance(value, int) else value)
+    return values
 
 
-def settle(draw: st.DrawFn, check: Check, before: Sequence[Field | Check], context: Context) -> None:
-    """Makes a rule hold by another value of the guarded field, or rejects the example."""
-    sets = context._params._drawing.rules
-    if not is_wanted(check, sets) or holds(check, context):
+def keep(draw: st.DrawFn, check: Check, struct: StructOf, context: Context, values_of: ValuesOf) -> None:
+    """Makes a rule hold by another value of the guarded field, or rejects the example.
+
+    In some examples, the value is replaced by a boundary of the rule, although it holds.
+    """
+    if not is_wanted(check, context._params._drawing.rules):
         return
-    checks = [part for part in before if isinstance(part, Check) and is_wanted(part, sets)]
-    fields = [part for part in before if isinstance(part, Field) and part.name and not part.is_computed]
-    names = [part.name for part in fields]
-    fields = fields[names.index(check.field) :] if check.field in names else []  # lengths may depend on it
-    options = []
-    for candidate in candidates(check, context[check.field], context):
-        changed = with_value(context, check.field, candidate)
-        if all(holds(other, changed) for other in checks) and all(fits(part, changed[part.name], changed) for part in fields):
-            options.append(candidate)
+    is_kept, name = holds(check, context), check.field
+    value = context.get(name)
+    if is_kept and (not isinstance(value, (bytes, str, list)) or draw(st.integers(0, 7)) < 7):
+        return
+    field = struct.field(name)
+    checks = [other for other in struct.rules if is_wanted(other, context._params._drawing.rules)]
+    unkept = [other for other in checks if other.field == name and not holds(other, context)] or [check]
+
+    def possible(values: Iterable[Any]) -> list[Any]:
+        changed = ((value, with_value(context, name, value)) for value in values)
+        return [
+            value
+            for value, at in changed
+            if all(holds(other, at) for other in checks) and all(fits(part, at[part.name], at) for part in drawn)
+        ]
+
+    drawn = [part for part in struct.fields if part.name in context and not part.is_computed]
+    drawn = drawn[drawn.index(field) :] if field in drawn else []  # lengths may depend on it
+    options = possible(near for other in unkept for near in candidates(other, value, context))
+    if is_kept:
+        options = [near for near in options if len(near) <= BOUNDARY] or [value]
+    for _ in range(TRIES):
+        if options:
+            break
+        options = possible([draw(field_values(field, context, values_of))])
     if not options:
         reject()
-    context[check.field] = draw(st.sampled_from(options))
-    derive(context, context._declared)
+    context.update(with_value(context, name, draw(st.sampled_from(options))))
 
 
 @singledispatch
@@ -178,9 +170,10 @@ def _(later: TensorFits, field: Field, value: Any, draw: st.DrawFn, context: Con
     """Draws small dims, sometimes many."""
     if field.name != later.field:
         return value
-    dims = draw(st.lists(st.integers(0, 4), max_size=4))
+    dims = draw(st.lists(st.integers(0, 4), max_size=4).filter(lambda dims: fits(field, dims, context)))
     ones = [1] * (draw(st.integers(1, MANY_DIMS - 4)) if draw(st.integers(0, 15)) == 15 else 0)
-    return dims + ones if all_hold(guards(field, context), field, dims + ones, context) else dims
+    many = with_value(context, field.name, dims + ones)
+    return dims + ones if all(holds(check, many) for check in guards(field, context)) else dims
 
 
 @claim.register
@@ -202,28 +195,23 @@ def _(later: DerivedNode, field: Field, value: Any, draw: st.DrawFn, context: Co
     lookup = later.value
     if not (isinstance(lookup, ValueOfKey) and lookup.mapping == Reference((field.name,)) and isinstance(value, TypedMetadata)):
         return value
-    if draw(st.integers(0, 2)) != 2 or not (options := values_of_key(field, lookup, context)):
+    if draw(st.integers(0, 2)) != 2 or not (options := values_of_key(field, lookup, value.types, context)):
         return value
     entries = [(key, value.stored_value(key)) for key in value if key != lookup.key]
     entries.insert(draw(st.integers(0, len(entries))), (lookup.key, draw(st.sampled_from(options))))
     return value.replace(dict(entries))
 
 
-def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[Typed]:
+def values_of_key(field: Field, lookup: ValueOfKey, types: Iterable[ValueType], context: Context) -> list[Typed]:
     """Returns values for a key, around its default, that can be stored and satisfy the rules."""
     row, options, default = rows_of(field.node), [], lookup.default
     assert row
-    code, switch = row.field("type").node, row.field("value").node
-    assert isinstance(code, CodeNode)
-    assert isinstance(switch, SwitchNode)
     values = sorted({1, 8, default // 4, 3 * default // 4, default, 2 * default, 4 * default})
     checks = [check for check in row.rules if is_wanted(check, context._params._drawing.rules)]
-    numbers = [(code.table[case.code], case.node.of) for case in switch.cases if isinstance(case.node, NumberNode)]
-    for (type_, number), value in product(numbers, values):
+    for type_, value in product(filter(is_integer, types), values):
         at = inner_context(context, row.declared, {"key": lookup.key, "type": type_, "value": value})
-        with suppress(FormatError):  # a value that the number cannot hold
-            if number.encode(value) and all(holds(check, at) for check in checks):
-                options.append(Typed(value, type_.name))
+        if all(holds(check, at) for check in checks) and fits(row.field("value"), value, at):
+            options.append(Typed(value, type_.name))
     return options
 
 

@@ -284,7 +284,7 @@ def test_rules_are_checked_unless_forging() -> None:
     with pytest.raises(FormatError, match="header -> version: expected 1, 2 or 3, found 9"):
         Container.parse(Container.build({"format": "GGUF", "header": {"version": raw}}))
     draft = Draft.of(Container.parse(GGUF_FILE.bytes())).replace({"header": {"version": 9, "byte_order": "little", "n_kv": 7}})
-    assert draft.head.stored[:24] == b"GGUF" + struct.pack("<IQQ", 9, 2, 7)
+    assert draft.head[0][:24] == b"GGUF" + struct.pack("<IQQ", 9, 2, 7)
     assert [(found.rule, found.path) for found in draft.broken_rules() or ()] == [("gguf-version", "header -> version")]
     assert (draft.start("header -> version"), draft.start("header -> n_kv"), draft.start("data")) == (4, 16, 160)
 
