@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from glft_schema.testing.fuzzing import CORRUPTED, VALID, Case
 
 MANIFEST = "manifest.json"
 ACCEPT, REFUSE, EITHER = "accept", "refuse", "either"  # verdicts of every reader, whatever its rule sets
+FIELDS = [field.name for field in fields(Corruption)][1:]  # without the bytes
 ERRORS = {error.__name__: error for error in (FormatError, TruncatedError, LimitError)}
 NOT_IN_NAMES = re.compile(r"[^\w.-]", re.ASCII)  # kinds and rules may come from an untrusted manifest
 
@@ -81,10 +83,8 @@ def _entry(case: Case, file: str, contents: bool) -> dict[str, Any]:
     if (corruption := case.corruption) is None:
         return entry
     entry["verdict"] = EITHER if corruption.error is LimitError else REFUSE if corruption.error else ACCEPT
-    fields = vars(corruption) | {"error": corruption.error.__name__ if corruption.error else None}
-    del fields["stored"]
-    renamed = {"field" if name == "path" else name: value for name, value in fields.items()}
-    return {**entry, **renamed, "expected": corruption.expected}
+    entry |= {"field" if name == "path" else name: getattr(corruption, name) for name in FIELDS}
+    return {**entry, "error": corruption.error and corruption.error.__name__, "expected": corruption.expected}
 
 
 def _contents(stored: bytes) -> list[dict[str, Any]]:
@@ -130,9 +130,8 @@ def _case(entry: dict[str, Any], folder: Path) -> Case:
     if case.sha256 != entry["sha256"]:
         raise OptionError(f"expected {quote(entry['file'])} with SHA-256 {entry['sha256']}, found {case.sha256}")
     if case.kind != CORRUPTED:
-        return case if case.kind == VALID else Case(stored, case.kind)
-    fields = {name: entry[name] for name in ("sentence", "offset", "rule", "reported", "within")}
+        return case
+    values = {name: entry["field" if name == "path" else name] for name in FIELDS}
     findings = tuple((rule, path) for rule, path in entry["findings"])
-    error, sets = ERRORS.get(entry["error"]), tuple(entry["sets"])
-    corruption = Corruption(stored, path=entry["field"], error=error, sets=sets, findings=findings, **fields)
-    return Case(stored, CORRUPTED, corruption=corruption)
+    values |= {"error": ERRORS.get(entry["error"]), "sets": tuple(entry["sets"]), "findings": findings}
+    return replace(case, corruption=Corruption(stored, **values))

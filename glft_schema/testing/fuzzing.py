@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
 from hypothesis import strategies as st
@@ -35,6 +35,8 @@ from glft_schema.formats.format import Format
 from glft_schema.testing.containers import containers
 from glft_schema.testing.corruption import corruptions, distinct_rules
 from glft_schema.testing.damage import Corruption, aspects, damaged
+
+T = TypeVar("T")
 
 SECONDS = (2.0, 200e-6)  # per file, and per byte of it; memory is traced, which is slow
 MEMORY = (1 << 24, 1000)  # bytes per file, and per byte of it
@@ -121,8 +123,7 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
     If the given file is invalid, all cases are damaged copies of it.
     """
     if isinstance(source, Format):
-        sets = st.sampled_from([(), *([source.keeps_to] if source.keeps_to else [])])
-        valid = sets.flatmap(lambda rules: containers(source, rules=rules).map(lambda stored: Case(stored, VALID, rules)))
+        valid = st.sampled_from([(), source.keeps_to]).flatmap(partial(valid_files, source))
         broken = aspects().flatmap(
             lambda aspect: valid.flatmap(lambda case: damaged_files(case.stored, aspect) | corrupted_files(case, aspect=aspect))
         )
@@ -132,6 +133,11 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
     except FormatError:
         return damaged_files(source)
     return damaged_files(source) | corrupted_files(Case(source, GIVEN))
+
+
+def valid_files(format: Format, rules: tuple[str, ...] = ()) -> st.SearchStrategy[Case]:
+    """Returns a strategy of files that satisfy rule sets; see `containers`."""
+    return containers(format, rules=rules).map(lambda stored: Case(stored, VALID, rules))
 
 
 def damaged_files(stored: bytes, aspect: str | None = None) -> st.SearchStrategy[Case]:
@@ -162,13 +168,7 @@ def check(case: Case, fuzzed: Fuzzed | None = None) -> None:
             problem = case.corruption.problem()
         if problem:
             raise PropertyError("reported", problem)
-    file: File | None = None
-
-    def examine() -> None:
-        nonlocal file
-        file = exercise(case)
-
-    check_bounds(examine, len(case.stored), fuzzed)
+    file = check_bounds(partial(exercise, case), len(case.stored), fuzzed)
     if fuzzed is not None:
         fuzzed.counts[case.kind] += 1
         fuzzed.read[case.kind] += case.kind in (DAMAGED, CORRUPTED) and file is not None
@@ -248,14 +248,14 @@ def _rebuild(file: File, stored: bytes) -> None:
         raise PropertyError("rebuilt", problem)
 
 
-def check_bounds(action: Callable[[], None], nbytes: int, fuzzed: Fuzzed | None = None) -> None:
+def check_bounds(action: Callable[[], T], nbytes: int, fuzzed: Fuzzed | None = None) -> T:
     """Checks the time and memory of an action against the limits of a file of `nbytes`.
 
-    The action is repeated up to `TRIALS` times until it is within the limits.
+    The action is repeated up to `TRIALS` times until it is within the limits. Returns its result.
     """
     seconds, memory = (fixed + each * nbytes for fixed, each in (SECONDS, MEMORY))
     for _ in range(TRIALS):
-        took, peak = measure(action)
+        result, took, peak = measure(action)
         if took <= seconds and peak <= memory:
             break
     if fuzzed is not None:
@@ -264,18 +264,19 @@ def check_bounds(action: Callable[[], None], nbytes: int, fuzzed: Fuzzed | None 
         raise PropertyError("bounded", f"expected at most {seconds:.1f} s for {nbytes} bytes, found {took:.1f} s")
     if peak > memory:
         raise PropertyError("bounded", f"expected at most {memory:,} bytes of memory for {nbytes} bytes, found {peak:,}")
+    return result
 
 
-def measure(action: Callable[[], None]) -> tuple[float, int]:
-    """Returns the CPU time of an action in seconds, and the peak of its memory in bytes."""
+def measure(action: Callable[[], T]) -> tuple[T, float, int]:
+    """Returns the result of an action, its CPU time in seconds, and its peak of memory in bytes."""
     was_tracing = tracemalloc.is_tracing()
     if not was_tracing:
         tracemalloc.start()
     try:
         tracemalloc.reset_peak()
         before, start = tracemalloc.get_traced_memory()[0], time.process_time()
-        action()
-        return time.process_time() - start, tracemalloc.get_traced_memory()[1] - before
+        result = action()
+        return result, time.process_time() - start, tracemalloc.get_traced_memory()[1] - before
     finally:
         if not was_tracing:
             tracemalloc.stop()
@@ -383,10 +384,9 @@ def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case
             draw_examples(strategy, examples, seed, use, shrink=False)
 
     if isinstance(source, Format):
-        valid = containers(source, rules=source.keeps_to).map(lambda stored: Case(stored, VALID, source.keeps_to))
+        valid, format = valid_files(source, source.keeps_to), source
         collect(valid, max(examples // 4, 1))
-        collect(containers(source).map(lambda stored: Case(stored, VALID)), max(examples // 4, 1))
-        format = source
+        collect(valid_files(source), max(examples // 4, 1))
     else:
         valid, format = st.just(Case(source, VALID)), Container.parse(source).format
         collect(valid, 1)

@@ -342,7 +342,7 @@ def test_the_working_directory_stays_empty(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("format", [GLFT, pytest.param(GGUF, marks=pytest.mark.full)], ids=lambda declared: declared.name)
 def test_a_corpus_has_the_expected_reports(format: Format, tmp_path: Path) -> None:
     """The corpus is read as its page says: JSON, hashes, `Container.parse` and `check_rules`."""
-    code, text = run(format.name.lower(), "--examples", "24", "--corpus", tmp_path / "corpus")
+    code, text = run(format.name.lower(), "--examples", "40", "--corpus", tmp_path / "corpus")
     assert code == 0
     manifest = json.loads((tmp_path / "corpus" / MANIFEST).read_text("utf-8"))
     assert f"{len(manifest['files'])} files" in text
