@@ -308,7 +308,7 @@ class Breaker:
             return None
         known = [i for i, tensor in enumerate(tensors) if tensor.type.is_known and tensor.nbytes]
         pairs = [(i, k) for i in known for k in known if i != k and tensors[i].nbytes > 1]
-        if pairs and self.draw(st.booleans()):
+        if self.draw(st.booleans()) and pairs:
             i, at = self.draw(st.sampled_from(pairs))
             to, sentence = tensors[i].offset + 1, "a payload begins inside of another one"
         else:
