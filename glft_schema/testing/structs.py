@@ -119,16 +119,15 @@ def field_values(part: Field, context: Context, values_of: ValuesOf) -> st.Searc
 def keep(draw: st.DrawFn, check: Check, struct: StructOf, context: Context, values_of: ValuesOf) -> None:
     """Makes a rule hold by another value of the guarded field, or rejects the example.
 
-    In some examples, the value is replaced by a boundary of the rule, although it holds.
+    In some examples, the value is replaced by a boundary of the rule, although it holds or the rule
+    is not one of the sets to satisfy.
     """
-    if not is_wanted(check, context._params._drawing.rules):
-        return
-    is_kept, name = holds(check, context), check.field
-    value = context.get(name)
+    sets, name, value = context._params._drawing.rules, check.field, context.get(check.field)
+    is_kept = not is_wanted(check, sets) or holds(check, context)
     if is_kept and (not isinstance(value, (bytes, str, list)) or draw(st.integers(0, 7)) < 7):
         return
     field = struct.field(name)
-    checks = [other for other in struct.rules if is_wanted(other, context._params._drawing.rules)]
+    checks = [other for other in struct.rules if is_wanted(other, sets)]
     unkept = [other for other in checks if other.field == name and not holds(other, context)] or [check]
 
     def possible(values: Iterable[Any]) -> list[Any]:
