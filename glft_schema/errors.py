@@ -47,7 +47,7 @@ __all__ = [
     "UnsupportedError",
 ]
 
-CALLED = (__name__.partition(".")[0], "contextlib")  # modules whose frames a warning does not name
+CALLED = (__name__.partition(".")[0], "contextlib", "torch")  # packages whose lines a warning does not name
 MOST_BITS = 1024  # of an integer that is shown; Python refuses to print more than 4300 digits
 BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("frozenset({", "})")}
 PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), range, type, type(...), *BRACKETS, dict)
@@ -268,7 +268,7 @@ def warn(message: str, category: type[Warning]) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in CALLED:
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, category, stacklevel=level - 1)
+    warnings.warn(message, category, stacklevel=level)
 
 
 class QuantizationWarning(UserWarning):

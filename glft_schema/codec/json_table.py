@@ -390,6 +390,11 @@ class JsonRows(Rows):
         """The last entry of each name."""
         return {part.name: part for part in self.members}
 
+    def entry(self, row: int) -> int:
+        """Returns the number of the entry of a row."""
+        rows = [i for i, part in enumerate(self.members) if self.last[part.name] is part and part.name != self.table.reserved]
+        return rows[row]
+
     def fields_of(self, entry: JsonPart) -> list[JsonPart]:
         """Returns the values of an entry; those of an array get the table's keys in order."""
         found = list(parts(self.text, entry.start))

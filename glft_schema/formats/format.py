@@ -11,17 +11,15 @@ from typing import Any, NamedTuple
 
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import Context, new_context
-from glft_schema.codec.expressions import Constant, Reversed, ValueOfKey
+from glft_schema.codec.expressions import Reversed, ValueOfKey
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.rules import RULE_SETS, SPEC
 from glft_schema.codec.structs import Derived, Struct, follows, member
-from glft_schema.codec.tables import Table
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import format_count, with_display
 from glft_schema.errors import alternatives, quote
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensors.region import TensorData, TensorFits
 
 ENDING = re.compile(r"\.[^.A-Z]+")
 
@@ -106,42 +104,17 @@ class Format:
     summary: Callable[[Mapping[str, Any]], list[str]] = lambda metadata: []
 
     def __post_init__(self) -> None:
-        for name, expected, holds in self._requirements():
+        sets, magics = f"a tuple of {alternatives(RULE_SETS)}", _are(self.magics, bytes) and (self.magics or self.sniff)
+        for name, expected, holds in (
+            ("magics", "a tuple such as (b'TOY1',), or a function sniff", magics),
+            ("types", "TypeTable('toy', {0: F32})", isinstance(self.types, TypeTable)),
+            ("endings", "a tuple such as ('.toy',), in lower case with one dot", _are(self.endings, str, ENDING.fullmatch)),
+            ("keeps_to", sets, _are(self.keeps_to, str, RULE_SETS.__contains__)),
+            ("unshared_by", sets, _are(self.unshared_by, str, RULE_SETS.__contains__)),
+            ("struct", "Struct(...) of glft_schema.codec", isinstance(self.struct, Struct)),
+        ):
             if not holds:
-                found = f", found {quote(getattr(self, name))}" if hasattr(self, name) else ""
-                raise ValueError(f"{self.name}: {name}: expected {expected}{found}")
-
-    def _requirements(self) -> Iterator[tuple[str, str, Any]]:
-        """Yields what no trial shows: a field, what is expected of it, and whether it holds. Each
-        may rely on those before it."""
-        sets, endings = f"a tuple of {alternatives(RULE_SETS)}", "a tuple such as ('.toy',), in lower case with one dot"
-        yield (
-            "magics",
-            "a tuple such as (b'TOY1',), or a function sniff",
-            _are(self.magics, bytes) and (self.magics or self.sniff),
-        )
-        yield "types", "TypeTable('toy', {0: F32})", isinstance(self.types, TypeTable)
-        yield "endings", endings, _are(self.endings, str, ENDING.fullmatch)
-        yield "keeps_to", sets, _are(self.keeps_to, str, RULE_SETS.__contains__)
-        yield "unshared_by", sets, _are(self.unshared_by, str, RULE_SETS.__contains__)
-        yield "struct", "Struct(...) of glft_schema.codec", isinstance(self.struct, Struct)
-        is_last = self.regions[-1:] == ["data"] and isinstance(self.field("data"), TensorData)
-        yield "data", 'a last region "data" / TensorData("tensors")', is_last
-        yield "format", "another name of a region", self.field("format") is None  # Container.build takes the format under it
-        table = self.field(self.table)
-        is_table = isinstance(table, Table) or hasattr(table, "row")
-        yield self.table, "Table(this.header.n_tensors, Row), with a Struct(...)", is_table and isinstance(self.row, Struct)
-        fields = [member(self.row, name) for name in ("name", "dims", "offset")]
-        is_row = None not in fields and isinstance(member(self.row, "shape"), Derived)
-        yield self.table, 'the fields "name", "dims", "shape" / Derived(this.dims), "dtype" and "offset"', is_row
-        is_own = getattr(member(self.row, "dtype"), "table", None) is self.types
-        yield self.table, f'"dtype" / TypeCode(u8, TYPES), with the types {self.types.kind}', is_own
-        fits = any(isinstance(rule, TensorFits) for rule in self.row.subcons)
-        yield self.table, 'the rule TensorFits("toy-dims", "dims")', fits
-        alignment = self.field("alignment")
-        of = alignment.of if isinstance(alignment, Derived) else Constant(1 if alignment is None else 0)
-        is_number = not isinstance(of, Constant) or (type(of.value) is int and of.value > 0)
-        yield "alignment", "Derived(64), with a number above 0 or an expression", is_number
+                raise ValueError(f"{self.name}: {name}: expected {expected}, found {quote(getattr(self, name))}")
 
     def _display(self) -> Iterator[str]:
         yield f"{self.name}, {format_count(len([*self.types]), 'tensor type')}"

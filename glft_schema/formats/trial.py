@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,11 @@ import construct
 
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
+from glft_schema.codec.expressions import Constant
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.numbers import Number
-from glft_schema.codec.structs import Struct, follows
+from glft_schema.codec.structs import Derived, Struct, follows, member
+from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.trace import Trace, without_root
 from glft_schema.codec.typed_values import Typed
@@ -20,6 +23,7 @@ from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.streams import START
+from glft_schema.tensors.region import TensorData, TensorFits
 
 if TYPE_CHECKING:
     from glft_schema.formats.format import Format
@@ -32,6 +36,9 @@ def first_fault(format: Format) -> str | None:
 
     A format may refuse the trial's values by a rule, or require values in its header.
     """
+    for name, expected, holds in _requirements(format):
+        if not holds:
+            return f"{name}: expected {expected}"
     try:
         with Limits(**DEFAULTS):
             if format.sniff:
@@ -51,6 +58,28 @@ def first_fault(format: Format) -> str | None:
         path = next((f"{path}: " for path in reversed(paths) if path), "")
         return f"{path}a trial raises {type(error).__name__}: {one_line(str(error))}"
     return None
+
+
+def _requirements(format: Format) -> Iterator[tuple[str, str, Any]]:
+    """Yields what no trial shows: a field, what is expected of it, and whether it holds. Each may
+    rely on those before it."""
+    is_last = format.regions[-1:] == ["data"] and isinstance(format.field("data"), TensorData)
+    yield "data", 'a last region "data" / TensorData("tensors")', is_last
+    yield "format", "another name of a region", format.field("format") is None  # Container.build takes the format under it
+    table = format.field(format.table)
+    is_table = isinstance(table, Table) or hasattr(table, "row")
+    yield format.table, "Table(this.header.n_tensors, Row), with a Struct(...)", is_table and isinstance(format.row, Struct)
+    fields = [member(format.row, name) for name in ("name", "dims", "offset")]
+    is_row = None not in fields and isinstance(member(format.row, "shape"), Derived)
+    yield format.table, 'the fields "name", "dims", "shape" / Derived(this.dims), "dtype" and "offset"', is_row
+    is_own = getattr(member(format.row, "dtype"), "table", None) is format.types
+    yield format.table, f'"dtype" / TypeCode(u8, TYPES), with the types {format.types.kind}', is_own
+    fits = any(isinstance(rule, TensorFits) for rule in format.row.subcons)
+    yield format.table, 'the rule TensorFits("toy-dims", "dims")', fits
+    alignment = format.field("alignment")
+    of = alignment.of if isinstance(alignment, Derived) else Constant(1 if alignment is None else 0)
+    is_number = not isinstance(of, Constant) or (type(of.value) is int and of.value > 0)
+    yield "alignment", "Derived(64), with a number above 0 or an expression", is_number
 
 
 def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> FormatError | None:

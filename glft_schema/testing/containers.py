@@ -159,7 +159,7 @@ class Draft:
         region, *parts = path.split(STEP)
         rows, positions = self.built[region], self.built._params.positions
         if parts and isinstance(rows, JsonRows):  # as built, without irregularities
-            return positions[region][0] + rows.spans(int(parts[0]))[parts[1]][0]
+            return positions[region][0] + rows.spans(rows.entry(int(parts[0])))[parts[1]][0]
         return positions[path][0]
 
     def broken_rules(self) -> list[Finding] | None:

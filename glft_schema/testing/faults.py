@@ -383,7 +383,7 @@ class LastRow:
         self.draft = draft.replace({self.declared.metadata: {}})
         self.table = draft.field(breaker.table)
         rows = self.draft.built[breaker.table]
-        self.number, entry, stored = len(rows) - 1, rows.row_parts[-1], rows.stored
+        self.number, entry, stored = len(rows) - 1, rows.members[rows.entry(-1)], rows.stored
         values = rows.fields_of(entry)
         self.pairs = {part.name: stored[part.key : part.end] for part in values}
         self.parts = {

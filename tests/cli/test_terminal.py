@@ -6,15 +6,17 @@ import io
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import click
 import pytest
 import torch
-from click.exceptions import Exit
 
 import glft_schema as glft
+from glft_schema.cli.commands import Commands
 from glft_schema.cli.options import bytes_of
-from glft_schema.cli.terminal import loading, option_errors, rate_text
+from glft_schema.cli.terminal import RefusedError, loading, rate_text
 from glft_schema.display import align
 from glft_schema.errors import OptionError, UnsupportedError
 from tests.tools.command_line import in_this_process, on_a_terminal
@@ -136,8 +138,13 @@ def test_limits_take_units(model: Path) -> None:
 
 def test_errors_of_libraries_are_no_options() -> None:
     """Only what this package raises for options and declarations becomes one line."""
-    with pytest.raises(NotImplementedError, match=r"^of torch$"), option_errors():
-        raise NotImplementedError("of torch")
-    for error in (OptionError("x"), UnsupportedError("x")):
-        with pytest.raises(Exit), option_errors():
-            raise error
+    refused = {NotImplementedError: NotImplementedError, OptionError: RefusedError, UnsupportedError: RefusedError}
+    for error, raised in refused.items():
+        group = Commands("x")
+        group.add_command(click.Command("y", callback=partial(_raise, error("of torch"))))
+        with pytest.raises(raised, match=r"^of torch$"):
+            group(["y"], standalone_mode=False)
+
+
+def _raise(error: Exception) -> None:
+    raise error

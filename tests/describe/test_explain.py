@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glft_schema import Container, byte_map
-from glft_schema.cli.explain import bounds, explain
-from glft_schema.cli.options import command
+from glft_schema.cli.explain import bounds
 from glft_schema.describe.hex_view import STYLES, HexView
 from glft_schema.errors import OptionError
 from tests.golden import golden
@@ -22,16 +20,15 @@ from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info
 from tests.tools import gguf_strategies
 from tests.tools import glft_strategies as strategies
-from tests.tools.command_line import on_a_terminal
+from tests.tools.command_line import in_this_process, on_a_terminal
 
-APP = command(explain)
 ALONE = [sys.executable, "-c", "from glft_schema.cli.commands import Glft; Glft().get_command(None, 'explain')()"]
 HEX = re.compile(r"  ([0-9a-f]{8})  ((?:[0-9a-f]{2} ){0,15}[0-9a-f]{2}) {2,}(.*)")
 
 
 def run(*args: object) -> tuple[int, str, str]:
-    done = CliRunner().invoke(APP, [str(arg) for arg in args])
-    return done.exit_code, done.stdout, done.stderr
+    done = in_this_process("explain", *args)
+    return done.returncode, done.stdout, done.stderr
 
 
 def dumped(lines: list[str]) -> dict[int, int]:

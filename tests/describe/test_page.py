@@ -21,8 +21,6 @@ import torch
 
 import glft_schema
 from glft_schema import Container, File, save_file
-from glft_schema.cli.options import command
-from glft_schema.cli.view import view
 from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.page import content, fields
 from glft_schema.describe.page.content import page
@@ -38,6 +36,7 @@ from tests.golden import golden
 from tests.oracles import glft_reference as reference
 from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info
+from tests.tools.command_line import in_this_process
 from tests.tools.real_files import downloaded
 
 HOSTILE = [
@@ -406,15 +405,15 @@ def test_findings_and_unclaimed_bytes() -> None:
     assert f"{gaps} bytes in gaps between payloads, or after the last one." in loose
 
 
-def test_a_truncated_file_is_a_page_of_its_complete_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_file_is_a_page_of_its_complete_tensors(tmp_path: Path) -> None:
     path, out = tmp_path / "cut.gguf", tmp_path / "page.html"
     infos = [Info(b"a", [8], 0, np.arange(8, dtype="<f4").tobytes()), Info(b"b", [8], 0, bytes(32))]
     stored = Written([(b"k", 8, b"v")], infos).bytes()
     path.write_bytes(stored[:-10])
-    code, text, problem = glft_view(path, "-o", out, capsys=capsys)
+    done = in_this_process("view", path, "-o", out)
     html = out.read_text()
-    assert (code, text) == (2, f"{out}: {out.stat().st_size:,} bytes\n")
-    assert problem.startswith(f"glft: {path}: data -> 'b' -> weights: the file is truncated: ")
+    assert (done.returncode, done.stdout) == (2, f"{out}: {out.stat().st_size:,} bytes\n")
+    assert done.stderr.startswith(f"glft: {path}: data -> 'b' -> weights: the file is truncated: ")
     assert "The file is broken: no reader can read all of it." in html
     assert f"Show byte {len(stored) - 32:,}" in html
     found = data_of(html)
@@ -424,14 +423,14 @@ def test_a_truncated_file_is_a_page_of_its_complete_tensors(tmp_path: Path, caps
     assert found["metadata"] == [["k", "string", "v"]]
 
 
-def test_a_broken_file_is_a_page_of_what_precedes_the_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_file_is_a_page_of_what_precedes_the_fault(tmp_path: Path) -> None:
     path, out = tmp_path / "broken.gguf", tmp_path / "page.html"
     stored = Written([(b"k", 8, b"v")], [Info(b"w", [8], 0, bytes(32)), Info(b"w", [8], 0, bytes(32))]).bytes()
     path.write_bytes(stored)
-    code, _, problem = glft_view(path, "-o", out, capsys=capsys)
+    done = in_this_process("view", path, "-o", out)
     html = out.read_text()
-    assert code == 2
-    assert problem.endswith("[gguf-names-once]\n")
+    assert done.returncode == 2
+    assert done.stderr.endswith("[gguf-names-once]\n")
     assert "<code>gguf-names-once</code> <small>required</small>" in html
     found = data_of(html)
     assert found["tensors"]["names"] == []
@@ -441,12 +440,12 @@ def test_a_broken_file_is_a_page_of_what_precedes_the_fault(tmp_path: Path, caps
     assert "w" in fields["value"]
     out.unlink()
     path.write_bytes(b"what is this?")
-    assert glft_view(path, "-o", out, capsys=capsys)[0] == 2
+    assert in_this_process("view", path, "-o", out).returncode == 2
     assert not out.exists()
     path.write_bytes(b"")
-    code, _, problem = glft_view(path, "-o", out, capsys=capsys)
-    assert code == 2
-    assert "found 0: the file is empty (at byte 0)" in problem
+    done = in_this_process("view", path, "-o", out)
+    assert done.returncode == 2
+    assert "found 0: the file is empty (at byte 0)" in done.stderr
     assert data_of(out.read_text())["metadata"] == []
 
 
@@ -479,31 +478,23 @@ def test_names_of_folders_are_not_on_the_page(tmp_path: Path) -> None:
         assert "secret-folder" not in page(file)
 
 
-def glft_view(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    """Runs the verb alone; gives exit code, stdout and stderr."""
-    with pytest.raises(SystemExit) as ended:
-        command(view)([str(argument) for argument in arguments])
-    done = capsys.readouterr()
-    return int(ended.value.code or 0), done.out, done.err
-
-
-def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb(tmp_path: Path) -> None:
     weights = {"w": torch.randn(2, 64)}
     torch.save(weights, tmp_path / "model.pt")
     path, out = tmp_path / "model.glft", tmp_path / "page.html"
     save_file(weights, path, None, schemes={"*": "q4_per_group_64"})
-    code, text, _ = glft_view(path, "-o", out, "--against", tmp_path / "model.pt", capsys=capsys)
-    assert (code, text) == (0, f"{out}: {out.stat().st_size:,} bytes\n")
+    done = in_this_process("view", path, "-o", out, "--against", tmp_path / "model.pt")
+    assert (done.returncode, done.stdout) == (0, f"{out}: {out.stat().st_size:,} bytes\n")
     assert "1 of 1 tensors compared" in out.read_text()
-    code, _, problem = glft_view(path, "-o", path, capsys=capsys)
-    assert (code, problem) == (2, "glft: the output would overwrite the input\n")
-    code, _, problem = glft_view(tmp_path / "model.pt", "-o", out, capsys=capsys)
-    assert code == 2
-    assert "expected b'TFLG' (GLFT), b'GGUF' (GGUF)" in problem
-    code, _, problem = glft_view(path, "-o", out, "--against", tmp_path / "none", capsys=capsys)
-    assert (code, problem) == (2, f"glft: {tmp_path / 'none'}: No such file or directory\n")
-    code, _, problem = glft_view(path, "-o", tmp_path / "no" / "page.html", capsys=capsys)
-    assert code == 2
+    done = in_this_process("view", path, "-o", path)
+    assert (done.returncode, done.stderr) == (2, "glft: the output would overwrite the input\n")
+    done = in_this_process("view", tmp_path / "model.pt", "-o", out)
+    assert done.returncode == 2
+    assert "expected b'TFLG' (GLFT), b'GGUF' (GGUF)" in done.stderr
+    done = in_this_process("view", path, "-o", out, "--against", tmp_path / "none")
+    assert (done.returncode, done.stderr) == (2, f"glft: {tmp_path / 'none'}: No such file or directory\n")
+    done = in_this_process("view", path, "-o", tmp_path / "no" / "page.html")
+    assert done.returncode == 2
 
 
 @pytest.mark.network

@@ -269,6 +269,7 @@ def converter(request: pytest.FixtureRequest) -> Converter:
         pytest.skip(str(error))
 
 
+@pytest.mark.long
 @pytest.mark.network
 def test_an_architecture_that_is_not_declared(converter: Converter, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with kept(request, f"llama-quantize-{llama_quantize.VERSION}") as cache:

@@ -23,9 +23,9 @@ from glft_schema.families.operations import (
     TensorOperation,
     Transpose,
 )
+from glft_schema.storage import tensor_bytes
 from glft_schema.storage.dtypes import as_dtype
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensors import tensor
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file, of_packed, of_values
 from glft_schema.weights import payloads
 
@@ -198,7 +198,7 @@ def test_a_source_without_parts_is_loaded_once(
 
 def test_rows_of_a_stack_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of the payload is a whole expert, which is larger than a piece."""
-    monkeypatch.setattr(tensor, "PIECE", 1000)
+    monkeypatch.setattr(tensor_bytes, "PIECE", 1000)
     read, payload = list[tuple[int, int]](), torch.randint(0, 256, (3, 8 * 34 * 2), dtype=torch.uint8).numpy()
 
     def part(index: Slices) -> np.ndarray:

@@ -141,7 +141,7 @@ def test_tokenizers_that_fail(tmp_path: Path) -> None:
     with pytest.raises(
         glft.FormatError, match=rf"expected a tokenizer for the text, found Exception: WordLevel .* in {folder}"
     ):
-        cut("b", folder, {"context": 1})
+        cut("b", folder, None, 1, None)
 
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from glft_schema import Container, FormatError, TensorError
-from glft_schema.cli.fuzz import fuzz as verb
-from glft_schema.cli.options import command
 from glft_schema.codec import tables
 from glft_schema.codec.rules import Check
 from glft_schema.codec.text import Text
@@ -39,17 +36,16 @@ from glft_schema.testing.corruption import distinct_rules
 from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, GIVEN, VALID, Case, PropertyError, check, check_bounds, corpus, fuzz
 from tests.golden import golden
 from tests.tools import forked
+from tests.tools.command_line import in_this_process
 from tests.tools.depth import FULL
 
 ROOT = Path(__file__).parents[2]
-app = command(verb)
 
 
 def run(*arguments: str) -> tuple[int, str]:
     """Runs the verb, and returns its exit code and what it printed."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result.exit_code, result.output
+    done = in_this_process("fuzz", *arguments)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.full

@@ -534,8 +534,8 @@ def test_payloads_do_not_pass_through_this_process(tmp_path: Path, monkeypatch: 
         pytest.skip("the system has no copy_file_range")
     path, read = tmp_path / "model.gguf", []
     save_file({"w": torch.zeros(3, 1 << 20)}, path, METADATA, format="gguf")
-    before, of = hashlib.sha256(Container.parse_file(path).tensors["w"].raw).digest(), FileSource._read
-    monkeypatch.setattr(FileSource, "_read", lambda self, start, nbytes: read.append(nbytes) or of(self, start, nbytes))
+    before, of = hashlib.sha256(Container.parse_file(path).tensors["w"].raw).digest(), FileSource._view
+    monkeypatch.setattr(FileSource, "_view", lambda self, start, nbytes: read.append(nbytes) or of(self, start, nbytes))
     edited = edit(path, set={"general.name": "Another"})
     monkeypatch.undo()
     assert (edited.copied, sum(read) < 1 << 20) == (3 << 22, True)

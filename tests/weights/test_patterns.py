@@ -77,5 +77,5 @@ def test_few_keys_are_checked_for_typos(monkeypatch: pytest.MonkeyPatch) -> None
     assert similar_key(f"{architecture}a.block_cuont", metadata) is None
     checked = list[str]()
     monkeypatch.setattr(similar_keys, "similar_key", lambda key, metadata: checked.append(key))
-    warn_of_typos((f"key.{number}" for number in range(2 * KEYS)), metadata, 1)
+    warn_of_typos((f"key.{number}" for number in range(2 * KEYS)), metadata)
     assert len(checked) == KEYS
