@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
@@ -14,7 +13,7 @@ from glft_schema.distributed.fingerprints import Inputs, digest
 from glft_schema.distributed.ranks import TIMEOUT, Ranks, describe_error
 from glft_schema.distributed.shares import Task, spans_of, tasks_of
 from glft_schema.errors import FormatError, quote
-from glft_schema.storage.atomic import atomic_write, open_own, partial_path
+from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan
@@ -124,14 +123,15 @@ def _gather_errors(payloads: Mapping[str, PlannedPayload], ranks: Ranks, look: C
 def _open_on_all(ranks: Ranks, path: StrPath, nbytes: int) -> Iterator[int]:
     """Opens a temporary file on all ranks, which rank 0 begins. After the block, rank 0 renames it,
     and all ranks see the new file at `path`. Yields a descriptor for reading and writing."""
-    key = ranks.of_first(secrets.token_hex(8))
     with ExitStack() as opened:
+        name = ""
         if ranks.is_first:
-            fd = opened.enter_context(atomic_write(path, key, resume=False)).fd
+            stream = opened.enter_context(atomic_write(path))
+            fd, name = stream.fd, stream.name
             os.truncate(fd, nbytes)
-        ranks.gather(None)
+        name = ranks.of_first(name)
         if not ranks.is_first:
-            fd = open_own(partial_path(path, key), os.O_RDWR)
+            fd = os.open(os.path.join(os.path.dirname(os.path.realpath(path)), name), os.O_RDWR | os.O_NOFOLLOW)
             opened.callback(os.close, fd)
         yield fd
     ranks.gather(None)

@@ -13,20 +13,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from glft_schema.errors import OptionError, quote, safe
+from glft_schema.errors import OptionError, quote
 from glft_schema.storage.source import Source, StrPath, path_text
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
 BLOCK = 1 << 21  # bytes per write: the size of a huge page on common processors
 OPEN_BLOCKS = 8  # unfinished blocks of a file: payloads have at most 8 fields
-CREATED = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW  # never an existing file or link
-OTHERS = stat.S_IWGRP | stat.S_IWOTH  # write permissions of group and others
-NOBODY = 65534  # the owner of root's files on network file systems
 
 
 @contextmanager
-def atomic_write(path: StrPath, key: str = "", *, resume: bool = True) -> Iterator[OutputFile]:
+def atomic_write(path: StrPath) -> Iterator[OutputFile]:
     """Opens a temporary file for writing and renames it to `path` when the block ends.
 
     The order is write, fsync, close, rename, fsync of the folder. If a step before the last fails,
@@ -37,23 +34,14 @@ def atomic_write(path: StrPath, key: str = "", *, resume: bool = True) -> Iterat
     The next write to `path` removes it. Locks tell files in use from abandoned ones. If locks are
     local to a machine, one of two machines that write to `path` at once may get an error.
 
-    The new file gets the mode of the old one and, if the system permits, its owner and group. If
-    there is no old file, the umask applies. A symbolic link is followed and stays a link. Other
-    hard links keep the old file.
-
-    With a key, the temporary file is ``.NAME.KEY.part``, which other processes can find. Until it
-    is renamed, only this user can read and write it, and a file that others could have written is
-    refused. If the block raises, or the process is killed, all files that begin with ``.NAME.KEY.``
-    remain, and the next call with `key` continues with them. A call with another key, or with none,
-    removes them unless they are in use.
+    The new file gets the mode of the old one and, if the system permits, its owner and group; until
+    it is complete, only this user can read it. If there is no old file, the umask applies. A
+    symbolic link is followed and stays a link. Other hard links keep the old file.
 
     Args:
         path: the file to write.
-        key: 16 hexadecimal digits that identify the new file's content, or empty.
-        resume: whether a temporary file with a key remains after an error.
 
     Raises:
-        OptionError: if another process is writing a file with this key; as `open_own`.
         OSError: from the system, with errno and `path`. Raised before the block begins if the
             folder is missing or not writable, or `path` is not a regular file.
     """
@@ -64,117 +52,41 @@ def atomic_write(path: StrPath, key: str = "", *, resume: bool = True) -> Iterat
             with suppress(PermissionError):  # a folder may be writable but not readable
                 handle = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)
                 opened.callback(_attempt, os.close, handle)
-            _remove_abandoned(target, key)
-            temporary, fd = _open_temporary(target, key)
-            if not (key and resume):
-                opened.callback(_attempt, os.unlink, temporary)  # fails after the rename
+            _remove_abandoned(target)
+            temporary, fd = _open_temporary(target, 0o600 if old else 0o666)
+            opened.callback(_attempt, os.unlink, temporary)  # fails after the rename
             file = io.FileIO(fd, "r+")
             opened.callback(_attempt, file.close)
             lock = os.dup(fd)  # holds the lock until after the rename
             opened.callback(_attempt, os.close, lock)
-            if old and not key:
-                _copy_owner_and_mode(lock, old)
-        stream = OutputFile(fd, path)
+        stream = OutputFile(fd, path, os.path.basename(temporary))
         yield stream
         stream.flush()
         with _naming(path):
-            if key and old:
+            if old:
                 _copy_owner_and_mode(lock, old)
-            elif key:
-                os.fchmod(lock, 0o666 & ~_umask())
             os.fsync(lock)
             file.close()
             os.replace(temporary, target)
             if handle is not None:
                 _sync_folder(handle)
-        if key:
-            _remove_abandoned(target)
 
 
-def _open_temporary(target: str, key: str) -> tuple[str, int]:
-    """Opens and locks a temporary file: a new one or, with a key, that file of an earlier run.
-
-    Returns its path and descriptor. Raises as `atomic_write`.
-    """
+def _open_temporary(target: str, mode: int) -> tuple[str, int]:
+    """Creates and locks a temporary file. Returns its path and descriptor."""
     while True:
-        path = partial_path(target, key) if key else f"{_start(target)}{os.urandom(4).hex()}.tmp"
-        fd = open_or_create(path, mode=0o600 if key else 0o666)
+        path = f"{_start(target)}{os.urandom(4).hex()}.tmp"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        is_kept = False
         try:
-            is_locked = lock(fd)
-            with suppress(FileNotFoundError):
-                if is_locked and os.path.samestat(os.fstat(fd), os.lstat(path)):
-                    return path, fd
-            if key and not is_locked:
-                raise OptionError(f"another process is writing {os.path.basename(target)!r}")
-        except BaseException:
-            _close_unused(fd, path, key)
-            raise
-        _close_unused(fd, path, key)  # another writer took it for abandoned before it was locked
-
-
-def _close_unused(fd: int, path: str, key: str) -> None:
-    """Closes a temporary file that is not written, and removes it unless it has a key."""
-    _attempt(os.close, fd)
-    if not key:
-        _attempt(os.unlink, path)
-
-
-def open_or_create(path: str, flags: int = 0, mode: int = 0o600) -> int:
-    """Creates a file, by default one that only this user can read and write, or opens one as
-    `open_own`."""
-    while True:
-        with suppress(FileExistsError):
-            return os.open(path, CREATED | flags, mode)
-        with suppress(FileNotFoundError):  # removed meanwhile
-            return open_own(path, os.O_RDWR | flags)
-
-
-def open_own(path: str, flags: int) -> int:
-    """Opens a temporary file of an earlier run, or of another rank, and returns its descriptor.
-
-    Raises:
-        OptionError: if the file is a link or not regular, has other hard links, or another user
-            owns it or may write to it.
-        OSError: from the system, with the temporary file's path.
-    """
-    _check_own(path, os.lstat(path))  # before open, which may have side effects on a device
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        _check_own(path, os.fstat(fd))
-    except BaseException:
-        _attempt(os.close, fd)
-        raise
-    return fd
-
-
-def _check_own(path: str, found: os.stat_result) -> None:
-    """Raises OptionError unless only this user can have written a file; see `open_own`."""
-    owners = (0, NOBODY) if os.geteuid() == 0 else (os.geteuid(),)
-    problem = ""
-    if not stat.S_ISREG(found.st_mode):
-        problem = "a link or special file"
-    elif found.st_nlink > 1:
-        problem = f"one with {found.st_nlink} names"
-    elif found.st_uid not in owners:
-        problem = f"one of user {found.st_uid}"
-    elif found.st_mode & OTHERS:
-        problem = f"mode {stat.S_IMODE(found.st_mode):04o}"
-    if problem:
-        text = f"expected a temporary file that only this user can write to, found {problem}: remove {safe(path, 1000)}"
-        raise OptionError(text)
-
-
-def _umask() -> int:
-    """Returns the permissions that new files lack. Other threads' files lack more meanwhile."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def partial_path(path: StrPath, key: str, part: str = "") -> str:
-    """Returns the path of the temporary file with a key, see `atomic_write`, or of another one with
-    `part` in its name."""
-    return f"{_start(os.path.realpath(path))}{key}.{part + '.' if part else ''}part"
+            with suppress(FileNotFoundError):  # another writer took it for abandoned before it was locked
+                is_kept = lock(fd) and os.path.samestat(os.fstat(fd), os.lstat(path))
+            if is_kept:
+                return path, fd
+        finally:
+            if not is_kept:
+                _attempt(os.close, fd)
+                _attempt(os.unlink, path)
 
 
 @contextmanager
@@ -216,14 +128,16 @@ class OutputFile:
 
     Attributes:
         fd: its descriptor.
+        name: of the file in its folder.
 
     Args:
         fd: as above; stays open.
         path: the path that errors name.
+        name: as above.
     """
 
-    def __init__(self, fd: int, path: StrPath) -> None:
-        self.fd, self._path, self._at = fd, path, 0
+    def __init__(self, fd: int, path: StrPath, name: str) -> None:
+        self.fd, self.name, self._path, self._at = fd, name, path, 0
         self._blocks: dict[int, _Block] = {}  # unfinished ones, by number
         self._spare: list[bytearray] = []
 
@@ -336,12 +250,10 @@ def lock(fd: int) -> bool:
     return True
 
 
-def _remove_abandoned(target: str, kept: str = "") -> None:
-    """Removes unlocked temporary files of a file, which writers that were killed have left, except
-    those of the key `kept`."""
+def _remove_abandoned(target: str) -> None:
+    """Removes unlocked temporary files of a file, which writers that were killed have left."""
     folder, start = os.path.split(_start(target))
-    others = rf"(?!{kept}\.)" if kept else ""
-    temporary = re.compile(rf"{re.escape(start)}([0-9a-f]{{8}}\.tmp|{others}[0-9a-f]{{16}}\.([0-9]+\.)?part)")
+    temporary = re.compile(rf"{re.escape(start)}[0-9a-f]{{8}}\.tmp")
     with suppress(OSError), os.scandir(folder) as entries:  # the folder may not be readable
         for path in [entry.path for entry in entries if temporary.fullmatch(entry.name)]:
             with suppress(OSError):  # locked, or another user's

@@ -18,6 +18,7 @@ from tests.families.conftest import any_fingerprint, libraries  # noqa: F401
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
+from tests.tools.depth import some_by_default
 
 peft = pytest.importorskip("peft", reason="needs peft")
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers' own attributes, which peft reads
@@ -59,7 +60,7 @@ def assert_same_model(path: Path, expected: Any, **tolerances: float) -> None:
         torch.testing.assert_close(state[name], values, msg=lambda text, name=name: f"{name}: {text}", **tolerances)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", some_by_default([*FAMILIES], 3))
 @pytest.mark.filterwarnings("ignore::glft_schema.errors.TiedWarning", "ignore::UserWarning")
 def test_equals_peft(name: str, tmp_path: Path) -> None:
     """In float32, where encoding has no error. q and k are permuted, gpt2's layers transposed."""

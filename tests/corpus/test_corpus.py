@@ -31,7 +31,7 @@ from tests.fuzz.promises import check_promises, problem_of_map, problem_of_views
 from tests.oracles import llama_cpp
 from tests.oracles.readers import GgufPy
 from tests.testing.test_corruptions import LIMITS
-from tests.tools.depth import FULL, some
+from tests.tools.depth import FULL, some, some_by_default
 
 by_format = pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
 by_part = pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def verdicts() -> list[Any]:
     return [verdict(partial(Container.parse, drawn.stored)) for drawn in every()]
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", some_by_default([*READERS], 3))
 def test_every_way_to_read(reader: str, verdicts: list[Any], tmp_path: Path) -> None:
     """A fourth of the files in each way: each file is read in six ways, by default in three."""
     step = 4 if FULL else 8

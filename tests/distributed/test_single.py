@@ -24,11 +24,8 @@ from glft_schema.distributed import StorageReader, StorageWriter, together
 from glft_schema.distributed.exchange import Chunk, Cut, Holdings, Request
 from glft_schema.distributed.ranks import Ranks, RanksError, check_equal
 from glft_schema.distributed.storage_writer import entries_of
-from glft_schema.storage.atomic import atomic_write
 from tests.quantizer import models
 from tests.tools.launch import left_in
-
-KEY = "0123456789abcdef"
 
 
 @pytest.fixture
@@ -116,41 +113,6 @@ def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     with pytest.raises(glft.TruncatedError, match=r"tensor 'w[0-9]'"), together() as ranks:  # whose inputs are not known
         glft.convert(path, out, progress=cut, ranks=ranks)
     assert not out.exists()
-
-
-def test_a_lock_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(fd: int, operation: int) -> None:
-        raise OSError(5, "no lock")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(OSError, match="no lock"), atomic_write(tmp_path / "out", KEY):
-        pass
-
-
-def test_a_file_that_another_writer_takes_for_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between opening and locking it, another process removes it. It is opened again."""
-    import fcntl
-
-    real, removed = fcntl.flock, []
-
-    def flock(fd: int, operation: int) -> None:
-        if not removed:
-            removed.append((tmp_path / f".out.{KEY}.part").unlink())
-        real(fd, operation)
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with atomic_write(tmp_path / "out", KEY) as file:
-        file.write(b"new")
-    assert (tmp_path / "out").read_bytes() == b"new"
-
-
-def test_the_new_file_has_the_mode_of_the_old_one(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.write_bytes(b"old")
-    out.chmod(0o640)
-    with atomic_write(out, KEY) as file:
-        file.write(b"new")
-    assert (out.read_bytes(), out.stat().st_mode & 0o777) == (b"new", 0o640)
 
 
 def test_tensors_that_no_rank_has_all_of() -> None:

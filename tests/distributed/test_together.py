@@ -142,11 +142,11 @@ def test_a_rank_that_is_killed(large: Path, tmp_path: Path, killed: int, finishe
 
 def test_what_is_left_is_removed_by_other_writers(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
-    (tmp_path / ".out.gguf.0123456789abcdef.part").write_bytes(b"left")
+    (tmp_path / ".out.gguf.01234567.tmp").write_bytes(b"left")
     with together([source]) as ranks:
         glft.convert(source, out, ranks=ranks)
     assert left_in(tmp_path) == set()
-    (tmp_path / ".out.gguf.0123456789abcdef.part").write_bytes(b"left")
+    (tmp_path / ".out.gguf.01234567.tmp").write_bytes(b"left")
     with atomic_write(out) as stream:
         stream.write(b"new")
     assert left_in(tmp_path) == set()

@@ -19,6 +19,7 @@ from tests.families.config_cases import BASES, EMBEDDINGS, PLACES, Config, cases
 from tests.families.tiny_folders import make_folder
 from tests.golden import record_configs
 from tests.golden.record_configs import Reading
+from tests.tools.depth import some_by_default
 
 RECORDED = json.loads(record_configs.PATH.read_text())  # by transformers 4.57.6
 EMBEDDINGS_OF = {"Phi3ForCausalLM": {"nothing", "theta", "half", "longrope", "su"}, "Gemma2ForCausalLM": {"nothing"}}
@@ -95,7 +96,7 @@ def may_be_refused(architecture: str, embedding: str, place: str) -> bool:
     return place in BY_LAYER or ("context at top" in place) is not (is_of_phi3 and embedding in ("longrope", "su"))
 
 
-@pytest.mark.parametrize("architecture", BASES)
+@pytest.mark.parametrize("architecture", some_by_default([*BASES], 3))
 def test_places_of_the_rotary_embedding(architecture: str, tmp_path: Path) -> None:
     type_, wrong, compared = BASES[architecture]["model_type"], dict[str, Any](), 0
     for case, config in cases(architecture):

@@ -15,11 +15,12 @@ import glft_schema as glft
 from tests.families.test_folders import edit_config, edit_tensors
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.tools.command_line import assert_refused, in_this_process
+from tests.tools.depth import some_by_default
 
 WEIGHTS = "model.safetensors"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some_by_default([*CONFIGS], 3))
 def test_the_same_file(name: str, tmp_path: Path) -> None:
     """From the folder, and from the weights alone."""
     folder = make_folder(tmp_path, name)

@@ -26,6 +26,7 @@ from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.golden.record_conversions import PATH, contents
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
+from tests.tools.depth import some_by_default
 from tests.tools.real_files import downloaded
 
 RECORDED = json.loads(PATH.read_text())
@@ -356,7 +357,7 @@ def test_no_folder_of_other_models(tmp_path: Path) -> None:
         assert not (tmp_path / "back").exists()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some_by_default([*CONFIGS], 3))
 def test_transformers_loads_the_folder(name: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     transformers = pytest.importorskip("transformers")
     folder, tokens = make_folder(tmp_path, name), torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])

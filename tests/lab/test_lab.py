@@ -23,6 +23,7 @@ from glft_schema.lab.minigpt import MiniGPT, MiniGPTConfig
 from glft_schema.lab.run import LabError, activations, broken_promises, run_lab
 from glft_schema.lab.training import corpus, held_back_loss, train
 from tests.tools.command_line import in_this_process
+from tests.tools.depth import in_full
 
 pytestmark = pytest.mark.long  # by its fixtures
 CONFIG = MiniGPTConfig(layers=2)
@@ -173,7 +174,7 @@ def test_commands_of_the_report_run(out: Path, manifest: dict[str, Any]) -> None
     assert 0 < errors[32] < errors[64]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, in_full(2)])
 def test_training_does_not_depend_on_threads(threads: int, model: MiniGPT) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

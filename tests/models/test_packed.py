@@ -17,6 +17,7 @@ from glft_schema import nn
 from glft_schema.models.from_gguf import load_model
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.oracles.llama_vocabulary import LlamaVocabulary
+from tests.tools.depth import some_by_default
 
 TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
 
@@ -29,7 +30,7 @@ def quantized(parent: Path, name: str, type_: str = "Q8_0") -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some_by_default([*CONFIGS], 3))
 def test_computes_what_the_dequantized_model_computes(name: str, tmp_path: Path) -> None:
     path = quantized(tmp_path, name)
     packed, _ = glft.transformers.load(path)
@@ -41,7 +42,7 @@ def test_computes_what_the_dequantized_model_computes(name: str, tmp_path: Path)
         torch.testing.assert_close(packed(TOKENS)[0], load_model(path)(TOKENS)[0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some_by_default([*CONFIGS], 3))
 def test_saved_as_it_was_loaded(name: str, tmp_path: Path) -> None:
     path = quantized(tmp_path, name)
     packed, _ = glft.transformers.load(path)
@@ -61,7 +62,7 @@ def test_a_tied_output_that_was_changed(tmp_path: Path) -> None:
         assert not out.exists()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some_by_default([*CONFIGS], 3))
 def test_save_pretrained(name: str, tmp_path: Path) -> None:
     """Also of models inside, and of copies. gpt-oss has experts that are indexed as [in, out]."""
     model, _ = glft.transformers.load(quantized(tmp_path, name))
@@ -201,7 +202,7 @@ def test_other_sources(tmp_path: Path) -> None:
 TOKENIZED = ("bed", "  b\n", "<s> b</s>", "na\u00efve \u6f22 42")  # without tokens whose characters are no tokens
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some_by_default([*CONFIGS], 3))
 def test_tokenizer(name: str, tmp_path: Path) -> None:
     """Texts are split as in llama.cpp, also by the tokenizer of the folder that is written."""
     path = quantized(tmp_path, name)

@@ -25,6 +25,7 @@ from glft_schema.nn import Conv2d, Embedding, Experts, Linear, operators
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
+from tests.tools.depth import some_by_default
 
 QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
 WITH_ENCODER = [type_ for type_ in QUANTIZED if type_.has_encoder and not type_.needs_importance]
@@ -73,7 +74,7 @@ def test_linear(type_: TensorType, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mode", ["", "off"])
 @pytest.mark.parametrize("name", ["q4_k", "q8_per_channel", "q4_per_group_64"])
-@pytest.mark.parametrize("batch", [1, 3, 40])
+@pytest.mark.parametrize("batch", some_by_default([1, 3, 40], 3))
 def test_in_two_threads(batch: int, name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each decodes and multiplies its rows by the compiled library, or waits for operations."""
     monkeypatch.setenv("GLFT_LIBRARY", mode)

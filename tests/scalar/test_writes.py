@@ -14,7 +14,7 @@ from glft_schema.scalar.language import ScalarError, run
 from glft_schema.scalar.tree import ArrayType
 from glft_schema.scalar.writes import check_writes
 from tests.scalar.sources import declared
-from tests.tools.depth import FULL
+from tests.tools.depth import FULL, some_by_default
 
 LENGTH = 8
 ARRAYS = {"w": ArrayType("f32", LENGTH, "out"), "m": ArrayType("u8", 2, "out"), "x": ArrayType("u8", LENGTH)}
@@ -157,7 +157,7 @@ def test_what_is_proved_is_written() -> None:
 SCHEMES = {type_.scheme: type_ for format in FORMATS for type_ in format.types if type_.functions is not None}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", some_by_default([*SCHEMES], 4))
 def test_the_functions_of_all_types_write_everything(scheme: str) -> None:
     type_ = SCHEMES[scheme]
     layout, decoder, encoders = type_.functions

@@ -432,3 +432,28 @@ def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatc
     (path.parent / "manifest.json").mkdir()
     with pytest.raises(IsADirectoryError, match="not a regular file; left unchanged"):
         run.run_lab(path.parent, MiniGPTConfig(), 1, 0)
+
+
+def test_a_file_that_another_writer_takes_for_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking it, another process removes it. Another one is opened."""
+    real, removed = fcntl.flock, []
+
+    def flock(fd: int, operation: int) -> None:
+        if not removed:
+            removed.append([path.unlink() for path in tmp_path.iterdir()])
+        real(fd, operation)
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with atomic_write(tmp_path / "out") as file:
+        file.write(b"new")
+    assert (tmp_path / "out").read_bytes() == b"new"
+
+
+def test_until_it_is_complete_the_new_file_is_this_users_alone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_bytes(b"old")
+    out.chmod(0o440)
+    with atomic_write(out) as file:
+        file.write(b"new")
+        assert os.fstat(file.fd).st_mode & 0o777 == 0o600
+    assert (out.read_bytes(), out.stat().st_mode & 0o777) == (b"new", 0o440)

@@ -31,6 +31,7 @@ import glft_schema as glft
 from glft_schema import Container, Typed
 from tests.families.tiny_folders import make_folder
 from tests.quantizer import models
+from tests.tools.depth import some
 from tests.tools.forked_writers import LAST, WITHOUT_EFFECT, Writers, container
 from tests.tools.unmeasured import unmeasured
 
@@ -216,7 +217,7 @@ def test_a_command_that_fails_changes_nothing(writers: Writers, inputs: Path, tm
     out.parent.mkdir()
     with traced(writers, tmp_path / "log", *[f"--inject={call}:{fault}:when={LAST}" for call, _ in STEPS]):
         for commands, steps in ((REPLACING, STEPS), (CREATING, STEPS), (CREATING, OF_SECOND_FILE)):
-            for (name, text), (call, number) in itertools.product(commands.items(), steps):
+            for (name, text), (call, number) in some([*itertools.product(commands.items(), steps)], 3):
                 words = text.replace("IN", str(inputs)).replace("OUT", str(out)).split()
                 if (call == "rename" and code == 130) or (text.endswith("/") and number > 1):
                     continue  # the file is complete; there is no second file

@@ -25,7 +25,7 @@ from tests.oracles import llama_cpp
 from tests.scalar.sources import by_numpy, compiled, pointer, same_bits
 from tests.scalar.test_as_torch import by_torch, columns
 from tests.tensor_types.test_ggml_types import BLOCK_TYPES, by_type, random_blocks, weights_in
-from tests.tools.depth import some
+from tests.tools.depth import some, some_by_default
 
 ROW_TYPES = (Q8_PER_CHANNEL, Q4_PER_GROUP_64)
 
@@ -69,7 +69,10 @@ def by_plain_python(type_: TensorType, blocks: np.ndarray[Any, Any]) -> np.ndarr
     return weights
 
 
-@by_type
+some_types = pytest.mark.parametrize("type_", some_by_default([*BLOCK_TYPES], 3), ids=str)
+
+
+@some_types
 def test_c_equals_llama_cpp(type_: TensorType, tmp_path: Path) -> None:
     """Random blocks, edge blocks, and all float16 scales."""
     library = compiled(printed([type_]), tmp_path, "-O1")
@@ -79,7 +82,7 @@ def test_c_equals_llama_cpp(type_: TensorType, tmp_path: Path) -> None:
     assert same_bits(found, by_llama_cpp(type_, blocks))
 
 
-@by_type
+@some_types
 def test_plain_python_equals_llama_cpp(type_: TensorType) -> None:
     blocks = np.concatenate((some(random_blocks(type_)[:200], 20), some(edge_blocks(type_), 64)))
     assert same_bits(by_plain_python(type_, blocks), by_llama_cpp(type_, blocks))

@@ -381,7 +381,7 @@ def test_corpora_are_read_back(tmp_path: Path) -> None:
         read_corpus(manifest)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_planted_bug_is_found_and_shrunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package crashes for empty texts."""
     parsed = Text._parse

@@ -13,6 +13,7 @@ import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,6 +110,7 @@ def changed_globals(tree: ast.Module) -> set[str]:
     return changed & named
 
 
+@cache
 def parsed(package: Path) -> dict[str, ast.Module]:
     """Returns the modules of a package, by their paths in it."""
     return {path.relative_to(package).as_posix(): ast.parse(path.read_text("utf-8")) for path in sorted(package.rglob("*.py"))}
