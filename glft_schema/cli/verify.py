@@ -25,6 +25,7 @@ from glft_schema.cli.inspect import gaps_text
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
 from glft_schema.cli.terminal import FAILED, MAX_LINE, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
+from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.comparisons import errors_data
 from glft_schema.display import align, format_count, percent, wrap
 from glft_schema.errors import Finding, FormatError, OptionError, Repair, quote, safe
@@ -321,7 +322,11 @@ def base_outcome(file: File, base: Path, imatrix: Path | None, exclude: Sequence
         }
         for d in found
     ]
-    about = {"base": str(base), "imatrix": imatrix and str(imatrix), "tolerance": tolerance}
+    about = {
+        "base": str(base),
+        "imatrix": imatrix and str(imatrix),
+        "tolerance": tolerance if tolerance is None else as_json_value(tolerance),
+    }
     data = {**about, "counts": dict(counts), "tensors": tensors}
     return Outcome(lines, data, not unconfirmed)
 

@@ -23,7 +23,7 @@ FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 def mapping_note(checkpoint: Checkpoint, source: Path) -> list[str]:
     """Returns a line if the source was mapped to GGUF, and one if tensors were left out."""
     family, donor = checkpoint.family, checkpoint.donor
-    how = f"mapped to GGUF as declared for the {family} family" if family else "with the names of GGUF"
+    how = f"mapped to GGUF as declared for the {family} family" if family else "has GGUF names"
     if donor:
         return [f"{source}: {how}, with the metadata of {safe(donor.name)}"]
     if checkpoint.converter:

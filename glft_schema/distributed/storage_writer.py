@@ -95,8 +95,10 @@ class StorageWriter(Writer):
         if recipe is not None and like is None:
             raise OptionError("expected like with recipe: recipes need a model's metadata")
         writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize)
-        if recipe is not None and (format or replace(writing, importance=None) != Writing()):
-            raise OptionError("expected no arguments of save_file but metadata and importance with recipe")
+        given = {**vars(replace(writing, importance=None)), "format": format}
+        chosen = [name for name, value in given.items() if value != vars(Writing()).get(name)]
+        if recipe is not None and chosen:
+            raise OptionError(f"expected no {chosen[0]} with recipe")
         self.path, self._like, self._metadata = path, like, metadata
         self._recipe = None if recipe is None else as_recipe(recipe)
         self._format, self._writing, self._group, self._timeout = format, writing, process_group, timeout

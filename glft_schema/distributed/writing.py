@@ -13,7 +13,7 @@ from glft_schema.distributed.fingerprints import Inputs, digest
 from glft_schema.distributed.ranks import TIMEOUT, Ranks, describe_error
 from glft_schema.distributed.shares import Task, spans_of, tasks_of
 from glft_schema.errors import FormatError, quote
-from glft_schema.storage.atomic import atomic_write
+from glft_schema.storage.atomic import atomic_write, naming, open_begun
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan
@@ -105,7 +105,8 @@ def write_shares(
                 ranks.fail(describe_error(error))
         if problem is not None:
             raise problem
-        os.fsync(fd)
+        with naming(path):
+            os.fsync(fd)
         check()
         _gather_errors(plan.payloads, ranks, look)
     for payload in plan.payloads.values():
@@ -128,10 +129,11 @@ def _open_on_all(ranks: Ranks, path: StrPath, nbytes: int) -> Iterator[int]:
         if ranks.is_first:
             stream = opened.enter_context(atomic_write(path))
             fd, name = stream.fd, stream.name
-            os.truncate(fd, nbytes)
+            with naming(path):
+                os.truncate(fd, nbytes)
         name = ranks.of_first(name)
         if not ranks.is_first:
-            fd = os.open(os.path.join(os.path.dirname(os.path.realpath(path)), name), os.O_RDWR | os.O_NOFOLLOW)
+            fd = open_begun(path, name)
             opened.callback(os.close, fd)
         yield fd
     ranks.gather(None)

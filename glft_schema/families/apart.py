@@ -41,7 +41,7 @@ KINDS: dict[str, Callable[..., Exception]] = {
 }
 NO_MEMORY = (b"MemoryError", b"memory allocation of", b"bad_alloc")  # messages of Python, Rust and C++
 
-Call = Callable[..., Any]  # name of a function, the folder, its other arguments, and as `file` the one that it reads
+Call = Callable[..., Any]  # name of a function, the folder, its other arguments, and `file`, the file that the function reads
 
 
 def import_path() -> list[str]:
@@ -57,7 +57,7 @@ def surroundings(home: str) -> dict[str, str]:
 
 
 def tail_of(messages: IO[bytes]) -> bytes:
-    """Returns the end of what a child wrote."""
+    """Returns the end of a child's stderr."""
     messages.seek(max(0, messages.seek(0, os.SEEK_END) - TAIL))
     return messages.read()
 

@@ -73,8 +73,8 @@ class Converter(NamedTuple):
         return PACKAGE
 
     def open(self, folder: StrPath) -> File:
-        """Opens a folder as a GGUF file, which the converter writes to a temporary folder. It is
-        removed with the file.
+        """Opens a folder as a GGUF file, which the converter writes to a temporary folder. The file
+        has no name any more, and is gone when it is closed.
 
         Raises:
             OptionError: if there is no converter, or the folder has code and `trust_remote_code` is
@@ -86,18 +86,17 @@ class Converter(NamedTuple):
         assert script is not None
         if not self.trust_remote_code:
             check_no_code(folder)
-        outtype = self.outtype or type_of(folder)  # fails for a truncated file, which the converter would notice late
+        kept = type_of(folder)  # fails for a truncated file, which the converter would notice late
         names = (safe(str(name), 1000) for name in (folder, self.name))
         LOG.warning("%s: running llama.cpp's converter, %s, which is not part of glft_schema", *names)
         home = tempfile.mkdtemp(prefix="glft-")
         end = partial(shutil.rmtree, home, ignore_errors=True)
         try:
-            self._run(script, folder, Path(home), outtype)
+            self._run(script, folder, Path(home), self.outtype or kept)
             file = open_container(Path(home, OUT), whole_set=False)
-        except BaseException:
-            end()
-            raise
-        finalize(file.source, end)
+        finally:
+            end()  # an open file needs no name
+        finalize(file.source, end)  # on systems where it does
         return file
 
     def _run(self, script: Path, folder: Path, home: Path, outtype: str) -> None:
@@ -124,7 +123,7 @@ def type_of(folder: Path) -> str:
 
 
 def _reason(code: int, messages: str) -> str:
-    """Returns why the converter failed: what follows the traceback, or else the last line."""
+    """Returns the converter's error message: what follows the traceback, or else the last line."""
     if code < 0:
         return f"ended by signal {-code}"
     lines = [line for line in messages.split("\n") if line.strip()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import shortest
@@ -38,11 +39,11 @@ class Donor:
 
     Attributes:
         file: the open file.
-        family: its declaration.
+        family: its declaration, or None.
     """
 
     file: File
-    family: Family
+    family: Family | None
 
     @classmethod
     def of(cls, file: File) -> Donor:
@@ -50,17 +51,12 @@ class Donor:
 
         Raises:
             FormatError: if it is a part of a set.
-            OptionError: if it is not a GGUF model of a declared family.
+            OptionError: if it is not a GGUF file.
         """
         check_whole(file, file.name)
         if file.format is not WITH_TYPES:
             raise OptionError(f"expected a GGUF model as the donor, found {quote(file.format.name)}")
-        family = next((family for family in FAMILIES if family.fits(file.metadata)), None)
-        if family is None:
-            found = quote(file.metadata.get(ARCHITECTURE))
-            known = f"of a declared family ({', '.join(BY_ARCH)})"
-            raise OptionError(f"expected a GGUF model {known} as the donor, found {found}: use --converter instead of --like")
-        return cls(file, family)
+        return cls(file, next((family for family in FAMILIES if family.fits(file.metadata)), None))
 
     @property
     def metadata(self) -> TypedMetadata:
@@ -81,6 +77,7 @@ class Donor:
             folder: the checkpoint's path, if it is a folder with a config.json.
 
         Raises:
+            OptionError: if tensors must be mapped, and the donor is of no declared family.
             TensorError: if one side lacks a tensor of the other, or a shape differs. When values
                 are read: if an output matrix differs from the embedding that it is tied to.
             FormatError: if a config.json or the donor's metadata is invalid.
@@ -89,20 +86,25 @@ class Donor:
         Warns:
             MetadataWarning: if a config.json contradicts the donor's metadata.
         """
-        own = self.file.tensors
-        mapped = dict(tensors)
+        own, family = self.file.tensors, self.family
+        mapped, hint = dict(tensors), "; glft convert --exclude leaves it out"
         if not self.has_names_of(tensors):
-            mapped = gguf_tensors(
-                tensors, replace(self.family, generated=lambda config: {}), self._config()
-            )  # the donor's instead
-            if folder and declared_family(folder) is self.family:
+            if family is None:
+                found = quote(self.file.metadata.get(ARCHITECTURE))
+                known = f"of a declared family ({', '.join(BY_ARCH)})"
+                raise OptionError(
+                    f"expected a GGUF model {known} as the donor, found {found}: use --converter instead of --like"
+                )
+            of_donor = replace(family, generated=lambda config: {})  # tensors that the family computes are the donor's
+            mapped, hint = gguf_tensors(tensors, of_donor, self._config()), ""
+            if folder and declared_family(folder) is family:
                 with refusing(folder, "a valid config.json"):
-                    self._warn_of_others(read_config(folder, self.family))
+                    self._warn_of_others(metadata_of(read_config(folder, family), family.keys, family.arch))
         if OUTPUT in mapped and OUTPUT not in own and EMBEDDING in mapped:
             mapped[EMBEDDING] = _tied_embedding(mapped[EMBEDDING], mapped.pop(OUTPUT))
         for name in mapped:
             if name not in own:
-                raise TensorError(f"{self._name} has no such tensor; glft convert --exclude leaves it out", name)
+                raise TensorError(f"{self._name} has no such tensor{hint}", name)
         return {name: self._tensor(name, mapped) for name in own}
 
     def has_names_of(self, tensors: Mapping[str, StoredTensor]) -> bool:
@@ -117,9 +119,9 @@ class Donor:
             error.file = self.file.name
             raise
 
-    def _warn_of_others(self, config: Config) -> None:
+    def _warn_of_others(self, values: Mapping[str, Any]) -> None:
         """Warns about values of a config that differ from the donor's."""
-        for key, value in metadata_of(config, self.family.keys, self.family.arch).items():
+        for key, value in values.items():
             found, own = (shortest(v) if isinstance(v, float) else v for v in (value, self.metadata.get(key, value)))
             if found != own and not key.startswith("general."):
                 problem = f"{key} is {quote(found)} by config.json, and {quote(own)} in {self._name}, which is used"

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from glft_schema.errors import OptionError, alternatives
+from glft_schema.errors import OptionError, alternatives, quote
 from glft_schema.families.donors import Donor
 from glft_schema.files.container import open
+from glft_schema.formats.gguf_names import ARCHITECTURE
 from glft_schema.formats.registry import WITH_TYPES, format_with
 from glft_schema.models.from_gguf import family_of
 from glft_schema.nn.saving import stored_tensors
@@ -65,7 +66,8 @@ def save(
         tensors = stored_tensors(model)
         own = {name: replace(tensor, transposed=_transpose(model, name, tensor)) for name, tensor in tensors.items()}
         if (donor := Donor.of(file)).family is not family:
-            raise OptionError(f"expected a GGUF model of the {family.arch} family as the example, found {donor.family.arch}")
+            arch = quote(file.metadata.get(ARCHITECTURE))
+            raise OptionError(f"expected a GGUF model of the {family.arch} family as the example, found {arch}")
         return convert(
             by_example(own, donor),
             path,
@@ -79,7 +81,8 @@ def save(
 def by_example(tensors: Mapping[str, StoredTensor], donor: Donor) -> Checkpoint:
     """Returns the tensors of a transformers model with the names, types and metadata of a GGUF
     model, which stays open. Raises as `Donor.tensors_of`."""
-    return Checkpoint(donor.tensors_of(tensors), donor.metadata, family=donor.family.arch, donor=donor.file)
+    arch = donor.family.arch if donor.family else None
+    return Checkpoint(donor.tensors_of(tensors), donor.metadata, family=arch, donor=donor.file)
 
 
 def _transpose(model: Any, name: str, tensor: StoredTensor) -> StoredTensor | None:

@@ -24,7 +24,7 @@ from glft_schema.quantizer.recipes import recipe_named
 from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
-from glft_schema.weights.convert import plan_conversion
+from glft_schema.weights.convert import check_ranks, plan_conversion
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.patterns import first_names
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
@@ -82,7 +82,7 @@ class Quantized(Sequence[WrittenTensor]):
 
 @dataclass(frozen=True)
 class Quantizing:
-    """How a model is to be quantized. The attributes are arguments of `quantize`."""
+    """Options of a quantized model: arguments of `quantize`."""
 
     recipe: Recipe
     importance: StrPath | ImportanceMatrix | Mapping[str, Any] | None = None
@@ -179,6 +179,7 @@ def quantize(
     recipe = as_recipe(recipe)
     mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
     with open_with_metadata(source, (), WITH_TYPES, like, mapping) as checkpoint:
+        check_ranks(checkpoint, ranks)
         job = Quantizing(
             recipe,
             importance,

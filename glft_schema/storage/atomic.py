@@ -18,6 +18,7 @@ from glft_schema.storage.source import Source, StrPath, path_text
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
+RANDOM = r"[0-9a-f]{8}\.tmp"  # the end of the name of a temporary file
 BLOCK = 1 << 21  # bytes per write: the size of a huge page on common processors
 OPEN_BLOCKS = 8  # unfinished blocks of a file: payloads have at most 8 fields
 
@@ -47,7 +48,7 @@ def atomic_write(path: StrPath) -> Iterator[OutputFile]:
     """
     handle = None
     with ExitStack() as opened:
-        with _naming(path):
+        with naming(path):
             target, old = _find(path)
             with suppress(PermissionError):  # a folder may be writable but not readable
                 handle = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)
@@ -62,7 +63,7 @@ def atomic_write(path: StrPath) -> Iterator[OutputFile]:
         stream = OutputFile(fd, path, os.path.basename(temporary))
         yield stream
         stream.flush()
-        with _naming(path):
+        with naming(path):
             if old:
                 _copy_owner_and_mode(lock, old)
             os.fsync(lock)
@@ -89,6 +90,34 @@ def _open_temporary(target: str, mode: int) -> tuple[str, int]:
                 _attempt(os.unlink, path)
 
 
+def open_begun(path: StrPath, name: str) -> int:
+    """Opens the temporary file that `atomic_write` has begun in another process, and returns its
+    descriptor.
+
+    Args:
+        path: the file that is written.
+        name: of the temporary file, as the other process has told.
+
+    Raises:
+        OptionError: if the name, or what has it, is no such file.
+        OSError: from the system, with `path`.
+    """
+    target, _ = _find(path)
+    start = _start(target)
+    if not re.fullmatch(re.escape(os.path.basename(start)) + RANDOM, name):
+        raise OptionError(f"expected the name of a temporary file of {quote(os.path.basename(target))}, found {quote(name)}")
+    try:
+        with naming(path):
+            fd = os.open(os.path.join(os.path.dirname(start), name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise OptionError(f"expected {quote(name)}, which another process has begun: all need one file system") from None
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(fd)
+        raise OptionError(f"expected a regular file with one name, found another one: {quote(name)}")
+    return fd
+
+
 @contextmanager
 def new_files(paths: Sequence[StrPath]) -> Iterator[list[StrPath]]:
     """Yields a list for the paths that the caller has written. An error removes these files.
@@ -111,7 +140,7 @@ def new_files(paths: Sequence[StrPath]) -> Iterator[list[StrPath]]:
 
 
 @contextmanager
-def _naming(path: StrPath) -> Iterator[None]:
+def naming(path: StrPath) -> Iterator[None]:
     """Makes errors from the system name `path` instead of the temporary file."""
     try:
         yield
@@ -174,7 +203,7 @@ class OutputFile:
         if nbytes < BLOCK:
             return 0
         self.flush()
-        with _naming(self._path):
+        with naming(self._path):
             os.lseek(self.fd, self._at, os.SEEK_SET)
         copied = source.copy_to(self.fd, start, nbytes)
         self._at += copied
@@ -201,7 +230,7 @@ class OutputFile:
             number = next(iter(self._blocks))
         block = self._blocks.pop(number)
         left, position = memoryview(block.data)[block.start : block.stop], number * BLOCK + block.start
-        with _naming(self._path):
+        with naming(self._path):
             while left:
                 written = os.pwrite(self.fd, left, position)
                 left, position = left[written:], position + written
@@ -253,7 +282,7 @@ def lock(fd: int) -> bool:
 def _remove_abandoned(target: str) -> None:
     """Removes unlocked temporary files of a file, which writers that were killed have left."""
     folder, start = os.path.split(_start(target))
-    temporary = re.compile(rf"{re.escape(start)}[0-9a-f]{{8}}\.tmp")
+    temporary = re.compile(re.escape(start) + RANDOM)
     with suppress(OSError), os.scandir(folder) as entries:  # the folder may not be readable
         for path in [entry.path for entry in entries if temporary.fullmatch(entry.name)]:
             with suppress(OSError):  # locked, or another user's

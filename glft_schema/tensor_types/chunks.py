@@ -7,14 +7,13 @@ is read and written once; docs/speed.md has measurements.
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from glft_schema.errors import QuantizationWarning, TensorError, quote
+from glft_schema.errors import QuantizationWarning, TensorError, quote, warn
 from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.torch_tensors import array_of, not_dense
 from glft_schema.tensor_types.conversions import float32_of
@@ -189,7 +188,7 @@ def are_finite(numbers: Array) -> bool:
 def warn_of_lost(name: str, lost: Mapping[str, int]) -> None:
     """Issues a warning for each kind of loss, with the number of weights lost."""
     for problem, count in lost.items():
-        warnings.warn(f"tensor {quote(name)}: {count} {problem}", QuantizationWarning, stacklevel=4)
+        warn(f"tensor {quote(name)}: {count} {problem}", QuantizationWarning)
 
 
 def index_of(number: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from glft_schema.weights.torch_files import is_torch, load_torch, load_torch_set
 
 
 class Checkpoint(NamedTuple):
-    """An open checkpoint. As a context manager it is closed at the end."""
+    """An open checkpoint. As a context manager it closes its weights files at the end."""
 
     tensors: Mapping[str, Any]
     metadata: Mapping[str, Any]  # typed if from GGUF, otherwise text; without the keys of a GGUF set
@@ -119,16 +120,23 @@ def open_with_metadata(
         return adapter._replace(tensors=leave_out(adapter.tensors, exclude))
     by_table = folder if target is WITH_TYPES and like is None else None
     checkpoint = _open_mapped(by_table, converter) if by_table else _open_whole(source)
-    tensors = in_memory(leave_out(checkpoint.tensors, exclude))
-    checkpoint = checkpoint._replace(tensors=tensors, is_part=checkpoint.is_part or len(tensors) < len(checkpoint.tensors))
-    are_weights = checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata) or (as_stored and like is None)
-    if not isinstance(source, Checkpoint) and not are_weights:
-        family = declared_family(folder) if folder and like is not None else None
-        refuse_composite(checkpoint.tensors, source, as_stored is False and like is None, family)
-        if folder is None and target is WITH_TYPES and like is None and _is_mapped(parent := Path(source).parent):
-            problem = "names are kept, and no metadata are added; give the folder for those of GGUF"
-            warn(f"{safe(str(source), 1000)}: {problem}: {str(parent)!r}", MetadataWarning)
-    return checkpoint if like is None else _by_example(checkpoint, target, Donor.of(open_container(like)), folder)
+    with ExitStack() as opened:  # what is open is closed after an error
+        opened.enter_context(checkpoint)
+        tensors = in_memory(leave_out(checkpoint.tensors, exclude))
+        is_part = checkpoint.is_part or len(tensors) < len(checkpoint.tensors)
+        checkpoint = checkpoint._replace(tensors=tensors, is_part=is_part)
+        are_weights = checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata) or (as_stored and like is None)
+        if not isinstance(source, Checkpoint) and not are_weights:
+            family = declared_family(folder) if folder and like is not None else None
+            refuse_composite(checkpoint.tensors, source, as_stored is False and like is None, family)
+            if folder is None and target is WITH_TYPES and like is None and _is_mapped(parent := Path(source).parent):
+                problem = "names are kept, and no metadata are added; give the folder for those of GGUF"
+                warn(f"{safe(str(source), 1000)}: {problem}: {str(parent)!r}", MetadataWarning)
+        if like is not None:
+            donor = Donor.of(opened.enter_context(open_container(like)))
+            checkpoint = _by_example(checkpoint, target, donor, folder)
+        opened.pop_all()
+        return checkpoint
 
 
 def _is_mapped(folder: Path) -> bool:
@@ -147,7 +155,7 @@ def _open_adapter(folder: Path, like: StrPath | None) -> Checkpoint:
     model = gguf_config(base.file) if base.file else (family, config_of(base.metadata, family.keys, family.arch))
     updates = updates_of_peft(folder, open_checkpoint(weights), model, base.tensors)
     tensors, keys = in_llama_cpp(updates, family, base.tensors)
-    return Checkpoint(tensors, WITH_TYPES.metadata.metadata(keys))
+    return Checkpoint(tensors, WITH_TYPES.metadata.metadata(keys), files=base.files)
 
 
 def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
@@ -172,7 +180,7 @@ def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder:
     """Returns a checkpoint with names and metadata of a donor."""
     if target is not WITH_TYPES:
         raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
-    arch = None if donor.has_names_of(source.tensors) else donor.family.arch
+    arch = None if donor.has_names_of(source.tensors) or donor.family is None else donor.family.arch
     tensors = donor.tensors_of(source.tensors, folder)
     return source._replace(
         tensors=tensors, metadata=donor.metadata, file=None, family=arch, donor=donor.file, files=(*source.files, donor.file)

@@ -110,9 +110,18 @@ def convert(
     writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress)
     mapping = Converter(converter, trust_remote_code)
     with open_with_metadata(source, exclude, target, like, mapping, as_stored) as checkpoint:
+        check_ranks(checkpoint, ranks)
         if target is None:
             return _to_folder(checkpoint, out, writing, metadata or {})
         return plan_conversion(checkpoint, target, writing, metadata).write(out, ranks)
+
+
+def check_ranks(checkpoint: Checkpoint, ranks: Writer | None) -> None:
+    """Raises OptionError if each of several processes has converted a folder."""
+    if ranks is not None and checkpoint.converter:
+        raise OptionError(
+            "expected a folder that several processes can map, found one for llama.cpp's converter: convert it first"
+        )
 
 
 def plan_conversion(

@@ -43,7 +43,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class Writing:
-    """How a file is to be written. The attributes are arguments of `save_file`."""
+    """Options of a file to be written: arguments of `save_file`."""
 
     schemes: Schemes = ()
     alignment: int | None = None

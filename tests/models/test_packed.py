@@ -192,7 +192,7 @@ def test_other_sources(tmp_path: Path) -> None:
     with pytest.raises(glft.OptionError, match="expected a GGUF file, found a folder, which from_pretrained loads"):
         glft.transformers.load(tmp_path / "tiny-llama")
     model, _ = glft.transformers.load(path)
-    with pytest.raises(glft.OptionError, match="expected a GGUF model of the llama family as the example, found qwen2"):
+    with pytest.raises(glft.OptionError, match="expected a GGUF model of the llama family as the example, found 'qwen2'"):
         glft.transformers.save(model, tmp_path / "out.gguf", like=quantized(tmp_path, "tiny-qwen2"))
     with pytest.raises(glft.OptionError, match="expected a model of a declared family, found Linear"):
         glft.transformers.save(torch.nn.Linear(2, 2), tmp_path / "out.gguf", like=path)

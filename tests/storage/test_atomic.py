@@ -26,10 +26,11 @@ from glft_schema.cli.get_tensor import get_tensor
 from glft_schema.cli.terminal import RefusedError
 from glft_schema.cli.view import view
 from glft_schema.describe.page import content
+from glft_schema.errors import OptionError
 from glft_schema.formats.glft import GLFT
 from glft_schema.lab import run
 from glft_schema.lab.minigpt import MiniGPTConfig
-from glft_schema.storage.atomic import atomic_write
+from glft_schema.storage.atomic import atomic_write, open_begun
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.testing.corpora import write_corpus
@@ -457,3 +458,18 @@ def test_until_it_is_complete_the_new_file_is_this_users_alone(tmp_path: Path) -
         file.write(b"new")
         assert os.fstat(file.fd).st_mode & 0o777 == 0o600
     assert (out.read_bytes(), out.stat().st_mode & 0o777) == (b"new", 0o440)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../.out.01234567.tmp", ".out.01234567.tmpx", ".out.0123456.tmp", ""])
+def test_another_process_cannot_name_other_files(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="expected the name of a temporary file of 'out', found "):
+        open_begun(tmp_path / "out", name)
+
+
+def test_a_file_that_another_process_has_begun(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="which another process has begun: all need one file system"):
+        open_begun(tmp_path / "out", ".out.01234567.tmp")
+    (tmp_path / "other").touch()
+    os.link(tmp_path / "other", tmp_path / ".out.01234567.tmp")
+    with pytest.raises(OptionError, match="expected a regular file with one name, found another one"):
+        open_begun(tmp_path / "out", ".out.01234567.tmp")
