@@ -13,10 +13,12 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+import pytest
 
 import glft_schema as glft
 from tests.families.tiny_folders import make_folder
 from tests.tools.command_line import in_this_process
+from tests.tools.guarded_here import know_tokenizers
 
 PACKAGE = str(Path(glft.__file__).parent)
 EXPRESSIONS = ("<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
@@ -64,7 +66,8 @@ def jobs(folder: Path) -> dict[str, Callable[[], Any]]:
 
 def main() -> None:
     """Prints a table."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        know_tokenizers(patch)
         for job, call in jobs(Path(name)).items():
             modules, functions = entered(call)
             print(f"| {job} | {modules} | {functions} |")
