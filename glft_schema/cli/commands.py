@@ -69,7 +69,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs a command. An option may be refused; Ctrl-C, or a closed output, ends it with a
+        """Runs a command. A wrong option ends it with one line; Ctrl-C, or a closed output, with a
         shell's exit code."""
         try:
             return super().invoke(ctx)

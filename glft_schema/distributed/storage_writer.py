@@ -34,12 +34,12 @@ from glft_schema.errors import OptionError, TensorError
 from glft_schema.families.donors import Donor
 from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES, target_format
-from glft_schema.models.to_gguf import by_example
 from glft_schema.quantizer.quantize import Quantizing, as_recipe, plan_quantization
 from glft_schema.quantizer.recipe_rules import Recipe
 from glft_schema.storage.dtypes import Dtype, dtype_of, words
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.torch_tensors import as_array, identity_of
+from glft_schema.weights.checkpoints import by_example
 from glft_schema.weights.convert import plan_conversion
 from glft_schema.weights.in_memory import packed_tensors
 from glft_schema.weights.save import FilePlan, Writing, plan_file

@@ -13,7 +13,7 @@ from glft_schema.distributed.fingerprints import Inputs, digest
 from glft_schema.distributed.ranks import TIMEOUT, Ranks, describe_error
 from glft_schema.distributed.shares import Task, spans_of, tasks_of
 from glft_schema.errors import FormatError, quote
-from glft_schema.storage.atomic import atomic_write, naming, open_begun
+from glft_schema.storage.atomic import atomic_write, naming, open_begun, pwrite_all
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan
@@ -169,13 +169,10 @@ def _naming(tensor: str | None) -> Iterator[None]:
 def _write_at(fd: int, piece: memoryview, position: int, tensor: str | None, path: StrPath) -> int:
     """Writes all bytes of a piece, and returns their number. Raises OSError, which names the tensor
     and the file."""
-    left = piece.cast("B")
-    nbytes = len(left)
+    data = piece.cast("B")
     try:
-        while left:
-            written = os.pwrite(fd, left, position)
-            left, position = left[written:], position + written
+        pwrite_all(fd, data, position)
     except OSError as error:
         text = f"tensor {quote(tensor)}: {error.strerror}" if tensor else error.strerror
         raise OSError(error.errno, text, os.fspath(path)) from None
-    return nbytes
+    return len(data)

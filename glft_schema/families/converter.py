@@ -96,7 +96,7 @@ class Converter(NamedTuple):
             file = open_container(Path(home, OUT), whole_set=False)
         finally:
             end()  # an open file needs no name
-        finalize(file.source, end)  # on systems where it does
+        finalize(file.source, end)  # where the system keeps an open file
         return file
 
     def _run(self, script: Path, folder: Path, home: Path, outtype: str) -> None:

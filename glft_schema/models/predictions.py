@@ -75,7 +75,7 @@ def perplexity(
         FormatError: if the model or the tokenizer cannot be loaded.
         OSError: if a file cannot be read.
     """
-    tokens, loss = cut(DEFAULT_TEXT.read_text("utf-8") if text is None else text, model, tokenizer, context, chunks), 0.0
+    tokens, loss = cut(_text_of(text), model, tokenizer, context, chunks), 0.0
     count = _count_predicted(tokens)
     with running(model) as module:
         check_fits(module, tokens)
@@ -105,7 +105,7 @@ def compare_predictions(
         text: the text, or its tokens; by default a text of the package.
         tokenizer, context, chunks, progress: as for `perplexity`.
     """
-    tokens = cut(DEFAULT_TEXT.read_text("utf-8") if text is None else text, one, tokenizer, context, chunks)
+    tokens = cut(_text_of(text), one, tokenizer, context, chunks)
     count, losses, divergences, same = _count_predicted(tokens), [0.0, 0.0], [], 0
     with running(one) as first, running(other) as second:
         check_fits(first, tokens)
@@ -120,6 +120,11 @@ def compare_predictions(
     joined = torch.cat(divergences)
     values = [_exp(loss / count) for loss in losses]
     return Predictions(values[0], values[1], float(joined.mean()), float(joined.max()), same / count, count)
+
+
+def _text_of(text: str | Sequence[int] | None) -> str | Sequence[int]:
+    """Returns a text or tokens, by default a text of the package."""
+    return DEFAULT_TEXT.read_text("utf-8") if text is None else text
 
 
 def _count_predicted(tokens: torch.Tensor) -> int:

@@ -18,7 +18,7 @@ from glft_schema.models.from_gguf import family_of
 from glft_schema.nn.saving import stored_tensors
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensors.stored_tensor import StoredTensor
-from glft_schema.weights.checkpoints import Checkpoint
+from glft_schema.weights.checkpoints import by_example
 from glft_schema.weights.convert import convert
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.words import suggestion
@@ -76,13 +76,6 @@ def save(
             importance=importance,
             allow_requantize=allow_requantize,
         )
-
-
-def by_example(tensors: Mapping[str, StoredTensor], donor: Donor) -> Checkpoint:
-    """Returns the tensors of a transformers model with the names, types and metadata of a GGUF
-    model, which stays open. Raises as `Donor.tensors_of`."""
-    arch = donor.family.arch if donor.family else None
-    return Checkpoint(donor.tensors_of(tensors), donor.metadata, family=arch, donor=donor.file)
 
 
 def _transpose(model: Any, name: str, tensor: StoredTensor) -> StoredTensor | None:

@@ -90,16 +90,24 @@ def _open_temporary(target: str, mode: int) -> tuple[str, int]:
                 _attempt(os.unlink, path)
 
 
+def pwrite_all(fd: int, data: memoryview, position: int) -> None:
+    """Writes all bytes at a position of a file. Raises OSError from the system."""
+    while data:
+        written = os.pwrite(fd, data, position)
+        data, position = data[written:], position + written
+
+
 def open_begun(path: StrPath, name: str) -> int:
     """Opens the temporary file that `atomic_write` has begun in another process, and returns its
     descriptor.
 
     Args:
         path: the file that is written.
-        name: of the temporary file, as the other process has told.
+        name: of the temporary file, as the other process says.
 
     Raises:
-        OptionError: if the name, or what has it, is no such file.
+        OptionError: if the name is not that of a temporary file of `path`, or if no regular file
+            with one name has it.
         OSError: from the system, with `path`.
     """
     target, _ = _find(path)
@@ -231,9 +239,7 @@ class OutputFile:
         block = self._blocks.pop(number)
         left, position = memoryview(block.data)[block.start : block.stop], number * BLOCK + block.start
         with naming(self._path):
-            while left:
-                written = os.pwrite(self.fd, left, position)
-                left, position = left[written:], position + written
+            pwrite_all(self.fd, left, position)
         self._spare.append(block.data)
 
 

@@ -134,7 +134,10 @@ def open_with_metadata(
                 warn(f"{safe(str(source), 1000)}: {problem}: {str(parent)!r}", MetadataWarning)
         if like is not None:
             donor = Donor.of(opened.enter_context(open_container(like)))
-            checkpoint = _by_example(checkpoint, target, donor, folder)
+            if target is not WITH_TYPES:
+                raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
+            files = (*checkpoint.files, donor.file)
+            checkpoint = by_example(checkpoint.tensors, donor, folder)._replace(is_part=is_part, files=files)
         opened.pop_all()
         return checkpoint
 
@@ -176,15 +179,11 @@ def _in_order(folder: Path, files: list[File]) -> dict[str, StoredTensor]:
     return in_memory({name: opened.tensors[name] for name in names})
 
 
-def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder: Path | None) -> Checkpoint:
-    """Returns a checkpoint with names and metadata of a donor."""
-    if target is not WITH_TYPES:
-        raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
-    arch = None if donor.has_names_of(source.tensors) or donor.family is None else donor.family.arch
-    tensors = donor.tensors_of(source.tensors, folder)
-    return source._replace(
-        tensors=tensors, metadata=donor.metadata, file=None, family=arch, donor=donor.file, files=(*source.files, donor.file)
-    )
+def by_example(tensors: Mapping[str, StoredTensor], donor: Donor, folder: Path | None = None) -> Checkpoint:
+    """Returns tensors with the names, types and metadata of a donor, which stays open. Arguments
+    and errors are those of `Donor.tensors_of`."""
+    arch = None if donor.has_names_of(tensors) or donor.family is None else donor.family.arch
+    return Checkpoint(donor.tensors_of(tensors, folder), donor.metadata, family=arch, donor=donor.file)
 
 
 def _open_whole(source: StrPath | Checkpoint) -> Checkpoint:

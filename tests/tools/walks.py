@@ -1,4 +1,4 @@
-"""How many modules and functions of the package a job enters, in a process that has done it once.
+"""Counts the modules and functions of the package that a job enters when it is done a second time.
 
 python -m tests.tools.walks
 """
