@@ -135,6 +135,7 @@ def _open_on_all(ranks: Ranks, path: StrPath, nbytes: int) -> Iterator[int]:
         if not ranks.is_first:
             fd = open_begun(path, name)
             opened.callback(os.close, fd)
+        ranks.gather(None)  # a rank that fails removes the file, so all have it before one begins
         yield fd
     ranks.gather(None)
 
