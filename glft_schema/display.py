@@ -24,6 +24,7 @@ from glft_schema.lazy import outside_graphs
 
 ROWS = 20  # rows of an HTML table that are not folded
 MOST = 300  # rows of a table
+MAX_LINE = 1000  # characters
 SCREEN = 45  # lines of a text
 LINE = 300  # characters of a ``repr``
 WIDTH, HEIGHT = 720, 24  # of a bar in pixels

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from glft_schema.codec.context import LITTLE
-from glft_schema.codec.typed_text import STRING, texts_of_change, to_text
+from glft_schema.codec.typed_text import STRING, entry_data, texts_of_change, to_text
 from glft_schema.codec.typed_values import Typed
-from glft_schema.display import VALUE, Part, Progress, Results, chart, format_count, records_table, with_display
+from glft_schema.display import VALUE, Part, Progress, Results, chart, format_count, percent, records_table, with_display
 from glft_schema.errors import TensorError, safe
 from glft_schema.formats.registry import FORMATS, WITH_TYPES
 from glft_schema.lazy import outside_graphs
@@ -29,6 +29,7 @@ from glft_schema.weights.convert import as_typed, has_types
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
 
+SHOWN = 50  # characters of a value in a row
 SAME, CHANGED, RETYPED, RESHAPED, RENAMED = "same", "changed", "retyped", "reshaped", "renamed"
 ADDED, REMOVED = "added", "removed"
 STATES = (SAME, CHANGED, RETYPED, RESHAPED, RENAMED, ADDED, REMOVED)
@@ -149,6 +150,41 @@ class Comparison:
 
         return Results(sorted((tensor for tensor in self.tensors if tensor.state != SAME), key=order), "tensor")
 
+    def metadata_rows(self) -> list[tuple[str, ...]]:
+        """Returns a header and a row for each entry that differs; nothing if none does."""
+        rows = [(safe(c.key), c.state, *texts_of_change(c.before, c.after, SHOWN)) for c in self.metadata]
+        return [("key", "metadata", "in A", "in B"), *rows] if rows else []
+
+    def tensor_rows(self) -> list[tuple[str, ...]]:
+        """Returns a header and a row for each tensor that differs; nothing if none does."""
+        head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "its error")
+        rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in self.differing]
+        return [head, *rows] if rows else []
+
+    def data(self) -> dict[str, Any]:
+        """Returns the comparison for JSON; equal entries and tensors are only counted."""
+        return {
+            "same": self.is_same,
+            "summary": self.summary,
+            "metadata": [
+                {"key": c.key, "state": c.state, "a": _value_data(c.before), "b": _value_data(c.after)} for c in self.metadata
+            ],
+            "same_metadata": self.entries - len(self.metadata),
+            "tensors": [
+                {
+                    "name": t.name,
+                    "state": t.state,
+                    "a": _version_data(t.before),
+                    "b": _version_data(t.after),
+                    **({"errors": errors_data(t.errors)} if t.errors else {}),
+                    **({"problem": t.problem} if t.problem else {}),
+                }
+                for t in self.differing
+            ],
+            "same_tensors": len(self.tensors) - len(self.differing),
+            "errors": errors_data(self.errors),
+        }
+
     def _display(self) -> Iterator[Part]:
         yield "; ".join(self.summary)
         errors = [(tensor.name, tensor.errors.relative) for tensor in self.tensors if tensor.errors]
@@ -202,6 +238,46 @@ class Comparison:
         states = Counter(change.state for change in self.metadata)
         counts = [f"{states[state]} {state}" for state in (CHANGED, ADDED, REMOVED) if states[state]]
         return f"metadata: {', '.join([f'{self.entries - len(self.metadata)} same', *counts])}"
+
+
+def _change_text(tensor: TensorComparison) -> str:
+    """Describes the change of a tensor: name, type, shape, non-finite numbers, and problem."""
+    if not (tensor.before and tensor.after):
+        version = tensor.before or tensor.after
+        return f"{version.type} {list(version.shape)}" if version else ""
+    before, after = tensor.before, tensor.after
+    parts = [f"from {safe(before.name)}"] if before.name != after.name else []
+    parts += [f"{before.type} to {after.type}"] if before.type != after.type else [after.type]
+    parts += [f"{list(before.shape)} to {list(after.shape)}"] if before.shape != after.shape else []
+    parts += [f"{tensor.errors.unlike} NaN or infinities"] if tensor.errors and tensor.errors.unlike else []
+    return ", ".join([*parts, *([tensor.problem] if tensor.problem else [])])
+
+
+def _errors_texts(tensor: TensorComparison) -> tuple[str, ...]:
+    errors = tensor.errors
+    if errors is None:
+        return ("",) * 6
+    if errors.is_none:
+        return ("equal", *("",) * 5)
+    row = str(list(errors.worst_row)) if errors.worst_row else ""  # none of a vector
+    worst = percent(errors.worst_row_error) if errors.worst_row is not None else ""
+    return f"{errors.rmse:.3g}", percent(errors.relative), f"{errors.snr:.1f} dB", f"{errors.cosine:.6f}", row, worst
+
+
+def _value_data(value: Typed | str | None) -> Any:
+    return entry_data(value.type, value.value) if isinstance(value, Typed) else value
+
+
+def _version_data(version: TensorVersion | None) -> dict[str, Any] | None:
+    return version and {**version._asdict(), "shape": list(version.shape)}
+
+
+def errors_data(errors: NumberErrors) -> dict[str, Any]:
+    """Returns error measures as JSON data; None for NaN and infinite measures."""
+    names = ("rmse", "relative", "snr", "cosine", "largest", *(["worst_row_error"] if errors.worst_row is not None else []))
+    measures = {name: value if math.isfinite(value := getattr(errors, name)) else None for name in names}
+    row = {} if errors.worst_row is None else {"worst_row": list(errors.worst_row)}
+    return {"count": errors.count, "unlike": errors.unlike, **measures, **row}
 
 
 def _type(version: TensorVersion | None) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from glft_schema.checks.compare import errors_data
 from glft_schema.codec.context import LITTLE
-from glft_schema.errors import TensorError
+from glft_schema.codec.typed_text import as_json_value
+from glft_schema.display import align, percent
+from glft_schema.errors import TensorError, safe
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.storage.source import BytesSource, StrPath
@@ -63,6 +67,67 @@ class Derivation(NamedTuple):
         errors = self.from_encoding
         is_close = tolerance is not None and errors is not None and not errors.unlike and errors.largest <= tolerance
         return self.is_confirmed or is_close
+
+    def data(self) -> dict[str, Any]:
+        """Returns the tensor for JSON."""
+        known = {"name": self.name, "type": self.type and self.type.name, "verdict": self.verdict, "problem": self.problem}
+        shares = {} if self.differing is None else {"differing": self.differing}
+        errors = {"from_encoding": self.from_encoding, "from_base": self.from_base, "encoding": self.encoding}
+        return known | shares | {name: errors_data(one) for name, one in errors.items() if one}
+
+
+class DerivationReport(NamedTuple):
+    """The result of `check_derivation` for a file.
+
+    Attributes:
+        file: its name.
+        base: the name of the base.
+        importance: the name of the importance matrix, or None.
+        tolerance: the largest difference of a weight that is accepted, or None.
+        tensors: all tensors.
+    """
+
+    file: str
+    base: str
+    importance: str | None
+    tolerance: float | None
+    tensors: list[Derivation]
+
+    @property
+    def holds(self) -> bool:
+        """Whether all tensors are the base's."""
+        return all(one.is_within(self.tolerance) for one in self.tensors)
+
+    def lines(self) -> list[str]:
+        """Returns a summary, a table of the tensors that are not the base's, and advice."""
+        counts = Counter(one.verdict for one in self.tensors)
+        unconfirmed = [one for one in self.tensors if not one.is_within(self.tolerance)]
+        close = sum(one.is_within(self.tolerance) and not one.is_confirmed for one in self.tensors)
+        parts = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+        parts += f" ({close} within {self.tolerance:g})" if close else ""
+        verdict = "is not confirmed to derive" if unconfirmed else "derives"
+        lines = [f"{safe(self.file)} {verdict} from {self.base}: {parts or 'no tensors'}"]
+        if unconfirmed:
+            head = ("tensor", "type", "verdict", "problem", "other bytes", "from encoding", "from BASE", "encoding from BASE")
+            rows = [
+                (safe(d.name), str(d.type or ""), d.verdict, d.problem, percent(d.differing), *map(_relative, d[-3:]))
+                for d in unconfirmed
+            ]
+            lines += align([head, *rows], right=4)
+        if any(one.problem == WITHOUT_IMPORTANCE for one in unconfirmed):
+            lines.append("give the importance matrix with --imatrix to check tensors that may have used one")
+        return lines
+
+    def data(self) -> dict[str, Any]:
+        """Returns the report for JSON."""
+        tolerance = None if self.tolerance is None else as_json_value(self.tolerance)
+        about = {"base": self.base, "imatrix": self.importance, "tolerance": tolerance}
+        counts = dict(Counter(one.verdict for one in self.tensors))
+        return {**about, "counts": counts, "tensors": [one.data() for one in self.tensors]}
+
+
+def _relative(errors: NumberErrors | None) -> str:
+    return percent(errors.relative if errors else None)
 
 
 def check_derivation(

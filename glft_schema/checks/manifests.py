@@ -23,11 +23,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from glft_schema.display import Progress, Results, with_display
-from glft_schema.errors import FormatError, quote
+from glft_schema.display import Progress, Results, align, format_count, with_display
+from glft_schema.errors import FormatError, quote, safe
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.limits import current
@@ -288,20 +288,43 @@ class Verdict:
         files: files whose bytes differ.
         tensors: tensors that differ, or that only the file or only the manifest has.
         compared: number of tensors in file or manifest; None if the manifest does not list tensors.
+        hashed: number of files.
+        manifest: its name, for sentences.
     """
 
     files: list[Difference]
     tensors: list[Difference]
     compared: int | None
+    hashed: int = field(default=1, compare=False)
+    manifest: str = field(default="the manifest", compare=False)
 
     @property
     def holds(self) -> bool:
         """Whether nothing differs."""
         return not (self.files or self.tensors)
 
+    def lines(self) -> list[str]:
+        """Returns the differences, and a summary."""
+        lines, manifest = [f"{safe(name)}: {problem}" for name, problem in self.files], safe(self.manifest)
+        if self.tensors:
+            lines += align([("tensor", "problem"), *((safe(name), problem) for name, problem in self.tensors)], 0)
+            lines.append(f"{len(self.tensors)} of {self.compared} tensors differ from {manifest}")
+        elif self.compared is not None:
+            lines.append(f"{format_count(self.compared, 'tensor matches', 'tensors match')} {manifest}")
+        if not self.files:
+            lines.append(f"{format_count(self.hashed, 'file matches', 'files match')} {manifest}")
+        elif self.compared is not None and not self.tensors:
+            lines.append("all tensors match: the header, metadata, offsets or padding differ")
+        return lines
 
-def compare_hashes(found: Sequence[FileHash], expected: Sequence[FileHash]) -> Verdict:
-    """Compares the hashes of a file or set, from `hash_file`, with a manifest from `read_manifest`.
+    def data(self) -> dict[str, Any]:
+        """Returns the comparison for JSON."""
+        return {"compared": self.compared, "files": dict(self.files), "tensors": dict(self.tensors)}
+
+
+def compare_hashes(found: Sequence[FileHash], expected: Sequence[FileHash], *, name: str = "the manifest") -> Verdict:
+    """Compares the hashes of a file or set, from `hash_file`, with a manifest from `read_manifest`,
+    whose `name` is for sentences.
 
     Lines are matched by path, or else by file name. A manifest of a single file matches any name.
 
@@ -312,11 +335,11 @@ def compare_hashes(found: Sequence[FileHash], expected: Sequence[FileHash]) -> V
     pairs = [(file, line) for file, line in zip(found, lines, strict=True) if file.sha256 != line.sha256]
     files = [Difference(file.path, f"expected SHA-256 {line.sha256}, found {file.sha256}") for file, line in pairs]
     if any(line.tensors is None for line in lines):
-        return Verdict(files, [], None)
+        return Verdict(files, [], None, len(found), name)
     here, there = ({tensor.name: tensor for file in side for tensor in file.tensors or ()} for side in (found, lines))
-    names = {**there, **here}
-    problems = {name: _problem(here.get(name), there.get(name)) for name in names}
-    return Verdict(files, [Difference(name, problem) for name, problem in problems.items() if problem], len(names))
+    problems = {name: _problem(here.get(name), there.get(name)) for name in {**there, **here}}
+    differing = [Difference(name, problem) for name, problem in problems.items() if problem]
+    return Verdict(files, differing, len(problems), len(found), name)
 
 
 def _line_about(file: FileHash, manifest: Sequence[FileHash], files: int) -> FileHash:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from glft_schema.checks.findings import finding_lines, findings_data
 from glft_schema.codec.rules import GGML
 from glft_schema.display import format_count
-from glft_schema.errors import Finding, OptionError, quote
+from glft_schema.errors import Finding, OptionError, quote, safe
 from glft_schema.families.requirements import Requirement, RowPaths, broken_keys, finding_of, locate
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
@@ -184,6 +185,39 @@ def _pairs(file: File, pairs: Pairs) -> Iterator[tuple[str, Tensor | None, Tenso
     names = dict.fromkeys(name.removesuffix(suffix) for name in tensors for suffix in suffixes if name.endswith(suffix))
     for name in names:
         yield name, tensors.get(name + suffixes[0]), tensors.get(name + suffixes[1])
+
+
+class FitReport(NamedTuple):
+    """The result of `check_fit`.
+
+    Attributes:
+        adapter: the name of the file.
+        base: the name of the model.
+        misfits: the findings.
+    """
+
+    adapter: str
+    base: str
+    misfits: list[Finding]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the adapter fits the model."""
+        return not self.misfits
+
+    def lines(self) -> list[str]:
+        """Returns a summary and the findings."""
+        if self.holds:
+            return [f"{safe(self.adapter)} fits {safe(self.base)}"]
+        summary = f"{safe(self.adapter)} does not fit {safe(self.base)}: {format_count(self.misfits, 'misfit')}"
+        return [summary, *finding_lines(self._named(), False, len(self.misfits))]
+
+    def data(self) -> dict[str, Any]:
+        """Returns the report for JSON."""
+        return {"base": self.base, "misfits": findings_data(self._named())}
+
+    def _named(self) -> list[tuple[str, Finding]]:
+        return [(Path(self.adapter).name, finding) for finding in self.misfits]
 
 
 def check_fit(adapter: File | StrPath, base: File | StrPath) -> list[Finding]:

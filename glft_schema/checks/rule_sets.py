@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from glft_schema.checks.findings import finding_lines, findings_data, repair_lines
 from glft_schema.checks.roles import ROLES, role_findings, role_of
 from glft_schema.codec.rules import GGML, RULE_SETS, SPEC, rule_sets
-from glft_schema.errors import Finding, OptionError, quote
+from glft_schema.display import format_count
+from glft_schema.errors import Finding, OptionError, quote, safe
 from glft_schema.families.chat_templates import broken_template
 from glft_schema.families.loader import LLAMA_CPP, check_model, reason_unchecked, wrong_ids
 from glft_schema.families.requirements import locate
 from glft_schema.files import parsing
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
+from glft_schema.files.summary import gaps_text
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.source import StrPath
 from glft_schema.words import suggestion
 
 ALL_SETS = (*RULE_SETS, *ROLES, LLAMA_CPP)
+SHOWN = 20  # findings in lines of text
 
 
 def with_implied(names: Iterable[str]) -> list[str]:
@@ -69,18 +75,61 @@ class Report:
     """Findings of a file, or of all files of a set.
 
     Attributes:
+        file: the file.
         sets: the rule sets that were checked.
         enforced: those whose violations are failures.
         findings: pairs of a file's index in its set and a finding.
         failures: the findings that are failures.
         not_checked: why the rules of llama.cpp's loader were not checked, or an empty string.
+        are_asked: whether the rule sets were asked for.
     """
 
+    file: File
     sets: list[str]
     enforced: list[str]
     findings: list[tuple[int, Finding]]
     failures: list[Finding]
-    not_checked: str
+    not_checked: str = ""
+    are_asked: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether there are no failures."""
+        return not self.failures
+
+    def lines(self) -> list[str]:
+        """Returns a summary, the findings, and a command that repairs the file."""
+        file, named, repair = self.file, self._named(), self._repair()
+        state = format_count(named, "rule violation") if named else "all rules hold"
+        size = f"{format_count(file.tensors, 'tensor')}, {file.nbytes:,} bytes"
+        summary = f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(self.sets)})"
+        if self.not_checked:
+            summary += f"; {LLAMA_CPP}: not checked, {self.not_checked}"
+        elif self.failures and not self.are_asked:
+            summary += f"; {LLAMA_CPP} refuses the file"
+        lines = [summary, *finding_lines(named, len(file.shards) > 1, SHOWN)]
+        if repair:
+            repaired = sum(finding.repair is not None for _, finding in named)
+            lines += [f"to repair {repaired} of {format_count(named, 'violation')}:", *(f"  {part} \\" for part in repair)]
+            lines[-1] = lines[-1].removesuffix(" \\")
+        return [*lines, *([gaps_text(file)] if file.tensors.gaps else [])]
+
+    def data(self) -> dict[str, Any]:
+        """Returns the report for JSON."""
+        return {
+            "checked": self.sets,
+            "enforced": self.enforced,
+            "failures": len(self.failures),
+            "not_checked": {LLAMA_CPP: self.not_checked} if self.not_checked else {},
+            "repair": " ".join(map(str.strip, self._repair())) or None,
+            "broken": findings_data(self._named()),
+        }
+
+    def _named(self) -> list[tuple[str, Finding]]:
+        return [(Path(self.file.shards[i].name).name, finding) for i, finding in self.findings]
+
+    def _repair(self) -> list[str]:
+        return repair_lines(self.file, [finding.repair for _, finding in self.findings])
 
 
 def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report:
@@ -102,4 +151,4 @@ def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report
     if role:  # loads without some keys
         refused = [finding.problem for finding in role_findings(file, role, to_load=True)]
         failures = [finding for finding in failures if role.name not in finding.sets or finding.problem in refused]
-    return Report(sets, enforced, findings, failures, not_checked)
+    return Report(file, sets, enforced, findings, failures, not_checked, bool(rules))

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.numbers import TensorField
+from glft_schema.display import Progress, align
+from glft_schema.errors import safe
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.lazy import outside_graphs
@@ -68,6 +70,52 @@ class ValueFinding:
     def is_fault(self) -> bool:
         """Whether no encoder writes this for finite weights; other kinds occur in valid files."""
         return self.kind in FAULTS
+
+
+class ValueReport(NamedTuple):
+    """The result of `check_values` for a file.
+
+    Attributes:
+        tensors: number of tensors of the file.
+        checked: number of them whose values were checked.
+        findings: all findings, faults first.
+    """
+
+    tensors: int
+    checked: int
+    findings: list[ValueFinding]
+
+    @property
+    def holds(self) -> bool:
+        """Whether there are no faults."""
+        return not any(finding.is_fault for finding in self.findings)
+
+    def lines(self) -> list[str]:
+        """Returns a table of the findings, and a summary."""
+        rows = [
+            (safe(one.tensor), one.field, one.meaning or one.kind, f"{one.count:,}", str(list(one.index)), f"{one.byte:,}")
+            for one in self.findings
+            if one.kind != INCOMPLETE
+        ]
+        head = ("tensor", "field", "found", "count", "first weight", "at byte")
+        faulty = len({finding.tensor for finding in self.findings if finding.is_fault})
+        result = f"{faulty or 'none'} with NaN, infinities or reserved codes"
+        return [*align([head, *rows] if rows else [], 3), f"{self.checked} of {self.tensors} tensors checked, {result}"]
+
+    def data(self) -> dict[str, Any]:
+        """Returns the report for JSON."""
+        findings = [{**asdict(finding), "fault": finding.is_fault} for finding in self.findings]
+        return {"checked": self.checked, "findings": findings}
+
+
+def value_report(file: File, exclude: Iterable[str], progress: Progress) -> ValueReport:
+    """Checks the values of all tensors. Raises as `check_values`."""
+    found, checked = list[ValueFinding](), 0
+    for number, (tensor, findings) in enumerate(check_values(file, exclude), 1):
+        found += findings
+        checked += not any(finding.kind in (UNKNOWN, INCOMPLETE) for finding in findings)
+        progress(tensor.name, number / len(file.tensors))
+    return ValueReport(len(file.tensors), checked, sorted(found, key=lambda finding: not finding.is_fault))
 
 
 @outside_graphs

@@ -15,7 +15,6 @@ from glft_schema.checks.compare import compare as compare_checkpoints
 from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, colour, echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.codec.typed_text import as_json_value
-from glft_schema.describe.comparisons import comparison_data, metadata_rows, tensor_rows
 from glft_schema.describe.page.comparison import comparison_page
 from glft_schema.display import align, first_rows, format_count, percent
 from glft_schema.errors import FormatError, OptionError, TensorError, safe
@@ -147,14 +146,14 @@ def _as_data(
     ran = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
     entry = {"predictions": {key: as_json_value(value) for key, value in ran.items()}} if ran else {}
     a, b = (_about(side.path, side.checkpoint) for side in sides)
-    return {"a": a, "b": b, **comparison_data(comparison), **entry}
+    return {"a": a, "b": b, **comparison.data(), **entry}
 
 
 def _print(sides: tuple[_Side, _Side], comparison: Comparison, ran: list[str], most: int | None) -> None:
     """Prints the comparison, with at most `most` tensors."""
     lines = (f"{letter} {safe(str(path))}: {_about_text(checkpoint)}" for letter, path, checkpoint in sides)
     echo(*lines, *comparison.summary, *ran)
-    changes, tensors = metadata_rows(comparison.metadata), tensor_rows(comparison.differing)
+    changes, tensors = comparison.metadata_rows(), comparison.tensor_rows()
     tables = (align(changes, 0), first_rows(tensors, 6, most or len(tensors), "--all"))
     for line in chain.from_iterable(("", *lines) for lines in tables if lines):
         echo(STATE.sub(lambda state: colour(state[0], COLOURS[state[0]]), line, count=1), coloured=True)

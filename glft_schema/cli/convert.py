@@ -24,7 +24,6 @@ from glft_schema.cli.options import (
     option,
 )
 from glft_schema.cli.terminal import (
-    MAX_LINE,
     common_ranks,
     echo,
     echo_written,
@@ -46,7 +45,7 @@ from glft_schema.cli.write_report import (
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
-from glft_schema.display import format_count
+from glft_schema.display import MAX_LINE, format_count
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.families.converter import Converter
 from glft_schema.formats.registry import WITH_TYPES, target_format

@@ -12,17 +12,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from glft_schema.cli.options import Json, argument, flag, option
-from glft_schema.cli.terminal import MAX_LINE, echo, file_errors
+from glft_schema.cli.terminal import echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_text import FIRST, as_json_value, entry_data
 from glft_schema.codec.typed_values import Typed
-from glft_schema.display import align, first_rows
+from glft_schema.display import MAX_LINE, align, first_rows
 from glft_schema.errors import FormatError, OptionError, quote, safe, without_controls
 from glft_schema.files.byte_counts import GAPS, byte_counts
 from glft_schema.files.container import open_damaged
 from glft_schema.files.file import File
 from glft_schema.files.shards import whole_set
-from glft_schema.files.summary import group_rows, headline, largest_first, missing_bytes, totals_by_type, without_empty_column
+from glft_schema.files.summary import (
+    gaps_text,
+    group_rows,
+    headline,
+    largest_first,
+    missing_bytes,
+    totals_by_type,
+    without_empty_column,
+)
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.imatrix import KIND, is_old_matrix
 
@@ -221,15 +229,6 @@ def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:
     rows += [(part, "", "", n) for part, n in counts.items() if n and part in (*file.regions, GAPS)]
     shares = ((*texts, f"{nbytes:,}", f"{100 * nbytes / file.nbytes:.2f} %") for *texts, nbytes in rows)
     return [("part", "tensors", "bits per weight", "bytes", "share"), *shares]
-
-
-def gaps_text(file: File) -> str:
-    """Returns a line about the bytes of a file's payloads that belong to no tensor."""
-    gaps, alignment = file.tensors.gaps, file.regions.counts.get("alignment", 1)
-    is_padding = all(gap.nbytes < alignment and sum(gap) % alignment == 0 for gap in gaps)
-    padding = f" (padding to multiples of {alignment})" if is_padding else ""
-    where = f"in gaps between payloads{padding}, {file.tensors.trailing:,} of them after the last one"
-    return f"{sum(gap.nbytes for gap in gaps):,} bytes {where}"
 
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:

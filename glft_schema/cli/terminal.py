@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from glft_schema.display import Progress, size_text
+from glft_schema.display import MAX_LINE, Progress, size_text
 from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, printable, quote
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 FAILED = 1  # exit code of a check that failed
 INTERRUPTED = 130  # a shell's exit code for SIGINT
 REFUSED = 2  # exit code for bad input, as click's for a bad option
-MAX_LINE = 1000  # characters
 RED, GREEN, YELLOW, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 STARTED = time.monotonic()
 COLOUR = re.compile("(\x1b\\[[0-9;]*m)")

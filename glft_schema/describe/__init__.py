@@ -7,7 +7,6 @@ from glft_schema.describe import nodes
 from glft_schema.describe.as_json import as_data
 from glft_schema.describe.byte_map import ByteMap, byte_map_of
 from glft_schema.describe.byte_range import ByteRange
-from glft_schema.describe.comparisons import comparison_data
 from glft_schema.describe.languages import write
 from glft_schema.describe.nodes import Field, Schema, StructOf, TypeOf
 from glft_schema.describe.page.comparison import comparison_page
@@ -25,7 +24,6 @@ __all__ = [
     "as_data",
     "byte_counts",
     "byte_map_of",
-    "comparison_data",
     "comparison_page",
     "node_of",
     "nodes",

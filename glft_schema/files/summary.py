@@ -180,3 +180,12 @@ def missing_bytes(tensors: Iterable[Tensor]) -> str:
 def without_empty_column(rows: list[Row], right: int) -> tuple[list[Row], int]:
     """Returns rows and the number of numeric columns, without the last column if it is empty."""
     return (rows, right) if any(row[-1] for row in rows[1:]) else ([row[:-1] for row in rows], right - 1)
+
+
+def gaps_text(file: HasFile) -> str:
+    """Returns a line about the bytes of a file's payloads that belong to no tensor."""
+    gaps, alignment = file.tensors.gaps, file.regions.counts.get("alignment", 1)
+    is_padding = all(gap.nbytes < alignment and sum(gap) % alignment == 0 for gap in gaps)
+    padding = f" (padding to multiples of {alignment})" if is_padding else ""
+    where = f"in gaps between payloads{padding}, {file.tensors.trailing:,} of them after the last one"
+    return f"{sum(gap.nbytes for gap in gaps):,} bytes {where}"

@@ -10,7 +10,6 @@ from itertools import islice
 
 from glft_schema.checks.compare import Comparison
 from glft_schema.codec.typed_values import Typed
-from glft_schema.describe.comparisons import metadata_rows, tensor_rows
 from glft_schema.describe.page.frame import render, visible
 
 MOST = 5000  # rows of a table
@@ -35,7 +34,7 @@ def comparison_page(
         files: the name of each, and a line about it.
         more: sentences below the summary.
     """
-    tensors = tensor_rows(comparison.differing)
+    tensors = comparison.tensor_rows()
     errors = [tensor.errors.relative if tensor.errors else 0.0 for tensor in comparison.differing]
     largest = max(filter(math.isfinite, errors), default=0.0) or 1.0
     texts = {
@@ -44,7 +43,7 @@ def comparison_page(
         "summary": [*comparison.summary, *more],
         "tensors": tensors,
         "bars": [f"{100 * min(error / largest, 1.0):.4g}" for error in errors],
-        "metadata": metadata_rows(comparison.metadata),
+        "metadata": comparison.metadata_rows(),
         "most": MOST,
         "diffs": list(_diffs(comparison)),
     }

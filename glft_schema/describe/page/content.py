@@ -176,7 +176,7 @@ def _error_report(file: File, fault: FormatError) -> Report:
     number = next((i for i, shard in enumerate(file.shards) if shard.name == fault.file), 0)
     finding = Finding(fault.rule or type(fault).__name__, (REQUIRED,), fault.path, fault.problem, fault.offset)
     finding.tensor, finding.key = fault.tensor, fault.key
-    return Report([REQUIRED], [REQUIRED], [(number, finding)], [finding], "")
+    return Report(file, [REQUIRED], [REQUIRED], [(number, finding)], [finding])
 
 
 def _name(path: str) -> str:
