@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.storage import StorageReader as Reader
 from torch.futures import Future
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.distributed.fingerprints import Fingerprint
+from glft_schema.distributed.fingerprints import fingerprint_of
 from glft_schema.distributed.ranks import check_equal
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.families.export import family_in_gguf, hf_model
@@ -98,7 +98,7 @@ class StorageReader(Reader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Adds the fingerprint of the files to the plan."""
         assert self._file is not None
-        plan.storage_data = Fingerprint.of_file(self._file)
+        plan.storage_data = fingerprint_of(self._file)
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:

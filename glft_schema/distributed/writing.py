@@ -61,7 +61,7 @@ class Together(NamedTuple):
     def write(self, plan: FilePlan, path: StrPath) -> None:
         """Writes a planned file. After an error all ranks raise."""
         with self.ranks.failing_together():
-            self.ranks.agree(versions=version("glft_schema"), inputs=str(self.inputs.fingerprint), plans=plan_digest(plan))
+            self.ranks.agree(versions=version("glft_schema"), inputs=self.inputs.fingerprint, plans=plan_digest(plan))
             write_shares(plan, path, self.ranks, check=self.inputs.check_unchanged)
 
 
