@@ -31,6 +31,7 @@ __all__ = [
 SIGNS = ["+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">="]
 # Of two operands: in opnames, those of one operand with the same signs come later.
 OPERATORS = {sign: function for function, sign in reversed(opnames.items()) if sign in SIGNS}
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 PARENT, ROOT = "_parent", "_root"  # in the text of an expression, as in Kaitai Struct
 
 
@@ -294,6 +295,15 @@ def field_of(expression: Any) -> str:
         if not (reference.up or reference.of_root):
             return reference.names[0]
     raise ValueError(f"expected an expression on a field of the Struct, such as this.version, found {expression!r}")
+
+
+def is_condition(expression: Expression) -> bool:
+    """Tells whether an expression is a comparison, or comparisons joined by ``&`` and ``|``."""
+    if not isinstance(expression, Operation):
+        return False
+    return expression.sign in COMPARISONS or (
+        expression.sign in "&|" and is_condition(expression.left) and is_condition(expression.right)
+    )
 
 
 def equality(given: Any) -> tuple[str, Any] | None:

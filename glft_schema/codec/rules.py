@@ -16,7 +16,20 @@ from typing import Any, NamedTuple
 import construct
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import Allowed, Expression, as_expression, equality, field_of, fields_in
+from glft_schema.codec.expressions import (
+    COMPARISONS,
+    Allowed,
+    Constant,
+    Expression,
+    Operation,
+    as_expression,
+    equality,
+    field_of,
+    fields_in,
+    is_condition,
+    outermost,
+    read,
+)
 from glft_schema.codec.trace import LABELS, without_root
 from glft_schema.errors import Finding, FormatError, LimitError, OptionError, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS, limit_error
@@ -96,6 +109,11 @@ class Check(construct.Construct):
         self.sets = rule_sets(sets)
         self.is_required = REQUIRED in self.sets
         self.flagbuildnone = True
+
+    @property
+    def sentence(self) -> str:
+        """The end of the sentence "expected ..." in documents."""
+        return self.expected
 
     def check(self, context: Context, path: str) -> None:
         """Calls `report` if the condition does not hold in `context`."""
@@ -182,6 +200,7 @@ class Rule(Check):
 
     Attributes:
         condition: the condition that must hold if the rule applies.
+        computed: the expression that is checked, if it is not a field but computed, or None.
     """
 
     def __init__(
@@ -200,10 +219,24 @@ class Rule(Check):
         self.advice = advice
         if not isinstance(must, Predicate):
             raise TypeError(f"{id}: expected a predicate such as equals(3), found {quote(must)}")
-        self.must, self.broken_by = must, must.broken_by
         self.when = None if when is None else as_expression(when)
         self.condition = as_expression(must.on(of))
-        self.expected = must.text + _in_words(when)
+        self.must, tree = must, as_expression(of)
+        self.computed = tree if isinstance(tree, Operation) else None
+        self.broken_by = () if self.computed else must.broken_by
+        self.expected = must.text + (f" for {outermost(tree)}" if self.computed else "") + _in_words(when)
+
+    @property
+    def sentence(self) -> str:
+        """The end of the sentence "expected ..." in documents, which also say when it applies."""
+        if self.when is None or equality(self.when):
+            return self.expected
+        return f"{self.expected}, if {outermost(self.when)}" if read(self.when) else f"{self.expected}, in some files"
+
+    @property
+    def implication(self) -> Expression:
+        """The condition of all files: that the rule does not apply, or its condition."""
+        return self.condition if self.when is None else Operation("|", _negated(self.when), self.condition)
 
     @property
     def holds(self) -> Expression | None:
@@ -220,7 +253,10 @@ class Rule(Check):
 
     def refuse(self, context: Context, path: str) -> None:
         """Reports the value of the guarded field."""
-        found = context[self.field] if self.field in context else context._params[self.field]
+        if self.computed:
+            found = self.computed(context)
+        else:
+            found = context[self.field] if self.field in context else context._params[self.field]
         number = "" if self.must.number is None else f", {self.must.number(context)}"
         problem = f"expected {self.expected}{number}, found {self.must.show(found)}"
         self.report(context, problem, f"{path} -> {self.field}")
@@ -257,6 +293,17 @@ class Limit(Rule):
 
 spec = partial(Rule, sets=(SPEC,))
 ggml = partial(Rule, sets=(GGML,))
+
+
+OPPOSITES = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "&": "|", "|": "&"}
+
+
+def _negated(condition: Expression) -> Expression:
+    """Returns the opposite of a condition, which may be a number."""
+    match condition:
+        case Operation(sign, left, right) if is_condition(condition):
+            return Operation(OPPOSITES[sign], *((left, right) if sign in COMPARISONS else (_negated(left), _negated(right))))
+    return Operation("==", condition, Constant(0))
 
 
 def _in_words(when: Any) -> str:

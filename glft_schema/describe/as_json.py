@@ -38,11 +38,12 @@ def _struct(struct: s.StructOf, schema: s.Schema) -> dict[str, Any]:
             field["refuses"] = [fault.sentence for fault in part.refuses]
         if part.value is not None:
             field["value"] = list(part.value) if isinstance(part.value, bytes) else part.value
+            field |= {"is_constant": True} if part.is_constant else {}
         fields.append(field)
     rules = []
     for rule in struct.rules:
         condition = _data(condition_of(rule))
-        about = {"id": rule.id, "field": rule.field, "expected": rule.expected, "sets": list(rule.sets)}
+        about = {"id": rule.id, "field": rule.field, "expected": rule.sentence, "sets": list(rule.sets)}
         rules.append({**about, "condition": condition})
     return {"size": struct.size, "fields": fields, "rules": rules}
 

@@ -78,7 +78,7 @@ def codes_reference(schema: s.Schema) -> str:
 def rules_reference(schema: s.Schema) -> str:
     """Returns a table of all rules of the container: id, field, expectation, and rule sets."""
     rules = [rule for struct in schema.container_structs.values() for rule in struct.rules]
-    rows = [(f"`{rule.id}`", rule.field, _escape(rule.expected), enforcers(rule)) for rule in rules]
+    rows = [(f"`{rule.id}`", rule.field, _escape(rule.sentence), enforcers(rule)) for rule in rules]
     return markdown_table(("rule", "field", "expected", "enforced by"), rows, "::::")
 
 
@@ -145,7 +145,8 @@ def definitions(function: Callable[..., Any], shown: set[str]) -> Iterator[str]:
 
 def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
     """Returns the fields of a struct in order, and its rules."""
-    refused = [f"- `{part.name}`: never {fault.sentence} (required)" for part in struct.fields for fault in part.refuses]
+    refused = [f"- `{part.name}`: {_shown(part.value)} (required)" for part in struct.fields if part.is_constant]
+    refused += [f"- `{part.name}`: never {fault.sentence} (required)" for part in struct.fields for fault in part.refuses]
     return "\n".join([*_fields(struct, schema), *_rules(struct.rules, refused)]) + "\n"
 
 
@@ -159,15 +160,19 @@ def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
         size = schema.size(part.node)
         offset = "then" if at is None else f"{at}"
         value = part.value
-        default = f"; `{value if value < 1 << 16 else f'0x{value:08X}'}` by default" if isinstance(value, int) else ""
+        default = f"; `{_shown(value)}` by default" if isinstance(value, int) and not part.is_constant else ""
         stored = WORDS.words(part.node)
         rows.append((offset, "" if size is None else f"{size}", f"`{part.name}`", stored, _escape(part.doc) + default))
     return markdown_table(("byte", "bytes", "field", "stored as", "meaning"), rows, "--:::").splitlines()
 
 
+def _shown(value: int | bytes | None) -> str:
+    return f"0x{value:08X}" if isinstance(value, int) and value >= 1 << 16 else f"{value!r}"
+
+
 def _rules(rules: Iterable[Check], more: list[str]) -> list[str]:
     """Returns the lines of a list of rules and `more`, after an empty line if there are any."""
-    items = [f"- `{rule.field}`: {_escape(rule.expected)} (`{rule.id}`, {enforcers(rule)})" for rule in rules] + more
+    items = [f"- `{rule.field}`: {_escape(rule.sentence)} (`{rule.id}`, {enforcers(rule)})" for rule in rules] + more
     return ["", *items] if items else []
 
 

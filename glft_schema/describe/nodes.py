@@ -294,6 +294,11 @@ class Field:
         return any(isinstance(inner, JsonNode) for inner in within(self.node))
 
     @property
+    def is_constant(self) -> bool:
+        """Whether files have no other `value`."""
+        return self.value is not None and any(wrapper.is_closed for wrapper in self.node.wrappers)
+
+    @property
     def is_computed(self) -> bool:
         """Whether building computes the field, so that values omit it."""
         computed = any(wrapper.is_closed and not wrapper.options for wrapper in self.node.wrappers)

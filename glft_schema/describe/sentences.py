@@ -34,12 +34,12 @@ def enforcers(rule: Check) -> str:
 
 def rule_text(rule: Check) -> str:
     """Returns a rule in words: ``rule glft-name, required: expected at least one character``."""
-    return f"rule {rule.id}, {enforcers(rule)}: expected {rule.expected}"
+    return f"rule {rule.id}, {enforcers(rule)}: expected {rule.sentence}"
 
 
 def condition_of(rule: Check) -> Expression | None:
     """Returns a rule's condition, or None if only a function can check it."""
-    return read(rule.holds) if isinstance(rule, Rule) else None
+    return read(rule.implication) if isinstance(rule, Rule) else None
 
 
 def rules_of_no_field(struct: s.StructOf) -> list[Check]:

@@ -62,7 +62,7 @@ def write_corpus(
         label = case.kind if case.corruption is None else case.corruption.rule or "field"
         name = f"{NOT_IN_NAMES.sub('-', label)[:64]}-{case.sha256[:12]}.{format.name.lower()}"
         _write(to / name, case.stored)
-        entries.append(_entry(case, name, contents))
+        entries.append(_entry(case, name, format, contents))
     content = {"format": format.name, "made_by": f"glft_schema {metadata.version('glft_schema')}", **more, "files": entries}
     path = to / manifest
     _write(path, f"{json.dumps(content, indent=2)}\n".encode())
@@ -74,15 +74,16 @@ def _write(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
-def _entry(case: Case, file: str, contents: bool) -> dict[str, Any]:
+def _entry(case: Case, file: str, format: Format, contents: bool) -> dict[str, Any]:
     """Returns the manifest's entry for a case that is stored as `file`."""
     entry: dict[str, Any] = {"file": file, "sha256": case.sha256, "bytes": len(case.stored), "kind": case.kind}
     if case.kind == VALID:
         tensors = {"tensors": _contents(case.stored)} if contents else {}
-        return {**entry, "verdict": ACCEPT, "rules": list(case.rules), **tensors}
+        verdict = ACCEPT if case.rules and {*format.rule_sets} <= {*case.rules} else EITHER
+        return {**entry, "verdict": verdict, "rules": list(case.rules), **tensors}
     if (corruption := case.corruption) is None:
         return entry
-    entry["verdict"] = EITHER if corruption.error is LimitError else REFUSE if corruption.error else ACCEPT
+    entry["verdict"] = EITHER if corruption.error in (None, LimitError) else REFUSE
     entry |= {"field" if name == "path" else name: getattr(corruption, name) for name in FIELDS}
     return {**entry, "error": corruption.error and corruption.error.__name__, "expected": corruption.expected}
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec.expressions import Reversed
+from glft_schema.codec.expressions import Reversed, is_condition
 from glft_schema.codec.rules import Check
-from glft_schema.describe.kaitai.expressions import Location, is_condition, references
+from glft_schema.describe.kaitai.expressions import Location, references
 from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.kaitai.table_rows import with_lookup, with_payload
 from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, times
@@ -175,7 +175,10 @@ def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[
     if isinstance(node, s.CodeNode) and isinstance(types.type_of(node.number, at)["type"], dict):
         code = types.expressions.names[at.struct].new(f"{id} code")  # an enum needs a number of one kind
         return types.attrs(code, node.number, at), {id: {"value": code, "enum": types.enum(node.table)}}
-    return types.attrs(id, node, at), {}
+    attrs = types.attrs(id, node, at)
+    if part.is_constant:
+        attrs[-1]["valid"] = list(part.value) if isinstance(part.value, bytes) else part.value
+    return attrs, {}
 
 
 def _about_type(types: Types, struct: str) -> Iterator[str]:

@@ -15,12 +15,12 @@ from glft_schema.codec.expressions import (
     Reference,
     Reversed,
     ValueOfKey,
+    is_condition,
     subexpressions,
 )
 from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.errors import UnsupportedError
 
-COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 LOGIC = {"&": "and", "|": "or"}  # of conditions; on integers the signs are Python's
 
 
@@ -146,13 +146,6 @@ class ExpressionWriter:
             before, after = (self.names[node.item.name].new(f"{expression.key} {when}") for when in ("before", "after"))
             self.searches[search] = KeySearch(struct, table, expression, before, after)
         return f"({path}.size > 0 ? {path}.last.{self.searches[search].after} : {expression.default})"
-
-
-def is_condition(expression: Expression) -> bool:
-    if not isinstance(expression, Operation):
-        return False
-    operands = (expression.left, expression.right)
-    return expression.sign in COMPARISONS or (expression.sign in LOGIC and all(map(is_condition, operands)))
 
 
 def _sign(operation: Operation) -> str:
