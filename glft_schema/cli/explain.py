@@ -19,7 +19,7 @@ from glft_schema.weights.patterns import name_matching
 
 COLORS = ("auto", "always", "never")
 WIDTH = 80  # columns, if stdout is not a terminal
-NUMBER = "0x[0-9a-fA-F]+|[0-9]+"
+NUMBER = "0x[0-9a-fA-F]+|[0-9][0-9,]*"  # as glft inspect prints them
 RANGE = re.compile(f"(?P<start>{NUMBER})?:(?P<end>{NUMBER})?")
 
 
@@ -76,7 +76,9 @@ def bounds(text: str, size: int) -> tuple[int, int]:
     """
     if not (parts := RANGE.fullmatch(text)):
         raise OptionError(f"expected a range such as 0x40:128, :64 or 100:, found {quote(text)}")
-    start, end = (int(number, 0 if number.startswith("0x") else 10) if number else None for number in parts.groups())
+    start, end = (
+        int(number.replace(",", ""), 16 if number.startswith("0x") else 10) if number else None for number in parts.groups()
+    )
     start, end = start or 0, size if end is None else end
     if not start < end <= size:
         raise OptionError(f"expected a range A:B with 0 <= A < B <= {size}, found {quote(text)}")

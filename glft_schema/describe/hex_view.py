@@ -2,7 +2,7 @@
 
 header -> version: u32 = 3
   1, 2 or 3
-  00000004  03 00 00 00                                      ....
+  0x00000004  03 00 00 00                                      ....
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class HexView:
             stored = bytes(self._map.source.view(at, min(PER_LINE, end - at)))
             letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in stored)
             digits = self._paint(stored.hex(" "), style) + "   " * (PER_LINE - len(stored))
-            yield f"{INDENT}{self._paint(f'{at:0{self._digits}x}', 'offset')}  {digits}  {self._paint(letters, style)}"
+            yield f"{INDENT}{self._paint(f'0x{at:0{self._digits}x}', 'offset')}  {digits}  {self._paint(letters, style)}"
 
     def _paint(self, text: str, style: str) -> str:
         code = self._styles.get(style)

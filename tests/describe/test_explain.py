@@ -23,7 +23,7 @@ from tests.tools import glft_strategies as strategies
 from tests.tools.command_line import in_this_process, on_a_terminal
 
 ALONE = [sys.executable, "-c", "from glft_schema.cli.commands import Glft; Glft().get_command(None, 'explain')()"]
-HEX = re.compile(r"  ([0-9a-f]{8})  ((?:[0-9a-f]{2} ){0,15}[0-9a-f]{2}) {2,}(.*)")
+HEX = re.compile(r"  0x([0-9a-f]{8})  ((?:[0-9a-f]{2} ){0,15}[0-9a-f]{2}) {2,}(.*)")
 
 
 def run(*args: object) -> tuple[int, str, str]:
@@ -57,7 +57,7 @@ def test_a_field_is_its_path_type_value_sentence_and_bytes(four_types: Path) -> 
     assert lines[4:7] == [
         "header -> version: u32 = 1",
         "  1; a file with another number is another format",
-        f"  00000004  01 00 00 00 {'':35}  ....",
+        f"  0x00000004  01 00 00 00 {'':35}  ....",
     ]
     assert "descriptors -> 2 -> dtype: u8 (GLFT type) = 2, Q8_per_channel" in lines
     assert "data -> 'fc2' -> nibbles: u8[out, in // 2], 32 bytes" in lines
@@ -88,11 +88,11 @@ def test_a_range_is_exactly_those_bytes_opened(four_types: Path) -> None:
         "of tensor 'fc1'",
         "data -> 'fc1' -> scales: f16[out], 4 bytes",
         "  one scale per output channel",
-        f"  0000007e  00 c0 {'':41}  ..",
+        f"  0x0000007e  00 c0 {'':41}  ..",
         "    1: -2",
         "data -> 'fc1' -> codes: i8[out, in], 6 bytes",
         "  signed 8-bit codes; weight = code * scale of its row",
-        f"  00000080  01 ff 80 {'':38}  ...",
+        f"  0x00000080  01 ff 80 {'':38}  ...",
         "    0 -> 0: 1 -1 -128",
     ]
     everything = run(four_types, "--range", ":")[1].splitlines()
