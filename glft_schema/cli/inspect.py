@@ -199,7 +199,9 @@ def in_lines(file: File, everything: bool = False, fault: FormatError | None = N
     if file.tensors.gaps:
         lines += ["", gaps_text(file)]
     lines += ["", *_entry_rows(file, everything, file.metadata)] if file.metadata else []
-    if everything:
+    if not file.format.has_tensors:
+        lines += ["", *align([("region", "value"), *((name, quote(value, TEXT)) for name, value in file.regions.items())], 0)]
+    elif everything:
         lines += ["", *_tensor_rows(file, file.tensors.values())]
     else:
         rows, right = without_empty_column(group_rows(file.tensors.values(), "dims"), 2)

@@ -3,7 +3,8 @@
 ==========================================  ========================================================
 `Struct`, `Count`, `Derived`, `Padding`     consecutive fields, and fields computed from others
 `u8` ... `f64`, `Number`, `TensorField`     numbers, and arrays of them: ``f16[OUT, IN // 64]``
-`Picked`, `Sizes`, `ByteOrderOf`            one of two numbers, counted sizes, byte order
+`Flags`, `Picked`                           named bits of a number; one of two numbers
+`Sizes`, `ByteOrderOf`                      counted sizes, byte order
 `Text`, `Numbers`, `Strings`                strings, and long arrays that are decoded on access
 `Table`, `Nested`, `NamesOnce`, `Record`    rows, nested arrays, unique names, a parsed Struct
 `TypeTable`, `TypeCode`                     types by code and name
@@ -32,6 +33,7 @@ from glft_schema.codec.metadata import KeyTypes, KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.numbers import (
     ByteOrderOf,
+    Flags,
     Number,
     Picked,
     Sizes,
@@ -62,6 +64,7 @@ __all__ = [
     "Check",
     "Count",
     "Derived",
+    "Flags",
     "KeyTypes",
     "KeyValueLines",
     "KeyValues",

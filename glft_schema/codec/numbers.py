@@ -14,10 +14,11 @@ default. Arrays are returned in the machine's byte order.
 
 from __future__ import annotations
 
+import enum
 import math
 import struct
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Collection
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import construct
@@ -115,6 +116,59 @@ class Number(construct.Construct):
 
     def _sizeof(self, context: Context, path: str) -> int:
         return self.itemsize
+
+
+@cache
+def _flags_named(bits: tuple[tuple[str, int], ...]) -> type[enum.IntFlag]:
+    make: Any = enum.IntFlag
+    kind: type[enum.IntFlag] = make("Flags", [(name, 1 << bit) for name, bit in bits])
+    kind.__reduce_ex__ = lambda self, protocol: (_flags, (bits, int(self)))  # type: ignore[method-assign, assignment]
+    return kind
+
+
+def _flags(bits: tuple[tuple[str, int], ...], number: int) -> enum.IntFlag:
+    return _flags_named(bits)(number)
+
+
+class Flags(construct.Adapter):
+    """Named bits of an unsigned number, ``Flags(u8, signed=0, packed=1)``; bit 0 is the lowest.
+
+    Parses into an `enum.IntFlag`: a number, ``this.flags & 2``, whose text has the names of its
+    bits. Builds from a number, or from the names of the bits that are set. Bits without a name are
+    kept; a `Rule` can refuse them.
+
+    Args:
+        number: how the bits are stored.
+        bits: the names, and the bit of each.
+
+    Raises:
+        ValueError: if the number is not unsigned, or a bit is not one of its bits, or named twice.
+    """
+
+    def __init__(self, number: Number, **bits: int) -> None:
+        super().__init__(number)
+        if not (isinstance(number, Number) and number.is_unsigned):
+            raise ValueError(f"expected an unsigned number such as u8 for Flags, found {quote(number)}")
+        width = 8 * number.itemsize
+        if not bits or len(set(bits.values())) < len(bits) or any(bit not in range(width) for bit in bits.values()):
+            raise ValueError(f"expected names of different bits from 0 to {width - 1} for Flags, found {quote(bits)}")
+        self.bits = bits
+        self.kind = _flags_named(tuple(bits.items()))
+
+    def _decode(self, obj: int, context: Context, path: str) -> enum.IntFlag:
+        return self.kind(obj)
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> enum.IntFlag:
+        number = self._encode(obj, context, path)
+        self.subcon._build(number, stream, context, path)
+        return self.kind(number)
+
+    def _encode(self, obj: Any, context: Context, path: str) -> int:
+        if isinstance(obj, int):
+            return int(obj)
+        if isinstance(obj, Collection) and not isinstance(obj, (str, bytes)) and self.bits.keys() >= set(obj):
+            return sum(1 << self.bits[name] for name in set(obj))
+        raise FormatError(f"expected a number, or names of {', '.join(self.bits)}, found {quote(obj)}", path)
 
 
 class TensorField(construct.Construct):

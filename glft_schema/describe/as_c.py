@@ -213,6 +213,8 @@ class _Header(NodeWords):
                 if part.value is not None:
                     self.comment(f"{struct.name}: {part.name}: {part.doc}")
                     self.write(f"#define {self.name(f'{struct.name}_{part.name}').upper()} {c_constant(part.value)}", "")
+                for name, bit in part.node.bits if isinstance(part.node, s.NumberNode) else ():
+                    self.write(f"#define {self.name(f'{struct.name}_{part.name}_{name}').upper()} (UINT64_C(1) << {bit})", "")
 
     def write_struct(self, struct: s.StructOf) -> None:
         """Writes the packed structs of a struct's runs, after a comment if it has other parts."""

@@ -94,5 +94,6 @@ def _data(value: Any) -> Any:
         return value
     kind, attributes = KINDS[type(value)]
     names = [attribute.partition("=") for attribute in attributes.split()]
-    encoding = {"encoding": "utf-8"} if isinstance(value, s.TextNode) else {}
-    return {"kind": kind, **encoding, **{key or name: _data(getattr(value, name)) for name, _, key in names}}
+    more: dict[str, Any] = {"encoding": "utf-8"} if isinstance(value, s.TextNode) else {}
+    more |= {"bits": dict(value.bits)} if isinstance(value, s.NumberNode) and value.bits else {}
+    return {"kind": kind, **more, **{key or name: _data(getattr(value, name)) for name, _, key in names}}

@@ -39,8 +39,8 @@ def as_markdown(schema: s.Schema) -> str:
     """Returns the reference of a format or of a tensor type."""
     if schema.format is None:
         return "\n".join([*(type_section(type_, schema, 1, set()) for type_ in schema.types), notation(schema)])
-    parts = [f"# {schema.title}\n", notation(schema), structs_reference(schema), codes_reference(schema), "\n## Tensor types\n"]
-    parts += [types_table(schema), types_reference(schema)]
+    parts = [f"# {schema.title}\n", notation(schema), structs_reference(schema), codes_reference(schema)]
+    parts += ["\n## Tensor types\n", types_table(schema), types_reference(schema)] if schema.types else []
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
 
@@ -49,7 +49,10 @@ def notation(schema: s.Schema) -> str:
     order = "in the byte order of the file"
     if schema.format:
         order = f"{schema.byte_orders[0]}-endian" if len(schema.byte_orders) == 1 else "little- or big-endian, as the file is"
-    items = [f"Numbers are {order}, in payloads, too. {NUMBERS}", f"{MATRIX} Arrays are in C order.", PICTURES]
+    if schema.types:
+        items = [f"Numbers are {order}, in payloads, too. {NUMBERS}", f"{MATRIX} Arrays are in C order.", PICTURES]
+    else:
+        items = [f"Numbers are {order}. {NUMBERS}"]
     items += [PATHS] if schema.format else []
     return "\n".join(textwrap.fill(f"- {text}", 120, subsequent_indent="  ") for text in items) + "\n"
 

@@ -211,7 +211,8 @@ class _ParsedFields:
                 self._tables_in_json.append(span)
             elif (span.path in self._lists or not span.has_parts) and span.end != span.start:
                 self._leaves.append(span)
-        if not self._tables_in_json and isinstance(field_of(format.field(self._table)).node, s.JsonTableNode):
+        table = format.field(self._table)
+        if table and not self._tables_in_json and isinstance(field_of(table).node, s.JsonTableNode):
             ends = {span.path.partition(STEP)[0] == self._table: span.end for span in self._leaves}  # the last of each
             if True in ends:  # a table up to an error in one of its rows
                 self._tables_in_json.append(FieldSpan(self._table, ends.get(False) or 0, ends[True]))

@@ -222,6 +222,8 @@ def value_text(byte_range: ByteRange) -> str:
     if isinstance(byte_range.node, s.CodeNode):
         code = byte_range.node.table.code_of(value) if hasattr(value, "code") else str(value)
         return str(value) if code == str(value) else f"{code}, {value}"
+    if isinstance(byte_range.node, s.NumberNode) and byte_range.node.bits:
+        return ", ".join([str(int(value)), *(name for name, bit in byte_range.node.bits if value >> bit & 1)])
     if isinstance(byte_range.node, (s.NumberNode, s.ArrayNode)) and not isinstance(value, list):
         return f"{float(value):.7g}" if byte_range.type.startswith(("f16", "bf16", "f32")) else str(value)
     return quote(format_value(value, byte_range.type), 200)

@@ -64,6 +64,7 @@ class NumberNode(Declared):
     kind: str
     order: str
     declared: numbers.Number | None = field(default=None, compare=False, repr=False)
+    bits: tuple[tuple[str, int], ...] = ()  # the names of its bits
 
     @property
     def of(self) -> numbers.Number:

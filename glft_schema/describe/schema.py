@@ -171,6 +171,7 @@ NODES: dict[Any, Read] = {
     tables.Nested:     lambda it, of: replace(of(it.subcon), level=it.level),
 
     numbers.Number:         lambda it, of: s.NumberNode(it.kind, "file", it),
+    numbers.Flags:          lambda it, of: wrap(replace(of(it.subcon), bits=tuple(it.bits.items())), decode=it._decode),
     numbers.Picked:         lambda it, of: s.EitherNode(tree_of(it.condition), of(it.then), of(it.otherwise)),
     numbers.ByteOrderOf:    lambda it, of: s.ByteOrderNode(it.number and of(it.number), it.orders),
     type_codes.TypeCode:    lambda it, of: s.CodeNode(of(it.subcon), it.table),

@@ -73,8 +73,8 @@ class NodeWords:
     def words(self, node: s.Node) -> str:
         """Returns the description of a node."""
         match node:
-            case s.NumberNode():
-                return self.number(node)
+            case s.NumberNode(bits=bits):
+                return self.number(node) + "".join(f", bit {bit}: {self.code(name)}" for name, bit in bits)
             case s.BytesNode():
                 return f"{self.expression(node.size)} bytes" if node.size else "the remaining bytes"
             case s.TextNode():

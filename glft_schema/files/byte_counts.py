@@ -40,7 +40,7 @@ def byte_counts(file: File | StrPath) -> dict[str, int]:
         for (dtype, shape, nbytes), number in kinds.items():
             spans = dtype.field_spans(shape) if dtype.is_known else {"bytes": (0, nbytes)}
             payloads.update({f"{dtype} {field}": number * size for field, (_, size) in spans.items()})
-        gaps += sizes.pop(PAYLOADS) - payloads.total()
+        gaps += sizes.pop(PAYLOADS, 0) - payloads.total()
         counts.update(sizes)
         counts.update(payloads)
     return {name: count for name, count in counts.items() if count} | {GAPS: gaps}

@@ -16,7 +16,7 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import Limits
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import pieces
-from glft_schema.tensors.region import Tensors
+from glft_schema.tensors.region import TensorMap, Tensors, no_tensors
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.words import MissingKeyError, missing_attribute
 
@@ -54,6 +54,7 @@ class File:
         self.name = source.name
         self.source = source
         self._record = record
+        self._data: TensorMap = record["data"] if "data" in record else no_tensors(source)
         self._parse = parse
         self.device = device
         self.limits = limits
@@ -101,25 +102,24 @@ class File:
     @property
     def tensors(self) -> Tensors:
         """The tensors by name, in table order, and the gaps between payloads."""
-        tensors = self.regions.data
-        assert isinstance(tensors, Tensors)
-        return tensors
+        self.source.check_open()
+        return self._data
 
     @property
     def device(self) -> str | torch.device:
         """Default device of tensors."""
-        device: str | torch.device = self._record.data.device
+        device: str | torch.device = self._data.device
         return device
 
     @device.setter
     def device(self, device: str | torch.device) -> None:
         for shard in self.shards:
-            shard._record.data.device = device
+            shard._data.device = device
 
     @property
     def nbytes(self) -> int:
         """Size in bytes of the file, or of all files of a set; the declared size if truncated."""
-        return sum(shard._record.data.start + shard._record.data.size for shard in self.shards)
+        return sum(shard._data.start + shard._data.size for shard in self.shards)
 
     def keys(self) -> KeysView[str]:
         """Returns the names of the tensors."""

@@ -84,7 +84,8 @@ def lay_out(
     if unknown := [region for region in regions if region not in names]:
         raise FormatError(f"expected only the regions {', '.join(names)}, found {quote(unknown[0])}")
     rows = [_check_row(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
-    regions = {"data": {}, format.table: rows, **regions}  # the table as it is: parsed rows know their text
+    if format.has_tensors:
+        regions = {"data": {}, format.table: rows, **regions}  # the table as it is: parsed rows know their text
     with_offset = sum("offset" in row for row in rows)
     if with_offset < len(rows):
         if with_offset:

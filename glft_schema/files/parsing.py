@@ -12,7 +12,6 @@ from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import LITTLE, new_context
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
-from glft_schema.codec.structs import Struct
 from glft_schema.codec.trace import FieldSpan, Trace
 from glft_schema.errors import Finding, FormatError, TruncatedError
 from glft_schema.files.file import File
@@ -20,9 +19,9 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
-from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import Source
-from glft_schema.tensors.region import PayloadTable, TensorMap
+from glft_schema.tensors.region import no_tensors
 
 
 @outside_graphs
@@ -30,14 +29,14 @@ def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_tr
     """Parses a file from any `Source`. Arguments and errors are those of `open`."""
     format = format_of(source)
     try:
-        record = _run(format.struct, source, allow_truncated=allow_truncated)
+        record = _run(format, source, allow_truncated=allow_truncated)
     except FormatError as error:
         unlocated = error
     else:
         return File(format, record, source, device, current(), partial(parse_source, allow_truncated=allow_truncated))
     trace = Trace(*filter(None, [unlocated.path]))  # by now, the first parse's memory is free
     with suppress(FormatError):
-        _run(format.struct, source, trace, allow_truncated=allow_truncated)
+        _run(format, source, trace, allow_truncated=allow_truncated)
     raise _locate(unlocated, trace, source)
 
 
@@ -54,7 +53,7 @@ def starts_of(file: File, paths: Iterable[str]) -> dict[str, int]:
     """Returns the offset of each field of `file` at one of `paths`. Parses the file again."""
     trace = Trace(*paths)
     with file.limits, suppress(TruncatedError):  # in the payloads, the last region
-        _run(file.format.struct, file.source, trace)
+        _run(file.format, file.source, trace)
     return {path: span.start for path in trace.wanted if (span := trace.find(path))}
 
 
@@ -65,13 +64,13 @@ def trace_source(format: Format, source: Source) -> tuple[list[FieldSpan], Forma
     """
     trace, fault = Trace(), None
     try:
-        _run(format.struct, source, trace)
+        _run(format, source, trace)
     except FormatError as error:
         fault = _locate(error, trace, source)
     if isinstance(fault, TruncatedError):
         trace = Trace()
         with suppress(FormatError):  # before the payloads
-            _run(format.struct, source, trace, allow_truncated=True)
+            _run(format, source, trace, allow_truncated=True)
     return trace.spans, fault
 
 
@@ -85,10 +84,8 @@ def parse_partly(source: Source) -> File:
     found = {span.path: span.value for span in trace_source(format, source)[0]}
     regions = {name: found[name] for name in format.regions if name in found}
     order = getattr(regions.get("header"), "byte_order", LITTLE)
-    none = TensorMap(PayloadTable((), 0), (), source, source.size, order)
-    return File(
-        format, Record({**regions, "data": none}), source, "cpu", current(), lambda source, device: parse_partly(source)
-    )
+    regions["data"] = no_tensors(source, order)
+    return File(format, Record(regions), source, "cpu", current(), lambda source, device: parse_partly(source))
 
 
 def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
@@ -106,7 +103,7 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
         return []
     findings: list[Finding] = []
     with file.limits:
-        _run(file.format.struct, file.source, Trace(), findings=findings)
+        _run(file.format, file.source, Trace(), findings=findings)
     name_rows(file, findings)
     return [finding for finding in findings if sets.intersection(finding.sets)]
 
@@ -122,11 +119,13 @@ def name_rows(file: File, findings: Iterable[Finding]) -> None:
             finding.tensor = tensors[int(row)]
 
 
-def _run(struct: Struct, source: Source | Cursor, trace: Trace | None = None, **params: Any) -> Record:
+def _run(format: Format, source: Source | Cursor, trace: Trace | None = None, **params: Any) -> Record:
     context = new_context(True, trace=trace, limits=current(), **params)
     with our_errors(), gc_paused():
         cursor = source if isinstance(source, Cursor) else Cursor(source)
-        record = struct._parse(cursor, context, "(parsing)")
+        record = format.struct._parse(cursor, context, "(parsing)")
+    if not format.has_tensors and (left := bytes_left(cursor)):
+        raise FormatError(f"expected the end of the file, found {left:,} more bytes", format.regions[-1], cursor.tell())
     assert isinstance(record, Record)
     return record
 

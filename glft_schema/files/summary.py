@@ -12,6 +12,7 @@ from glft_schema.codec.metadata import metadata_table
 from glft_schema.display import (
     ROWS,
     SHORTEST,
+    VALUE,
     Listing,
     Part,
     Row,
@@ -21,7 +22,7 @@ from glft_schema.display import (
     shorten,
     size_text,
 )
-from glft_schema.errors import safe
+from glft_schema.errors import quote, safe
 from glft_schema.formats.file_types import FILE_TYPE
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.tensor import Tensor
@@ -70,7 +71,7 @@ def headline(file: HasFile) -> str:
         types += [f"{8 * nbytes / total:.2f} bits per weight"]
     size, here = size_text(file.nbytes), sum(shard.source.size for shard in file.shards)
     size += f", of which {size_text(here)} are there" if here < file.nbytes else ""
-    parts = [kind, f"{parameters_text(total)} parameters", *counts, *types, size]
+    parts = [kind, *[f"{parameters_text(total)} parameters"] * file.format.has_tensors, *counts, *types, size]
     return ", ".join(safe(part) for part in parts)
 
 
@@ -82,6 +83,9 @@ def file_parts(file: HasFile) -> Iterator[Part]:
     order = f", {header['byte_order']}-endian" if "byte_order" in header else ""
     files = f" in {len(file.shards)} files" if len(file.shards) > 1 else ""
     yield f"{file.format.name}{version}{order}, {file.nbytes:,} bytes{files}"
+    if not file.format.has_tensors:
+        yield Listing.of("regions", ("name", "value"), file.regions.items(), lambda item: (item[0], quote(item[1], VALUE)), 0)
+        return
     totals = totals_by_type(file.tensors.values())
     yield bytes_by_type((type_, total.nbytes) for type_, total in totals.items())._replace(labels="")
     yield metadata_table(file.metadata) if len(file.metadata) <= ROWS else _keys_by_prefix(file.metadata)

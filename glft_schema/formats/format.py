@@ -70,8 +70,8 @@ class Format:
         name: as in its specification.
         magics: the first bytes of its files, and of files that are recognised to be refused with a
             reason.
-        types: its tensor types, with their codes in its files.
-        struct: the whole file; its last region is the `TensorData`, ``data``.
+        types: its tensor types, with their codes in its files; None if its files hold no tensors.
+        struct: the whole file; if it holds tensors, its last region is the `TensorData`, ``data``.
         endings: of file names, the usual one first.
         keeps_to: the rule sets that new files follow.
         keep_vectors: whether the patterns of a scheme skip tensors with fewer than two dims.
@@ -104,6 +104,8 @@ class Format:
     summary: Callable[[Mapping[str, Any]], list[str]] = lambda metadata: []
 
     def __post_init__(self) -> None:
+        if self.types is None:
+            object.__setattr__(self, "types", TypeTable(self.name, {}))
         sets, magics = f"a tuple of {alternatives(RULE_SETS)}", _are(self.magics, bytes) and (self.magics or self.sniff)
         for name, expected, holds in (
             ("magics", "a tuple such as (b'TOY1',), or a function sniff", magics),
@@ -136,11 +138,16 @@ class Format:
         """The rule sets that apply to its files, besides `REQUIRED`."""
         return self.keeps_to or (SPEC,)
 
+    @property
+    def has_tensors(self) -> bool:
+        """Whether its files hold tensors."""
+        return self.field("data") is not None
+
     @cached_property
     def head(self) -> Struct:
         """The regions before the payloads."""
         parts = self.struct.subcons
-        return Struct(*parts[: [part.name for part in parts].index("data")])
+        return Struct(*parts[: [part.name for part in parts].index("data")]) if self.has_tensors else self.struct
 
     def build(self, regions: Mapping[str, Any], **parameters: Any) -> tuple[bytes, Context]:
         """Builds regions: of the whole file, or, without ``data``, those before the payloads.
@@ -167,8 +174,9 @@ class Format:
 
     @property
     def table(self) -> str:
-        """The name of the region with a row for each tensor: name, dims, dtype, offset."""
-        name: str = self.field("data").table
+        """The name of the region with a row for each tensor: name, dims, dtype, offset; empty if
+        its files hold no tensors."""
+        name: str = self.field("data").table if self.has_tensors else ""
         return name
 
     @property

@@ -138,6 +138,8 @@ def target_format(path: StrPath, name: str | None) -> Format:
         OptionError: for an unknown name or ending.
     """
     format = format_named(name) if name is not None else format_with(path)
+    if format is not None and not format.has_tensors:
+        raise OptionError(f"expected a format that holds tensors, found {format.name}")
     if format is None:
         endings = [ending for format in FORMATS for ending in format.endings]
         known, hint = ", ".join(endings), suggestion(Path(path_text(path)).suffix, endings)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import construct
 
+from glft_schema.codec.arrays import Numbers, Strings
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
 from glft_schema.codec.expressions import Constant
 from glft_schema.codec.metadata import KeyValues
-from glft_schema.codec.numbers import Number
-from glft_schema.codec.structs import Derived, Struct, follows, member
+from glft_schema.codec.numbers import Number, Sizes
+from glft_schema.codec.structs import Derived, Struct, follows, member, unwrap
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.trace import Trace, without_root
@@ -49,7 +50,7 @@ def first_fault(format: Format) -> str | None:
                 tried = [_try_file(format, _row(format, type_, shape), {"w": bytes(type_.nbytes(shape))}) for shape in shapes]
                 refusals += tried[:1] if all(tried) else []
             for error in filter(None, refusals):
-                if not error.rule and error.path.partition(" -> ")[0] in ("metadata", format.table):
+                if not error.rule and error.path.partition(" -> ")[0] in filter(None, ("metadata", format.table)):
                     raise error
     except FormatError as error:
         return f"{error.path}: a trial fails: {error.problem}"
@@ -63,9 +64,12 @@ def first_fault(format: Format) -> str | None:
 def _requirements(format: Format) -> Iterator[tuple[str, str, Any]]:
     """Yields what no trial shows: a field, what is expected of it, and whether it holds. Each may
     rely on those before it."""
+    yield "format", "another name of a region", format.field("format") is None  # Container.build takes the format under it
+    if not format.has_tensors:
+        yield "types", "no tensor types without a region of payloads", not [*format.types]
+        return
     is_last = format.regions[-1:] == ["data"] and isinstance(format.field("data"), TensorData)
     yield "data", 'a last region "data" / TensorData("tensors")', is_last
-    yield "format", "another name of a region", format.field("format") is None  # Container.build takes the format under it
     table = format.field(format.table)
     is_table = isinstance(table, Table) or hasattr(table, "row")
     yield format.table, "Table(this.header.n_tensors, Row), with a Struct(...)", is_table and isinstance(format.row, Struct)
@@ -85,11 +89,12 @@ def _requirements(format: Format) -> Iterator[tuple[str, str, Any]]:
 def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> FormatError | None:
     """Builds and parses a file with at most one tensor. Returns the error if its values are
     refused, and raises any other error."""
-    regions: dict[str, Any] = {format.table: [row] if row else [], "data": data}
+    regions: dict[str, Any] = {format.table: [row] if row else [], "data": data} if format.has_tensors else {}
     if format.metadata is not None:
         regions["metadata"] = _entries(format)
-    if isinstance(header := format.field("header"), Struct):
-        regions["header"] = {part.name: 0 for part in header.subcons if not follows(part) and not part.flagbuildnone}
+    for part in format.struct.subcons:
+        if part.name == "header" or not format.has_tensors:
+            regions |= _sample(part)
     try:
         stored, _ = format.build(regions, forging=True)
     except FormatError as error:
@@ -109,6 +114,18 @@ def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> Fo
     except FormatError as error:
         return error
     return None
+
+
+def _sample(part: construct.Construct) -> dict[str, Any]:
+    """Returns a value of a field by its name; nothing if building needs none."""
+    if not part.name or follows(part) or part.flagbuildnone:
+        return {}
+    declared: Any = unwrap(part)
+    if isinstance(declared, Struct):
+        return {part.name: {name: value for inner in declared.subcons for name, value in _sample(inner).items()}}
+    lists, texts = (construct.Array, Numbers, Strings, Sizes), (construct.Bytes, construct.GreedyBytes.__class__)
+    samples: tuple[tuple[Any, Any], ...] = ((Text, ""), (texts, b""), (lists, []))
+    return {part.name: next((sample for kind, sample in samples if isinstance(declared, kind)), 0)}
 
 
 def _row(format: Format, type_: Any, shape: list[int]) -> dict[str, Any]:
@@ -137,14 +154,16 @@ def _parse(format: Format, stored: bytes, **params: Any) -> Any:
 def _check_equal(format: Format, record: Any, regions: dict[str, Any]) -> None:
     """Raises FormatError if a file is not parsed as it was built."""
     metadata = {key: getattr(value, "value", value) for key, value in regions.get("metadata", {}).items()}
-    names, parsed = [row["name"] for row in regions[format.table]], dict(record["metadata"]) if metadata else {}
-    for region, built, found in (
-        ("metadata", metadata, parsed),
-        (format.table, names, [row.name for row in record[format.table]]),
-    ):
+    compared: list[tuple[str, Any, Any]] = [("metadata", metadata, dict(record["metadata"]) if metadata else {})]
+    if format.has_tensors:
+        names = [row["name"] for row in regions[format.table]]
+        compared.append((format.table, names, [row.name for row in record[format.table]]))
+    for region, built, found in compared:
         if built != found:
             advice = "the number before it must be a Count of it"
             raise FormatError(f"expected {quote(built)}, as built, found {quote(found)}: {advice}", region)
+    if not format.has_tensors:
+        return
     for name, payload in regions["data"].items():
         if (stored := bytes(record["data"][name].raw)) != payload:
             raise FormatError(f"expected the payload at its offset, found {quote(stored)}", "data")

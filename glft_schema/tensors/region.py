@@ -15,7 +15,7 @@ import construct
 from construct.expr import FuncPath
 
 from glft_schema.codec.columns import column, kinds
-from glft_schema.codec.context import ByteOrder, Context, byte_order
+from glft_schema.codec.context import LITTLE, ByteOrder, Context, byte_order
 from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.rules import Check, Fault
 from glft_schema.codec.structs import unwrap
@@ -206,6 +206,11 @@ class TensorMap(Tensors):
     def gap_pieces(self, gap: Gap) -> Iterator[memoryview]:
         """Returns the bytes of a gap, piece by piece."""
         return pieces(self._source, self.start + gap.offset, gap.nbytes)
+
+
+def no_tensors(source: Source, order: ByteOrder = LITTLE) -> TensorMap:
+    """Returns the tensors of a file that holds none."""
+    return TensorMap(PayloadTable((), 0), (), source, source.size, order)
 
 
 class TensorData(construct.Construct):

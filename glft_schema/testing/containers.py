@@ -25,6 +25,7 @@ from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensors.region import TensorMap
 from glft_schema.testing.fitting import is_wanted
 from glft_schema.testing.structs import MAX_BYTES, Knobs, alignment_of, drawing_context
 from glft_schema.testing.values import values_of
@@ -78,6 +79,8 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
     """Draws regions and payloads. Bytes without a field are arbitrary, unless rules guard them."""
     regions = draw(values_of(format.struct, drawing_context(knobs)))
     draft = Draft(format, {name: value for name, value in regions.items() if name != "data"})
+    if not format.has_tensors:
+        return draft.build()
     built = draft.built
     whole = struct_of(format.struct)
     if isinstance(whole.field(format.table).node, JsonTableNode):
@@ -135,7 +138,8 @@ class Draft:
     def of(cls, file: File) -> Draft:
         """Returns the parts of a file."""
         regions = {name: value for name, value in file.regions.items() if name != "data"}
-        data = file.regions.data
+        data = file.tensors
+        assert isinstance(data, TensorMap)
         return cls(file.format, regions, bytes(file.source.view(data.start, data.size)))
 
     @cached_property
@@ -171,8 +175,9 @@ class Draft:
         findings: list[Finding] = []
         try:
             context = self.format.build(self.regions, forging=True, findings=findings, trace=None)[1]
-            data = self.declared("data")
-            context["data"] = data._parse(io.BytesIO(self.payloads), context, f"{ROOT} -> data")
+            if self.format.has_tensors:
+                data = self.declared("data")
+                context["data"] = data._parse(io.BytesIO(self.payloads), context, f"{ROOT} -> data")
             for check in self.format.struct.subcons[len(self.format.head.subcons) + 1 :]:
                 check._build(None, None, context, ROOT)
         except FormatError as error:

@@ -99,11 +99,10 @@ def rule_locations(format: Format) -> Iterator[RuleLocation]:
             yield from (RuleLocation(check, row, part.name, True) for check in row.rules)
             if isinstance(node, s.ListNode) and node.once:
                 yield RuleLocation(node.once, row, part.name)
-    rows = rows_of(whole.field(format.table).node)
-    assert rows
-    for type_ in format.types:
-        rules = struct_of(type_.payload).rules
-        yield from (RuleLocation(check, rows, format.table, True, type_) for check in rules)
+    rows = rows_of(whole.field(format.table).node) if format.has_tensors else None
+    for type_ in format.types if rows else ():
+        assert rows
+        yield from (RuleLocation(check, rows, format.table, True, type_) for check in struct_of(type_.payload).rules)
 
 
 class Breaker:
@@ -131,7 +130,7 @@ class Breaker:
 
     def alignment_in(self, regions: Any) -> int:
         """Returns the alignment of the payloads after these regions."""
-        return alignment_of(self.draft.field("data").node, regions)
+        return alignment_of(self.draft.field("data").node, regions) if self.format.has_tensors else 1
 
     def regions(self, kind: type[Any]) -> list[str]:
         """Returns the regions with a kind of node."""
@@ -229,10 +228,14 @@ class Breaker:
 
     def _rows(self, location: RuleLocation) -> Iterator[Draft]:
         """Breaks a rule of an existing row, or of an added row with an empty payload."""
-        field, rows = location.struct.field(location.check.field), self.draft.rows(self.table)
+        field, table = location.struct.field(location.check.field), location.region
+        rows = self.draft.rows(table)
         if rows and not (field.is_count or field.name in SHARED):
             number = self.draw(st.integers(0, len(rows) - 1))
-            yield from (self.draft.with_row(self.table, number, row) for row in self._patches(location, rows[number]))
+            yield from (self.draft.with_row(table, number, row) for row in self._patches(location, rows[number]))
+        if table != self.table:
+            yield from (self.draft.with_row(table, len(rows), row) for row in self._patches(location, self.new_row(table)))
+            return
         for gap in range(4 if field.name == "offset" else 1):
             draft = self.append(gap)
             row = draft.rows(self.table)[-1]

@@ -159,7 +159,8 @@ def _struct(types: Types, name: str) -> Attr:
             checks_here = [(rule, text) for rule, text in checks_here if rule not in part.rules]
         seq += [*attrs[:-1], *(_with_doc(attr, about) for attr in attrs[-1:])]
         seq += [_check(rule, text) for rule, text in checks_here]
-        instances |= {id: _with_doc(instance, about) for id, instance in computed.items()}
+        bits = isinstance(part.node, s.NumberNode)  # whose field has the sentences
+        instances |= computed if bits else {id: _with_doc(instance, about) for id, instance in computed.items()}
     params = [{"id": id, "doc": PARAMS[param], "type": "u8"} for param, id in at.params.items()]
     return {"doc": "\n".join(doc), "params": params, "seq": seq, "instances": instances}
 
@@ -175,10 +176,11 @@ def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[
     if isinstance(node, s.CodeNode) and isinstance(types.type_of(node.number, at)["type"], dict):
         code = types.expressions.names[at.struct].new(f"{id} code")  # an enum needs a number of one kind
         return types.attrs(code, node.number, at), {id: {"value": code, "enum": types.enum(node.table)}}
-    attrs = types.attrs(id, node, at)
+    attrs, names = types.attrs(id, node, at), types.expressions.names[at.struct]
+    bits = node.bits if isinstance(node, s.NumberNode) else ()
     if part.is_constant:
-        attrs[-1]["valid"] = list(part.value) if isinstance(part.value, bytes) else part.value
-    return attrs, {}
+        attrs[-1]["valid"] = f"{list(part.value)}" if isinstance(part.value, bytes) else part.value
+    return attrs, {names.new(f"{id} {name}"): {"value": f"({id} & {1 << bit}) != 0"} for name, bit in bits}
 
 
 def _about_type(types: Types, struct: str) -> Iterator[str]:
