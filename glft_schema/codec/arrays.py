@@ -184,10 +184,20 @@ def _short_strings(window: memoryview, size: int, order: ByteOrder) -> Positions
 
 
 class Numbers(construct.Construct):
-    """`count` numbers. Parses into `StoredNumbers`, builds from a sequence or array of numbers."""
+    """`count` numbers. Parses into `StoredNumbers`, builds from a sequence or array of numbers.
+
+    Args:
+        number: the kind of the numbers, such as ``f32``.
+        count: how many, an integer or an expression, such as ``this.n``.
+
+    Raises:
+        TypeError: if `number` is not a number of `glft_schema.codec`, as in another order.
+    """
 
     def __init__(self, number: Number, count: Any) -> None:
         super().__init__()
+        if not isinstance(number, Number):
+            raise TypeError(f"expected a number of glft_schema.codec and a count, Numbers(f32, 3), found {quote(number)}")
         self.number = number
         self.count = as_expression(count)
 
@@ -209,7 +219,15 @@ class Numbers(construct.Construct):
 
 
 class Strings(construct.Construct):
-    """`count` strings, each after its length. Parses into `StoredStrings`, builds from texts."""
+    """`count` strings, each after its length. Parses into `StoredStrings`, builds from texts.
+
+    Args:
+        length: the number before each string, its bytes, such as ``u32``.
+        count: how many strings, an integer or an expression, such as ``this.n``.
+
+    Raises:
+        TypeError: if `length` is not an integer of `glft_schema.codec`, as in another order.
+    """
 
     def __init__(self, length: Picked, count: Any) -> None:
         super().__init__()

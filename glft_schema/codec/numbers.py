@@ -122,7 +122,7 @@ class Number(construct.Construct):
 def _flags_named(bits: tuple[tuple[str, int], ...]) -> type[enum.IntFlag]:
     make: Any = enum.IntFlag
     kind: type[enum.IntFlag] = make("Flags", [(name, 1 << bit) for name, bit in bits])
-    kind.__reduce_ex__ = lambda self, protocol: (_flags, (bits, int(self)))  # type: ignore[method-assign, assignment]
+    kind.__reduce_ex__ = lambda self, protocol: (_flags, (bits, self.value))  # type: ignore[method-assign, assignment]
     return kind
 
 

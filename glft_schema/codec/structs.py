@@ -18,6 +18,7 @@ from typing import Any, SupportsIndex
 
 import construct
 
+from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Reference, as_expression, field_path, fields_in
 from glft_schema.codec.records import Record, record_class
@@ -125,6 +126,16 @@ class Struct(Interpreted, construct.Struct):
             if field.name:
                 context[field.name] = built
         return context
+
+    def parse_stream(self, stream: Any, **contextkw: Any) -> Any:
+        """Parses a stream, as construct does. Raises FormatError with the field's path."""
+        with our_errors():
+            return super().parse_stream(stream, **contextkw)
+
+    def build_stream(self, obj: Any, stream: Any, **contextkw: Any) -> Any:
+        """Builds to a stream, as construct does. Raises FormatError with the field's path."""
+        with our_errors():
+            return super().build_stream(obj, stream, **contextkw)
 
     def nest(self, context: Context, stream: Any) -> Context:
         """Returns a new context for the fields, inside the context of the enclosing Struct."""

@@ -22,7 +22,7 @@ from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.rules import Check, Fault
 from glft_schema.describe.nodes import FILE, Field, Node, RefNode, Schema, StructOf, SwitchCase, TypeOf, Wrapper
-from glft_schema.errors import UnsupportedError
+from glft_schema.errors import UnsupportedError, quote
 from glft_schema.formats.format import Format
 from glft_schema.scalar.kinds import KINDS
 from glft_schema.tensor_types.blocks import Blocks
@@ -33,8 +33,15 @@ ORDERS = {"<": "little", ">": "big", "=": "file"}
 LETTERS = {kind.letter: kind.name for kind in KINDS.values()}  # of the module `struct`
 
 
-def schema_of(described: Format | TensorType) -> Schema:
-    """Returns the schema of a format with its tensor types, or of one tensor type."""
+def schema_of(described: Format | TensorType | construct.Struct, title: str = "struct") -> Schema:
+    """Returns the schema of a format with its tensor types, of one tensor type, or of a Struct,
+    which has the title."""
+    if isinstance(described, construct.Struct):
+        described = Format(
+            title, (), type_codes.TypeTable(title, {}), structs.Struct(*described.subcons), sniff=lambda start: False
+        )
+    if not isinstance(described, (Format, TensorType)):
+        raise TypeError(f"expected a Format, a tensor type or a Struct, found {quote(described)}")
     if isinstance(described, TensorType):
         schema, types = Schema(described.name), [(described.code, described)]
     else:

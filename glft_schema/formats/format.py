@@ -70,7 +70,8 @@ class Format:
         name: as in its specification.
         magics: the first bytes of its files, and of files that are recognised to be refused with a
             reason.
-        types: its tensor types, with their codes in its files; None if its files hold no tensors.
+        types: its tensor types, with their codes in its files; none if its files hold no
+            tensors.
         struct: the whole file; if it holds tensors, its last region is the `TensorData`, ``data``.
         endings: of file names, the usual one first.
         keeps_to: the rule sets that new files follow.
@@ -104,8 +105,6 @@ class Format:
     summary: Callable[[Mapping[str, Any]], list[str]] = lambda metadata: []
 
     def __post_init__(self) -> None:
-        if self.types is None:
-            object.__setattr__(self, "types", TypeTable(self.name, {}))
         sets, magics = f"a tuple of {alternatives(RULE_SETS)}", _are(self.magics, bytes) and (self.magics or self.sniff)
         for name, expected, holds in (
             ("magics", "a tuple such as (b'TOY1',), or a function sniff", magics),
