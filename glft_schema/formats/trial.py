@@ -65,8 +65,7 @@ def _requirements(format: Format) -> Iterator[tuple[str, str, Any]]:
     """Yields what no trial shows: a field, what is expected of it, and whether it holds. Each may
     rely on those before it."""
     yield "format", "another name of a region", format.field("format") is None  # Container.build takes the format under it
-    if not format.has_tensors:
-        yield "types", "no tensor types without a region of payloads", not [*format.types]
+    if not format.has_tensors and not [*format.types]:
         return
     is_last = format.regions[-1:] == ["data"] and isinstance(format.field("data"), TensorData)
     yield "data", 'a last region "data" / TensorData("tensors")', is_last

@@ -208,9 +208,11 @@ class Breaker:
             yield draft.with_row(region, keys.index(key) if key in keys else len(keys), row, seen)
 
     def new_row(self, table: str) -> dict[str, Any]:
-        """Draws a row whose first field, its name or key, is unique."""
+        """Draws a row, whose first field is unique if it is a name or key."""
         struct = self.draft.row_struct(table)
         row, name = dict(self.draw(values_of(struct.declared, self.root))), struct.fields[0].name
+        if not isinstance(row.get(name), str):
+            return row
         taken = {row[name] for row in self.draft.rows(table)}
         return {**row, name: next(free for n in range(len(taken) + 1) if (free := f"x{n}") not in taken)}
 
@@ -324,7 +326,7 @@ class Breaker:
     def in_a_row(self, aspect: str) -> Corruption | None:
         """Writes bytes that its construct refuses into a field of an added row."""
         for region in self.regions(s.ListNode):
-            if d.aspect_of_region(self.format, region) != aspect:
+            if d.aspect_of_region(self.format, region) != aspect or not rows_of(self.draft.field(region).node):
                 continue
             row, at = self.new_row(region), len(self.draft.rows(region))
             if ARRAY in getattr(self.draft.declared(region), "types", ()) and self.draw(st.integers(0, 2)):
@@ -340,6 +342,8 @@ class Breaker:
                 for stored in fault.stored
                 if fault.stored is ALL_BITS or start + least_size(field) + len(stored) <= starts[bisect(starts, start)]
             ]
+            if not faults:
+                continue
             path, start, nbytes, fault, stored = self.draw(st.sampled_from(faults))
             first, stored = (start, b"\xff" * nbytes) if fault.stored is ALL_BITS else (start + nbytes, stored)
             built = draft.build()

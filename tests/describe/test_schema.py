@@ -174,7 +174,7 @@ def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
             assert all(f"`{part.name}`: never {fault.sentence}" in text for fault in part.refuses)
         for rule in struct.rules:
             assert rule.expected
-            assert f"- `{rule.field}`: {rule.expected} (`{rule.id}`, " in text
+            assert f"- `{rule.field}`: {rule.sentence} (`{rule.id}`, " in text
     for type_ in schema.types:
         assert f"### {type_.type.name}, code {type_.code}\n\n" in text
         assert type_.type.formula is None or text.count(f"```py\ndef {type_.type.formula.__name__}(w, ") == 1
