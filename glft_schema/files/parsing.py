@@ -37,7 +37,7 @@ def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_tr
     trace = Trace(*filter(None, [unlocated.path]))  # by now, the first parse's memory is free
     with suppress(FormatError):
         _run(format, source, trace, allow_truncated=allow_truncated)
-    raise _locate(unlocated, trace, source)
+    raise _locate(unlocated, trace, source, format)
 
 
 def trace_fields(file: File) -> list[FieldSpan]:
@@ -66,7 +66,7 @@ def trace_source(format: Format, source: Source) -> tuple[list[FieldSpan], Forma
     try:
         _run(format, source, trace)
     except FormatError as error:
-        fault = _locate(error, trace, source)
+        fault = _locate(error, trace, source, format)
     if isinstance(fault, TruncatedError):
         trace = Trace()
         with suppress(FormatError):  # before the payloads
@@ -145,11 +145,11 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _locate(error: FormatError, trace: Trace, source: Source) -> FormatError:
+def _locate(error: FormatError, trace: Trace, source: Source, format: Format) -> FormatError:
     """Returns the error with field, offset, and tensor or key, from a trace that ends at it."""
     path = error.path or (trace.open[-1].path if trace.open else "")
     span = trace.find(path) or (trace.open[-1] if trace.open else None)
     offset = error.offset if error.offset is not None or span is None else span.start
-    tensor = trace.label("name", path) if error.tensor is None else error.tensor
+    tensor = trace.label("name", path) if error.tensor is None and format.has_tensors else error.tensor
     error.problem += "" if source.size else ": the file is empty"
     return error.at(path, offset, tensor, source.name, trace.label("key", path))
