@@ -47,8 +47,8 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Errors": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError",
 }
 GUIDES = {  # pages that show the functions of a subject
-    "Open and load": "python", "Save and convert": "recipes", "Quantize and plan": "quantizing",
-    "Check, compare and describe": "integrity",
+    "Open and load": "../concepts/python", "Save and convert": "../guides/recipes",
+    "Quantize and plan": "../guides/quantizing", "Check, compare and describe": "../guides/integrity",
 }  # fmt: skip
 IN_CODEC = (
     "predicates",

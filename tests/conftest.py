@@ -1,7 +1,8 @@
 """Settings of the suite, and fixtures that several files use.
 
 A property gets 25 examples, 300 with ``--full``, and 100,000 with ``-m fuzz`` if marked.
-``HYPOTHESIS_PROFILE=thorough`` tries 20,000. docs/contributing.md says what each tier shows.
+``HYPOTHESIS_PROFILE=thorough`` tries 20,000. docs/background/contributing.md says what each tier
+shows.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A schema as JSON, for other generators. docs/formats/json.md documents the structure."""
+"""A schema as JSON, for other generators. docs/reference/json.md documents the structure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _type(type_: s.TypeOf) -> dict[str, Any]:
     return {"name": type_.type.name, "code": type_.code, "scheme": type_.type.scheme, **sizes, **encoder}
 
 
-# The kind of each node, and its attributes under the names of docs/formats/json.md.
+# The kind of each node, and its attributes under the names of docs/reference/json.md.
 KINDS: dict[type, tuple[str, str]] = {
     s.NumberNode: ("number", "kind=number order=byte_order"),
     s.BytesNode: ("bytes", "size=length"),

@@ -1,4 +1,4 @@
-"""GLFT v1, the "GGUF-lite" of a quantization lab (docs/formats/glft.md). Little-endian.
+"""GLFT v1, the "GGUF-lite" of a quantization lab (docs/reference/glft.md). Little-endian.
 
     HEADER | METADATA | DESCRIPTORS | DATA
 

@@ -1,5 +1,5 @@
 """Runs the whole lab: train, fake-quantize, write, read back, compare, measure, report. GLFT comes
-from this exercise; docs/lab.md lists its requirements.
+from this exercise; docs/background/lab.md lists its requirements.
 """
 
 from __future__ import annotations

@@ -105,7 +105,5 @@ def check_dense(name: str, tensor: Any) -> None:
     if not isinstance(tensor, np.ndarray) and not is_tensor(tensor):
         raise TensorError(f"expected a tensor of torch or an array of numpy, found {quote(tensor)}", name)
     if problem := not_dense(tensor):
-        hint = (
-            ": StorageWriter saves it, see docs/scale.md, or save its full_tensor()" if hasattr(tensor, "full_tensor") else ""
-        )
+        hint = ": save its full_tensor(), or use StorageWriter (docs/guides/scale.md)" if hasattr(tensor, "full_tensor") else ""
         raise TensorError(problem + hint, name)

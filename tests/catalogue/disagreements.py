@@ -1,4 +1,4 @@
-"""Known disagreements between readers of GGUF: the table in docs/formats/gguf-readers.md.
+"""Known disagreements between readers of GGUF: the table in docs/background/gguf-readers.md.
 
 llama.cpp is compared with this package under the `ggml` rules, gguf-py with reading alone. Two
 readers agree about a file if both refuse it, with any error, or if both read it and find the same

@@ -1,4 +1,4 @@
-"""The catalogue of unusual and bad GGUF files: the tables in docs/formats/gguf-readers.md.
+"""The catalogue of unusual and bad GGUF files: the tables in docs/background/gguf-readers.md.
 
 llama.cpp's gguf.cpp, payloads included, is expected to read exactly the files that this package
 reads and that keep the `ggml` rules. Exceptions are marked by `c`. gguf-py (0.19) reads a file,

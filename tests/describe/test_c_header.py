@@ -347,7 +347,7 @@ def test_a_header_has_the_decoders_of_all_types() -> None:
 
 
 def test_the_pages_example_runs(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "formats" / "other-languages.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "other-languages.md"
     (program,) = re.findall(r"^```c\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     (tmp_path / "gguf.h").write_text(header_of(GGUF), "utf-8")
     (tmp_path / "example.c").write_text(program, "utf-8")

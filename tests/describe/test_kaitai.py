@@ -309,7 +309,7 @@ def test_a_real_model(request: pytest.FixtureRequest, cache: Path, readers: Path
 
 @pytest.mark.network
 def test_javascript_rounds_integers(cache: Path, readers: Path, tmp_path: Path) -> None:
-    """A limit of the runtime, stated in docs/formats/kaitai.md. A failure means it is gone."""
+    """A limit of the runtime, stated in docs/reference/kaitai.md. A failure means it is gone."""
     numbers = [(1 << 53) + 1, -(1 << 31), -(1 << 32) + 1, -(1 << 40) - 1]
     stored = File([(b"n", ARRAY, (11, numbers))]).bytes()
     (tmp_path / "GGUF-1").write_bytes(stored)

@@ -1,7 +1,8 @@
 """The promise of the project: an addition to a declaration is everywhere, with no other edit.
 
 A copy of the package gets made-up fields and tensor types in its declarations alone, and so does
-the format of docs/adding-a-format.md. Everything that is derived from declarations must have them.
+the format of docs/guides/adding-a-format.md. Everything that is derived from declarations must have
+them.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     folder = tmp_path_factory.mktemp("copy")
     package = folder / "glft_schema"
     shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__", "compiled"))
-    page = (ROOT / "docs" / "adding-a-format.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guides" / "adding-a-format.md").read_text("utf-8")
     (folder / "toy.py").write_text(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0], "utf-8")
     (folder / "toy-1.0.dist-info").mkdir()
     (folder / "toy-1.0.dist-info" / "entry_points.txt").write_text("[glft_schema.formats]\ntoy = toy:TOY\n", "utf-8")

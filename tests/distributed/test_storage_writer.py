@@ -93,7 +93,7 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
     """A model with a tied output, of which the state dict has two tensors with equal values."""
     pytest.importorskip("transformers")
     glft.quantize(make_folder(tmp_path, "tiny-qwen2"), tmp_path / "model.gguf", "F32")
-    (program,) = (block for block in blocks(ROOT / "docs" / "scale.md", "python") if block.startswith("# shards.py"))
+    (program,) = (block for block in blocks(ROOT / "docs" / "guides" / "scale.md", "python") if block.startswith("# shards.py"))
     for code, _, error in launch.run(2, [program], module="-c", folder=tmp_path):
         assert code == 0, error
     assert (tmp_path / "saved.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
@@ -194,7 +194,7 @@ def test_an_ending_of_no_format(tmp_path: Path) -> None:
 
 
 def test_shards_are_no_tensors_of_save_file(tmp_path: Path) -> None:
-    hint = r"StorageWriter saves it, see docs/scale.md, or save its full_tensor\(\)"
+    hint = r"save its full_tensor\(\), or use StorageWriter \(docs/guides/scale.md\)"
     with pytest.raises(RankError, match=rf"'w': .*, found a DTensor \(torch.strided\): {hint}"):
         run(1, tensors.save_file_of_shards, tmp_path / "out.gguf")
 

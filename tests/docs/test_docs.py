@@ -42,7 +42,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def test_state_and_caches_are_listed_with_their_reasons(modules: dict[str, ast.Module]) -> None:
-    text = (ROOT / "docs" / "design.md").read_text("utf-8")
+    text = (ROOT / "docs" / "background" / "design.md").read_text("utf-8")
     figures = sizes.listed(modules)
     counted = {
         "globals that functions change": figures["globals that functions change"],
@@ -62,7 +62,7 @@ def test_state_and_caches_are_listed_with_their_reasons(modules: dict[str, ast.M
 @pytest.mark.long
 def test_the_package_has_no_more_tokens_than_its_table_says() -> None:
     """A change that needs more code raises the number in the same commit, with the reason."""
-    text = (ROOT / "docs" / "design.md").read_text("utf-8")
+    text = (ROOT / "docs" / "background" / "design.md").read_text("utf-8")
     most = int(re.findall(r"^\| total \|.*\| ([\d,]+) \|$", text, re.MULTILINE)[0].replace(",", ""))
     assert sizes.sizes_of_packages(sizes.PACKAGE)["total"].tokens <= most
 
@@ -160,13 +160,13 @@ def test_generated_parts_are_what_the_declarations_say() -> None:
 
 
 def test_page_of_types_has_the_values_of_codes() -> None:
-    assert " ".join(map(str, IQ4_VALUES)) in (ROOT / "docs" / "formats" / "types.md").read_text("utf-8")
+    assert " ".join(map(str, IQ4_VALUES)) in (ROOT / "docs" / "reference" / "types.md").read_text("utf-8")
 
 
 @pytest.mark.full
 def test_a_type_in_the_package(tmp_path: Path) -> None:
     """The program of the page runs, and so does a copy of the package with the page's edit."""
-    page = ROOT / "docs" / "adding-a-type.md"
+    page = ROOT / "docs" / "guides" / "adding-a-type.md"
     (program,), (diff,) = blocks(page, "python"), blocks(page, "diff")
     package = tmp_path / "glft_schema"
     shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__", "compiled"))
@@ -206,7 +206,7 @@ def test_every_field_of_the_schema_has_a_sentence() -> None:
 
 
 def test_the_pages_example_of_an_error_is_what_is_said() -> None:
-    page = (ROOT / "docs" / "formats" / "glft.md").read_text("utf-8")
+    page = (ROOT / "docs" / "reference" / "glft.md").read_text("utf-8")
     (line,) = re.findall(r"^    (descriptors -> 3 -> dims: .*at byte )\d+\)$", page, re.MULTILINE)
     rows = [*(Row(f"t{i}", [1], F32, bytes(4)) for i in range(3)), Row("fc1.weight", [3, 100], Q4, b"")]
     with pytest.raises(FormatError, match=re.escape(line)):

@@ -273,7 +273,7 @@ def other_readers(session: Session) -> None:
     """The program finds no other values in gguf-py's, and finds the faults of worse readers."""
     lines = session.outputs[""].splitlines()
     assert [line for line in lines if not re.search(r"\.gguf (refused: |no result in 10 s|read, although )", line)] == []
-    (program,) = (block for block in blocks(ROOT / "docs" / "fuzzing.md", "python") if "def differences(" in block)
+    (program,) = (block for block in blocks(ROOT / "docs" / "guides" / "fuzzing.md", "python") if "def differences(" in block)
     head, loop = program.split("signal.signal(")
     one_more = head.replace("tensor.tensor_type)", "tensor.tensor_type) + 1")
     for reader, fault in (
@@ -366,14 +366,14 @@ def importance(session: Session) -> None:
 @checks("comparing.md: Comparing two files")
 def predictions(session: Session) -> None:
     printed = session.outputs["glft compare smollm2-f32.gguf smollm2-q4_k_m.gguf --run"]
-    shown = (ROOT / "docs" / "comparing.md").read_text("utf-8")
+    shown = (ROOT / "docs" / "guides" / "comparing.md").read_text("utf-8")
     measured, expected = (map(float, re.findall(r"\d+\.\d+", PREDICTIONS.findall(text)[0])) for text in (printed, shown))
     assert [*measured] == pytest.approx([*expected], rel=0.01)
 
 
 @checks("comparing.md: Several quantizations")
 def embeddings(session: Session) -> None:
-    shown = (ROOT / "docs" / "comparing.md").read_text("utf-8")
+    shown = (ROOT / "docs" / "guides" / "comparing.md").read_text("utf-8")
     lines, expected = session.outputs[""].splitlines(), re.search(r"```text\n(.*?)```", shown, re.DOTALL)
     assert expected
     assert [line[:-3] for line in lines] == [line[:-3] for line in expected[1].splitlines()]

@@ -19,7 +19,7 @@ from glft_schema.families.sentencepiece_model import read_model
 from tests.families.tiny_folders import SPACES, make_folder
 from tests.oracles.llama_vocabulary import LlamaVocabulary
 
-PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
 OTHER_SCRIPTS = [
     "Übermaß naïve café",
     "漢字かな交じり文の例",

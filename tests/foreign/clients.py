@@ -1,4 +1,4 @@
-"""Other clients of GGUF and their faults: the tables in docs/clients.md.
+"""Other clients of GGUF and their faults: the tables in docs/background/clients.md.
 
 Each row of `FAULTS` has a file and a check of the client's result, which fails once the fault is
 fixed. Versions are from the ``foreign`` extra, or of npm packages.

@@ -23,7 +23,7 @@ from tests.oracles.gguf_reference import File
 from tests.oracles.readers import NEVER, Contents, Difference, Elements, Entry, GgufPy, Verdict, differences, in_llama_cpp, ours
 from tests.tools import gguf_strategies as strategies
 
-PAGE = Path(__file__).parents[2] / "docs" / "formats" / "gguf-readers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "background" / "gguf-readers.md"
 SOME = settings(max_examples=settings().max_examples // 10)  # each is read by three readers
 
 valid = strategies.files().map(File.bytes)

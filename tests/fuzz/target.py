@@ -4,12 +4,12 @@
     python -m tests.fuzz.target crash-da39a3ee5e6b        # that file again
     python -m tests.fuzz.target --kind torch_files work   # another of `KINDS`
 
-It needs atheris; docs/fuzzing.md has more commands. The folder `work` gets the seeds, and each file
-that reaches new code. The promises are those of `tests.fuzz.promises`, or of the kind's module. A
-failure raises an exception, and libFuzzer writes the file as ``crash-SHA1``. A file that takes more
-than `SECONDS`, or more memory than `MEGABYTES`, is written as ``timeout-SHA1`` or ``oom-SHA1``. For
-containers, libFuzzer's mutations are mixed with those of `tests.fuzz.mutator`. The package and
-construct are instrumented; the mutator's strategies are not.
+It needs atheris; docs/guides/fuzzing.md has more commands. The folder `work` gets the seeds, and
+each file that reaches new code. The promises are those of `tests.fuzz.promises`, or of the kind's
+module. A failure raises an exception, and libFuzzer writes the file as ``crash-SHA1``. A file that
+takes more than `SECONDS`, or more memory than `MEGABYTES`, is written as ``timeout-SHA1`` or
+``oom-SHA1``. For containers, libFuzzer's mutations are mixed with those of `tests.fuzz.mutator`.
+The package and construct are instrumented; the mutator's strategies are not.
 """
 
 from __future__ import annotations

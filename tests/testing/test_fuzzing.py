@@ -456,7 +456,7 @@ def test_a_rule_that_a_reader_skips_is_found(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The page's Python prints what it says, and its limits are right; tests/docs runs it all."""
-    page = (ROOT / "docs" / "fuzzing.md").read_text("utf-8")
+    page = (ROOT / "docs" / "guides" / "fuzzing.md").read_text("utf-8")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     examples = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)

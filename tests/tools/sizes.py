@@ -1,8 +1,8 @@
 """Counts what the package consists of: ``python -m tests.tools.sizes [--list] [FOLDER]``.
 
-The figures are those of the tables in docs/design.md: of the whole package, then of each package in
-it. ``--list`` also prints what was counted: the class names that are defined twice, the long
-functions, the changing globals and the caches.
+The figures are those of the tables in docs/background/design.md: of the whole package, then of each
+package in it. ``--list`` also prints what was counted: the class names that are defined twice, the
+long functions, the changing globals and the caches.
 """
 
 from __future__ import annotations

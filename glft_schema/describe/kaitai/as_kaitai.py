@@ -1,7 +1,7 @@
 """A schema in the language of Kaitai Struct, whose compiler generates readers in a dozen languages.
 
 Structs become types, and their fields attributes in order. Fields without bytes become instances.
-Constructs that Kaitai Struct lacks become small generated types. See docs/formats/kaitai.md.
+Constructs that Kaitai Struct lacks become small generated types. See docs/reference/kaitai.md.
 """
 
 from __future__ import annotations
