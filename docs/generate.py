@@ -1,8 +1,8 @@
-"""Writes the generated parts of the pages: ``python docs/generate.py``.
+"""Writes what is generated in the pages: ``python docs/generate.py``.
 
-They come from declarations, commands, docstrings, measurements and tables of the tests. A generated
-part is between ``<!-- generated: NAME -->`` and ``<!-- end -->``; `PARTS` maps each NAME to its
-function.
+It comes from declarations, commands, docstrings and tables of the tests. `WRITTEN` are pages of the
+site alone, which git ignores. A generated part of a stored page is between ``<!-- generated: NAME
+-->`` and ``<!-- end -->``; `PARTS` maps each NAME to its function.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from glft_schema.limits import LIMITS
 from glft_schema.quantizer.recipes_as_markdown import recipes_as_markdown
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from screens import screens
+
 from tests.catalogue import disagreements
 from tests.catalogue.cases import READS
 from tests.catalogue.gguf_cases import READ, REFUSED
@@ -61,22 +63,6 @@ IN_CODEC = (
 )  # its modules that are public
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-MEASUREMENTS = {  # rows of speed-tables.md that are in speed.md: what was measured, and the peer
-    "open SmolLM2 (272 tensors, 98,000 strings)": "gguf-py",
-    "open 20,000 tensors": "llama.cpp's C",
-    "glft inspect, a small file, processor time": "python -c 'import numpy, construct, click'",
-    "load SmolLM2 as a state dict": "gguf-py",
-    "load MiniLM from GLFT, float32, a number of each page read": "safetensors.load_file",
-    "one row of 2.1 GB of f32, bytes read": "the row and two pages",
-    "load_file, 512 MiB of float32 from q4_k": "torch.fill_ of new memory",
-    "load_file, 512 MiB of float32 from q4_k, out=": "torch.fill_ of used memory",
-    "dequantize Q6_K, 2 threads": "llama.cpp's C, 2 threads",
-    "dequantize Q4_K, 2 threads": "libgguf, 2 threads",
-    "quantize Q4_K, 2 threads": "llama.cpp's C, 2 threads",
-    "quantize IQ2_XXS, 2 threads, by importance": "llama.cpp's C, 2 threads",
-    "export 2 GiB to q4": "copying the result, torch reading the source",
-    "glft quantize SmolLM2 Q4_K_M, 2 threads": "llama_model_quantize",
-}
 PART = re.compile(r"(<!-- generated: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -87,16 +73,10 @@ def gguf_header() -> str:
     return f"```py\n{declaration}```"  # not "python": the tests run examples in that language
 
 
-def speed() -> str:
-    """Returns the rows of speed-tables.md that are in speed.md."""
-    lines = (DOCS / "speed-tables.md").read_text("utf-8").splitlines()
-    rows = {(row[0], row[2]): tuple(row) for line in lines if line.startswith("|") for row in [line[2:-2].split(" | ")]}
-    return table(rows["what", "against"], [rows[row] for row in MEASUREMENTS.items()])
-
-
 def command_line() -> str:
-    """Returns the reference of the `glft` command, from the commands themselves."""
-    return "\n\n".join(command_parts(click.Context(app, info_name="glft", **app.context_settings), 2)) + "\n"
+    """Returns the page of the `glft` command, from the commands themselves."""
+    context = click.Context(app, info_name="glft", **app.context_settings)
+    return "\n\n".join(["# The command line", *command_parts(context, 2)]) + "\n"
 
 
 def command_parts(context: click.Context, level: int) -> Iterator[str]:
@@ -122,7 +102,7 @@ def command_parts(context: click.Context, level: int) -> Iterator[str]:
 
 
 def python_names() -> str:
-    """Returns the functions of the package, what they do by their docstrings, and its parts."""
+    """Returns the table of the functions, by the guide that shows them, and of the parts."""
     lines = ["| name | what it does |", "| --- | --- |"]
     for subject, guide in GUIDES.items():
         lines.append(f"| [**{subject}**]({guide}.md) | |")
@@ -138,8 +118,8 @@ def python_names() -> str:
     return "\n".join(lines)
 
 
-def python() -> str:
-    """Returns the site's directives that include the docstring of each public name.
+def api() -> str:
+    """Returns the page of all public names, with directives that include their docstrings.
 
     Raises:
         ValueError: if `SUBJECTS` lacks a public name, or has another one.
@@ -152,7 +132,7 @@ def python() -> str:
     parts |= {f"codec.{module}": import_module(f"glft_schema.codec.{module}") for module in IN_CODEC}
     for part, module in sorted(parts.items()):
         lines += [f"## glft_schema.{part}", *directives(module, [name for name in module.__all__ if name not in listed])]
-    return "\n\n".join(lines) + "\n"
+    return "\n\n".join(["# The Python API", python_names(), *lines]) + "\n"
 
 
 def directives(module: ModuleType, names: list[str]) -> list[str]:
@@ -250,11 +230,6 @@ def roles() -> str:
     return table(("rule set", "files", "keys", "tensors", "source in llama.cpp"), rows)
 
 
-def recipes() -> str:
-    """Returns the sections about llama-quantize's file types."""
-    return "".join(recipes_as_markdown().partition("## Terms")[1:])
-
-
 def families() -> str:
     """Returns the table of architectures of Hugging Face folders."""
     kinds: dict[str, list[str]] = {}
@@ -283,10 +258,6 @@ def parts() -> dict[str, Callable[[], str]]:
     """Returns the function that writes each generated part."""
     functions = [
         gguf_header,
-        speed,
-        command_line,
-        python_names,
-        python,
         limits,
         roles,
         families,
@@ -295,7 +266,7 @@ def parts() -> dict[str, Callable[[], str]]:
         random_files,
         known_keys,
     ]
-    functions += [recipes, clients, client_layouts, client_types, client_faults, slice_indices]
+    functions += [clients, client_layouts, client_types, client_faults, slice_indices]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:
         name, schema = format.name.lower(), schema_of(format)
@@ -307,6 +278,12 @@ def parts() -> dict[str, Callable[[], str]]:
 
 
 PARTS = parts()
+WRITTEN = {
+    "reference/command-line.md": command_line,
+    "reference/api.md": api,
+    "reference/recipes.md": recipes_as_markdown,
+    "reference/screens.md": screens,
+}
 
 
 def renewed(page: str) -> str:
@@ -314,13 +291,18 @@ def renewed(page: str) -> str:
     return PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]().strip()}\n\n{part[4]}", page)
 
 
-def pages() -> list[Path]:
-    """Returns the pages that have generated parts."""
-    return [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if PART.search(page.read_text("utf-8"))]
+def stored() -> list[Path]:
+    """Returns the README and the pages that git stores."""
+    return [
+        ROOT / "README.md",
+        *(page for page in sorted(DOCS.rglob("*.md")) if page.relative_to(DOCS).as_posix() not in WRITTEN),
+    ]
 
 
 if __name__ == "__main__":
-    for page in pages():
+    for name, function in WRITTEN.items():
+        (DOCS / name).write_text(function(), "utf-8")
+    for page in stored():
         text = page.read_text("utf-8")
         if (new := renewed(text)) != text:
             page.write_text(new, "utf-8")

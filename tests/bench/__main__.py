@@ -18,8 +18,7 @@ from tests.bench.measure import table
 GROUPS = ("opening", "fresh", "dequantizing", "quantizing", "loading", "exporting", "models", "packed", "scale", "gpu")
 TITLE = """# Speed: all measurements
 
-Measured on {} and written by `python -m tests.bench --markdown > docs/speed-tables.md`.
-[Speed and memory](speed.md) explains the rows.
+Measured on {}.
 """
 PACKAGES = ("torch", "numpy", "construct", "gguf", "safetensors", "transformers", "xllamacpp")
 

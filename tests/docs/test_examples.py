@@ -29,7 +29,7 @@ import torch
 
 import glft_schema
 from glft_schema.cli.commands import COMMANDS
-from tests.docs.test_docs import blocks
+from tests.docs.test_docs import PAGES, blocks
 from tests.oracles.kaitai_readers import installed
 from tests.oracles.llama_model import LlamaModel
 from tests.tools import forked
@@ -37,7 +37,7 @@ from tests.tools.command_line import glft, in_this_process
 from tests.tools.real_files import downloaded
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if page.parent.name != ".github"]
 CONTINUES = "# continues the example above\n"
 PROGRAMS = {"python", "console", "sh"}
 OTHERS = {"c", "diff", "js", "json", "py", "text", "toml"}
