@@ -165,4 +165,4 @@ def rows() -> Iterator[Row]:
         what = f"1.3 TB to {layout.nbytes / 1e9:.0f} GB, {workers} workers"
         yield Row(what, found.seconds, "equal shares", found.equal, "s")
         yield Row(f"{what}: reads of a worker", found.requests, "bytes of it, in GB", found.read / 1e9, "")
-        yield Row(f"{what}: memory of a worker, in MiB", found.memory / 2**20, "", 0.0, "")
+        yield Row(f"{what}: memory of a worker, in MiB", found.memory / 2**20, "of 1 GiB", 1024.0, "")
