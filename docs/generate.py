@@ -158,19 +158,22 @@ def limits() -> str:
     return table(("limit", "at most", "of", "why"), rows)
 
 
-def refused_files() -> str:
-    """Returns what each reader does with the refused GGUF files."""
-    rows = [(name, "refused", READS if case.c else "refused", code_or_text(case.gguf_py)) for name, case in REFUSED.items()]
-    return table(("file", "glft_schema", "llama.cpp", "gguf-py"), rows)
-
-
-def read_files() -> str:
-    """Returns the rules that the accepted GGUF files break, and what other readers do with them."""
-    rows = []
+def gguf_cases() -> str:
+    """Returns the page of the catalogue of GGUF files: what each reader does with them."""
+    refused = [(name, "refused", READS if case.c else "refused", code_or_text(case.gguf_py)) for name, case in REFUSED.items()]
+    read = []
     for name, case in READ.items():
         broken = (", ".join(f"`{rule}`" for rule in rules.split()) for rules in (case.spec, case.ggml))
-        rows.append((name, *broken, "refused" if case.ggml else READS, code_or_text(case.gguf_py)))
-    return table(("file", "breaks `spec`", "breaks `ggml`", "llama.cpp", "gguf-py"), rows)
+        read.append((name, *broken, "refused" if case.ggml else READS, code_or_text(case.gguf_py)))
+    parts = (
+        "# Unusual GGUF files, one by one",
+        "## Refused files",
+        table(("file", "glft_schema", "llama.cpp", "gguf-py"), refused),
+        "## Accepted files and the rules they break",
+        "Rule ids are shown without the prefix `gguf-`.",
+        table(("file", "breaks `spec`", "breaks `ggml`", "llama.cpp", "gguf-py"), read),
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def random_files() -> str:
@@ -261,8 +264,6 @@ def parts() -> dict[str, Callable[[], str]]:
         limits,
         roles,
         families,
-        refused_files,
-        read_files,
         random_files,
         known_keys,
     ]
@@ -283,6 +284,7 @@ WRITTEN = {
     "reference/api.md": api,
     "reference/recipes.md": recipes_as_markdown,
     "reference/screens.md": screens,
+    "background/gguf-cases.md": gguf_cases,
 }
 
 
