@@ -204,16 +204,18 @@ def client_layouts() -> str:
     return table(("client", *(f"v{version}, {order}" for version, order in layouts)), rows)
 
 
-def client_types() -> str:
-    """Returns what each client does with tensors of each type."""
-    rows = [(type_.name, *(expected(client, type_.name) for client in TENSORS)) for type_ in files.TYPES]
-    return table(("type", *(f"`{client}`" for client in TENSORS)), rows)
-
-
-def client_faults() -> str:
-    """Returns each client's faults."""
-    rows = [(f"`{fault.client}`", fault.files, fault.they, fault.why) for fault in FAULTS]
-    return table(("client", "file", "what it does", "why"), rows)
+def client_tables() -> str:
+    """Returns the page of what clients do with each tensor type, and of their faults."""
+    types = [(type_.name, *(expected(client, type_.name) for client in TENSORS)) for type_ in files.TYPES]
+    faults = [(f"`{fault.client}`", fault.files, fault.they, fault.why) for fault in FAULTS]
+    parts = (
+        "# What other clients do, type by type",
+        '"Refused" means an error for the whole file.',
+        table(("type", *(f"`{client}`" for client in TENSORS)), types),
+        "## What clients get wrong",
+        table(("client", "file", "what it does", "why"), faults),
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def slice_indices() -> str:
@@ -267,13 +269,13 @@ def parts() -> dict[str, Callable[[], str]]:
         random_files,
         known_keys,
     ]
-    functions += [clients, client_layouts, client_types, client_faults, slice_indices]
+    functions += [clients, client_layouts, slice_indices]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:
         name, schema = format.name.lower(), schema_of(format)
         for part, struct in schema.structs.items():
             made[f"{name} struct {part}"] = partial(markdown.struct_section, struct, schema)
-        for write in (markdown.codes_reference, markdown.rules_reference, markdown.types_table, markdown.types_reference):
+        for write in (markdown.codes_reference, markdown.types_table, markdown.types_reference):
             made[f"{name} {write.__name__}"] = partial(write, schema)
     return made
 
@@ -285,6 +287,7 @@ WRITTEN = {
     "reference/recipes.md": recipes_as_markdown,
     "reference/screens.md": screens,
     "background/gguf-cases.md": gguf_cases,
+    "background/client-tables.md": client_tables,
 }
 
 
