@@ -136,19 +136,13 @@ def api() -> str:
 
 
 def directives(module: ModuleType, names: list[str]) -> list[str]:
-    """Returns the directives of classes and functions, with those of the options that functions
-    take, and a line with all other names."""
+    """Returns the directives of classes and functions, and a line with all other names."""
     values = {name: getattr(module, name) for name in names}
     if module is glft_schema and "Container" in values:
         values["Container"] = type(values["Container"])
-    named = {name for name, value in values.items() if isinstance(getattr(value, "__qualname__", None), str)}
-    declared = []
-    for value in (value for name, value in values.items() if name in named):
-        declared.append(f"::: {value.__module__}.{value.__qualname__}")
-        options = re.match(r"Unpack\[(\w+)\]", str(getattr(value, "__annotations__", {}).get("options")))
-        if options and (known := inspect.getmodule(value)):
-            declared.append(f"::: {vars(known)[options[1]].__module__}.{options[1]}")
+    named = {name: value for name, value in values.items() if isinstance(getattr(value, "__qualname__", None), str)}
     others = ", ".join(f"`{name}`" for name in values if name not in named)
+    declared = [f"::: {value.__module__}.{value.__qualname__}" for value in named.values()]
     return [*declared, *([f"Also {others}."] if others else [])]
 
 
