@@ -62,11 +62,13 @@ def names_of(tree: ast.Module) -> Iterator[str]:
 
 def is_importable(name: str) -> bool:
     try:
-        return bool(pkgutil.resolve_name(name)) or True
+        pkgutil.resolve_name(name)
     except (AttributeError, ImportError):
         return False
+    return True
 
 
+@pytest.mark.long
 def test_references_in_docstrings_lead_somewhere() -> None:
     """Names are known, files exist, and dotted names can be imported or have known parts."""
     modules = sizes.parsed(sizes.PACKAGE)
