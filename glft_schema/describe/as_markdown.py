@@ -1,6 +1,6 @@
 """A schema as Markdown: fields, rules, and tensor types with bit pictures.
 
-`as_markdown` returns the whole reference. The pages in docs/formats/ use parts of it.
+`as_markdown` returns the whole reference. The pages in docs/reference/ use parts of it.
 """
 
 from __future__ import annotations
@@ -76,13 +76,6 @@ def codes_reference(schema: s.Schema) -> str:
         rows = [(f"{code}", f"`{entry.name}`", _storage_of(entry.name, schema)) for code, entry in table.by_code()]
         sections.append(f"## {table.kind} types\n\n{markdown_table(('code', 'name', 'stored as'), rows, '-::')}")
     return "\n".join(sections)
-
-
-def rules_reference(schema: s.Schema) -> str:
-    """Returns a table of all rules of the container: id, field, expectation, and rule sets."""
-    rules = [rule for struct in schema.container_structs.values() for rule in struct.rules]
-    rows = [(f"`{rule.id}`", rule.field, _escape(rule.sentence), enforcers(rule)) for rule in rules]
-    return markdown_table(("rule", "field", "expected", "enforced by"), rows, "::::")
 
 
 def types_table(schema: s.Schema) -> str:

@@ -1,8 +1,8 @@
 """A small language for decoders and encoders of single blocks: a subset of Python that is checked,
 run as it is, and printed as C or as operations on arrays.
 
-The package needs numpy only, and knows nothing of tensor types. docs/scalar-functions.md describes
-the language.
+The package needs numpy only, and knows nothing of tensor types. The language is described in
+docs/concepts/scalar-functions.md.
 """
 
 from glft_schema.scalar.language import (

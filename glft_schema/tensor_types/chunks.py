@@ -1,7 +1,7 @@
 """Runs a type's formula or encoder over a matrix in chunks of rows, which fit into a CPU's cache.
 
 A formula makes several passes over its data. The passes over a chunk stay in the cache, so memory
-is read and written once; docs/speed.md has measurements.
+is read and written once; docs/background/speed.md has measurements.
 """
 
 from __future__ import annotations

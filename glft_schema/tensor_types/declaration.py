@@ -195,7 +195,7 @@ def formula_of(type_: Declaration) -> Callable[[Declared], Declared]:
     below the block.
 
     A formula is a scalar function of one block or row: it writes `w`, and reads fields by their
-    names; see docs/scalar-functions.md.
+    names; see docs/concepts/scalar-functions.md.
 
     Raises:
         ValueError: if the type has a formula, or if the function does not follow the language; the

@@ -12,8 +12,8 @@ from glft_schema.scalar.kinds import KINDS
 if TYPE_CHECKING:
     from glft_schema.scalar.tree import ArrayType
 
-# Scalar functions of one block or row, see docs/scalar-functions.md. A formula writes `w`, an
-# encoder reads `w` and writes the fields.
+# Scalar functions of one block or row, see docs/concepts/scalar-functions.md. A formula writes
+# `w`, an encoder reads `w` and writes the fields.
 Formula = Callable[..., Any]
 Encoder = Callable[..., Any]
 

@@ -5,7 +5,7 @@ neighbours in a row (Q4).
 
 The scale is rounded to float16 before the codes are computed with it, so that a file decodes to
 exactly what `fake_quantize` predicts; see `encoders.symmetric`. Source: the lab that the format
-comes from; see docs/formats/glft.md.
+comes from; see docs/reference/glft.md.
 """
 
 from __future__ import annotations

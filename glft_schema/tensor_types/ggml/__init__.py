@@ -44,8 +44,8 @@ def register_type(
         block: a `Struct` of the block's fields in file order, each an array of constant dims.
         dequantize: a scalar function of one block, see `formula_of`.
         quantize: the encoder, a scalar function of one block, which writes all fields, or two,
-            ``(to_x, to_x_by_importance)``; see docs/scalar-functions.md. Without an encoder,
-            tensors of the type can only be read and copied.
+            ``(to_x, to_x_by_importance)``; see docs/concepts/scalar-functions.md. Without an
+            encoder, tensors of the type can only be read and copied.
         scales: for each field of integers that encodes floats, the conversion to them, used by
             checks of values.
         reserved: bit patterns that no encoder writes, reported by checks of values.
