@@ -19,6 +19,7 @@ from glft_schema.display import MAX_LINE, Progress, size_text
 from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, printable, quote
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
+from glft_schema.words import suggestion
 
 if TYPE_CHECKING:
     from glft_schema.weights.save import Writer
@@ -111,9 +112,18 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
     except OSError as error:
         reason = error.strerror or str(error)
         path = Path(error.filename) if isinstance(error.filename, str) else path
+        reason += _neighbour(Path(path)) if isinstance(error, FileNotFoundError) else ""
     else:
         return
     raise RefusedError(f"{path}: {reason}")
+
+
+def _neighbour(path: Path) -> str:
+    """Returns the end of an error about a missing file: a file beside it that may be meant."""
+    try:
+        return suggestion(path.name, os.listdir(path.parent))
+    except OSError:
+        return ""
 
 
 def unique(option: str, what: str, uses: Iterable[tuple[str, str, Value]]) -> dict[str, Value]:
