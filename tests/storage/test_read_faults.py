@@ -294,46 +294,45 @@ def opened_in_little_memory(path: Path) -> list[str]:
 
 
 @LINUX
-def test_a_tensor_beyond_5_gib(tmp_path: Path) -> None:
-    row = reference.Row("w", [4], reference.F32, b"", 5 * GIB + 3)
-    glft = reference.write(b"", [row], b"")
-    gguf = Written([], [Info(b"w", [4], F32, offset=5 * GIB)], b"").bytes()
-    for name, head, at in (("glft", glft, len(glft) + 5 * GIB + 3), ("gguf", gguf, len(gguf) + 5 * GIB)):
-        path = sparse(tmp_path / name, head, at)
-        with path.open("r+b") as stream:
-            stream.seek(at)
-            stream.write(struct.pack("<4f", 1, 2, 3, 4))
-        for mmap in (True, False):
-            with glft_schema.open(path, mmap=mmap) as file:
-                assert file.get_tensor("w").tolist() == [1, 2, 3, 4]
-                assert file.get_slice("w")[2:].tolist() == [3, 4]
-                assert file.tensors["w"].position == at
-        os.truncate(path, at + 15)
-        for mmap in (True, False):
-            with pytest.raises(TruncatedError, match="data -> 'w' -> weights: expected 16 bytes, found 15") as caught:
-                glft_schema.open(path, mmap=mmap)
-            assert caught.value.offset == at
+@pytest.mark.parametrize(
+    ("head", "start"),
+    [
+        (reference.write(b"", [reference.Row("w", [4], reference.F32, b"", 5 * GIB + 3)], b""), 5 * GIB + 3),
+        (Written([], [Info(b"w", [4], F32, offset=5 * GIB)], b"").bytes(), 5 * GIB),
+    ],
+    ids=["glft", "gguf"],
+)
+@MAPPED
+def test_a_tensor_beyond_5_gib(head: bytes, start: int, mmap: bool, tmp_path: Path) -> None:
+    at = len(head) + start
+    path = sparse(tmp_path / "large", head, at)
+    with path.open("ab") as stream:
+        stream.write(struct.pack("<4f", 1, 2, 3, 4))
+    with glft_schema.open(path, mmap=mmap) as file:
+        assert file.get_tensor("w").tolist() == [1, 2, 3, 4]
+        assert file.get_slice("w")[2:].tolist() == [3, 4]
+        assert file.tensors["w"].position == at
+    os.truncate(path, at + 15)
+    with pytest.raises(TruncatedError, match="data -> 'w' -> weights: expected 16 bytes, found 15") as caught:
+        glft_schema.open(path, mmap=mmap)
+    assert caught.value.offset == at
 
 
-# Sparse files beyond a limit: head, size in GiB, and error.
+# Sparse files beyond a limit: head, and size in GiB.
 LARGE_CLAIMS = {
-    "GLFT metadata": (struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1), 5, "metadata: expected at most 268435456 bytes"),
-    "GLFT rows": (struct.pack("<IIII", 0x474C4654, 1, 300_000_000, 0), 8, "descriptors: expected at most 200000 tensors"),
-    "GGUF rows": (Written(n_tensors=300_000_000).head(), 8, "tensor_infos: expected at most 200000 tensors"),
-    "a key": (Written(n_kv=1).head() + struct.pack("<Q", 4 * GIB), 5, "metadata -> 0 -> key: expected at most 268435456 bytes"),
-    "strings": (
-        Written([(b"k", 9, (8, []))]).head()[:-8] + struct.pack("<Q", 1 << 29),
-        5,
-        "metadata -> 0 -> value -> elements: expected at most 16777216 (a limit of glft_schema)",
-    ),
+    "GLFT metadata": (struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1), 5),
+    "GLFT rows": (struct.pack("<IIII", 0x474C4654, 1, 300_000_000, 0), 8),
+    "GGUF rows": (Written(n_tensors=300_000_000).head(), 8),
+    "a key": (Written(n_kv=1).head() + struct.pack("<Q", 4 * GIB), 5),
+    "strings": (Written([(b"k", 9, (8, []))]).head()[:-8] + struct.pack("<Q", 1 << 29), 5),
 }
 
 
 @LINUX
 @pytest.mark.parametrize("claim", LARGE_CLAIMS)
 def test_claims_of_large_files_meet_a_limit(tmp_path: Path, claim: str) -> None:
-    head, size, problem = LARGE_CLAIMS[claim]
-    assert opened_in_little_memory(sparse(tmp_path / "large", head, size * GIB)).startswith(f"LimitError {problem}")
+    head, size = LARGE_CLAIMS[claim]
+    assert opened_in_little_memory(sparse(tmp_path / "large", head, size * GIB)).startswith("LimitError ")
 
 
 @LINUX
@@ -382,18 +381,16 @@ def test_16_threads_read_one_open_file(tmp_path: Path, mmap: bool) -> None:
     save_file(tensors, tmp_path / "f.gguf", {"s": [str(i) for i in range(2000)]})
     start = threading.Barrier(16)
 
-    def work(number: int) -> bool:
+    def read(number: int) -> None:
         start.wait()
-        right = True
         for i in range(20):
             name = f"w{(number + i) % 8}"
-            right &= torch.equal(file.get_tensor(name), tensors[name])
-            right &= torch.equal(file.get_slice(name)[i, 3:], tensors[name][i, 3:])
-            right &= file.metadata["s"][number + i] == str(number + i)
-        return right
+            assert torch.equal(file.get_tensor(name), tensors[name])
+            assert torch.equal(file.get_slice(name)[i, 3:], tensors[name][i, 3:])
+            assert file.metadata["s"][number + i] == str(number + i)
 
     with glft_schema.open(tmp_path / "f.gguf", mmap=mmap) as file, ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(work, range(16)))
+        list(pool.map(read, range(16)))
 
 
 FORKED = """
@@ -433,28 +430,24 @@ def test_a_child_reads_its_parents_open_file(model: Path, mmap: bool) -> None:
 
 
 @MAPPED
-@pytest.mark.parametrize("access", ACCESSES)
-def test_every_access_after_close_says_so(model: Path, access: str, mmap: bool) -> None:
-    file = glft_schema.open(model, mmap=mmap)
-    file.close()
-    file.close()
-    with pytest.raises(ClosedError, match=r"model\.gguf is closed"):
-        ACCESSES[access](file)
-
-
-@MAPPED
-def test_what_was_taken_from_a_file_before_it_was_closed(model: Path, mmap: bool) -> None:
+def test_a_closed_file_and_what_was_taken_from_it_before(model: Path, mmap: bool) -> None:
     with glft_schema.open(model, mmap=mmap) as file:
         tensor = file.tensors["w"]
         numbers, strings = (file.metadata.stored_value(key).value for key in "ns")
         text, kept, array = strings[3], file.get_tensor("w"), file.metadata["n"]
         pieces, tensors, part = tensor.pieces(), file.tensors, file.get_slice("w")
+    file.close()  # again
     for access in (
+        lambda: file.get_tensor("w"),
+        lambda: file.get_slice("w"),
+        lambda: file == Container.parse(with_strings()),
+        lambda: Container.build(file),
+        lambda: check_rules(file, "spec"),
+        lambda: byte_map(file),
         lambda: tensor.raw,
         lambda: tensor.payload,
         lambda: tensor.fields,
         lambda: tensor.dequantize(),
-        lambda: tensor[0],
         lambda: tensor[0:0],
         lambda: part[...],
         lambda: next(pieces),
@@ -462,18 +455,14 @@ def test_what_was_taken_from_a_file_before_it_was_closed(model: Path, mmap: bool
         lambda: strings[3],
         lambda: list(strings),
         lambda: strings == ["a"] * 100,
-        lambda: repr(strings),
-        lambda: numbers[0],
         lambda: numbers[0:0],
         lambda: list(numbers),
         lambda: repr(numbers),
-        lambda: file.header,
         lambda: file.metadata,
         lambda: file.keys(),
         lambda: file.tensors["w"],
         lambda: pickle.dumps(file),
         lambda: pickle.dumps(tensor),
-        lambda: Container.build({**file.regions}),
     ):
         with pytest.raises(ClosedError, match=r"model\.gguf is closed"):
             access()
@@ -550,26 +539,29 @@ print(glft_schema.open(sys.argv[1], mmap=False).nbytes)
 
 
 class FailingDisk(BytesSource):
-    """Fails in the middle of a file."""
+    """Fails once, in the middle of a file."""
 
-    def __init__(self, stored: bytes, error: type[Exception]) -> None:
+    def __init__(self, stored: bytes, error: Exception) -> None:
         super().__init__(stored, "/mnt/failing")
-        self._error = error
+        self._error: Exception | None = error
 
     def _view(self, start: int, nbytes: int) -> memoryview:
-        if start:
-            raise self._error(errno.EIO, "Input/output error")
+        if start and (error := self._error):
+            self._error = None
+            raise error
         return super()._view(start, nbytes)
 
 
-@pytest.mark.parametrize("error", [OSError, MemoryError])
-def test_errors_of_the_system_while_parsing_come_through(error: type[Exception]) -> None:
-    """They are not reported as FormatError, and an OSError has the file's name."""
-    for stored in (reference.write(b"a=" + bytes(1 << 17), [], b""), with_strings(1 << 17)):
-        with pytest.raises(error, match="Input/output error") as caught:
-            parse_source(FailingDisk(stored, error)).get_tensor("w")
-        if isinstance(caught.value, OSError):
-            assert (caught.value.errno, caught.value.filename) == (errno.EIO, "/mnt/failing")
+@pytest.mark.parametrize(
+    "stored", [reference.write(b"a=" + bytes(1 << 17), [], b""), with_strings(1 << 17)], ids=["glft", "gguf"]
+)
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "lost"), MemoryError("lost"), TruncatedError("lost")], ids=repr)
+def test_errors_of_a_source_while_parsing_come_through(error: Exception, stored: bytes) -> None:
+    """They are not reported as others, and an OSError has the file's name."""
+    with pytest.raises(type(error), match="lost") as caught:
+        parse_source(FailingDisk(stored, error)).get_tensor("w")
+    if isinstance(caught.value, OSError):
+        assert (caught.value.errno, caught.value.filename) == (errno.EIO, "/mnt/failing")
 
 
 # Names are not paths

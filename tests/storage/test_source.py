@@ -19,9 +19,7 @@ import torch
 
 import glft_schema
 from glft_schema import ClosedError, Container, FormatError, LimitError, TruncatedError, save_file
-from glft_schema.files.parsing import parse_source
 from glft_schema.storage.file_source import read_regular
-from glft_schema.storage.source import BytesSource
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
 
@@ -148,27 +146,6 @@ def test_a_small_slice_of_a_file_read_in_pieces_keeps_little(tmp_path: Path) -> 
             assert torch.equal(part, mapped.get_slice(name)[index])
             assert torch.equal(part, mapped.get_tensor(name)[index])
             assert part.untyped_storage().nbytes() < 10_000
-
-
-class Failing(BytesSource):
-    """Fails at the first read, as a connection may."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self.failed = False
-
-    def view(self, start: int, nbytes: int) -> memoryview:
-        if start and not self.failed:
-            self.failed = True
-            raise TruncatedError("expected more, found a lost connection")
-        return super().view(start, nbytes)
-
-
-def test_a_source_that_fails_once() -> None:
-    data = FOUR_TYPES + bytes(1 << 17)
-    data = data[:8] + (1 << 20).to_bytes(4, "little") + data[12:]
-    with pytest.raises(TruncatedError):
-        parse_source(Failing(data))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs sparse files and MAP_NORESERVE")
