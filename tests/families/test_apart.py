@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import sys
@@ -15,12 +14,10 @@ import pytest
 import glft_schema as glft
 from glft_schema.families.apart import OFFLINE, start_apart
 from glft_schema.families.config import refusing
-from tests.families.tiny_folders import make_folder
-from tests.golden.record_conversions import PATH, contents
+from tests.families.tiny_folders import edit_json, make_folder
 from tests.tools.command_line import assert_refused, in_this_process
 
 MISBEHAVING = "tests.tools.misbehaving"
-RECORDED = json.loads(PATH.read_text())
 MEMORY = 1 << 27
 
 
@@ -90,37 +87,16 @@ ENDS: dict[str, tuple[dict[str, int], tuple[Any, ...], str]] = {
 def test_what_ends_the_process(name: str, tmp_path: Path) -> None:
     if name == "memory" and sys.platform != "linux":
         pytest.skip("other systems do not limit memory")
-    limits, (function, *arguments), message = ENDS[name]
-    file = tmp_path / "a.json"
-    with (
-        glft.Limits(**limits),
-        start_apart(MISBEHAVING) as call,
-        pytest.raises(glft.FormatError) as caught,
-    ):
-        call(function, tmp_path, *arguments, file=file)
+    limits, arguments, message = ENDS[name]
+    with glft.Limits(**limits), start_apart(MISBEHAVING) as call, pytest.raises(glft.FormatError) as caught:
+        call(*arguments[:1], tmp_path, *arguments[1:], file=tmp_path / "a.json")
     assert message in str(caught.value)
-    assert caught.value.file == str(file)
-
-
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-mistral"])
-def test_folders(name: str, tmp_path: Path) -> None:
-    """SentencePiece, and a tokenizer without a fingerprint."""
-    glft.convert(make_folder(tmp_path, name), tmp_path / "out.gguf")
-    assert contents(tmp_path / "out.gguf")["keys"].keys() == RECORDED[name]["keys"].keys()
-
-
-def rewrite(path: Path, **parts: Any) -> None:
-    """Sets parts of a JSON file."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
-
-
-REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 16}
-CHARSMAP = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    assert caught.value.file == str(tmp_path / "a.json")
 
 
 def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-mistral")
-    rewrite(folder / "tokenizer.json", normalizer=CHARSMAP)
+    edit_json(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
     done = in_this_process("convert", folder, tmp_path / "out.gguf")
     assert_refused(done, str(folder), "expected a valid tokenizer, found PanicException: Precompiled: Error(")
 
@@ -129,30 +105,16 @@ def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
 def test_a_tokenizer_that_takes_all_memory(tmp_path: Path) -> None:
     """Each of its normalizers makes sixteen letters of one."""
     folder = make_folder(tmp_path, "tiny-qwen3")
-    rewrite(folder / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [REPLACE] * 12})
+    replace = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 16}
+    edit_json(folder / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [replace] * 12})
     with glft.Limits(parser_memory=MEMORY):
         done = in_this_process("convert", folder, tmp_path / "out.gguf")
     assert_refused(done, f"{folder}/tokenizer.json: ", "found more (limit parser_memory)", "--limit parser_memory=NUMBER")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
-def test_a_card_that_takes_all_memory(tmp_path: Path) -> None:
-    """Aliases of YAML, each of nine of the one before."""
-    folder = make_folder(tmp_path, "tiny-llama")
-    names = "abcdefghi"
-    lists = [
-        f"{name}: &{name} [{', '.join([before] * 9)}]"
-        for before, name in zip(["x", *(f"*{n}" for n in names)], names, strict=False)
-    ]
-    (folder / "README.md").write_text("\n".join(["---", *lists, "base_models: *i", "---"]))
-    with glft.Limits(parser_memory=MEMORY):
-        done = in_this_process("convert", folder, tmp_path / "out.gguf")
-    assert_refused(done, f"{folder}/README.md: ", "found more (limit parser_memory)")
-
-
 def test_a_card_in_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
     """The library logs an entry that it does not know as a whole."""
-    folder = make_folder(tmp_path, "tiny-llama")
+    folder = make_folder(tmp_path, "tiny-mistral")
     (folder / "README.md").write_text(f"---\nbase_models: [[{'a, ' * 10_000}]]\n---\n")
     glft.convert(folder, tmp_path / "out.gguf")
     assert (capfd.readouterr(), caplog.messages) == (("", ""), [])

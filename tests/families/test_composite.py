@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,50 +14,56 @@ import torch
 
 import glft_schema as glft
 from glft_schema import FormatError
-from tests.families.tiny_folders import make_folder
+from tests.families.tiny_folders import edit_json, edit_tensors, make_folder
 from tests.tools.command_line import in_this_process
 
 F8, I32, U8 = torch.float8_e4m3fn, torch.int32, torch.uint8
 SCALE = torch.ones(2)
 ADVICE = "save the model unquantized with the library that wrote it"
 COPY = re.escape(", or copy the tensors as stored: as_stored (--as-stored)")
+
+
+def ones(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.ones(shape).to(dtype)
+
+
 TENSORS = {  # the tensors of a Linear by their names in each scheme
     "GPTQ": {
-        "qweight": torch.ones(4, 8, dtype=I32),
-        "qzeros": torch.ones(1, 1, dtype=I32),
+        "qweight": ones(I32, 4, 8),
+        "qzeros": ones(I32, 1, 1),
         "scales": SCALE,
-        "g_idx": torch.ones(32, dtype=I32),
+        "g_idx": ones(I32, 32),
     },
-    "GPTQ or AWQ": {"qweight": torch.ones(32, 1, dtype=I32), "qzeros": torch.ones(1, 1, dtype=I32), "scales": SCALE},
-    "GPTQ or AWQ without zeros": {"qweight": torch.ones(32, 1, dtype=torch.int16), "scales": SCALE},
-    "FP8 in blocks": {"weight": torch.ones(4, 8).to(F8), "weight_scale_inv": SCALE},
-    "FP8 of ComfyUI": {"weight": torch.ones(4, 8).to(F8), "scale_weight": SCALE},
+    "GPTQ or AWQ": {"qweight": ones(I32, 32, 1), "qzeros": ones(I32, 1, 1), "scales": SCALE},
+    "GPTQ or AWQ without zeros": {"qweight": ones(torch.int16, 32, 1), "scales": SCALE},
+    "FP8 in blocks": {"weight": ones(F8, 4, 8), "weight_scale_inv": SCALE},
+    "FP8 of ComfyUI": {"weight": ones(F8, 4, 8), "scale_weight": SCALE},
     "NVFP4 of compressed-tensors": {
-        "weight_packed": torch.ones(4, 8, dtype=U8),
-        "weight_scale": SCALE.to(F8),
+        "weight_packed": ones(U8, 4, 8),
+        "weight_scale": ones(F8, 2),
         "weight_global_scale": SCALE,
     },
     "compressed-tensors": {
-        "weight_packed": torch.ones(4, 8, dtype=I32),
+        "weight_packed": ones(I32, 4, 8),
         "weight_scale": SCALE,
         "weight_shape": torch.tensor([4, 64]),
     },
-    "NVFP4 of ModelOpt": {"weight": torch.ones(4, 8, dtype=U8), "weight_scale": SCALE.to(F8), "weight_scale_2": SCALE},
-    "compressed-tensors or ModelOpt": {"weight": torch.ones(4, 8, dtype=torch.int8), "weight_scale": SCALE},
-    "compressed-tensors or ModelOpt in FP4": {"weight": torch.ones(4, 8, dtype=U8), "weight_scale": SCALE.to(F8)},
+    "NVFP4 of ModelOpt": {"weight": ones(U8, 4, 8), "weight_scale": ones(F8, 2), "weight_scale_2": SCALE},
+    "compressed-tensors or ModelOpt": {"weight": ones(torch.int8, 4, 8), "weight_scale": SCALE},
+    "compressed-tensors or ModelOpt in FP4": {"weight": ones(U8, 4, 8), "weight_scale": ones(F8, 2)},
     "MXFP4 of gpt-oss": {
-        "experts.down_proj_blocks": torch.ones(1, 4, 1, 16, dtype=U8),
-        "experts.down_proj_scales": torch.ones(1, 4, 1, dtype=U8),
+        "experts.down_proj_blocks": ones(U8, 1, 4, 1, 16),
+        "experts.down_proj_scales": ones(U8, 1, 4, 1),
     },
-    "MLX": {"weight": torch.ones(4, 8).to(torch.uint32), "scales": SCALE, "biases": -SCALE},
-    "bitsandbytes": {"weight": torch.ones(16, 1, dtype=U8), "weight.absmax": SCALE},
-    "torchao": {"_weight_qdata": torch.ones(4, 8, dtype=torch.int8), "_weight_scale": SCALE},
-    "quanto": {"weight._data": torch.ones(4, 8, dtype=torch.int8), "weight._scale": SCALE},
-    "HQQ": {"W_q": torch.ones(4, 8, dtype=U8), "scale": SCALE, "zero": -SCALE},
-    "EXL2": {"q_weight": torch.ones(4, 8, dtype=I32), "q_scale": torch.ones(1, 1, dtype=I32)},
-    "EXL3": {"trellis": torch.ones(4, 8, 16, dtype=torch.int16), "suh": SCALE},
-    "Marlin": {"B": torch.ones(2, 64, dtype=I32), "s": SCALE},
-    "AQLM": {"codes": torch.ones(4, 1, 1, dtype=torch.int8), "codebooks": torch.ones(1, 256, 1, 8)},
+    "MLX": {"weight": ones(torch.uint32, 4, 8), "scales": SCALE, "biases": -SCALE},
+    "bitsandbytes": {"weight": ones(U8, 16, 1), "weight.absmax": SCALE},
+    "torchao": {"_weight_qdata": ones(torch.int8, 4, 8), "_weight_scale": SCALE},
+    "quanto": {"weight._data": ones(torch.int8, 4, 8), "weight._scale": SCALE},
+    "HQQ": {"W_q": ones(U8, 4, 8), "scale": SCALE, "zero": -SCALE},
+    "EXL2": {"q_weight": ones(I32, 4, 8), "q_scale": ones(I32, 1, 1)},
+    "EXL3": {"trellis": ones(torch.int16, 4, 8, 16), "suh": SCALE},
+    "Marlin": {"B": ones(I32, 2, 64), "s": SCALE},
+    "AQLM": {"codes": ones(torch.int8, 4, 1, 1), "codebooks": torch.ones(1, 256, 1, 8)},
 }
 
 
@@ -69,32 +77,37 @@ def write(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 @pytest.mark.parametrize("scheme", TENSORS)
 def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) -> None:
     path, out = write(tmp_path / f"model.{ending}", TENSORS[scheme]), tmp_path / "out.safetensors"
-    name = re.sub(" without.*| in FP4", "", scheme)
-    problem = rf"expected weights, found codes and scales of {re.escape(name)}, such as 'layers\.0\..*{ADVICE}"
-    donor = tmp_path / "donor.gguf"
-    glft.save_file({"output_norm.weight": torch.ones(8)}, donor, {"general.architecture": "llama", "llama.block_count": 1})
-    for work, has_option in (
-        (lambda: glft.convert(path, out), True),
-        (lambda: glft.weights.open_checkpoint(path), True),
-        (lambda: glft.quantize(path, tmp_path / "out.gguf", "Q8_0"), False),
-        (lambda: glft.quantize(path, tmp_path / "out.gguf", "Q8_0", like=donor), False),
-        (lambda: glft.convert(path, tmp_path / "out.gguf", like=donor), False),
-        (lambda: glft.convert(path, tmp_path / "out.gguf", like=donor, as_stored=True), False),
-    ):
-        with pytest.raises(FormatError, match=f"{problem}{COPY if has_option else ''} in ") as caught:
+    name = re.escape(re.sub(" without.*| in FP4", "", scheme))
+    problem = rf"expected weights, found codes and scales of {name}, such as 'layers\.0\..*{ADVICE}{COPY} in {path}$"
+    for work in (lambda: glft.convert(path, out), lambda: glft.weights.open_checkpoint(path)):
+        with pytest.raises(FormatError, match=problem):
             work()
-        assert str(caught.value).endswith(f" in {path}")
-    assert in_this_process("convert", path, out).returncode == 2
     assert not out.exists()
-    assert in_this_process("convert", path, out, "--as-stored").returncode == 0
+    glft.convert(path, out, as_stored=True)
     assert glft.weights.open_checkpoint(out, as_stored=True).keys() == glft.weights.open_checkpoint(path, as_stored=True).keys()
+
+
+@pytest.mark.parametrize("write_out", [glft.convert, partial(glft.quantize, recipe="Q8_0")])
+def test_gguf_has_no_codes_and_scales(write_out: Callable[..., object], tmp_path: Path) -> None:
+    """Also of the tensors as stored, and by the example of another model."""
+    path, donor = write(tmp_path / "model.safetensors", TENSORS["GPTQ"]), tmp_path / "donor.gguf"
+    glft.save_file({"output_norm.weight": torch.ones(8)}, donor, {"general.architecture": "llama", "llama.block_count": 1})
+    for options in ({"like": donor}, {"like": donor, "as_stored": True} if write_out is glft.convert else {}):
+        with pytest.raises(FormatError, match=rf"found codes and scales of GPTQ, such as 'layers\.0\..*{ADVICE} in {path}$"):
+            write_out(path, tmp_path / "out.gguf", **options)
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    path, out = write(tmp_path / "model.safetensors", TENSORS["GPTQ"]), tmp_path / "out.safetensors"
+    assert in_this_process("convert", path, out).returncode == 2
+    assert in_this_process("convert", path, out, "--as-stored").returncode == 0
 
 
 @pytest.mark.parametrize(
     ("tensors", "scheme"),
     [
-        ({"qweight": torch.ones(4, 8, dtype=I32), "scales": SCALE}, "GPTQ or AWQ"),
-        ({"weight": torch.ones(4, 8).to(F8), "weight_scale": SCALE}, "compressed-tensors or ModelOpt"),
+        ({"qweight": ones(I32, 4, 8), "scales": SCALE}, "GPTQ or AWQ"),
+        ({"weight": ones(F8, 4, 8), "weight_scale": SCALE}, "compressed-tensors or ModelOpt"),
     ],
 )
 def test_names_without_a_prefix(tensors: dict[str, torch.Tensor], scheme: str, tmp_path: Path) -> None:
@@ -104,7 +117,7 @@ def test_names_without_a_prefix(tensors: dict[str, torch.Tensor], scheme: str, t
 
 
 def test_a_scheme_that_only_the_config_names(tmp_path: Path) -> None:
-    path = write(tmp_path / "model.safetensors", {"indices": torch.ones(4, 8, dtype=U8), "steps": SCALE})
+    path = write(tmp_path / "model.safetensors", {"indices": ones(U8, 4, 8), "steps": SCALE})
     assert len(glft.weights.open_checkpoint(path)) == 3
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "new\x1b"}}))
     for source in (path, tmp_path):
@@ -116,11 +129,11 @@ def test_a_scheme_that_only_the_config_names(tmp_path: Path) -> None:
 
 def test_plain_weights_are_not(tmp_path: Path) -> None:
     tensors = {
-        "weight": torch.ones(4, 8).to(F8),
+        "weight": ones(F8, 4, 8),
         "scale": SCALE,
         "qweight": torch.ones(4, 8),
-        "position_ids": torch.ones(3, dtype=I32),
-        "mask": torch.ones(4, 8, dtype=U8),
+        "position_ids": ones(I32, 3),
+        "mask": ones(U8, 4, 8),
     }
     path = write(tmp_path / "model.safetensors", tensors)
     (tmp_path / "config.json").write_text("{}")
@@ -132,11 +145,9 @@ def test_plain_weights_are_not(tmp_path: Path) -> None:
 
 def test_a_folder_of_a_declared_family(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama")
-    state = safetensors.torch.load_file(folder / "model.safetensors")
-    state["model.layers.0.mlp.up_proj.weight"] = state["model.layers.0.mlp.up_proj.weight"].to(F8)
-    state["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(1, 1)
-    safetensors.torch.save_file(state, folder / "model.safetensors")
-    problem = rf"codes and scales of FP8 in blocks, such as 'model\.layers\.0\.mlp\.up_proj\.weight': {ADVICE}"
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit_tensors(folder, {name: ones(F8, 96, 64), f"{name}_scale_inv": torch.ones(1, 1)})
+    problem = f"codes and scales of FP8 in blocks, such as '{name}': {ADVICE}"
     for options in ({}, {"as_stored": True}):  # which maps codes to no tensor of GGUF
         with pytest.raises(FormatError, match=f"{problem} in "):
             glft.convert(folder, tmp_path / "out.gguf", **options)
@@ -150,7 +161,6 @@ def test_mxfp4_is_mapped_by_a_page_only(tmp_path: Path) -> None:
     folder, problem = make_folder(tmp_path, "tiny-gpt-oss"), "codes and scales of MXFP4 of gpt-oss, such as 'model"
     with pytest.raises(FormatError, match=problem):
         glft.convert(folder, tmp_path / "out.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen2ForCausalLM"]}))
+    edit_json(folder / "config.json", architectures=["Qwen2ForCausalLM"])
     with pytest.raises(FormatError, match=problem):
         glft.convert(folder, tmp_path / "out.gguf")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
-from tests.families.test_folders import edit_config, edit_tensors
-from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.families.tiny_folders import CONFIGS, edit_json, edit_tensors, make_folder
 from tests.tools.command_line import assert_refused, in_this_process
 from tests.tools.depth import some_by_default
 
 WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder beside donor.gguf."""
+    folder = make_folder(tmp_path, "tiny-llama")
+    glft.convert(folder, tmp_path / "donor.gguf")
+    return folder
 
 
 @pytest.mark.parametrize("name", some_by_default([*CONFIGS], 3))
@@ -36,11 +42,10 @@ def test_fine_tuned_weights(name: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path, name)
     glft.convert(folder, tmp_path / "donor.gguf", schemes={"*": "q4_0"})
     noise = torch.Generator().manual_seed(1)
-    tuned = {
-        key: tensor + (0.02 * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype)
-        for key, tensor in load_file(folder / WEIGHTS).items()
-    }
-    save_file(tuned, folder / WEIGHTS)
+    tensors = load_file(folder / WEIGHTS).items()
+    edit_tensors(
+        folder, {key: tensor + (0.02 * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype) for key, tensor in tensors}
+    )
     written = glft.convert(folder / WEIGHTS, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
     of_weights = (tmp_path / "out.gguf").read_bytes()
     glft.convert(folder, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
@@ -69,19 +74,16 @@ def test_quantize(tmp_path: Path) -> None:
     """The recipe gives the types; the donor may be quantized."""
     folder = make_folder(tmp_path, "tiny-gpt2")
     glft.convert(folder, tmp_path / "donor.gguf", schemes={"*": "q4_0"})
-    done = in_this_process("quantize", folder / WEIGHTS, tmp_path / "out.gguf", "Q8_0", "--like", tmp_path / "donor.gguf")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{folder / WEIGHTS}: mapped to GGUF as declared for the gpt2 family, with the metadata of ")
+    glft.quantize(folder / WEIGHTS, tmp_path / "out.gguf", "Q8_0", like=tmp_path / "donor.gguf")
     glft.quantize(folder, tmp_path / "expected.gguf", "Q8_0")
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
 
 
 def test_tied_output_and_dropped_buffers(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama")
-    edit_tensors(lm_head__weight=None)(folder)
-    edit_tensors(lm_head__weight=load_file(folder / WEIGHTS)["model.embed_tokens.weight"].clone())(folder)
+    edit_tensors(folder, {"lm_head.weight": load_file(folder / WEIGHTS)["model.embed_tokens.weight"].clone()})
     glft.convert(folder, tmp_path / "donor.gguf")
-    edit_tensors(lm_head__weight=None, model__layers__0__self_attn__rotary_emb__inv_freq=torch.ones(8))(folder)
+    edit_tensors(folder, {"lm_head.weight": None, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
     glft.convert(folder / WEIGHTS, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "donor.gguf").read_bytes()
 
@@ -108,26 +110,23 @@ def test_prefix_of_names(tmp_path: Path) -> None:
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "donor.gguf").read_bytes()
 
 
-def test_config_without_architecture(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, "tiny-llama")
-    glft.convert(folder, tmp_path / "donor.gguf")
+def test_config_without_architecture(folder: Path, tmp_path: Path) -> None:
+    expected = (tmp_path / "donor.gguf").read_bytes()
     (folder / "config.json").write_text('{"rope_scaling": [1]}')
-    done = in_this_process("convert", folder, tmp_path / "out.gguf", "--like", tmp_path / "donor.gguf")
-    assert done.stdout.startswith(f"{folder}: mapped to GGUF as declared for the llama family, with the metadata of ")
+    glft.convert(folder, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
+    assert (tmp_path / "out.gguf").read_bytes() == expected
 
 
-def test_the_donor_is_not_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["convert"], ["quantize", "Q8_0"]])
+def test_the_donor_is_not_overwritten(command: list[str], tmp_path: Path) -> None:
     folder, donor = make_folder(tmp_path, "tiny-llama"), tmp_path / "donor.gguf"
     glft.convert(folder, donor)
-    for verb, *rest in (("convert",), ("quantize", "Q8_0")):
-        done = in_this_process(verb, folder, donor, *rest, "--like", donor)
-        assert_refused(done, "the output would overwrite the input")
+    verb, *rest = command
+    assert_refused(in_this_process(verb, folder, donor, *rest, "--like", donor), "the output would overwrite the input")
 
 
-def test_config_that_says_otherwise(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, "tiny-llama")
-    glft.convert(folder, tmp_path / "donor.gguf")
-    edit_config(rope_theta=7e5)(folder)
+def test_config_that_says_otherwise(folder: Path, tmp_path: Path) -> None:
+    edit_json(folder / "config.json", rope_theta=7e5)
     with pytest.warns(
         glft.errors.MetadataWarning, match=r"llama.rope.freq_base is 700000.0 by config.json, and 50000.0 in donor.gguf, wh"
     ):
@@ -142,43 +141,52 @@ def changed(path: Path, tensors: Mapping[str, torch.Tensor | None], metadata: Ma
     glft.save_file(kept, path, file.metadata | (metadata or {}), rules=[])
 
 
-def test_faults(tmp_path: Path) -> None:
-    folder, donor = make_folder(tmp_path, "tiny-llama"), tmp_path / "donor.gguf"
-    weights, whole = folder / WEIGHTS, load_file(folder / WEIGHTS)
-    glft.convert(folder, donor)
-    original = donor.read_bytes()
-    q = "blk.1.attn_q.weight"
-    faults: list[tuple[Path, dict[str, Any], dict[str, Any], str]] = [
-        (weights, {q: torch.ones(1, 64)}, {}, f"(embedding_length, head_count * key_length) of '{q}', found [64, 1]"),
-        (weights, {q: None}, {}, f"tensor '{q}': donor.gguf has no such tensor"),
-        (weights, {"more": torch.ones(1)}, {}, "'more': expected values for all tensors of donor.gguf, found none"),
-        (weights, {}, {"llama.block_count": 10**6},
-         "donor.gguf: metadata -> 4 -> value: expected 1 to 512 for llama.block_count, found 1000000"),
-        (weights, {}, {"llama.block_count": glft.Typed(True, "bool")}, "expected uint32 for llama.block_count, found bool"),
-        (weights, {}, {"general.architecture": "other"}, "as the donor, found 'other': use --converter instead of --like"),
-    ]  # fmt: skip
-    for source, tensors, metadata, message in faults:
-        donor.write_bytes(original)
-        changed(donor, tensors, metadata)
-        done = in_this_process("convert", source, tmp_path / "out.gguf", "--like", donor)
-        assert_refused(done, message)
-        assert not (tmp_path / "out.gguf").exists()
-    donor.write_bytes(original)
-    save_file(whole | {"model.norm.weight": torch.zeros(3)}, weights)
-    done = in_this_process("convert", weights, tmp_path / "out.gguf", "--like", donor)
-    assert_refused(done, "tensor 'output_norm.weight': expected the shape [64], as in donor.gguf, found [3]")
-    save_file(whole | {"output.weight": torch.zeros(3)}, weights)
-    done = in_this_process("convert", weights, tmp_path / "out.gguf", "--like", donor)
-    assert_refused(done, "donor.gguf has no such tensor; glft convert --exclude leaves it out")
-    done = in_this_process("convert", folder, tmp_path / "out.glft", "--like", donor)
-    assert_refused(done, "expected GGUF as the output for like (--like), found another format")
-    done = in_this_process("convert", folder, tmp_path / "out.gguf", "--like", weights)
-    assert_refused(done, "expected a GGUF model as the donor, found 'safetensors'")
-    *_, last = glft.split(donor, tmp_path / "part", max_tensors=12)
-    done = in_this_process("convert", folder, tmp_path / "out.gguf", "--like", last)
-    assert_refused(done, "expected a whole model, found file 2 of 2: open part-00001-of-00002.gguf")
-    (folder / "config.json").write_text(json.dumps([]))
-    assert_refused(in_this_process("convert", folder, tmp_path / "out.gguf", "--like", donor), "expected JSON with an object")
+Q = "blk.1.attn_q.weight"
+# fmt: off
+OF_DONORS: dict[str, tuple[dict[str, torch.Tensor | None], dict[str, Any], str]] = {  # tensors, keys
+    "shape":        ({Q: torch.ones(1, 64)}, {}, f"(embedding_length, head_count * key_length) of '{Q}', found [64, 1]"),
+    "lacks":        ({Q: None}, {}, f"tensor '{Q}': donor.gguf has no such tensor"),
+    "more":         ({"more": torch.ones(1)}, {}, "'more': expected values for all tensors of donor.gguf, found none"),
+    "blocks":       ({}, {"llama.block_count": 10**6},
+                     "donor.gguf: metadata -> 4 -> value: expected 1 to 512 for llama.block_count, found 1000000"),
+    "type":         ({}, {"llama.block_count": glft.Typed(True, "bool")}, "expected uint32 for llama.block_count, found bool"),
+    "counts":       ({}, {"llama.attention.head_count": glft.Typed([4, 4], "array[uint32]")},
+                     "expected uint32 for llama.attention.head_count, found [4, 4]"),
+    "architecture": ({}, {"general.architecture": "other"}, "as the donor, found 'other': use --converter instead of --like"),
+}
+OF_WEIGHTS = {
+    "shape": ("model.norm.weight", "tensor 'output_norm.weight': expected the shape [64], as in donor.gguf, found [3]"),
+    "name":  ("output.weight", "donor.gguf has no such tensor; glft convert --exclude leaves it out"),
+}
+# fmt: on
+
+
+def assert_not_converted(source: Path, message: str, donor: str = "donor.gguf", out: str = "out.gguf") -> None:
+    parent = source.parent if source.is_dir() else source.parents[1]
+    assert_refused(in_this_process("convert", source, parent / out, "--like", parent / donor), message)
+    assert not (parent / out).exists()
+
+
+@pytest.mark.parametrize("fault", OF_DONORS)
+def test_faults_of_donors(fault: str, folder: Path) -> None:
+    tensors, metadata, message = OF_DONORS[fault]
+    changed(folder.with_name("donor.gguf"), tensors, metadata)
+    assert_not_converted(folder / WEIGHTS, message)
+
+
+@pytest.mark.parametrize("fault", OF_WEIGHTS)
+def test_faults_of_weights(fault: str, folder: Path) -> None:
+    name, message = OF_WEIGHTS[fault]
+    edit_tensors(folder, {name: torch.zeros(3)})
+    assert_not_converted(folder / WEIGHTS, message)
+
+
+def test_other_donors_and_outputs(folder: Path, tmp_path: Path) -> None:
+    assert_not_converted(folder, "expected GGUF as the output for like (--like), found another format", out="out.glft")
+    assert_not_converted(folder, "expected a GGUF model as the donor, found 'safetensors'", f"tiny-llama/{WEIGHTS}")
+    glft.split(tmp_path / "donor.gguf", tmp_path / "part", max_tensors=12)
+    problem = "expected a whole model, found file 2 of 2: open part-00001-of-00002.gguf"
+    assert_not_converted(folder, problem, "part-00002-of-00002.gguf")
 
 
 def test_a_quantized_source(tmp_path: Path) -> None:
@@ -191,11 +199,3 @@ def test_a_quantized_source(tmp_path: Path) -> None:
     done = in_this_process("convert", source, tmp_path / "out.gguf", "--like", donor, "--allow-requantize")
     assert (done.returncode, done.stderr) == (0, "")
     assert "quantized already: 14 tensors (Q8_per_channel); the new type adds its own error" in done.stdout
-
-
-def test_counts_of_another_kind(tmp_path: Path) -> None:
-    folder, donor = make_folder(tmp_path, "tiny-llama"), tmp_path / "donor.gguf"
-    glft.convert(folder, donor)
-    changed(donor, {}, {"llama.attention.head_count": glft.Typed([4, 4], "array[uint32]")})
-    with pytest.raises(glft.FormatError, match=r"expected uint32 for llama.attention.head_count, found \[4, 4\]"):
-        glft.convert(folder / WEIGHTS, tmp_path / "out.gguf", like=donor)

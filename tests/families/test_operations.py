@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import torch
 import glft_schema as glft
 from glft_schema.errors import TensorError
 from glft_schema.families.operations import (
-    KEEP,
-    PackMXFP4,
     PermuteRows,
     PlusOne,
     SplitAlternately,
@@ -33,37 +30,6 @@ CONFIG = {"heads": 3, "experts": 2}
 
 
 @pytest.mark.parametrize(
-    ("operation", "count", "dims"),
-    [
-        (KEEP, 1, (3, 4)),
-        (PermuteRows("heads"), 1, (12, 5)),
-        (PermuteRows("heads"), 1, (12,)),
-        (PlusOne(), 1, (7,)),
-        (Transpose(), 1, (3, 4)),
-        (Transpose(), 1, (4,)),
-        (Stack("experts"), 2, (3, 4)),
-        (SplitRows(), 1, (2, 6, 5)),
-        (SplitAlternately(), 1, (2, 6, 5)),
-        (SplitAlternately(), 1, (2, 6)),
-        (Transpose(3, SplitAlternately()), 1, (2, 5, 6)),
-        (Transpose(3, SplitAlternately()), 1, (2, 6)),
-    ],
-)
-def test_there_and_back(operation: TensorOperation, count: int, dims: tuple[int, ...]) -> None:
-    tensors = [np.arange(i, i + math.prod(dims), dtype=np.float32).reshape(dims) for i in range(count)]
-    sources = [of_values(tensor) for tensor in tensors]
-    results = operation.map_to_gguf(sources, CONFIG, "x")
-    loaded = [result.values() for result in results]
-    assert [(values.shape, values.dtype) for values in loaded] == [(result.shape, result.dtype) for result in results]
-    for result, values in zip(results, loaded, strict=True):
-        for row in range(result.shape[0] if result.shape[1:] and result.read else 0):
-            whole = [slice(0, size) for size in result.shape[1:]]
-            assert np.array_equal(result.part((slice(row, row + 1), *whole)), values[row : row + 1])
-    for expected, found in zip(tensors, operation.map_to_hf(results, CONFIG, "x"), strict=True):
-        assert np.array_equal(found.values(), expected)
-
-
-@pytest.mark.parametrize(
     "dtypes", [("float16", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16"), ("float16", "float64")]
 )
 @pytest.mark.parametrize(
@@ -74,16 +40,13 @@ def test_tensors_of_other_dtypes_get_one_that_holds_both(
 ) -> None:
     given = [torch.randn(3, 4, 8).to(getattr(torch, dtype)) for dtype in dtypes]
     wider = torch.promote_types(given[0].dtype, given[1].dtype)
-    (joined,) = (operation.map_to_gguf if to_gguf else operation.map_to_hf)(
-        [of_values(tensor) for tensor in given], CONFIG, "x"
-    )
-    parts = [
-        joined.part((slice(row, row + 1), *(slice(0, size) for size in joined.shape[1:]))) for row in range(joined.shape[0])
-    ]
-    assert joined.dtype == parts[0].dtype == as_dtype(wider)
-    assert np.array_equal(np.concatenate(parts), joined.values())
-    back = (operation.map_to_hf if to_gguf else operation.map_to_gguf)([joined], CONFIG, "x")
-    assert all(np.array_equal(found.values(), tensor.to(wider).numpy()) for found, tensor in zip(back, given, strict=True))
+    there, back = (operation.map_to_gguf, operation.map_to_hf)[:: 1 if to_gguf else -1]
+    (joined,) = there([of_values(tensor) for tensor in given], CONFIG, "x")
+    whole = tuple(slice(0, size) for size in joined.shape)
+    assert joined.dtype == joined.part(whole).dtype == as_dtype(wider)
+    assert np.array_equal(joined.part(whole), joined.values())
+    for found, tensor in zip(back([joined], CONFIG, "x"), given, strict=True):
+        assert np.array_equal(found.values(), tensor.to(wider).numpy())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -111,54 +74,6 @@ def test_shapes_that_do_not_fit(operation: TensorOperation, to_gguf: bool, shape
     found = ", ".join(str(list(shape)) for shape in shapes)
     with pytest.raises(TensorError, match=re.escape(f"tensor 'x': expected a shape that fits the config, found {found}")):
         (operation.map_to_gguf if to_gguf else operation.map_to_hf)(sources, CONFIG, "x")
-
-
-def test_mxfp4_of_hugging_face() -> None:
-    """Rows of two blocks, whose weights are those that gguf-py decodes, in order."""
-    quants = pytest.importorskip("gguf.quants")
-    kind = pytest.importorskip("gguf").GGMLQuantizationType.MXFP4
-    codes = torch.arange(2 * 6 * 2 * 16).mul(37).remainder(256).to(torch.uint8).view(2, 6, 2, 16)
-    scales = torch.arange(110, 134).to(torch.uint8).view(2, 6, 2)
-    pair = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-    weights = torch.stack([pair[(codes & 15).long()], pair[(codes >> 4).long()]], -1).flatten(-2)
-    weights = (weights * torch.exp2(scales.float() - 127).unsqueeze(-1)).flatten(-2)
-    operation, sources = PackMXFP4(SplitAlternately()), [of_values(codes), of_values(scales)]
-    results = operation.map_to_gguf(sources, {}, "x")
-    for number, result in enumerate(results):
-        assert result.packed is not None
-        stored = result.packed.packed_rows().reshape(2, 3, -1)
-        assert np.array_equal(quants.dequantize(stored, kind), weights[:, number::2])
-        assert np.array_equal(result.values(), weights[:, number::2])
-        assert np.array_equal(
-            result.part((slice(1, 2), slice(2, 3), slice(40, 50))), weights[1:, number + 4 : number + 5, 40:50]
-        )
-        whole = result.packed.packed_rows()
-        assert np.array_equal(result.packed.packed_rows((slice(1, 2), slice(17, 68))), whole[1:2, 17:68])
-    for expected, found in zip((codes, scales), operation.map_to_hf(results, {}, "x"), strict=True):
-        assert (found.shape, found.dtype) == (expected.shape, np.uint8)
-        assert np.array_equal(found.values(), expected)
-
-
-@pytest.mark.parametrize(
-    ("codes", "scales", "found"),
-    [
-        (torch.ones(2, 4, 1, 8, dtype=torch.uint8), torch.ones(2, 4, 1, dtype=torch.uint8), r"uint8 \[2, 4, 1, 8\] and "),
-        (torch.ones(2, 4, 1, 16, dtype=torch.int8), torch.ones(2, 4, 1, dtype=torch.uint8), r"int8 \[2, 4, 1, 16\] and "),
-        (torch.ones(2, 4, 1, 16, dtype=torch.uint8), torch.ones(2, 4), r"uint8 \[2, 4, 1, 16\] and float32 \[2, 4\]"),
-    ],
-)
-def test_other_codes(codes: torch.Tensor, scales: torch.Tensor, found: str) -> None:
-    expected = rf"expected codes of MXFP4 as uint8 \[..., 16\], and scales \[...\], found {found}"
-    with pytest.raises(TensorError, match=expected):
-        PackMXFP4().map_to_gguf([of_values(codes), of_values(scales)], {}, "x")
-
-
-def test_permuted_rows_make_pairs() -> None:
-    """Rows i and i + 3 of a head are rotated together: GGUF has them side by side."""
-    rows = torch.arange(6)[:, None]
-    (permuted,) = PermuteRows("heads").to_gguf([torch.cat([rows, rows + 10, rows + 20])], CONFIG)
-    pairs = [0, 3, 1, 4, 2, 5]
-    assert permuted.flatten().tolist() == [*pairs, *(10 + row for row in pairs), *(20 + row for row in pairs)]
 
 
 @pytest.mark.parametrize("type_", ["q4_per_group_64", "q8_per_channel", "q4_k"])

