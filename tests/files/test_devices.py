@@ -22,7 +22,6 @@ USES: dict[str, Callable[[Path, Any], Any]] = {
     "dequantize": lambda path, device: glft.open(path).tensors["weight"].dequantize(device=device),
     "get_tensor": lambda path, device: on(device, path).get_tensor("weight"),
     "slice": lambda path, device: on(device, path).get_slice("weight")[1],
-    "empty slice": lambda path, device: on(device, path).get_slice("weight")[2:],
     "out": lambda path, device: glft.open(path).tensors["weight"].dequantize(None, device, out=torch.empty(2, 32)),
 }
 DEVICES = {

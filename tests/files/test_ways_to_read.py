@@ -9,18 +9,16 @@ import mmap
 import os
 import pickle
 import re
-import socket
 import tempfile
 import threading
 import tracemalloc
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import construct
 import pytest
-import torch
 
 import glft_schema
 from glft_schema import Container, File, FormatError, LimitError, TruncatedError
@@ -31,7 +29,7 @@ from glft_schema.codec.trace import without_root
 from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.hex_view import HexView
 from glft_schema.errors import OptionError
-from glft_schema.files.parsing import check_rules, trace_fields
+from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import Limits
@@ -112,36 +110,21 @@ def read_and_written(stored: bytes, folder: Path) -> File:
         return Container.parse_stream(stream)
 
 
-@contextlib.contextmanager
-def fed(stored: bytes, send: Callable[[bytes], object], end: Callable[[], object]) -> Iterator[None]:
-    """Sends the bytes from another thread, even if the reader stops early."""
-
-    def feed() -> None:
-        with contextlib.suppress(OSError):
-            send(stored)
-        end()
-
-    feeding = threading.Thread(target=feed)
-    feeding.start()
-    try:
-        yield
-    finally:
-        feeding.join()
-
-
-def pipe(stored: bytes, folder: Path, buffering: int = -1) -> File:
+def pipe(stored: bytes, folder: Path) -> File:
+    """Reads what another thread sends, even if the reader stops early."""
     reading, writing = os.pipe()
-    into = open(writing, "wb", buffering=0)  # noqa: SIM115 - the thread closes it
-    with fed(stored, lambda data: write_all(into, data), into.close), open(reading, "rb", buffering) as pipe:
-        return Container.parse_stream(pipe)
 
+    def send() -> None:
+        with contextlib.suppress(OSError), open(writing, "wb", buffering=0) as into:
+            write_all(into, stored)
 
-def socket_file(stored: bytes, folder: Path) -> File:
-    ours, theirs = socket.socketpair()
-    with ours, fed(stored, theirs.sendall, theirs.close), ours.makefile("rb") as stream:
-        file = Container.parse_stream(stream)
-        ours.shutdown(socket.SHUT_RDWR)
-        return file
+    sending = threading.Thread(target=send)
+    sending.start()
+    try:
+        with open(reading, "rb") as stream:
+            return Container.parse_stream(stream)
+    finally:
+        sending.join()
 
 
 class ThreeAtATime:
@@ -170,11 +153,6 @@ def prefixed(stored: bytes, folder: Path, compiled: bool = False) -> File:
     return declared.parse(len(stored).to_bytes(8, "little") + stored + b"what follows").inside
 
 
-def fixed_size(stored: bytes, folder: Path) -> File:
-    declared = construct.Struct("skipped" / construct.Bytes(7), "inside" / construct.FixedSized(len(stored), Container))
-    return declared.parse_file(written(bytes(7) + stored + b"what follows", folder)).inside
-
-
 def last_field_of_a_file(stored: bytes, folder: Path) -> File:
     declared = construct.Struct("skipped" / construct.Bytes(7), "inside" / Container, construct.Terminated)
     return declared.parse_file(written(bytes(7) + stored, folder)).inside
@@ -198,14 +176,10 @@ READERS: dict[str, Reader] = {
     "BytesIO": lambda stored, folder: Container.parse_stream(io.BytesIO(stored)),
     "three bytes at a time": lambda stored, folder: Container.parse_stream(ThreeAtATime(stored)),
     "a pipe": pipe,
-    "an unbuffered pipe": lambda stored, folder: pipe(stored, folder, buffering=0),
-    "a socket": socket_file,
     "byte 7 of a larger file": at(7),
     "byte 7, in pieces": at(7, mmap=False),
     "byte 4097 of a larger file": at(4097),
-    "byte 4097 to the end": lambda stored, folder: Container.parse_file(written(bytes(4097) + stored, folder), offset=4097),
     "inside Prefixed": prefixed,
-    "inside FixedSized": fixed_size,
     "the last field of a file": last_field_of_a_file,
     "a field of our own Struct": field_of_ours,
     "Container.compile": lambda stored, folder: Container.compile().parse(stored),
@@ -220,13 +194,6 @@ def test_every_reader_gives_the_verdict_of_bytes(reader: str, expected: dict[str
     found = {name: verdict(lambda stored=CASES[name]: READERS[reader](stored, tmp_path)) for name in tried}
     different = {name: (found[name], expected[name]) for name in tried if found[name] != expected[name]}
     assert different == {}
-
-
-def test_the_verdicts_are_of_both_kinds(expected: dict[str, Any]) -> None:
-    refused = [name for name, found in expected.items() if isinstance(found[0], type)]
-    assert len(refused) > 60
-    assert len(expected) - len(refused) > 50
-    assert {expected[name][0] for name in refused} == {FormatError, TruncatedError, LimitError}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -277,7 +244,7 @@ class Endless:
         return piece
 
 
-@pytest.mark.parametrize("most", [*range(18), 1_000_000])
+@pytest.mark.parametrize("most", [*range(18), 168, 1_000_000])
 def test_an_endless_stream_ends_at_the_limit(most: int) -> None:
     """Also at a limit below the number of bytes that are checked first."""
     stored = golden("four_types")
@@ -287,17 +254,12 @@ def test_an_endless_stream_ends_at_the_limit(most: int) -> None:
         Container.parse_stream(endless)
     assert caught.value.limit == "stream"
     assert endless.given <= max(18, most + 1)
-    if most < 18:
-        with Limits(stream=most), pytest.raises(TruncatedError if most > 3 else FormatError):
-            Container.parse_stream(io.BytesIO(stored[:most]))
-
-
-def test_a_stream_as_long_as_the_limit() -> None:
-    stored = golden("four_types")
-    with Limits(stream=len(stored)):
-        assert Container.parse_stream(io.BytesIO(stored)) == Container.parse(stored)
-    with Limits(stream=len(stored) - 1), pytest.raises(LimitError, match="found 168"):
-        Container.parse_stream(io.BytesIO(stored))
+    with Limits(stream=most):
+        if most < 18:
+            with pytest.raises(TruncatedError if most > 3 else FormatError):
+                Container.parse_stream(io.BytesIO(stored[:most]))
+        elif most == len(stored):
+            assert Container.parse_stream(io.BytesIO(stored)) == Container.parse(stored)
 
 
 def test_streams_that_give_no_bytes(tmp_path: Path) -> None:
@@ -408,18 +370,14 @@ SIZE = len(golden("gguf_little"))
 def test_a_part_is_a_file_like_any_other(part: Path, mmap: bool) -> None:
     whole = Container.parse(golden("gguf_little"))
     with Container.parse_file(part, mmap=mmap, offset=7, size=SIZE) as file:
-        assert file == whole
-        assert (file.name, file.nbytes) == (str(part), SIZE)
-        assert pickle.loads(pickle.dumps(file)) == file
-        assert pickle.loads(pickle.dumps(file)).source.mapped == mmap
+        again = pickle.loads(pickle.dumps(file))
+        assert file == whole == again
+        assert (file.name, file.nbytes, again.source.mapped) == (str(part), SIZE, mmap)
         assert check_rules(file, "spec") == check_rules(whole, "spec")
-        assert [span.start for span in trace_fields(file)] == [span.start for span in trace_fields(whole)]
         assert list(HexView(byte_map(file)).whole()) == list(HexView(byte_map(whole)).whole())
         for name, tensor in whole.tensors.items():
             assert file.tensors[name].position == tensor.position
             assert bytes(file.tensors[name].raw) == bytes(tensor.raw)
-            if tensor.shape and tensor.nbytes:
-                assert torch.equal(file.tensors[name][-1], tensor[-1])
         assert Container.build(file) == golden("gguf_little")
         Container.build_file({}, part)
         assert file == whole  # the old file stays open
@@ -439,7 +397,7 @@ def test_where_errors_in_a_part_are(part: Path) -> None:
             Container.parse_file(part, offset=offset)
         with pytest.raises(TruncatedError, match=r"expected 1 bytes at byte .* found 0"):
             Container.parse_file(part, offset=offset, size=1)
-    for what, number in (("offset", -1), ("size", -1), ("offset", 1.0), ("size", "4")):
+    for what, number in (("offset", -1), ("size", "4")):
         with pytest.raises(OptionError, match=re.escape(f"expected a non-negative integer as {what}, found {number!r}")):
             Container.parse_file(part, **{what: number})
 
