@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,6 @@ from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
 from tests.tools.depth import some_by_default
 
 QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
-WITH_ENCODER = [type_ for type_ in QUANTIZED if type_.has_encoder and not type_.needs_importance]
 
 
 def random_weights(*shape: int) -> torch.Tensor:
@@ -89,25 +89,18 @@ def test_in_two_threads(batch: int, name: str, mode: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("type_", QUANTIZED, ids=str)
-def test_packed_bytes_are_the_payload(type_: TensorType, tmp_path: Path) -> None:
+def test_packed_bytes_are_the_payload(type_: TensorType) -> None:
     """Each row of bytes decodes alone, for random payloads of every type."""
     rows, columns = 5, max(256, type_.least_row)
-    random = np.random.default_rng(0).integers(0, 256, type_.nbytes([rows, columns]), np.uint8)
-    fields = {}
-    start = 0
-    for name, (first, size) in type_.field_spans([rows, columns]).items():
-        dtype = dict(type_.fields())[name].number.dtype
-        fields[name] = random[first : first + size].view(dtype).reshape(rows, -1)
-        start += size
-    assert start == len(random)
-    stored = type_.pack(fields)
-    assert stored.shape == (rows, len(random) // rows)
+    stored = np.random.default_rng(0).integers(0, 256, (rows, type_.nbytes([rows, columns]) // rows), np.uint8)
+    fields = type_.unpack(stored, columns)
+    assert np.array_equal(type_.pack(fields), stored)
     whole = type_.decode(fields, columns)
     for row in (0, 3):
-        part = stored[row : row + 1]
-        np.testing.assert_array_equal(type_.decode(type_.unpack(part, columns), columns), whole[row : row + 1])
+        part = type_.unpack(stored[row : row + 1], columns)
+        np.testing.assert_array_equal(type_.decode(part, columns), whole[row : row + 1])
     if len(fields) == 1:
-        assert np.array_equal(stored.reshape(-1), random)
+        assert b"".join(field.tobytes() for field in fields.values()) == stored.tobytes()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -155,18 +148,17 @@ def test_convolution() -> None:
 def test_experts(name: str) -> None:
     """An expert at a time, as a parameter of three dims gives them."""
     layer = Experts((3, 8, 256), name)
-    layer.weight.copy_(packed(layer.weight_type, random_weights(3, 8, 256)))
-    x = random_weights(4, 256)
+    layer.set_weights(random_weights(3, 8, 256))
+    x, weights = random_weights(4, 256), layer.dequantize()
     assert (len(layer), layer.shape) == (3, (3, 8, 256))
     for expert in (0, 2, torch.tensor(1)):
-        assert torch.equal(layer[expert], layer.dequantize()[expert])
-        torch.testing.assert_close(layer(x, expert), nn.functional.linear(x, layer.dequantize()[expert]), rtol=1e-4, atol=1e-4)
+        assert torch.equal(layer[expert], weights[expert])
+        torch.testing.assert_close(layer(x, expert), nn.functional.linear(x, weights[expert]), rtol=1e-4, atol=1e-4)
     for several in (slice(0, 2), ..., torch.tensor([0, 1])):
         with pytest.raises(IndexError, match="expected the index of one expert"):
             layer[several]
-    expected = nn.functional.linear(x, layer.dequantize()[1])
     half = layer.to(torch.bfloat16)  # which does not change results in float32
-    torch.testing.assert_close(half(x, 1), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(half(x, 1), nn.functional.linear(x, weights[1]), rtol=1e-4, atol=1e-4)
     assert half[0].dtype == torch.bfloat16
 
 
@@ -206,23 +198,17 @@ def test_gradient_of_a_gradient() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of torch's own formulas
-def test_forward_mode_derivatives() -> None:
-    """Of inputs with and without a gradient, and through functions around the layer."""
-    layer, x, tangent = (
-        linear("q8_0", 24, 256, bias=True).double(),
-        random_weights(3, 256).double(),
-        random_weights(3, 256).double(),
-    )
-    dense = nn.Linear(256, 24).double()
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_forward_mode_derivatives(needs_gradient: bool) -> None:
+    """Also through functions around the layer."""
+    layer, dense = linear("q8_0", 24, 256, bias=True).double(), nn.Linear(256, 24).double()
     dense.weight.data, dense.bias.data = layer.dequantize(torch.float64), layer.bias.data
-    for given in (x, x.clone().requires_grad_()):
-        with forward_ad.dual_level():
-            found, expected = (
-                forward_ad.unpack_dual(module(forward_ad.make_dual(given, tangent))) for module in (layer, dense)
-            )
-            torch.testing.assert_close(found.primal, expected.primal)
-            torch.testing.assert_close(found.tangent, expected.tangent)
-            assert forward_ad.unpack_dual(layer(given)).tangent is None
+    x, tangent = random_weights(3, 256).double(), random_weights(3, 256).double()
+    x.requires_grad_(needs_gradient)
+    with forward_ad.dual_level():
+        found, expected = (forward_ad.unpack_dual(module(forward_ad.make_dual(x, tangent))) for module in (layer, dense))
+        torch.testing.assert_close(tuple(found), tuple(expected))
+        assert forward_ad.unpack_dual(layer(x)).tangent is None
     found, expected = (torch.func.jvp(nn.Sequential(module, nn.Tanh()), (x,), (tangent,)) for module in (layer, dense))
     torch.testing.assert_close(found, expected)
 
@@ -244,26 +230,25 @@ def test_shapes_of_inputs(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.dequantize()), rtol=1e-4, atol=1e-4)
 
 
-def test_dtypes_and_copies() -> None:
-    layer = linear("q6_k", bias=True)
-    x = random_weights(2, 512)
-    expected = layer(x)
-    state = layer.state_dict()
+def test_copies() -> None:
+    layer, x, buffer = linear("q6_k", bias=True), random_weights(2, 512), io.BytesIO()
+    expected, state = layer(x), layer.state_dict()
     assert {name: tensor.dtype for name, tensor in state.items()} == {"weight": torch.uint8, "bias": torch.float32}
     other = Linear(512, 40, "q6_k", bias=True, device="meta").to_empty(device="cpu")
     other.load_state_dict(state)
-    buffer = io.BytesIO()
     torch.save(layer, buffer)
     buffer.seek(0)
-    copies = [other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(buffer, weights_only=False)]
-    for made in copies:
+    for made in (other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(buffer, weights_only=False)):
         assert isinstance(made, Linear)
         assert torch.equal(made(x), expected)
         assert made.weight.data_ptr() != layer.weight.data_ptr()
         assert not made.weight.requires_grad
-    half = copies[1].to(torch.bfloat16)
-    assert (half.weight.dtype, half.bias.dtype, half.dtype) == (torch.uint8, torch.bfloat16, torch.bfloat16)
-    assert half(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_dtypes() -> None:
+    layer = linear("q6_k", bias=True).to(torch.bfloat16)
+    assert (layer.weight.dtype, layer.bias.dtype, layer.dtype) == (torch.uint8, torch.bfloat16, torch.bfloat16)
+    assert layer(random_weights(2, 512).bfloat16()).dtype == torch.bfloat16
     assert "in_features=512, out_features=40" in repr(layer)
     assert "type=Q6_K" in repr(layer)
 
@@ -286,12 +271,13 @@ def test_averages_of_models(average: dict[str, Any], use_buffers: bool) -> None:
     assert "update_parameters" not in vars(AveragedModel(nn.Linear(2, 2)))
 
 
-def test_autocast() -> None:
-    layer, x = linear("q4_0"), random_weights(2, 512)
+@pytest.mark.parametrize(("dtype", "computed"), [(torch.float32, torch.bfloat16), (torch.float64, torch.float64)])
+def test_autocast(dtype: torch.dtype, computed: torch.dtype) -> None:
+    layer, x = linear("q4_0"), random_weights(2, 512).to(dtype)
     with torch.autocast("cpu", torch.bfloat16):
         found = layer(x)
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, layer(x.bfloat16()))
+    assert found.dtype == computed
+    assert torch.equal(found, layer(x.to(computed)))
 
 
 def test_compiled_as_one_graph() -> None:
@@ -340,20 +326,26 @@ def test_from_a_file(tmp_path: Path) -> None:
     assert torch.equal(layer.dequantize(), expected)
 
 
-def test_what_cannot_be_packed() -> None:
-    with pytest.raises(OptionError, match="expected a quantized type, found F16"):
-        Linear(256, 8, "f16")
-    with pytest.raises(OptionError, match="expected a tensor type, found 'q9'"):
-        Linear(256, 8, "q9")
-    with pytest.raises(FormatError, match="multiple of 256"):
-        Linear(255, 8, "q4_k")
-    for x, found in (
-        (random_weights(2, 256), r"torch.float32 \[2, 256\]"),
-        (torch.ones(2, 512, dtype=torch.uint8), r"torch.uint8 \[2, 512\]"),
-        (torch.tensor(1.0), r"torch.float32 \[\]"),
-    ):
-        with pytest.raises(RuntimeError, match=f"expected floats in 512 columns, found {found}"):
-            linear("q8_0")(x)
+@pytest.mark.parametrize(
+    ("columns", "type_", "problem"),
+    [
+        (256, "f16", "expected a quantized type, found F16"),
+        (256, "q9", "expected a tensor type, found 'q9'"),
+        (255, "q4_k", "multiple of 256"),
+    ],
+)
+def test_what_cannot_be_packed(columns: int, type_: str, problem: str) -> None:
+    with pytest.raises((OptionError, FormatError), match=problem):
+        Linear(columns, 8, type_)
+
+
+@pytest.mark.parametrize("x", [torch.ones(2, 256), torch.ones(2, 512, dtype=torch.uint8), torch.tensor(1.0)])
+def test_what_cannot_be_multiplied(x: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(f"expected floats in 512 columns, found {x.dtype} {list(x.shape)}")):
+        linear("q8_0")(x)
+
+
+def test_packed_weights_stay_bytes() -> None:
     with pytest.raises(TypeError, match="expected packed weights to stay uint8"):
         linear("q8_0").type(torch.float16)
 
@@ -372,14 +364,6 @@ def test_a_class_of_the_user() -> None:
     assert torch.equal(copied(x), layer(x))
 
 
-def test_autocast_keeps_float64() -> None:
-    layer, x = linear("q4_0"), random_weights(2, 512).double()
-    with torch.autocast("cpu", torch.bfloat16):
-        found = layer(x)
-    assert found.dtype == torch.float64
-    assert torch.equal(found, layer(x))
-
-
 def test_several_threads_at_once() -> None:
     """Each has memory of its own."""
     layer, inputs = linear("q4_k", 300), [random_weights(number + 1, 512) for number in range(8)]
@@ -394,9 +378,10 @@ def test_lora_over_packed_weights() -> None:
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     embedding = Embedding(30, 512, "q4_k")
-    embedding.weight.copy_(packed(embedding.weight_type, random_weights(30, 512)))
+    embedding.set_weights(random_weights(30, 512))
     model = nn.Sequential(embedding, linear("q6_k", 512, bias=True), nn.ReLU(), linear("q8_0", 64))
-    kept = {name: tensor.clone() for name, tensor in model.state_dict().items() if tensor.dtype == torch.uint8}
+    layers = [model[i] for i in (0, 1, 3)]
+    kept = [layer.weight.clone() for layer in layers]
     tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["0", "1", "3"]))
     trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
     assert len(trained) == 6
@@ -409,9 +394,7 @@ def test_lora_over_packed_weights() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
-    now = {name.replace("base_layer.", ""): tensor for name, tensor in model.state_dict().items()}
-    assert len(kept) == 3
-    assert all(torch.equal(tensor, now[name]) for name, tensor in kept.items())
+    assert all(torch.equal(layer.weight, weight) for layer, weight in zip(layers, kept, strict=True))
 
 
 MEMORY = """
@@ -465,9 +448,3 @@ def test_changed_weights_are_packed_again(type_: str) -> None:
     assert (layer.dequantize("float64").dtype, layer.weight.data_ptr()) == (torch.float64, memory)
     with pytest.raises(OptionError, match=r"^expected weights of \[4, 256\], found \[256, 4\]$"):
         layer.set_weights(weights.T)
-
-
-def test_changed_experts_are_packed_again() -> None:
-    experts = Experts((2, 3, 32), "Q8_0")
-    experts.set_weights(torch.arange(192.0).reshape(2, 3, 32))
-    assert (experts[1] - torch.arange(96.0, 192).reshape(3, 32)).abs().max() < 1

@@ -67,17 +67,10 @@ def test_packed_weights_without_their_type_are_refused(ending: str, tmp_path: Pa
     module, path, out = nn.Sequential(glft.nn.Linear(64, 4, "Q8_0")), tmp_path / f"m.{ending}", tmp_path / "m.gguf"
     module[0].weight.copy_(torch.randint(0, 60, (4, 68), dtype=torch.uint8))
     state = module.state_dict()
-    if ending == "pt":
-        torch.save(state, path)
-    else:
-        safetensors.torch.save_file(state, path)
-    copied, message = (
-        {name: tensor.clone() for name, tensor in state.items()},
-        "tensor '0.weight': expected weights, found bytes",
-    )
-    for given in (copied, glft.load_file(path) if ending == "safetensors" else torch.load(path)):
-        with pytest.raises(glft.TensorError, match=rf"^{message} \(uint8\).*: save module.state_dict\(\) itself"):
-            glft.save_file(given, out)
+    torch.save(state, path) if ending == "pt" else safetensors.torch.save_file(state, path)
+    copied, message = {"0.weight": state["0.weight"].clone()}, "tensor '0.weight': expected weights, found bytes"
+    with pytest.raises(glft.TensorError, match=rf"^{message} \(uint8\).*: save module.state_dict\(\) itself"):
+        glft.save_file(copied, out)
     with pytest.raises(glft.TensorError, match=message):
         glft.convert(path, out)
     assert not out.exists()

@@ -38,6 +38,20 @@ def compute(model: Any) -> torch.Tensor:
         return model(TOKENS)[0]  # type: ignore[no-any-return]
 
 
+def reloaded(model: Any, folder: Path) -> Any:
+    """Saves a packed model. Returns it as loaded again, with the same layers, types and results."""
+    model.save_pretrained(folder)
+    again = type(model).from_pretrained(folder, dtype=torch.float32)
+    suffix = {True: " transposed", False: ""}
+    types = {
+        path: layer.weight_type.scheme + suffix[getattr(layer, "transposed", False)] for path, layer in packed(model).items()
+    }
+    assert saved_types(folder) == types
+    assert packed(again).keys() == packed(model).keys()
+    assert torch.equal(compute(again), compute(model))
+    return again
+
+
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-qwen3moe", "tiny-gpt-oss-bf16", "tiny-gpt2", "tiny-bert"])
 def test_packs_linear_layers_and_saves_them(name: str, tmp_path: Path) -> None:
     """The bytes are those of `encode`. Weights of gpt2 and experts of gpt-oss are transposed."""
@@ -51,13 +65,7 @@ def test_packs_linear_layers_and_saves_them(name: str, tmp_path: Path) -> None:
     assert len(packed(model)) >= 8
     assert any(isinstance(layer, glft.nn.Experts) for layer in packed(model).values()) == ("moe" in name or "oss" in name)
     assert not {"lm_head.weight", "model.embed_tokens.weight"} & packed(model).keys()
-    model.save_pretrained(tmp_path / "saved")
-    again = load(tmp_path / "saved")
-    suffix = {True: "q8_0 transposed", False: "q8_0"}
-    types = {path: suffix[getattr(layer, "transposed", False)] for path, layer in packed(model).items()}
-    assert saved_types(tmp_path / "saved") == types
-    assert packed(again).keys() == packed(model).keys()
-    assert torch.equal(compute(again), compute(model))
+    reloaded(model, tmp_path / "saved")
 
 
 def test_experts_in_one_tensor_of_the_checkpoint(tmp_path: Path) -> None:
@@ -77,11 +85,8 @@ def test_types_by_name_and_pattern(tmp_path: Path) -> None:
     assert types["model.embed_tokens.weight"] == types["lm_head.weight"] == "q8_0"
     assert (types["model.layers.1.self_attn.q_proj.weight"], types[exact]) == ("q4_0", "q5_1")
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    model.save_pretrained(tmp_path / "saved")
-    again = load(tmp_path / "saved")
-    assert saved_types(tmp_path / "saved") == types
+    again = reloaded(model, tmp_path / "saved")
     assert again.lm_head.weight is again.model.embed_tokens.weight
-    assert torch.equal(compute(again), compute(model))
 
 
 @pytest.mark.parametrize(
@@ -145,10 +150,7 @@ def test_heads_that_the_checkpoint_lacks(name: str, kind: str, heads: str, types
     assert not head.bias.any() if head.bias is not None else True
     assert head.weight.requires_grad
     assert len(packed(model)) >= 8
-    model.save_pretrained(tmp_path / "saved")
-    again = type(model).from_pretrained(tmp_path / "saved", dtype=torch.float32)
-    assert saved_types(tmp_path / "saved").keys() == packed(model).keys() == packed(again).keys()
-    assert torch.equal(compute(again), compute(model))
+    reloaded(model, tmp_path / "saved")
 
 
 def test_the_base_model_and_back(tmp_path: Path) -> None:
@@ -217,30 +219,27 @@ def test_configs_without_a_type(types: Any, message: str) -> None:
         glft.transformers.GlftConfig(types)
 
 
-def test_a_config_that_names_another_type(tmp_path: Path) -> None:
+# fmt: off
+CHANGES: dict[str, tuple[str, str, str]] = {  # of the config of a packed folder: old text, new text
+    "another type":  ("q8_0", "q4_0",
+                      r"^model\.\S+\.weight: expected \[\d+, 36\] bytes for Q4_0, found \[\d+, 68\]: another type\?$"),
+    "another model": ("model.layers.1.mlp.up_proj.weight", "model.layers.9.mlp.up_proj.weight",
+                      r"^a type is given for 'model\.layers\.9\.mlp\.up_proj\.weight', which the model lacks$"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_configs_of_other_models(change: str, tmp_path: Path) -> None:
     load(make_folder(tmp_path, "tiny-llama"), "q8_0").save_pretrained(tmp_path / "saved")
+    old, new, problem = CHANGES[change]
     path = tmp_path / "saved" / "config.json"
-    path.write_text(path.read_text().replace("q8_0", "q4_0"))
-    with pytest.raises(
-        glft.OptionError, match=r"^model\.\S+\.weight: expected \[\d+, 36\] bytes for Q4_0, found \[\d+, 68\]: another type\?$"
-    ):
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(glft.OptionError, match=problem):
         load(tmp_path / "saved")
 
 
 def test_a_packed_folder_is_not_converted(tmp_path: Path) -> None:
     load(make_folder(tmp_path, "tiny-llama"), "q8_0").save_pretrained(tmp_path / "saved")
-    with pytest.raises(
-        glft.FormatError, match=r"glft.*: load the model with transformers, and save model\.state_dict\(\) with"
-    ):
+    with pytest.raises(glft.FormatError, match=r"glft.*: load the model with transformers, and save model\.state_dict\(\)"):
         glft.convert(tmp_path / "saved", tmp_path / "out.gguf")
-
-
-def test_a_config_that_names_another_model(tmp_path: Path) -> None:
-    model = load(make_folder(tmp_path, "tiny-llama"), "q8_0")
-    model.save_pretrained(tmp_path / "saved")
-    path = tmp_path / "saved" / "config.json"
-    path.write_text(path.read_text().replace("model.layers.1.mlp.up_proj.weight", "model.layers.9.mlp.up_proj.weight"))
-    with pytest.raises(
-        glft.OptionError, match=r"^a type is given for 'model\.layers\.9\.mlp\.up_proj\.weight', which the model lacks$"
-    ):
-        load(tmp_path / "saved")
