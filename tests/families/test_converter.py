@@ -23,13 +23,13 @@ from glft_schema.errors import safe
 from glft_schema.families.converter import Converter, type_of
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
-from tests.families.test_folders import MINILM, RECORDED
+from tests.families.test_folders import RECORDED
 from tests.families.tiny_folders import edit_json, make_undeclared
 from tests.golden.record_conversions import contents
 from tests.oracles import llama_quantize
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
-from tests.tools.real_files import downloaded, fetched, kept
+from tests.tools.real_files import fetched, kept
 
 SMALL = """
 import os, sys, time, numpy as np, gguf
@@ -270,15 +270,3 @@ def test_an_architecture_that_is_not_declared(converter: Converter, request: pyt
     assert out.read_bytes() == expected.read_bytes()
     with LlamaModel(out) as model:
         assert np.isfinite(model.logits([2, 45, 120])).all()
-
-
-@pytest.mark.full
-@pytest.mark.network
-def test_equals_the_declared_family(converter: Converter, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """MiniLM is a bert, which is declared: two ways to the same file."""
-    model = downloaded(request, *MINILM) / "model"
-    glft.convert(model, tmp_path / "declared.gguf")
-    glft.convert(open_with_metadata(model, (), format_named("gguf"), converter=converter), tmp_path / "out.gguf")
-    one, other = (contents(tmp_path / name) for name in ("declared.gguf", "out.gguf"))
-    assert (len(one["tensors"]), len(one["keys"])) == (101, 73)
-    assert one == other

@@ -36,24 +36,6 @@ def test_the_same_file(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "donor.gguf").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma3", "tiny-gpt2", "tiny-qwen3moe"])
-def test_fine_tuned_weights(name: str, tmp_path: Path) -> None:
-    """Weights that differ from the donor's, which are quantized, are mapped as by the table."""
-    folder = make_folder(tmp_path, name)
-    glft.convert(folder, tmp_path / "donor.gguf", schemes={"*": "q4_0"})
-    noise = torch.Generator().manual_seed(1)
-    tensors = load_file(folder / WEIGHTS).items()
-    edit_tensors(
-        folder, {key: tensor + (0.02 * torch.randn(tensor.shape, generator=noise)).to(tensor.dtype) for key, tensor in tensors}
-    )
-    written = glft.convert(folder / WEIGHTS, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
-    of_weights = (tmp_path / "out.gguf").read_bytes()
-    glft.convert(folder, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
-    assert of_weights == (tmp_path / "out.gguf").read_bytes() != (tmp_path / "donor.gguf").read_bytes()
-    donor = glft.open(tmp_path / "donor.gguf")
-    assert [(t.name, t.type.name) for t in written] == [(t.name, t.type.name) for t in donor.tensors.values()]
-
-
 def test_schemes_and_metadata_take_precedence(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama")
     glft.convert(folder, tmp_path / "donor.gguf", schemes={"*": "q4_0"}, metadata={"quantize.imatrix.file": "of the donor"})

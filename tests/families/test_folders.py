@@ -26,7 +26,6 @@ from tests.families.tiny_folders import CONFIGS, edit_json, edit_tensors, make_f
 from tests.golden.record_conversions import PATH, contents
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
-from tests.tools.depth import some_by_default
 from tests.tools.real_files import downloaded
 
 RECORDED = json.loads(PATH.read_text())
@@ -298,20 +297,6 @@ def test_a_folder_of_another_format(tmp_path: Path) -> None:
     glft.save_file({"x": torch.ones(1)}, tmp_path / "other.glft")
     done = in_this_process("convert", tmp_path / "other.glft", f"{tmp_path}/back/")
     assert_refused(done, "expected a GGUF file to write a Hugging Face folder of, found another source")
-
-
-@pytest.mark.parametrize("name", some_by_default([*CONFIGS], 3))
-def test_transformers_loads_the_folder(name: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    transformers = pytest.importorskip("transformers")
-    folder = make_folder(tmp_path, name)
-    back = there_and_back(folder)
-    kind = transformers.AutoModel if name == "tiny-bert" else transformers.AutoModelForCausalLM
-    with torch.no_grad():
-        models = (kind.from_pretrained(path, dtype=torch.float32).eval() for path in (folder, back))
-        expected, found = (model(torch.tensor([TOKENS]))[0] for model in models)
-    assert torch.equal(found, expected)
-    is_told = any("no tokenizer is written" in str(warning.message) for warning in recwarn)
-    assert (back / "tokenizer.json").exists() != is_told
 
 
 def test_fused_experts_are_split(tmp_path: Path) -> None:

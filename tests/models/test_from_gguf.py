@@ -15,9 +15,10 @@ import glft_schema as glft
 from glft_schema.models.from_gguf import load_model
 from glft_schema.models.token_chunks import cut
 from glft_schema.models.tokenization import load_vocabulary
-from tests.families.tiny_folders import CONFIGS, make_folder, make_undeclared
+from tests.families.tiny_folders import CONFIGS, edit_json, edit_tensors, make_folder, make_undeclared
 from tests.models.conftest import tiny_gguf
 
+WEIGHTS = "model.safetensors"
 TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
 
 
@@ -65,65 +66,49 @@ def test_tokenizer_files_beside_a_gguf_file_are_ignored(tmp_path: Path) -> None:
     assert load_vocabulary(path).tokens("the a") == expected
 
 
-def _rename(folder: Path, names: dict[str, str | None], prefix: str = "") -> None:
-    """Renames tensors of a folder, or removes them."""
-    path = folder / "model.safetensors"
-    tensors = {names.get(name, prefix + name): tensor for name, tensor in load_file(path).items()}
-    save_file({name: tensor for name, tensor in tensors.items() if name is not None}, path)
-
-
 def test_missing_weights(tmp_path: Path) -> None:
     """They would be random numbers. Tied weights and bert's pooler are not needed."""
     name = "model.layers.1.mlp.up_proj.weight"
     message = rf"expected values for this tensor, found none \(tensor '{name}'\) in {tmp_path}"
     for folder in (make_folder(tmp_path, "tiny-llama"), make_undeclared(tmp_path)):
-        _rename(folder, {name: None})
+        edit_tensors(folder, {name: None})
         with pytest.raises(glft.FormatError, match=message):
             load_model(folder)
     module = make_folder(tmp_path, "tiny-qwen2")
     load_model(module)
-    _rename(module, {}, "module.")
+    save_file({f"module.{key}": tensor for key, tensor in load_file(module / WEIGHTS).items()}, module / WEIGHTS)
     with pytest.raises(glft.FormatError, match=rf"found none \(tensor '.*'\) in {module}"):
         load_model(module)
-    path = tmp_path / "lacking.gguf"
-    glft.convert(make_folder(tmp_path, "tiny-qwen3"), path, exclude=["blk.1.ffn_up.weight"], schemes={"*": "f32"})
-    with pytest.raises(glft.FormatError, match=rf"{name}'\) in {path}"):
-        load_model(path)
     words = make_folder(tmp_path, "tiny-bert")
-    _rename(words, {f"pooler.dense.{kind}": None for kind in ("weight", "bias")})
+    edit_tensors(words, {"pooler.dense.weight": None, "pooler.dense.bias": None})
     load_model(words)
 
 
-def _rewrite(path: Path, **parts: Any) -> None:
-    """Sets parts of a JSON file."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
-
-
-def test_config_beyond_the_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parts", "number", "most"),
+    [
+        (["vocab_size"], 10**7, 264),
+        (["num_hidden_layers"], 10**9, 25),
+        (["text_config", "vocab_size"], 10**12, 264),
+        (["thinker_config", "text_config", "num_hidden_layers"], 10**9, 25),
+    ],
+)
+def test_config_beyond_the_weights(parts: list[str], number: int, most: int, tmp_path: Path) -> None:
     """Refused before transformers makes a row or a module of each."""
-    folder = make_folder(tmp_path, "tiny-qwen3")
-    for field, number, most, *parts in (
-        ("vocab_size", 10**7, 264),
-        ("num_hidden_layers", 10**9, 25),
-        ("vocab_size", 10**12, 264, "text_config"),
-        ("num_hidden_layers", 10**9, 25, "thinker_config", "text_config"),
-    ):
-        whole = (folder / "config.json").read_text()
-        changed: dict[str, Any] = {field: number}
-        for part in reversed(parts):
-            changed = {part: changed}
-        _rewrite(folder / "config.json", **changed)
-        path = " -> ".join((*parts, field))
-        with pytest.raises(
-            glft.FormatError, match=rf"^{path}: expected at most {most} by the weights, found {number} in {folder}"
-        ):
-            load_model(folder)
-        (folder / "config.json").write_text(whole)
+    folder, changed = make_folder(tmp_path, "tiny-qwen3"), dict[str, Any]()
+    inner = changed
+    for part in parts[:-1]:
+        inner = inner.setdefault(part, {})
+    inner[parts[-1]] = number
+    edit_json(folder / "config.json", **changed)
+    problem = f"{' -> '.join(parts)}: expected at most {most} by the weights, found {number} in {folder}"
+    with pytest.raises(glft.FormatError, match=f"^{problem}"):
+        load_model(folder)
 
 
 def test_files_beyond_the_folder(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-qwen3", shards=2)
-    _rewrite(folder / "model.safetensors.index.json", weight_map={"a": "../a.safetensors"})
+    edit_json(folder / "model.safetensors.index.json", weight_map={"a": "../a.safetensors"})
     for load in (load_model, load_vocabulary):
         with pytest.raises(glft.FormatError, match=r"weight_map: expected the name of a file in the directory, found '\.\./a"):
             load(folder)
@@ -133,11 +118,11 @@ def test_tokenizers_that_fail(tmp_path: Path) -> None:
     """A panic, and a text that the tokenizer does not take."""
     folder = make_folder(tmp_path, "tiny-qwen3")
     whole = (folder / "tokenizer.json").read_text()
-    _rewrite(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    edit_json(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
     with pytest.raises(glft.FormatError, match=r"expected a tokenizer that transformers loads .*, found PanicException: "):
         load_vocabulary(folder)
     (folder / "tokenizer.json").write_text(whole)
-    _rewrite(folder / "tokenizer.json", model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, added_tokens=[])
+    edit_json(folder / "tokenizer.json", model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, added_tokens=[])
     with pytest.raises(
         glft.FormatError, match=rf"expected a tokenizer for the text, found Exception: WordLevel .* in {folder}"
     ):

@@ -17,7 +17,6 @@ from glft_schema.models.from_gguf import load_model
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.oracles.llama_loader import Loader
 from tests.oracles.llama_model import LlamaModel
-from tests.tools.command_line import in_this_process
 from tests.tools.depth import some_by_default
 
 TOKENS = [1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9, *range(3, 45)]  # beyond the windows of 32
@@ -131,31 +130,3 @@ def test_keys_that_contradict(tmp_path: Path, loader: Loader) -> None:
     assert not loader.refusal(path)
     with pytest.raises(glft.FormatError, match=r"expected 32 for llama\.attention\.value_length, as head_dim of .*, found 16"):
         load_model(path)
-
-
-@pytest.mark.filterwarnings("ignore::glft_schema.errors.TiedWarning", "ignore::FutureWarning")
-def test_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All verbs that read a config from keys take the same ones."""
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    model = Model(tmp_path, "tiny-llama")
-    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "tiny-llama", dtype=torch.float32)
-    peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
-    (tmp_path / "text.txt").write_text("the a " * 600)
-    monkeypatch.chdir(tmp_path)
-    jobs = (
-        ("imatrix", "lacking.gguf", "text.txt", "-o", "matrix.gguf", "--context", 32, "--chunks", 1),
-        ("merge-lora", "lacking.gguf", "adapter", "merged.gguf"),
-        ("compare", "whole.gguf", "lacking.gguf", "--text", "text.txt", "--chunks", 1),
-    )
-    for keys, problem in (
-        (["llama.vocab_size", "llama.rope.dimension_count"], None),
-        (["llama.attention.head_count_kv"], "expected dims [64, 64] (embedding_length, head_count_kv * key_length)"),
-        (["llama.attention.layer_norm_rms_epsilon"], "expected the key llama.attention.layer_norm_rms_epsilon"),
-    ):
-        model.without(*keys)
-        for job in jobs:
-            done = in_this_process(*job)
-            if problem:
-                assert (done.returncode, problem in done.stderr) == (2, True)
-            else:
-                assert (done.returncode, done.stderr) == (int(job[0] == "compare"), "")  # whose files differ in keys

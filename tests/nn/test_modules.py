@@ -314,18 +314,6 @@ def test_operators_by_torch(name: str) -> None:
     torch.library.opcheck(getattr(torch.ops.glft_schema, name).default, arguments)
 
 
-def test_from_a_file(tmp_path: Path) -> None:
-    """Bytes of a mapped file are not copied, and stay when it is closed."""
-    save_file({"w": random_weights(8, 256)}, tmp_path / "m.gguf", schemes={"w": "q4_k"})
-    with open_file(tmp_path / "m.gguf") as file:
-        tensor = file.tensors["w"]
-        stored, raw, expected = tensor.packed_rows(), bytes(tensor.raw), tensor.dequantize()
-    layer = Linear(256, 8, "q4_k")
-    layer.weight = nn.Parameter(torch.from_numpy(stored), requires_grad=False)
-    assert stored.tobytes() == raw
-    assert torch.equal(layer.dequantize(), expected)
-
-
 @pytest.mark.parametrize(
     ("columns", "type_", "problem"),
     [
