@@ -27,44 +27,36 @@ def ones(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.ones(shape).to(dtype)
 
 
-TENSORS = {  # the tensors of a Linear by their names in each scheme
-    "GPTQ": {
-        "qweight": ones(I32, 4, 8),
-        "qzeros": ones(I32, 1, 1),
-        "scales": SCALE,
-        "g_idx": ones(I32, 32),
-    },
-    "GPTQ or AWQ": {"qweight": ones(I32, 32, 1), "qzeros": ones(I32, 1, 1), "scales": SCALE},
-    "GPTQ or AWQ without zeros": {"qweight": ones(torch.int16, 32, 1), "scales": SCALE},
-    "FP8 in blocks": {"weight": ones(F8, 4, 8), "weight_scale_inv": SCALE},
-    "FP8 of ComfyUI": {"weight": ones(F8, 4, 8), "scale_weight": SCALE},
-    "NVFP4 of compressed-tensors": {
-        "weight_packed": ones(U8, 4, 8),
-        "weight_scale": ones(F8, 2),
-        "weight_global_scale": SCALE,
-    },
-    "compressed-tensors": {
-        "weight_packed": ones(I32, 4, 8),
-        "weight_scale": SCALE,
-        "weight_shape": torch.tensor([4, 64]),
-    },
-    "NVFP4 of ModelOpt": {"weight": ones(U8, 4, 8), "weight_scale": ones(F8, 2), "weight_scale_2": SCALE},
-    "compressed-tensors or ModelOpt": {"weight": ones(torch.int8, 4, 8), "weight_scale": SCALE},
-    "compressed-tensors or ModelOpt in FP4": {"weight": ones(U8, 4, 8), "weight_scale": ones(F8, 2)},
-    "MXFP4 of gpt-oss": {
-        "experts.down_proj_blocks": ones(U8, 1, 4, 1, 16),
-        "experts.down_proj_scales": ones(U8, 1, 4, 1),
-    },
-    "MLX": {"weight": ones(torch.uint32, 4, 8), "scales": SCALE, "biases": -SCALE},
-    "bitsandbytes": {"weight": ones(U8, 16, 1), "weight.absmax": SCALE},
-    "torchao": {"_weight_qdata": ones(torch.int8, 4, 8), "_weight_scale": SCALE},
-    "quanto": {"weight._data": ones(torch.int8, 4, 8), "weight._scale": SCALE},
-    "HQQ": {"W_q": ones(U8, 4, 8), "scale": SCALE, "zero": -SCALE},
-    "EXL2": {"q_weight": ones(I32, 4, 8), "q_scale": ones(I32, 1, 1)},
-    "EXL3": {"trellis": ones(torch.int16, 4, 8, 16), "suh": SCALE},
-    "Marlin": {"B": ones(I32, 2, 64), "s": SCALE},
-    "AQLM": {"codes": ones(torch.int8, 4, 1, 1), "codebooks": torch.ones(1, 256, 1, 8)},
-}
+DTYPES = {"f8": F8, "f32": torch.float32, "i16": torch.int16, "i32": I32, "i64": torch.int64, "i8": torch.int8, "u8": U8}
+DTYPES["u32"] = torch.uint32
+SCHEMES = """
+GPTQ: qweight i32 4 8, qzeros i32 1 1, scales f32 2, g_idx i32 32
+GPTQ or AWQ: qweight i32 32 1, qzeros i32 1 1, scales f32 2
+GPTQ or AWQ without zeros: qweight i16 32 1, scales f32 2
+FP8 in blocks: weight f8 4 8, weight_scale_inv f32 2
+FP8 of ComfyUI: weight f8 4 8, scale_weight f32 2
+NVFP4 of compressed-tensors: weight_packed u8 4 8, weight_scale f8 2, weight_global_scale f32 2
+compressed-tensors: weight_packed i32 4 8, weight_scale f32 2, weight_shape i64 2
+NVFP4 of ModelOpt: weight u8 4 8, weight_scale f8 2, weight_scale_2 f32 2
+compressed-tensors or ModelOpt: weight i8 4 8, weight_scale f32 2
+compressed-tensors or ModelOpt in FP4: weight u8 4 8, weight_scale f8 2
+MXFP4 of gpt-oss: experts.down_proj_blocks u8 1 4 1 16, experts.down_proj_scales u8 1 4 1
+MLX: weight u32 4 8, scales f32 2, biases f32 2
+bitsandbytes: weight u8 16 1, weight.absmax f32 2
+torchao: _weight_qdata i8 4 8, _weight_scale f32 2
+quanto: weight._data i8 4 8, weight._scale f32 2
+HQQ: W_q u8 4 8, scale f32 2, zero f32 2
+EXL2: q_weight i32 4 8, q_scale i32 1 1
+EXL3: trellis i16 4 8 16, suh f32 2
+Marlin: B i32 2 64, s f32 2
+AQLM: codes i8 4 1 1, codebooks f32 1 256 1 8
+"""
+TENSORS = dict(line.split(": ") for line in SCHEMES.strip().splitlines())  # of a Linear by their names in each scheme
+
+
+def tensors_of(scheme: str) -> dict[str, torch.Tensor]:
+    rows = (tensor.split() for tensor in TENSORS[scheme].split(", "))
+    return {name: ones(DTYPES[dtype], *map(int, dims)) for name, dtype, *dims in rows}
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
@@ -76,7 +68,7 @@ def write(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
 @pytest.mark.parametrize("scheme", TENSORS)
 def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) -> None:
-    path, out = write(tmp_path / f"model.{ending}", TENSORS[scheme]), tmp_path / "out.safetensors"
+    path, out = write(tmp_path / f"model.{ending}", tensors_of(scheme)), tmp_path / "out.safetensors"
     name = re.escape(re.sub(" without.*| in FP4", "", scheme))
     problem = rf"expected weights, found codes and scales of {name}, such as 'layers\.0\..*{ADVICE}{COPY} in {path}$"
     for work in (lambda: glft.convert(path, out), lambda: glft.weights.open_checkpoint(path)):
@@ -90,7 +82,7 @@ def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) 
 @pytest.mark.parametrize("write_out", [glft.convert, partial(glft.quantize, recipe="Q8_0")])
 def test_gguf_has_no_codes_and_scales(write_out: Callable[..., object], tmp_path: Path) -> None:
     """Also of the tensors as stored, and by the example of another model."""
-    path, donor = write(tmp_path / "model.safetensors", TENSORS["GPTQ"]), tmp_path / "donor.gguf"
+    path, donor = write(tmp_path / "model.safetensors", tensors_of("GPTQ")), tmp_path / "donor.gguf"
     glft.save_file({"output_norm.weight": torch.ones(8)}, donor, {"general.architecture": "llama", "llama.block_count": 1})
     for options in ({"like": donor}, {"like": donor, "as_stored": True} if write_out is glft.convert else {}):
         with pytest.raises(FormatError, match=rf"found codes and scales of GPTQ, such as 'layers\.0\..*{ADVICE} in {path}$"):
@@ -98,7 +90,7 @@ def test_gguf_has_no_codes_and_scales(write_out: Callable[..., object], tmp_path
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
-    path, out = write(tmp_path / "model.safetensors", TENSORS["GPTQ"]), tmp_path / "out.safetensors"
+    path, out = write(tmp_path / "model.safetensors", tensors_of("GPTQ")), tmp_path / "out.safetensors"
     assert in_this_process("convert", path, out).returncode == 2
     assert in_this_process("convert", path, out, "--as-stored").returncode == 0
 

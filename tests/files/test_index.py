@@ -150,25 +150,6 @@ def test_commands_take_a_set(index: Path, whole: Path, tmp_path: Path) -> None:
     assert one == several
 
 
-def test_a_checkpoint_of_400_gb(tmp_path: Path) -> None:
-    """Files without content, of 2,000 tensors, in which nothing but headers is read."""
-    weight_map = {}
-    for shard in range(80):
-        name = f"model-{shard + 1:05d}-of-00080.safetensors"
-        offsets = {f"layer.{shard}.{i}": [i * 200_000_000, (i + 1) * 200_000_000] for i in range(25)}
-        entries = {key: {"dtype": "BF16", "shape": [10_000, 10_000], "data_offsets": ends} for key, ends in offsets.items()}
-        text = json.dumps(entries).encode()
-        with (tmp_path / name).open("wb") as stream:
-            stream.write(len(text).to_bytes(8, "little") + text)
-            stream.truncate(8 + len(text) + 25 * 200_000_000)
-        weight_map |= dict.fromkeys(entries, name)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    with glft_schema.open(tmp_path) as file:
-        assert len(file.tensors) == 2000
-        assert file.nbytes > 400_000_000_000
-        assert not file.tensors["layer.79.24"][-1].any()
-
-
 def test_an_index_beside_that_is_too_large(whole: Path, tmp_path: Path) -> None:
     """It is not read, so a file beside it is a model of its own."""
     (tmp_path / INDEX).touch()

@@ -167,7 +167,8 @@ def test_tokens_beyond_the_vocabulary(token: int, tmp_path: Path) -> None:
 # fmt: off
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {  # text, options
     "names":    ([1, 2], {"context": 2}, "known class (LlamaForCausalLM, "),
-    "in names": ([1, 2], {"context": 2, "names": {"nope.weight": "x"}}, "expected names of the model's parameters, found 'nope.weight'"),
+    "in names": ([1, 2], {"context": 2, "names": {"nope.weight": "x"}},
+                 "expected names of the model's parameters, found 'nope.weight'"),
     "text":     ("text", {}, "a model in memory has no tokenizer: pass tokenizer="),
     "context":  ([1, 2], {"context": 0}, "expected at least 1, found context=0, chunks=None"),
     "chunks":   ([1, 2], {"context": 2, "chunks": 0}, "expected at least 1, found context=2, chunks=0"),

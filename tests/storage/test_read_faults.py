@@ -229,32 +229,6 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str, monkeypat
             assert "not a regular file" in str(caught.value)
 
 
-@LINUX
-@pytest.mark.parametrize("path", ["/proc/self/mem", "/proc/self/maps", "/proc/self/environ", "/proc/version", "/sys/kernel/mm"])
-def test_files_that_the_system_makes_up(path: str) -> None:
-    for mmap in (True, False):
-        with pytest.raises((FormatError, OSError)) as caught:
-            glft_schema.open(path, mmap=mmap)
-        assert path in str(caught.value)
-
-
-@LINUX
-def test_a_file_that_may_not_be_read(open_folder: Path) -> None:
-    path = open_folder / "secret"
-    path.write_bytes(golden("four_types"))
-    path.chmod(0)
-    code = """
-import os, sys, glft_schema
-if os.getuid() == 0:
-    os.setuid(65534)
-try:
-    glft_schema.open(sys.argv[1])
-except PermissionError as error:
-    print(error.errno, error.filename)
-"""
-    assert python(code, path).stdout == f"{errno.EACCES} {path}\n"
-
-
 # Larger than 4 GiB: sparse files, of a few KiB on disk
 
 LARGE = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import re
 import resource
 import sys
 import time
@@ -24,29 +23,6 @@ from tests.golden import golden
 from tests.oracles import glft_reference as reference
 
 FOUR_TYPES = golden("four_types")
-
-
-def mapped_kib(path: Path) -> int:
-    """Returns the resident part of the map of `path`, in KiB."""
-    sizes = re.findall(rf"{re.escape(str(path))}\n(?:.*\n)*?Rss: +(\d+) kB", Path("/proc/self/smaps").read_text())
-    return sum(int(size) for size in sizes)
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux's list of maps")
-def test_one_tensor_of_2000_touches_only_its_pages(tmp_path: Path) -> None:
-    path = tmp_path / "many.gguf-lite"
-    count, each = 2000, 1 << 20
-    rows = [reference.Row(f"layers.{i}.weight", [256, 1024], reference.F32, b"", i * each) for i in range(count)]
-    head = reference.write(b"", rows, b"")
-    with path.open("wb") as stream:
-        stream.write(head)
-        stream.truncate(len(head) + count * each)  # payloads are holes
-    with glft_schema.open(path) as file:
-        before = mapped_kib(path)
-        tensor = file.get_tensor("layers.1000.weight")
-        assert not tensor.any()
-        assert before < 2 * len(head) / 1024 + 128
-        assert mapped_kib(path) < before + each / 1024 + 128
 
 
 def test_opening_allocates_nothing_for_a_claim_of_4_gb(tmp_path: Path) -> None:

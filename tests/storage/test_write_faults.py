@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import math
 import os
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ import glft_schema as glft
 from glft_schema import Container, Typed
 from tests.families.tiny_folders import make_folder
 from tests.quantizer import models
-from tests.tools.depth import some
+from tests.tools.command_line import in_this_process
 from tests.tools.forked_writers import LAST, WITHOUT_EFFECT, Writers, container
 from tests.tools.unmeasured import unmeasured
 
@@ -154,10 +153,11 @@ def test_every_system_call_that_fails(writers: Writers, path: Path, tmp_path: Pa
     print(f"{injected} calls failed with {error}, {unseen.total()} of them unseen")
 
 
-# The commands that replace a file, and those whose files must be new. IN is a folder of inputs.
-REPLACING = {
+# Commands that write: IN is a folder of inputs. Outputs with an ending replace a file.
+COMMANDS = {
     "compare": "IN/in.gguf IN/nan.gguf --html OUT.html",
     "convert": "IN/in.gguf OUT.safetensors",
+    "convert to a folder": "IN/model.gguf OUT/",
     "edit": "IN/in.gguf --set general.name=x -o OUT.gguf",
     "get-tensor": "IN/in.gguf output.weight OUT.npy",
     "imatrix": "IN/imatrix.gguf OUT.dat",
@@ -165,16 +165,10 @@ REPLACING = {
     "merge-lora": "IN/in.gguf IN/lora.gguf OUT.gguf",
     "plan": "IN/in.gguf --types q8_0 --bpw 12 -o OUT.txt",
     "quantize": "IN/in.gguf OUT.gguf Q8_0",
+    "quantize a set": "IN/in-00001-of-00002.gguf OUT Q8_0 --keep-split",
+    "split": "IN/in.gguf OUT --max-tensors 8",
     "view": "IN/in.gguf -o OUT.html",
 }
-CREATING = {
-    "convert": "IN/model.gguf OUT/",
-    "quantize": "IN/in-00001-of-00002.gguf OUT Q8_0 --keep-split",
-    "split": "IN/in.gguf OUT --max-tensors 8",
-}
-FAULTS = ["signal=SIGINT", "error=EIO", "error=EDQUOT"]
-STEPS = [("pwrite64", 1), ("fsync", 1), ("rename", 1)]
-OF_SECOND_FILE = [("pwrite64", 2), ("fsync", 3), ("rename", 2)]  # the second fsync is of the folder
 
 
 @pytest.fixture(scope="module")
@@ -193,27 +187,35 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("fault", ["error=ENOSPC", *(pytest.param(fault, marks=pytest.mark.full) for fault in FAULTS)])
-def test_a_command_that_fails_changes_nothing(writers: Writers, inputs: Path, tmp_path: Path, strace: None, fault: str) -> None:
-    """Each command that writes meets the fault at each step."""
-    out, code = tmp_path / "out" / "made", 130 if fault == "signal=SIGINT" else 2
-    problem = os.strerror(getattr(errno, fault.removeprefix("error="), 0)) if code == 2 else ""
-    out.parent.mkdir()
-    with traced(writers, tmp_path / "log", *[f"--inject={call}:{fault}:when={LAST}" for call, _ in STEPS]):
-        for commands, steps in ((REPLACING, STEPS), (CREATING, STEPS), (CREATING, OF_SECOND_FILE)):
-            for (name, text), (call, number) in some([*itertools.product(commands.items(), steps)], 3):
-                words = text.replace("IN", str(inputs)).replace("OUT", str(out)).split()
-                if (call == "rename" and code == 130) or (text.endswith("/") and number > 1):
-                    continue  # the file is complete; there is no second file
-                before = {Path(word): b"old" for word in words if word.startswith(f"{out}.")}
-                for path, old in before.items():
-                    path.write_bytes(old)
-                done = writers.run([name, *words], call, number)
-                assert (done["code"], problem in done["errors"]) == (code, True), (name, call, done)
-                assert {path: path.read_bytes() for path in out.parent.iterdir()} == before, (name, call)
-                for path in before:
-                    path.unlink()
+@pytest.mark.parametrize("call", ["pwrite", "fsync", "replace"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_that_fails_changes_nothing(
+    command: str, call: str, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the second of several files."""
+    words = COMMANDS[command].replace("IN", str(inputs)).replace("OUT", str(tmp_path / "made")).split()
+    replaced = [Path(word) for word in words if word.startswith(f"{tmp_path}/made.")]
+    of_second = 3 if call == "fsync" else 2  # the second fsync is of the folder
+    for number in (1, of_second) if words[1] == f"{tmp_path}/made" else (1,):
+        for path in replaced:
+            path.write_bytes(b"old")
+        monkeypatch.setattr(os, call, failing(getattr(os, call), number))
+        done = in_this_process(command.split()[0], *words)
+        monkeypatch.undo()
+        assert (done.returncode, os.strerror(errno.ENOSPC) in done.stderr) == (2, True), done
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == dict.fromkeys(replaced, b"old")
+
+
+def failing(real: Callable[..., Any], number: int) -> Callable[..., Any]:
+    """Returns a function that calls another one, except for one call."""
+    calls = iter(range(1, 1 << 30))
+
+    def called(*arguments: Any, **more: Any) -> Any:
+        if next(calls) == number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*arguments, **more)
+
+    return called
 
 
 ON_A_SMALL_DISK = """

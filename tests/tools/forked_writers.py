@@ -10,11 +10,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import importlib
-import io
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +70,6 @@ class Writers:
         self.begin(path, call=call, number=number)
         return dict(self.answer())
 
-    def run(self, command: list[object], call: str = "", number: int = 0) -> dict[str, Any]:
-        """Runs a command of `glft` in a fork, likewise. Returns its exit code and its errors."""
-        self.begin(Path(), call=call, number=number, command=[*map(str, command)])
-        return dict(self.answer())
-
     def end(self) -> None:
         for stream in (self.process.stdin, self.process.stdout):
             assert stream
@@ -101,9 +93,6 @@ def _once(job: Mapping[str, Any], out: socket.socket) -> None:
     for _ in range(LAST - job["number"] if job["call"] else 0):
         with suppress(OSError):
             WITHOUT_EFFECT[job["call"]]()
-    if "command" in job:
-        out.send(json.dumps(_command(job["command"])).encode())
-        return
     answer: dict[str, Any] = {"before": _descriptors()}
     try:
         Container.build_file(container(2), job["path"])
@@ -111,19 +100,6 @@ def _once(job: Mapping[str, Any], out: socket.socket) -> None:
         answer |= {"errno": error.errno, "filename": error.filename, "text": str(error)}
     answer["after"] = _descriptors()
     out.send(json.dumps(answer).encode())
-
-
-def _command(arguments: list[str]) -> dict[str, Any]:
-    from glft_schema.cli import app
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and background shells ignore it
-    errors = io.StringIO()
-    with redirect_stdout(io.StringIO()), redirect_stderr(errors):
-        try:
-            app(arguments)
-        except SystemExit as ended:
-            return {"code": ended.code, "errors": errors.getvalue()}
-    return {"code": 0, "errors": errors.getvalue()}
 
 
 def _descriptors() -> list[int]:
@@ -155,8 +131,6 @@ def main() -> None:
     _answer(json.dumps("ready"))
     for line in sys.stdin:
         job = json.loads(line)
-        if "command" in job:
-            importlib.import_module("tests.tools.imported")  # once, instead of in each fork
         child = os.fork()
         if not child:
             _once(job, theirs) if "call" in job else _again_and_again(job["path"])
