@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
 from glft_schema.families.sentencepiece_model import read_model
-from tests.families.tiny_folders import SPACES, make_folder
+from tests.families.tiny_folders import SPACES, edit_json, edit_tensors, make_folder
 from tests.oracles.llama_vocabulary import LlamaVocabulary
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
@@ -56,15 +55,9 @@ def folder_of(parent: Path, **files: str | bytes) -> Path:
     """Writes a folder of llama with other tokenizer files, by their names with ``_`` for a dot."""
     folder = make_folder(parent, "tiny-llama")
     (folder / "tokenizer.model").unlink()
-    config = json.loads((folder / "config.json").read_text()) | {"vocab_size": SIZE}
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = load_file(folder / "model.safetensors")
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        tensors[name] = torch.zeros(SIZE, tensors[name].shape[1])
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "add_prefix_space": None})
-    )
+    edit_json(folder / "config.json", vocab_size=SIZE)
+    edit_tensors(folder, {name: torch.zeros(SIZE, 64) for name in ("model.embed_tokens.weight", "lm_head.weight")})
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>", "add_prefix_space": null}')
     for name, content in files.items():
         path = folder / f"tokenizer.{name}"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())

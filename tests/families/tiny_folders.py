@@ -140,65 +140,43 @@ def values(name: str, dims: tuple[int, ...]) -> torch.Tensor:
 
 def shapes_of(model_type: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each tensor, as transformers saves the model."""
-    if model_type in ("gpt2", "bert"):
-        return gpt2_shapes() if model_type == "gpt2" else bert_shapes()
-    size = config.get("head_dim", SIZE)
-    q, k = HEADS * size, GROUPS * size
+    if model_type in WHOLE:
+        rows = (line.split() for line in WHOLE[model_type].splitlines() if line)
+        return {
+            name.replace(".N.", f".{i}."): tuple(map(int, dims))
+            for name, *dims in rows
+            for i in range(2 if ".N." in name else 1)
+        }
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (TOKENS, ROWS), "model.norm.weight": (ROWS,)}
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (TOKENS, ROWS)
-    experts = {"down": (ROWS, 32), "gate": (32, ROWS), "up": (32, ROWS)}
-    for i in range(2):
-        block: dict[str, tuple[int, ...]] = {"post_attention_layernorm": (ROWS,), "self_attn.o_proj": (ROWS, q)}
-        if model_type != "olmo2":
-            block["input_layernorm"] = (ROWS,)
-        if model_type == "phi3":
-            block |= {"self_attn.qkv_proj": (q + 2 * k, ROWS), "mlp.gate_up_proj": (2 * WIDE, ROWS)}
-            block["mlp.down_proj"] = (ROWS, WIDE)
-        else:
-            block |= {"self_attn.q_proj": (q, ROWS), "self_attn.k_proj": (k, ROWS), "self_attn.v_proj": (k, ROWS)}
-        if model_type in ("qwen3", "qwen3_moe", "gemma3_text"):
-            block |= {"self_attn.q_norm": (size,), "self_attn.k_norm": (size,)}
-        if model_type == "olmo2":
-            block |= {"self_attn.q_norm": (q,), "self_attn.k_norm": (k,)}
-        if model_type.startswith("gemma"):
-            block |= {"pre_feedforward_layernorm": (ROWS,)}
-        if model_type.startswith(("gemma", "olmo2")):
-            block |= {"post_feedforward_layernorm": (ROWS,)}
-        if model_type.endswith("_moe"):
-            block["mlp.gate"] = (EXPERTS, ROWS)
-            for e in range(EXPERTS):
-                block |= {f"mlp.experts.{e}.{name}_proj": dims for name, dims in experts.items()}
-        elif model_type == "gpt_oss":
-            block["mlp.router"] = (EXPERTS, ROWS)
-        elif model_type == "mixtral":
-            block["block_sparse_moe.gate"] = (EXPERTS, ROWS)
-            wide = {"w1": (WIDE, ROWS), "w2": (ROWS, WIDE), "w3": (WIDE, ROWS)}
-            block |= {f"block_sparse_moe.experts.{e}.{name}": dims for e in range(EXPERTS) for name, dims in wide.items()}
-        elif model_type == "starcoder2":
-            block |= {"mlp.c_fc": (WIDE, ROWS), "mlp.c_proj": (ROWS, WIDE)}
-        elif model_type != "phi3":
-            block |= {"mlp.gate_proj": (WIDE, ROWS), "mlp.up_proj": (WIDE, ROWS), "mlp.down_proj": (ROWS, WIDE)}
-        if model_type == "qwen2_moe":
-            block |= {"mlp.shared_expert_gate": (1, ROWS), "mlp.shared_expert.down_proj": (ROWS, 48)}
-            block |= {f"mlp.shared_expert.{name}_proj": (48, ROWS) for name in ("gate", "up")}
-        shapes |= {f"model.layers.{i}.{name}.weight": dims for name, dims in block.items()}
-        if model_type.startswith("qwen2"):
-            shapes |= {f"model.layers.{i}.self_attn.{name}_proj.bias": (q if name == "q" else k,) for name in "qkv"}
-        if model_type == "gpt_oss":
-            shapes |= {f"model.layers.{i}.{name}": dims for name, dims in gpt_oss_shapes(q, k, "quantization_config" in config)}
-        if model_type == "starcoder2":
-            shapes |= {f"model.layers.{i}.{name}.bias": dims[:1] for name, dims in block.items()}
     if model_type == "starcoder2":
         shapes["model.norm.bias"] = (ROWS,)
+    size = config.get("head_dim", SIZE)
+    q, k = HEADS * size, GROUPS * size
+    norms = (q, k) if model_type == "olmo2" else (size, size)
+    for name in BLOCKS[model_type].split():
+        wide = 32 if "mlp.experts." in name else 48 if "shared_expert." in name else WIDE
+        dims = {
+            "q_proj": (q, ROWS), "k_proj": (k, ROWS), "v_proj": (k, ROWS), "qkv_proj": (q + 2 * k, ROWS), "o_proj": (ROWS, q),
+            "q_norm": norms[:1], "k_norm": norms[1:], "gate_up_proj": (2 * WIDE, ROWS), "gate_proj": (wide, ROWS),
+            "up_proj": (wide, ROWS), "down_proj": (ROWS, wide), "w1": (WIDE, ROWS), "w2": (ROWS, WIDE), "w3": (WIDE, ROWS),
+            "c_fc": (WIDE, ROWS), "c_proj": (ROWS, WIDE), "gate": (EXPERTS, ROWS), "router": (EXPERTS, ROWS),
+            "shared_expert_gate": (1, ROWS),
+        }.get(name.rpartition(".")[2], (ROWS,))  # fmt: skip
+        kinds = {"weight": dims}
+        if name.endswith(BIASED.get(model_type, ())):
+            kinds["bias"] = dims[:1]
+        shapes |= {f"model.layers.{i}.{name}.{kind}": dims for i in range(2) for kind, dims in kinds.items()}
+    if model_type == "gpt_oss":
+        experts = dict(gpt_oss_experts("quantization_config" in config))
+        shapes |= {f"model.layers.{i}.{name}": dims for i in range(2) for name, dims in experts.items()}
     return shapes
 
 
-def gpt_oss_shapes(q: int, k: int, packed: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields the shapes of a block's sinks, biases and experts, which are in MXFP4 if `packed`."""
+def gpt_oss_experts(packed: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields the shapes of a block's sinks and experts, which are in MXFP4 if `packed`."""
     yield "self_attn.sinks", (HEADS,)
-    biases = {"mlp.router": EXPERTS, **{f"self_attn.{name}_proj": n for name, n in zip("qkvo", (q, k, k, ROWS), strict=True)}}
-    yield from ((f"{name}.bias", (count,)) for name, count in biases.items())
     for name, rows, columns in (("gate_up", 2 * WIDE, ROWS), ("down", ROWS, WIDE)):
         name = f"mlp.experts.{name}_proj"
         yield f"{name}_bias", (EXPERTS, rows)
@@ -209,33 +187,77 @@ def gpt_oss_shapes(q: int, k: int, packed: bool) -> Iterator[tuple[str, tuple[in
             yield name, (EXPERTS, columns, rows)
 
 
-def gpt2_shapes() -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of gpt2, whose matrices are transposed."""
-    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (TOKENS, ROWS), "wpe.weight": (64, ROWS)}
-    shapes |= {f"ln_f.{kind}": (ROWS,) for kind in ("weight", "bias")}
-    matrices = {"attn.c_attn": (ROWS, 192), "attn.c_proj": (ROWS, ROWS), "mlp.c_fc": (ROWS, 256), "mlp.c_proj": (256, ROWS)}
-    for i in range(2):
-        shapes |= {f"h.{i}.{name}.{kind}": (ROWS,) for name in ("ln_1", "ln_2") for kind in ("weight", "bias")}
-        for name, dims in matrices.items():
-            shapes |= {f"h.{i}.{name}.weight": dims, f"h.{i}.{name}.bias": dims[1:]}
-    return {f"transformer.{name}": dims for name, dims in shapes.items()}
-
-
-def bert_shapes() -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of bert, with the pooler, which GGUF does not have."""
-    shapes: dict[str, tuple[int, ...]] = {
-        f"embeddings.{name}_embeddings.weight": (count, ROWS)
-        for name, count in (("word", TOKENS), ("position", 256), ("token_type", 2))
-    }
-    layers = {"embeddings.LayerNorm": (ROWS,), "pooler.dense": (ROWS, ROWS)}
-    for i in range(2):
-        block = {f"attention.self.{name}": (ROWS, ROWS) for name in ("query", "key", "value")}
-        block |= {"attention.output.dense": (ROWS, ROWS), "attention.output.LayerNorm": (ROWS,)}
-        block |= {"intermediate.dense": (WIDE, ROWS), "output.dense": (ROWS, WIDE), "output.LayerNorm": (ROWS,)}
-        layers |= {f"encoder.layer.{i}.{name}": dims for name, dims in block.items()}
-    for name, dims in layers.items():
-        shapes |= {f"{name}.weight": dims, f"{name}.bias": dims[:1]}
-    return shapes
+LLAMA = "input_layernorm post_attention_layernorm self_attn.o_proj self_attn.q_proj self_attn.k_proj self_attn.v_proj"
+DENSE = " mlp.gate_proj mlp.up_proj mlp.down_proj"
+QK = " self_attn.q_norm self_attn.k_norm"
+GEMMA = f"{LLAMA} pre_feedforward_layernorm post_feedforward_layernorm{DENSE}"
+MOE = " mlp.gate" + "".join(f" mlp.experts.{e}.{name}_proj" for e in range(EXPERTS) for name in ("gate", "up", "down"))
+SHARED = " mlp.shared_expert_gate mlp.shared_expert.gate_proj mlp.shared_expert.up_proj mlp.shared_expert.down_proj"
+W = "".join(f" block_sparse_moe.experts.{e}.w{i}" for e in range(EXPERTS) for i in (1, 2, 3))
+BLOCKS = {  # by model_type
+    **dict.fromkeys(("llama", "mistral", "qwen2", "granite"), LLAMA + DENSE),
+    "qwen3": LLAMA + QK + DENSE,
+    "qwen3_moe": LLAMA + QK + MOE,
+    "qwen2_moe": LLAMA + MOE + SHARED,
+    "mixtral": f"{LLAMA} block_sparse_moe.gate{W}",
+    "olmo2": f"{LLAMA.removeprefix('input_layernorm ')}{QK} post_feedforward_layernorm{DENSE}",
+    "starcoder2": f"{LLAMA} mlp.c_fc mlp.c_proj",
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA + QK,
+    "phi3": "input_layernorm post_attention_layernorm self_attn.o_proj self_attn.qkv_proj mlp.gate_up_proj mlp.down_proj",
+    "gpt_oss": f"{LLAMA} mlp.router",
+}
+BIASED = {  # ends of names with a bias, too
+    **dict.fromkeys(("qwen2", "qwen2_moe"), ("q_proj", "k_proj", "v_proj")),
+    "starcoder2": ("proj", "c_fc", "norm"),
+    "gpt_oss": ("proj", "router"),
+}
+# N is a block. Matrices of gpt2 are transposed, and GGUF lacks the pooler of bert.
+WHOLE = {
+    "gpt2": """
+transformer.wte.weight 264 64
+transformer.wpe.weight 64 64
+transformer.ln_f.weight 64
+transformer.ln_f.bias 64
+transformer.h.N.ln_1.weight 64
+transformer.h.N.ln_1.bias 64
+transformer.h.N.ln_2.weight 64
+transformer.h.N.ln_2.bias 64
+transformer.h.N.attn.c_attn.weight 64 192
+transformer.h.N.attn.c_attn.bias 192
+transformer.h.N.attn.c_proj.weight 64 64
+transformer.h.N.attn.c_proj.bias 64
+transformer.h.N.mlp.c_fc.weight 64 256
+transformer.h.N.mlp.c_fc.bias 256
+transformer.h.N.mlp.c_proj.weight 256 64
+transformer.h.N.mlp.c_proj.bias 64
+""",
+    "bert": """
+embeddings.word_embeddings.weight 264 64
+embeddings.position_embeddings.weight 256 64
+embeddings.token_type_embeddings.weight 2 64
+embeddings.LayerNorm.weight 64
+embeddings.LayerNorm.bias 64
+pooler.dense.weight 64 64
+pooler.dense.bias 64
+encoder.layer.N.attention.self.query.weight 64 64
+encoder.layer.N.attention.self.query.bias 64
+encoder.layer.N.attention.self.key.weight 64 64
+encoder.layer.N.attention.self.key.bias 64
+encoder.layer.N.attention.self.value.weight 64 64
+encoder.layer.N.attention.self.value.bias 64
+encoder.layer.N.attention.output.dense.weight 64 64
+encoder.layer.N.attention.output.dense.bias 64
+encoder.layer.N.attention.output.LayerNorm.weight 64
+encoder.layer.N.attention.output.LayerNorm.bias 64
+encoder.layer.N.intermediate.dense.weight 96 64
+encoder.layer.N.intermediate.dense.bias 96
+encoder.layer.N.output.dense.weight 64 96
+encoder.layer.N.output.dense.bias 64
+encoder.layer.N.output.LayerNorm.weight 64
+encoder.layer.N.output.LayerNorm.bias 64
+""",
+}
 
 
 def write_model(folder: Path) -> None:
