@@ -14,6 +14,7 @@ import torch
 import glft_schema as glft
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
+from tests.families.test_folders import with_pooling
 from tests.families.tiny_folders import CONFIGS, LLAMA3, make_folder, values
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.depth import some_by_default
@@ -135,19 +136,20 @@ def problem_of(name: str, field: str, value: Any, parent: Path) -> str:
     """Returns what is wrong with the file of a folder with another value; empty if nothing is."""
     parent.mkdir()
     folder = make_folder(parent, name)
-    config = json.loads((folder / "config.json").read_text())
-    config.get("rope_scaling", {}).pop("truncate", None)  # llama.cpp computes otherwise
-    for old in ("rope_theta", "rope_scaling", "rope_local_base_freq") if field == "rope_parameters" else ():
-        config.pop(old, None)
+    config = json.loads((folder / "config.json").read_text()) | {field: value}
+    if field != "rope_parameters":
+        config.get("rope_scaling", {}).pop("truncate", None)  # llama.cpp computes otherwise
+    else:
+        config = {
+            old: kept for old, kept in config.items() if old not in ("rope_theta", "rope_scaling", "rope_local_base_freq")
+        }
     if field in ("sliding_window", "layer_types") and name.startswith("tiny-qwen"):
         config["use_sliding_window"] = True
     if field == "head_dim" and "query_pre_attn_scalar" in config:
         config["query_pre_attn_scalar"] = value
     if name == "tiny-bert":
-        (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]')
-        (folder / "1_Pooling").mkdir()
-        (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    (folder / "config.json").write_text(json.dumps(config | {field: value}))
+        with_pooling(folder, {"pooling_mode_mean_tokens": True})
+    (folder / "config.json").write_text(json.dumps(config))
     try:
         model = model_of(folder)
     except Exception:

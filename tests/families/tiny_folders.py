@@ -141,12 +141,8 @@ def values(name: str, dims: tuple[int, ...]) -> torch.Tensor:
 def shapes_of(model_type: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each tensor, as transformers saves the model."""
     if model_type in WHOLE:
-        rows = (line.split() for line in WHOLE[model_type].splitlines() if line)
-        return {
-            name.replace(".N.", f".{i}."): tuple(map(int, dims))
-            for name, *dims in rows
-            for i in range(2 if ".N." in name else 1)
-        }
+        lines = [line for i in range(2) for line in WHOLE[model_type].replace(".N.", f".{i}.").strip().splitlines()]
+        return {name: tuple(map(int, dims)) for name, *dims in map(str.split, lines)}
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (TOKENS, ROWS), "model.norm.weight": (ROWS,)}
     if not config.get("tie_word_embeddings"):
         shapes["lm_head.weight"] = (TOKENS, ROWS)

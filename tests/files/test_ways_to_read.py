@@ -20,7 +20,6 @@ from typing import Any
 import construct
 import pytest
 
-import glft_schema
 from glft_schema import Container, File, FormatError, LimitError, TruncatedError
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
@@ -41,7 +40,6 @@ from glft_schema.storage.torch_tensors import as_array
 from tests.catalogue import gguf_cases, glft_cases
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
-from tests.oracles.gguf_reference import write_set
 from tests.tools.depth import FULL
 
 GOLDEN = ("four_types", "loose_layout", "gguf_little", "gguf_big")
@@ -418,13 +416,3 @@ def test_views_of_a_part_at_the_edges_of_pages(tmp_path: Path) -> None:
                     with pytest.raises(TruncatedError, match=f"expected {source.size + 1} bytes, found {source.size}"):
                         read(0, source.size + 1)
                 source.close()
-
-
-def test_a_part_that_is_the_first_of_a_set_stands_alone(tmp_path: Path) -> None:
-    first = write_set(tmp_path)
-    with glft_schema.open(first) as whole, Container.parse_file(first, size=first.stat().st_size) as part:
-        assert list(whole.tensors) == ["t0", "t1"]
-        assert list(part.tensors) == ["t0"]
-        assert pickle.loads(pickle.dumps(whole)) == whole
-        with glft_schema.open(first, whole_set=False) as alone:
-            assert pickle.loads(pickle.dumps(alone)) == alone == part

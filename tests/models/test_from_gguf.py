@@ -15,20 +15,11 @@ import glft_schema as glft
 from glft_schema.models.from_gguf import load_model
 from glft_schema.models.token_chunks import cut
 from glft_schema.models.tokenization import load_vocabulary
-from tests.families.tiny_folders import CONFIGS, edit_json, edit_tensors, make_folder, make_undeclared
+from tests.families.tiny_folders import edit_json, edit_tensors, make_folder, make_undeclared
 from tests.models.conftest import tiny_gguf
 
 WEIGHTS = "model.safetensors"
 TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if "moe" in name else pytest.mark.full) for name in CONFIGS])
-def test_gguf_computes_what_its_folder_computes(name: str, tmp_path: Path) -> None:
-    path = tiny_gguf(tmp_path, name)
-    with torch.no_grad():
-        folder, file = (load_model(source)(TOKENS)[0] for source in (tmp_path / name, path))
-    assert torch.equal(folder, file)
-    assert sorted(found.name for found in tmp_path.iterdir()) == [name, path.name]
 
 
 def test_start_of_texts(tmp_path: Path) -> None:

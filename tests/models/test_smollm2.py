@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import glft_schema as glft
-from tests.oracles.llama_model import LlamaModel
 from tests.oracles.llama_vocabulary import LlamaVocabulary
 from tests.tools.real_files import downloaded
 
@@ -52,22 +51,3 @@ def test_as_large_as_the_file(loaded: tuple[Any, Any], path: Path) -> None:
     assert sum(parameter.nbytes for parameter in loaded[0].parameters()) == sum(
         t.nbytes for t in glft.open(path).tensors.values()
     )
-
-
-@pytest.mark.full
-def test_greedy_text_equals_llama_cpp(loaded: tuple[Any, Any], path: Path, tmp_path: Path) -> None:
-    """llama.cpp continues each prompt. After each token, the packed model has the same next one."""
-    model, tokenizer = loaded
-    glft.convert(path, tmp_path / "f32.gguf", schemes={"*": "f32"})
-    for prompt in PROMPTS:
-        tokens = tokenizer(prompt).input_ids
-        with LlamaModel(tmp_path / "f32.gguf") as oracle:
-            assert oracle.tokens(prompt) == tokens
-            text = [int(oracle.logits(tokens).argmax())]
-            while len(text) < STEPS:
-                text.append(int(oracle.logits(text[-1:]).argmax()))
-        with torch.no_grad():
-            logits = model(torch.tensor([tokens + text[:-1]])).logits[0, len(tokens) - 1 :]
-        best, second = logits.topk(2).values.T
-        assert (best - second).min() > 1e-3  # no step is too close to call
-        assert logits.argmax(-1).tolist() == text

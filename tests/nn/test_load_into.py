@@ -259,15 +259,6 @@ print(net[1].type_name)
     assert done.stdout == f"{big}: 1.weight: cpu lacks the memory for this tensor {{'meta'}}\nQ8_0\n"
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there(path: Path) -> None:
-    net = Net("meta")
-    for packed in (False, True):
-        with pytest.raises(OptionError, match=r"^expected a device that torch can use here, such as 'cpu', found 'cuda': "):
-            glft.load_into(net, path, packed=packed, device="cuda")
-    assert all(parameter.is_meta for parameter in net.parameters())
-
-
 @pytest.mark.parametrize(
     ("problem", "kind", "text"),
     [

@@ -153,18 +153,6 @@ def test_heads_that_the_checkpoint_lacks(name: str, kind: str, heads: str, types
     reloaded(model, tmp_path / "saved")
 
 
-def test_the_base_model_and_back(tmp_path: Path) -> None:
-    """Their names differ by a prefix."""
-    model = load(make_folder(tmp_path, "tiny-llama"), "q8_0")
-    model.save_pretrained(tmp_path / "whole")
-    base = transformers.LlamaModel.from_pretrained(tmp_path / "whole", dtype=torch.float32)
-    assert torch.equal(compute(base), compute(model.model))
-    base.save_pretrained(tmp_path / "base")
-    assert all(weight.startswith("layers.") for weight in saved_types(tmp_path / "base"))
-    whole = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
-    assert torch.equal(compute(whole.model), compute(model.model))
-
-
 def test_a_checkpoint_of_the_trainer(tmp_path: Path) -> None:
     """Norms and biases are trained, and packed weights stay."""
     model = load(make_folder(tmp_path, "tiny-qwen2"), "q8_0")

@@ -220,14 +220,6 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path, is_there: bool)
         assert list(load_file(target, mmap=False)) == ["a"]
 
 
-def test_another_hard_link_keeps_the_old_file(path: Path) -> None:
-    path.write_bytes(b"old")
-    os.link(path, path.with_name("other"))
-    save_file({"a": torch.ones(3)}, path)
-    assert path.with_name("other").read_bytes() == b"old"
-    assert list(load_file(path)) == ["a"]
-
-
 def test_what_killed_writers_left_is_removed_and_nothing_else(path: Path) -> None:
     left = path.with_name(".model.glft.0123abcd.tmp")
     left.write_bytes(b"half")
