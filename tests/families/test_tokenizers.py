@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,22 +148,19 @@ def test_equal_scores(tmp_path: Path) -> None:
 
 def test_tokens_of_few_characters(tmp_path: Path) -> None:
     metadata = save(tmp_path / "model.gguf", "gpt2", ["a", "b", "ab"], [1] * 3, merges=["a b"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(glft.errors.MetadataWarning, match="the tokenizer loses characters of some texts"):
-            tokenizer_of(metadata)
+    with pytest.warns(glft.errors.MetadataWarning, match="the tokenizer loses characters of some texts"):
+        tokenizer_of(metadata)
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("key", "value", "problem"),
     [
-        ({"model": "rwkv"}, "model.*expected llama, gpt2 or bert, found 'rwkv'"),
-        ({"tokens": ["a", "b", "a"]}, "tokens.*expected 3 tokens and .*, found 2"),
-        ({"bos_token_id": 3}, "bos_token_id.*expected fewer than 3, the number of tokens, found 3"),
+        ("model", "rwkv", "model.*expected llama, gpt2 or bert, found 'rwkv'"),
+        ("tokens", ["a", "b", "a"], "tokens.*expected 3 tokens and .*, found 2"),
+        ("bos_token_id", 3, "bos_token_id.*expected fewer than 3, the number of tokens, found 3"),
     ],
 )
-def test_what_is_refused(change: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    metadata = save(tmp_path / "model.gguf", "gpt2", ["a", "b", "ab"], [1] * 3, merges=["a b"])
-    found = dict(metadata) | {f"tokenizer.ggml.{key}": value for key, value in change.items()}
+def test_what_is_refused(key: str, value: Any, problem: str, tmp_path: Path) -> None:
+    metadata = dict(save(tmp_path / "model.gguf", "gpt2", ["a", "b", "ab"], [1] * 3, merges=["a b"]))
     with pytest.raises(glft.FormatError, match=problem):
-        tokenizer_of(found)
+        tokenizer_of(metadata | {f"tokenizer.ggml.{key}": value})

@@ -114,33 +114,34 @@ def test_types_of_another_example(tmp_path: Path) -> None:
     assert sum(str(tensor.quantized_from) == "Q8_0" for tensor in written) == 15
 
 
-def test_gives_the_asked_dtype(tmp_path: Path) -> None:
-    path = quantized(tmp_path, "tiny-llama")
-    model, _ = glft.transformers.load(path, dtype=torch.bfloat16)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16, torch.uint8}
-    assert model(TOKENS).logits.dtype == torch.bfloat16
-    plain, _ = glft.transformers.load(path, packed=False)
-    assert {parameter.dtype for parameter in plain.parameters()} == {torch.float32}
-    half, _ = glft.transformers.load(quantized(tmp_path / "half", "tiny-llama", "BF16"))
-    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+@pytest.mark.parametrize(
+    ("type_", "options", "dtypes"),
+    [
+        ("Q8_0", {"dtype": torch.bfloat16}, {torch.bfloat16, torch.uint8}),
+        ("Q8_0", {"packed": False}, {torch.float32}),
+        ("BF16", {}, {torch.bfloat16}),
+    ],
+)
+def test_gives_the_asked_dtype(type_: str, options: dict[str, Any], dtypes: set[torch.dtype], tmp_path: Path) -> None:
+    model, _ = glft.transformers.load(quantized(tmp_path, "tiny-llama", type_), **options)
+    assert {parameter.dtype for parameter in model.parameters()} == dtypes
+    assert model(TOKENS).logits.dtype in dtypes
 
 
 def test_changed_weights_are_saved_in_their_type(tmp_path: Path) -> None:
     path, out = quantized(tmp_path, "tiny-llama"), tmp_path / "out.gguf"
     model, _ = glft.transformers.load(path)
-    norm, layer = model.model.norm, torch.nn.Linear(64, 64, bias=False)
-    with torch.no_grad():
-        norm.weight.mul_(2)
-    model.model.layers[1].self_attn.q_proj = layer
+    layer = model.model.layers[1].self_attn.q_proj = torch.nn.Linear(64, 64, bias=False)
+    norm = model.model.norm.weight.detach()
+    norm.mul_(2)
     glft.transformers.save(model, out, like=path)
     with glft.open(path) as before, glft.open(out) as after:
         changed = {name for name, tensor in before.tensors.items() if after.tensors[name].raw != tensor.raw}
         assert changed == {"output_norm.weight", "blk.1.attn_q.weight"}
         assert after.tensors["blk.1.attn_q.weight"].type.name == "Q8_0"
-        norms = [file.tensors["output_norm.weight"].dequantize() for file in (before, after)]
-        assert torch.equal(norms[1], 2 * norms[0])
-    saved, weights = load_model(out).model.layers[1].self_attn.q_proj.weight.detach(), layer.weight.detach()
-    assert float((saved - weights).abs().max()) < float(weights.abs().max()) / 127
+        assert torch.equal(after.tensors["output_norm.weight"].dequantize(), norm)
+    errors = load_model(out).model.layers[1].self_attn.q_proj.weight - layer.weight
+    assert float(errors.detach().abs().max()) < float(layer.weight.detach().abs().max()) / 127
 
 
 def edited(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Path:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import glft_schema as glft
-from glft_schema.models.predictions import DEFAULT_TEXT
 from tests.families.tiny_folders import edit_json, edit_tensors, make_folder
 from tests.models.conftest import tiny_gguf
 from tests.oracles.llama_model import LlamaModel
@@ -72,43 +71,49 @@ def test_equal_models_do_not_diverge(pair: tuple[Path, Path]) -> None:
     assert seen == [1.0]
 
 
+class Constant(torch.nn.Module):
+    """Always predicts the same."""
+
+    def __init__(self, *logits: float) -> None:
+        super().__init__()
+        self.logits = torch.nn.Parameter(torch.tensor(logits))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.logits.expand(*tokens.shape, -1)
+
+
+HALF = Constant(0.0, 0.0)
+
+
 def test_models_in_memory() -> None:
-    """A model that always predicts the same: its perplexity is by hand."""
-
-    class Constant(torch.nn.Module):
-        def __init__(self, *logits: float) -> None:
-            super().__init__()
-            self.logits = torch.nn.Parameter(torch.tensor(logits))
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return self.logits.expand(*tokens.shape, -1)
-
-    half, skewed = Constant(0.0, 0.0), Constant(float(np.log(3)), 0.0)
-    found = glft.models.compare_predictions(half, skewed, text=[0, 0, 1, 0], context=4)
+    """Perplexity and divergence are by hand."""
+    found = glft.models.compare_predictions(HALF, Constant(float(np.log(3)), 0.0), text=[0, 0, 1, 0], context=4)
     divergence = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)
     assert found == pytest.approx((2, 4 / 3, divergence, divergence, 1, 1), rel=1e-6)
     assert glft.models.perplexity(Constant(0.0, 1e4), [0, 0, 0, 0], context=4) == (np.inf, 1)
+
+
+def test_models_that_cannot_be_compared() -> None:
     with pytest.raises(glft.OptionError, match="expected models of one vocabulary, found 2 and 3 tokens"):
-        glft.models.compare_predictions(half, Constant(0.0, 0.0, 0.0), text=[0, 0, 1, 0], context=4)
+        glft.models.compare_predictions(HALF, Constant(0.0, 0.0, 0.0), text=[0, 0, 1, 0], context=4)
     with pytest.raises(glft.OptionError, match="expected a context of at least 3 tokens, found 2"):
-        glft.models.perplexity(half, [0, 1], context=2)
+        glft.models.perplexity(HALF, [0, 1], context=2)
 
 
-def test_embedding_models_predict_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM"])
+def test_embedding_models_predict_nothing(kind: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-bert")
-    for kind in ("BertModel", "BertForMaskedLM"):
-        edit_json(folder / "config.json", architectures=[kind])
-        with pytest.raises(glft.OptionError, match=f"expected a causal language model, found {kind}"):
-            glft.models.perplexity(folder, TOKENS, context=CONTEXT)
+    edit_json(folder / "config.json", architectures=[kind])
+    with pytest.raises(glft.OptionError, match=f"expected a causal language model, found {kind}"):
+        glft.models.perplexity(folder, TOKENS, context=CONTEXT)
 
 
-def test_classifiers_predict_no_tokens() -> None:
+@pytest.mark.parametrize("kind", ["LlamaForSequenceClassification", "LlamaForTokenClassification"])
+def test_classifiers_predict_no_tokens(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 264}
-    for kind in ("LlamaForSequenceClassification", "LlamaForTokenClassification"):
-        model = getattr(transformers, kind)(transformers.LlamaConfig(**sizes, pad_token_id=0))
-        with pytest.raises(glft.OptionError, match=f"expected a causal language model, found {kind}"):
-            glft.models.perplexity(model, TOKENS, context=CONTEXT)
+    with pytest.raises(glft.OptionError, match=f"expected a causal language model, found {kind}"):
+        glft.models.perplexity(getattr(transformers, kind)(transformers.LlamaConfig(**sizes)), TOKENS, context=CONTEXT)
 
 
 def test_models_of_different_vocabularies(tmp_path: Path) -> None:
@@ -153,14 +158,11 @@ def assert_not_run(done: subprocess.CompletedProcess[str], problem: str, compare
 
 
 def test_weights_of_encoders_are_compared(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path, "tiny-bert")
-    problem = "expected a causal language model, found Bert"
-    done = in_this_process("compare", folder, folder, "--run", "--context", CONTEXT)
-    assert_not_run(done, problem, "A and B hold the same weights\n")
-    done = in_this_process("compare", folder, folder, "--run", "--context", CONTEXT, "--json")
-    data = json.loads(done.stdout)
-    assert (done.returncode, data["same"], data["predictions"]) == (2, True, {"problem": done.stderr[6:-1]})
-    assert data["predictions"]["problem"].startswith(problem)
+    command = ["compare", *[make_folder(tmp_path, "tiny-bert")] * 2, "--run", "--context", CONTEXT]
+    done = in_this_process(*command)
+    assert_not_run(done, "expected a causal language model, found Bert", "A and B hold the same weights\n")
+    data = json.loads(in_this_process(*command, "--json").stdout)
+    assert (data["same"], data["predictions"]) == (True, {"problem": done.stderr[6:-1]})
 
 
 def test_errors_name_the_file_of_a_tensor(tmp_path: Path) -> None:
@@ -170,8 +172,3 @@ def test_errors_name_the_file_of_a_tensor(tmp_path: Path) -> None:
     done = in_this_process("compare", one, other, "--run", "--chunks", "1")
     problem = f"{other}: the llama family has no such tensor: exclude it (tensor '{name}')"
     assert_not_run(done, problem, "1 tensor is only in B; the tensors in both hold the same weights\n")
-
-
-def test_default_text_is_plain() -> None:
-    words = DEFAULT_TEXT.read_text("utf-8").split()
-    assert 2000 < len(words) < 3000
