@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
-from tests.families.tiny_folders import CONFIGS, edit_json, edit_tensors, make_folder
+from tests.families.tiny_folders import CONFIGS, edit_json, edit_tensors, edited, make_folder
 from tests.tools.command_line import assert_refused, in_this_process
 from tests.tools.depth import some_by_default
 
@@ -107,26 +107,22 @@ def test_config_that_says_otherwise(folder: Path, tmp_path: Path) -> None:
         glft.convert(folder, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
 
 
-def changed(path: Path, tensors: Mapping[str, torch.Tensor | None], metadata: Mapping[str, Any] | None = None) -> None:
-    """Replaces tensors and metadata of a GGUF file."""
-    file = glft.open(path)
-    stored = {name: tensor.dequantize() for name, tensor in file.tensors.items()} | dict(tensors)
-    kept = {name: tensor for name, tensor in stored.items() if tensor is not None}
-    glft.save_file(kept, path, file.metadata | (metadata or {}), rules=[])
-
-
 Q = "blk.1.attn_q.weight"
 # fmt: off
-OF_DONORS: dict[str, tuple[dict[str, torch.Tensor | None], dict[str, Any], str]] = {  # tensors, keys
-    "shape":        ({Q: torch.ones(1, 64)}, {}, f"(embedding_length, head_count * key_length) of '{Q}', found [64, 1]"),
-    "lacks":        ({Q: None}, {}, f"tensor '{Q}': donor.gguf has no such tensor"),
-    "more":         ({"more": torch.ones(1)}, {}, "'more': expected values for all tensors of donor.gguf, found none"),
-    "blocks":       ({}, {"llama.block_count": 10**6},
-                     "donor.gguf: metadata -> 4 -> value: expected 1 to 512 for llama.block_count, found 1000000"),
-    "type":         ({}, {"llama.block_count": glft.Typed(True, "bool")}, "expected uint32 for llama.block_count, found bool"),
-    "counts":       ({}, {"llama.attention.head_count": glft.Typed([4, 4], "array[uint32]")},
+OF_DONORS: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]] = {
+    "shape":        (lambda t, m: t.update({Q: torch.ones(1, 64)}),
+                     f"(embedding_length, head_count * key_length) of '{Q}', found [64, 1]"),
+    "lacks":        (lambda t, m: t.pop(Q), f"tensor '{Q}': edited.gguf has no such tensor"),
+    "more":         (lambda t, m: t.update(more=torch.ones(1)),
+                     "'more': expected values for all tensors of edited.gguf, found none"),
+    "blocks":       (lambda t, m: m.update({"llama.block_count": 10**6}),
+                     "edited.gguf: metadata -> 4 -> value: expected 1 to 512 for llama.block_count, found 1000000"),
+    "type":         (lambda t, m: m.update({"llama.block_count": glft.Typed(True, "bool")}),
+                     "expected uint32 for llama.block_count, found bool"),
+    "counts":       (lambda t, m: m.update({"llama.attention.head_count": glft.Typed([4, 4], "array[uint32]")}),
                      "expected uint32 for llama.attention.head_count, found [4, 4]"),
-    "architecture": ({}, {"general.architecture": "other"}, "as the donor, found 'other': use --converter instead of --like"),
+    "architecture": (lambda t, m: m.update({"general.architecture": "other"}),
+                     "as the donor, found 'other': use --converter instead of --like"),
 }
 OF_WEIGHTS = {
     "shape": ("model.norm.weight", "tensor 'output_norm.weight': expected the shape [64], as in donor.gguf, found [3]"),
@@ -143,9 +139,9 @@ def assert_not_converted(source: Path, message: str, donor: str = "donor.gguf", 
 
 @pytest.mark.parametrize("fault", OF_DONORS)
 def test_faults_of_donors(fault: str, folder: Path) -> None:
-    tensors, metadata, message = OF_DONORS[fault]
-    changed(folder.with_name("donor.gguf"), tensors, metadata)
-    assert_not_converted(folder / WEIGHTS, message)
+    change, message = OF_DONORS[fault]
+    edited(folder.with_name("donor.gguf"), change)
+    assert_not_converted(folder / WEIGHTS, message, "edited.gguf")
 
 
 @pytest.mark.parametrize("fault", OF_WEIGHTS)

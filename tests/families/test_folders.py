@@ -19,10 +19,9 @@ from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
 import glft_schema.numpy
-from glft_schema import Typed
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
-from tests.families.tiny_folders import CONFIGS, edit_json, edit_tensors, make_folder
+from tests.families.tiny_folders import CONFIGS, edit_json, edit_tensors, edited, make_folder
 from tests.golden.record_conversions import PATH, contents
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
@@ -107,6 +106,25 @@ def test_names_of_other_classes(case: str, tmp_path: Path) -> None:
     assert found["tensors"] == {tensor: row for tensor, row in expected["tensors"].items() if tensor != "output.weight"}
     counted = {"general.size_label": found["keys"].get("general.size_label")}  # from the number of parameters
     assert found["keys"] | counted == expected["keys"] | counted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_experts_of_other_dtypes_get_one_that_holds_both(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder, values = make_folder(tmp_path, "tiny-qwen3moe"), torch.linspace(-1, 1, 2048).view(32, 64).to(dtype)
+    edit_tensors(folder, {"model.layers.0.mlp.experts.1.up_proj.weight": values})  # others are bfloat16
+    glft.convert(folder, tmp_path / "out.gguf")
+    tensor = glft.open(tmp_path / "out.gguf").tensors["blk.0.ffn_up_exps.weight"]
+    assert tensor.type.name == "F32"
+    assert torch.equal(tensor.dequantize()[1], values.float())
+
+
+def test_tensors_of_other_types_are_joined_in_one_that_holds_both(tmp_path: Path, no_transformers: None) -> None:
+    folder, name = make_folder(tmp_path, "tiny-gpt-oss-bf16"), "model.layers.0.mlp.experts.gate_up_proj"
+    glft.convert(folder, tmp_path / "out.gguf", schemes={"*ffn_gate_exps.weight": "f32"})
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    expected, found = (load_file(each / "model.safetensors")[name] for each in (folder, tmp_path / "back"))
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected.float())
 
 
 def test_two_names_of_one_tensor(tmp_path: Path) -> None:
@@ -260,7 +278,7 @@ def test_factors_that_differ_in_the_last_bit(tmp_path: Path) -> None:
 
 
 # fmt: off
-OTHER_MODELS: dict[str, tuple[Callable[[dict[str, torch.Tensor], dict[str, Any]], Any], str]] = {
+OTHER_MODELS: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]] = {
     "unknown family":  (lambda t, m: m.update({"general.architecture": "mamba"}), "expected a known architecture (llama,"),
     "missing key":     (lambda t, m: m.pop("llama.block_count"), "expected the key llama.block_count, found 28 other keys"),
     "type of a key":   (lambda t, m: m.update({"llama.block_count": True}), "expected uint32 for llama.block_count"),
@@ -276,13 +294,8 @@ OTHER_MODELS: dict[str, tuple[Callable[[dict[str, torch.Tensor], dict[str, Any]]
 def test_no_folder_of_other_models(fault: str, tmp_path: Path) -> None:
     glft.convert(make_folder(tmp_path, "tiny-llama-3"), tmp_path / "llama.gguf")
     change, message = OTHER_MODELS[fault]
-    with glft.open(tmp_path / "llama.gguf") as file:
-        tensors = {name: tensor.dequantize() for name, tensor in file.tensors.items()}
-        metadata = {key: Typed(file.metadata[key], file.metadata.type_of(key)) for key in file.metadata}
-    change(tensors, metadata)
-    glft.save_file(tensors, tmp_path / "other.gguf", metadata, rules=[])
     with pytest.raises((glft.FormatError, glft.TensorError), match=re.escape(message)):
-        glft.convert(tmp_path / "other.gguf", f"{tmp_path}/back/")
+        glft.convert(edited(tmp_path / "llama.gguf", change), f"{tmp_path}/back/")
     assert not (tmp_path / "back").exists()
 
 
@@ -305,6 +318,9 @@ def test_fused_experts_are_split(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     glft.convert(folder, tmp_path / "out.gguf")
     assert contents(tmp_path / "out.gguf")["tensors"] == RECORDED["tiny-qwen3moe"]["tensors"]
+    edit_tensors(folder, {f"{start}gate_up_proj": torch.ones(3, 63, 64)})
+    with pytest.raises(glft.TensorError, match=r"expected a shape that fits the config, found \[3, 63, 64\]"):
+        glft.convert(folder, tmp_path / "out.gguf")
 
 
 def test_values_are_read_when_taken(tmp_path: Path) -> None:
@@ -434,6 +450,10 @@ OF_TENSORS: dict[str, tuple[str, str, torch.Tensor | None, str]] = {  # folder, 
                        "found uint8 [3, 64, 3, 8] and uint8 [3, 64, 3]"),
     "float scales":   ("tiny-gpt-oss", "model.layers.1.mlp.experts.down_proj_scales", torch.ones(3, 64, 3),
                        "found uint8 [3, 64, 3, 16] and float32 [3, 64, 3]"),
+    "pairs":          ("tiny-gpt-oss", "model.layers.1.mlp.experts.gate_up_proj_bias", torch.ones(192), "found [192]"),
+    "stack":          ("tiny-qwen3moe", "model.layers.1.mlp.experts.1.up_proj.weight", torch.ones(64, 32),
+                       "expected a shape that fits the config, found [32, 64], [64, 32]"),
+    "no columns":     ("tiny-llama", "model.layers.0.self_attn.q_proj.weight", torch.ones(64, 0), "expected a shape that fits the config, found [64, 0]"),
     "no embedding":   ("tiny-llama", "model.embed_tokens.weight", None,
                        "tensor 'token_embd.weight': expected the token embedding, found none"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -10,70 +9,18 @@ import pytest
 import torch
 
 import glft_schema as glft
-from glft_schema.errors import TensorError
 from glft_schema.families.operations import (
     PermuteRows,
     PlusOne,
-    SplitAlternately,
-    SplitRows,
-    Stack,
     TensorOperation,
     Transpose,
 )
 from glft_schema.storage import tensor_bytes
-from glft_schema.storage.dtypes import as_dtype
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file, of_packed, of_values
+from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file, of_packed
 from glft_schema.weights import payloads
 
 CONFIG = {"heads": 3, "experts": 2}
-
-
-@pytest.mark.parametrize(
-    "dtypes", [("float16", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16"), ("float16", "float64")]
-)
-@pytest.mark.parametrize(
-    ("operation", "to_gguf"), [(Stack("experts"), True), (SplitRows(), False), (SplitAlternately(), False)]
-)
-def test_tensors_of_other_dtypes_get_one_that_holds_both(
-    operation: TensorOperation, to_gguf: bool, dtypes: tuple[str, str]
-) -> None:
-    given = [torch.randn(3, 4, 8).to(getattr(torch, dtype)) for dtype in dtypes]
-    wider = torch.promote_types(given[0].dtype, given[1].dtype)
-    there, back = (operation.map_to_gguf, operation.map_to_hf)[:: 1 if to_gguf else -1]
-    (joined,) = there([of_values(tensor) for tensor in given], CONFIG, "x")
-    whole = tuple(slice(0, size) for size in joined.shape)
-    assert joined.dtype == joined.part(whole).dtype == as_dtype(wider)
-    assert np.array_equal(joined.part(whole), joined.values())
-    for found, tensor in zip(back([joined], CONFIG, "x"), given, strict=True):
-        assert np.array_equal(found.values(), tensor.to(wider).numpy())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_tensor_without_dims(dtype: torch.dtype) -> None:
-    (more,) = PlusOne().map_to_gguf([of_values(torch.tensor(0.5, dtype=dtype))], {}, "x")
-    assert (more.shape, more.values().shape, float(more.values())) == ((), (), 1.5)
-
-
-@pytest.mark.parametrize(
-    ("operation", "to_gguf", "shapes"),
-    [
-        (Stack("experts"), True, ((3, 4), (3, 5))),
-        (Stack("experts"), True, ((3, 4), (4, 3))),
-        (Stack("experts"), False, ((3, 4, 5),)),
-        (SplitRows(), True, ((5, 4),)),
-        (SplitRows(), True, ((6,),)),
-        (SplitRows(), False, ((3, 4), (3, 5))),
-        (SplitAlternately(), True, ((6,),)),
-        (PermuteRows("heads"), True, ((8, 4),)),
-        (PermuteRows("heads"), True, ((12, 0),)),
-    ],
-)
-def test_shapes_that_do_not_fit(operation: TensorOperation, to_gguf: bool, shapes: tuple[tuple[int, ...], ...]) -> None:
-    sources = [of_values(np.zeros(shape, np.float32)) for shape in shapes]
-    found = ", ".join(str(list(shape)) for shape in shapes)
-    with pytest.raises(TensorError, match=re.escape(f"tensor 'x': expected a shape that fits the config, found {found}")):
-        (operation.map_to_gguf if to_gguf else operation.map_to_hf)(sources, CONFIG, "x")
 
 
 @pytest.mark.parametrize("type_", ["q4_per_group_64", "q8_per_channel", "q4_k"])

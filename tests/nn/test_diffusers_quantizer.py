@@ -39,6 +39,15 @@ def assert_equal(model: torch.nn.Module, other: torch.nn.Module) -> None:
     assert all(torch.equal(values[name], value) for name, value in expected.items())
 
 
+def reloaded(model: Any, folder: Path, dtype: torch.dtype | None = None) -> Any:
+    """Saves a packed model. Returns it as loaded again, with the same layers and weights."""
+    model.save_pretrained(folder)
+    again = load(folder, dtype=dtype)
+    assert packed(again).keys() == packed(model).keys() != set()
+    assert_equal(again, model)
+    return again
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("types", ["q4_k", {"*transformer_blocks.*.weight": "q8_0", "*.proj_mlp.weight": "q6_k"}])
 def test_packs_layers_and_saves_them(types: Any, dtype: torch.dtype | None, folder: Path) -> None:
@@ -47,15 +56,12 @@ def test_packs_layers_and_saves_them(types: Any, dtype: torch.dtype | None, fold
         assert torch.equal(layer.weight, layer.encode(plain.get_parameter(name).detach()))
     assert len(packed(model)) == (28 if types == "q4_k" else 20)
     assert model.dtype == (dtype or torch.float32)
-    model.save_pretrained(folder.parent / "saved")
-    again = load(folder.parent / "saved", dtype=dtype)
+    again = reloaded(model, folder.parent / "saved", dtype)
     config = json.loads((folder.parent / "saved" / "config.json").read_text())["quantization_config"]
     assert config == {
         "quant_method": "glft",
         "types": {name: layer.weight_type.scheme for name, layer in packed(model).items()},
     }
-    assert packed(again).keys() == packed(model).keys()
-    assert_equal(again, model)
     values = {name: value.to(dtype) for name, value in inputs().items()}
     with torch.no_grad():
         torch.testing.assert_close(again(**values)[0], model(**values)[0])
@@ -65,10 +71,7 @@ def test_a_model_packed_by_load_into(folder: Path) -> None:
     model = load(folder)
     glft.save_file(model.state_dict(), folder / "m.gguf", schemes={"*_blocks.*.weight": "q4_k"}, rules=[])
     glft.load_into(model, folder / "m.gguf", packed=True)
-    model.save_pretrained(folder.parent / "saved")
-    again = load(folder.parent / "saved")
-    assert packed(again).keys() == packed(model).keys() != set()
-    assert_equal(again, model)
+    reloaded(model, folder.parent / "saved")
 
 
 def test_a_part_of_a_pipeline(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -51,15 +50,6 @@ def copied(source: Path, out: Path) -> bytes:
 
 
 EXPECTED = b"".join((b"before", BYTES[5 : SIZE + 5], b"between" * 1000, BYTES[8 : SIZE + 5], b"after"))
-
-
-@needs_the_call
-def test_to_another_file_system(source: Path) -> None:
-    """The system refuses to copy from one kind of file system to another."""
-    if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == source.stat().st_dev:
-        pytest.skip("there is no second file system")
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        assert copied(source, Path(folder, "out")) == EXPECTED
 
 
 def failing(code: int, first: int = 0) -> Callable[[Copy], Copy]:

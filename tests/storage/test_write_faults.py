@@ -27,7 +27,7 @@ import torch
 from hypothesis import settings
 
 import glft_schema as glft
-from glft_schema import Container, Typed
+from glft_schema import Container
 from tests.families.tiny_folders import make_folder
 from tests.quantizer import models
 from tests.tools.command_line import in_this_process
@@ -318,10 +318,8 @@ main()
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_on_the_command_line(path: Path, number: signal.Signals, code: int) -> None:
     """The partial file is removed, also after SIGTERM and SIGHUP."""
-    only, out = path.with_name("only-00001-of-00001.gguf"), path.with_name("out.gguf")
-    numbers = {"split.no": Typed(0, "uint16"), "split.count": Typed(1, "uint16"), "split.tensors.count": Typed(1, "int32")}
-    rows = [{"name": "w", "dims": [], "dtype": 0}]
-    Container.build_file({"format": "GGUF", "metadata": numbers, "tensor_infos": rows, "data": {"w": bytes(4)}}, only)
+    only, out = path.with_name("only.gguf"), path.with_name("out.gguf")
+    glft.save_file({"w": torch.ones(1)}, only, {"split.no": 0, "split.count": 1})
     out.write_bytes(b"old")
     command = [sys.executable, "-c", COMMAND_LINE_HALF_WAY, "merge", only, out]
     returncode, errors = interrupted(command, number)
@@ -344,18 +342,13 @@ def test_two_writers_and_a_reader(path: Path) -> None:
     """Each writer repeats its version; the reader only ever sees one of the two."""
     versions = [Container.build(container(letter, 20_000)) for letter in (1, 2)]
     path.write_bytes(versions[0])
-    command = [sys.executable, "-c", AGAIN, path]
-    writing = [subprocess.Popen([*command, str(letter), str(2 * ROUNDS)]) for letter in (1, 2)]
+    writing = [subprocess.Popen([sys.executable, "-c", AGAIN, path, str(letter), str(2 * ROUNDS)]) for letter in (1, 2)]
     read: Counter[bytes] = Counter()
     while any(process.poll() is None for process in writing):
-        with Container.parse_file(path, mmap=bool(read.total() % 2)) as file:
-            payloads = b"".join(bytes(tensor.raw) for tensor in file.tensors.values())
-        read[payloads[:1]] += 1
-        assert payloads == payloads[:1] * len(payloads)
-        assert path.read_bytes() in versions
+        read[path.read_bytes()] += 1
+    assert read.keys() <= set(versions)
     assert [process.returncode for process in writing] == [0, 0]
     assert beside(path) == []
-    assert read.total() > 1
     print(f"{4 * ROUNDS} files written by two, {read.total()} reads, all of whole files")
 
 
