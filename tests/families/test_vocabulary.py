@@ -15,7 +15,7 @@ import torch
 
 import glft_schema as glft
 from glft_schema.families.sentencepiece_model import read_model
-from tests.families.tiny_folders import SPACES, edit_json, edit_tensors, make_folder
+from tests.families.tiny_folders import edit_json, edit_tensors, make_folder
 from tests.oracles.llama_vocabulary import LlamaVocabulary
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
@@ -36,6 +36,10 @@ TEXTS = [
     "a\u0301e\u0300 \ufb01", "\U0001f468\u200d\U0001f469 \U0001f999", "aaaaaaa",
 ]  # fmt: skip
 SPECIAL_TEXTS = ["<s>", "x<s> a</s>b", "<unk>y", "[INST] a [/INST]b<sep>c", " a", "  b"]
+SPACES = [
+    {"type": "Prepend", "prepend": "\u2581"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+]
 SIZE = 900
 
 

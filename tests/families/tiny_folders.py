@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,16 +16,9 @@ from safetensors.torch import load_file, save_file
 import glft_schema as glft
 
 ROWS, WIDE, HEADS, GROUPS, SIZE, EXPERTS = 64, 96, 4, 2, 16, 3  # columns, feed-forward, heads of q and k, head size, experts
-BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() and b != 173 else chr(256 + b) for b in range(256)]
 SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
-MARKS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
-SPACES = [
-    {"type": "Prepend", "prepend": "\u2581"},
-    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-]
-LOWER = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
 WORDS = ["\u2581a", "b", "\u2581the", "\u00e9"]
-TOKENS = len(SPECIAL) + len(BYTES) + len(WORDS)
+TOKENS = len(SPECIAL) + 256 + len(WORDS)
 NORMS = ("norm", "Norm", "ln_")
 
 COMMON = {
@@ -105,7 +99,10 @@ def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
     if shards > 1:
         weight_map = {name: file for file, held in files.items() for name in held}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    WRITERS[tokenizer](folder)
+    if tokenizer == "model":
+        write_model(folder)
+    else:  # byte-level BPE, BPE with a token for each byte, or WordPiece
+        shutil.copytree(Path(__file__).with_name("tokenizers") / tokenizer, folder, dirs_exist_ok=True)
     return folder
 
 
@@ -294,60 +291,3 @@ def write_model(folder: Path) -> None:
         (folder / "added_tokens.json").write_text(json.dumps({"<added>": TOKENS - 1, "<beyond>": 999}))
     if "phi3" in folder.name:
         (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": TOKENS - 2, "content": "<user>"}]}))
-
-
-def write_json(folder: Path, byte_fallback: bool = False) -> None:
-    """Writes tokenizer.json: byte-level BPE, or BPE with a token for each byte."""
-    texts = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else BYTES
-    merges = [] if byte_fallback else [["a", "b"], ["t", "h"]]
-    words = WORDS[:3] if byte_fallback else ["".join(pair) for pair in merges]
-    vocab = {text: i for i, text in enumerate([*SPECIAL, *texts, *words])}
-    pre = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    steps = [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
-    _write_tokenizer(
-        folder,
-        {"type": "BPE", "dropout": None, "unk_token": "<unk>" if byte_fallback else None, "fuse_unk": byte_fallback,
-         "byte_fallback": byte_fallback, "vocab": vocab, "merges": merges},
-        pre_tokenizer=None if byte_fallback else pre,
-        normalizer={"type": "Sequence", "normalizers": SPACES} if byte_fallback else LOWER,
-        decoder={"type": "Sequence", "decoders": steps} if byte_fallback else pre,
-    )  # fmt: skip
-
-
-def write_words(folder: Path) -> None:
-    """Writes tokenizer.json: WordPiece."""
-    texts = [*MARKS, "a", "##b", "the", *map(chr, range(0x4E00, 0x4E00 + TOKENS - len(MARKS) - 3))]
-    _write_tokenizer(
-        folder,
-        {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
-         "vocab": {text: i for i, text in enumerate(texts)}},
-        pre_tokenizer={"type": "BertPreTokenizer"},
-        normalizer={"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
-                    "lowercase": True},
-        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
-        padding={"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 3, "pad_type_id": 0,
-                 "pad_token": "[PAD]"},
-        marks=MARKS,
-        truncation={"max_length": 9, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
-    )  # fmt: skip
-
-
-def _write_tokenizer(folder: Path, model: dict[str, Any], marks: list[str] = SPECIAL, **parts: Any) -> None:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    added = [{"id": i, "content": text, **flags} for i, text in enumerate(marks)]
-    if model["type"] == "BPE":  # without a special mark; in byte-level BPE a token is missing at the end
-        added.append({"id": len(model["vocab"]), "content": "<user>", **flags, "special": False, "normalized": True})
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
-    (folder / "tokenizer.json").write_text(json.dumps(whole | parts | {"model": model}))
-    names = ("unk", "cls", "sep", "pad", "mask") if marks is MARKS else ("unk", "bos", "eos")
-    settings = {f"{name}_token": mark for name, mark in zip(names, marks, strict=False)}
-    settings["tokenizer_class"] = "BertTokenizer" if marks is MARKS else "PreTrainedTokenizerFast"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-
-
-def write_bytes(folder: Path) -> None:
-    """Writes tokenizer.json: BPE with a token for each byte."""
-    write_json(folder, byte_fallback=True)
-
-
-WRITERS = {"model": write_model, "json": write_json, "bytes": write_bytes, "words": write_words}
