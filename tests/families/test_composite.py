@@ -95,14 +95,9 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert in_this_process("convert", path, out, "--as-stored").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("tensors", "scheme"),
-    [
-        ({"qweight": ones(I32, 4, 8), "scales": SCALE}, "GPTQ or AWQ"),
-        ({"weight": ones(F8, 4, 8), "weight_scale": SCALE}, "compressed-tensors or ModelOpt"),
-    ],
-)
-def test_names_without_a_prefix(tensors: dict[str, torch.Tensor], scheme: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["GPTQ or AWQ", "compressed-tensors or ModelOpt"])
+def test_names_without_a_prefix(scheme: str, tmp_path: Path) -> None:
+    tensors = tensors_of(scheme)
     safetensors.torch.save_file(tensors, path := tmp_path / "model.safetensors")
     with pytest.raises(FormatError, match=f"codes and scales of {scheme}, such as '{next(iter(tensors))}': "):
         glft.weights.open_checkpoint(path)

@@ -84,13 +84,11 @@ def test_model_in_memory() -> None:
     """Any model runs with names. Its mode is restored, and no hook stays."""
     model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5, bias=False), torch.nn.Dropout())
     seen = list[float]()
-    matrix = glft.models.measure_importance(
-        model, [1, 2, 3, 2, 5], context=2, names={"1.weight": "x"}, progress=lambda name, done: seen.append(done)
-    )
-    rows = model[0].weight[[1, 2, 3, 2]].detach()
-    np.testing.assert_allclose(matrix.columns["x"].sums, rows.square().sum(0, keepdim=True), rtol=1e-6)
-    assert (matrix.columns["x"].counts.tolist(), seen) == ([4], [0.5, 1.0])
-    assert model.training
+    options = {"context": 2, "names": {"1.weight": "x"}, "progress": lambda name, done: seen.append(done)}
+    found = glft.models.measure_importance(model, [1, 2, 3, 2, 5], **options).columns["x"]
+    inputs = model[0].weight[[1, 2, 3, 2]].detach()
+    np.testing.assert_allclose(found.sums, inputs.square().sum(0, keepdim=True), rtol=1e-6)
+    assert (found.counts.tolist(), seen, model.training) == ([4], [0.5, 1.0], True)
     assert not model[1]._forward_pre_hooks
 
 

@@ -365,16 +365,15 @@ def test_lora_over_packed_weights() -> None:
     tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["0", "1", "3"]))
     trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
     assert len(trained) == 6
-    optimizer, index, target = torch.optim.Adam(trained, 1e-2), torch.arange(8), torch.randn(8, 64)
-    losses = []
+    optimizer, target, losses = torch.optim.Adam(trained, 1e-2), torch.randn(8, 64), list[float]()
     for _ in range(20):
         optimizer.zero_grad()
-        loss = (tuned(index) - target).square().mean()
+        loss = (tuned(torch.arange(8)) - target).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
-    assert all(torch.equal(layer.weight, weight) for layer, weight in zip(layers, kept, strict=True))
+    assert all(map(torch.equal, (layer.weight for layer in layers), kept))
 
 
 MEMORY = """
