@@ -21,8 +21,6 @@ import pytest
 
 from glft_schema import Container, File, FormatError, LimitError, TruncatedError
 from glft_schema.codec.construct_errors import our_errors
-from glft_schema.codec.context import new_context
-from glft_schema.codec.structs import Struct
 from glft_schema.codec.trace import without_root
 from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.hex_view import HexView
@@ -31,9 +29,7 @@ from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import Limits
-from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.file_source import open_source
-from glft_schema.storage.source import BytesSource
 from glft_schema.storage.tensor_bytes import array_bytes, write_all
 from glft_schema.storage.torch_tensors import as_array
 from tests.catalogue import gguf_cases, glft_cases
@@ -155,11 +151,6 @@ def last_field_of_a_file(stored: bytes, folder: Path) -> File:
     return declared.parse_file(written(bytes(7) + stored, folder)).inside
 
 
-def field_of_ours(stored: bytes, folder: Path) -> File:
-    declared = Struct("skipped" / construct.Bytes(7), "inside" / Container)
-    return declared._parse(Cursor(BytesSource(bytes(7) + stored)), new_context(True), "(parsing)").inside
-
-
 READERS: dict[str, Reader] = {
     "bytearray": lambda stored, folder: Container.parse(bytearray(stored)),
     "a view from an odd byte on": lambda stored, folder: Container.parse(memoryview(b"x" + stored)[1:]),
@@ -178,7 +169,6 @@ READERS: dict[str, Reader] = {
     "byte 4097 of a larger file": at(4097),
     "inside Prefixed": prefixed,
     "the last field of a file": last_field_of_a_file,
-    "a field of our own Struct": field_of_ours,
     "Container.compile": lambda stored, folder: Container.compile().parse(stored),
     "inside a compiled Struct": lambda stored, folder: prefixed(stored, folder, compiled=True),
 }

@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,20 +70,24 @@ def test_linear(type_: TensorType, dtype: torch.dtype) -> None:
         assert float((one - other).detach().abs().max()) < tolerance * float(other.detach().abs().max())
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("mode", ["", "off"])
 @pytest.mark.parametrize("name", ["q4_k", "q8_per_channel", "q4_per_group_64"])
 @pytest.mark.parametrize("batch", some_by_default([1, 3, 40], 3))
-def test_in_two_threads(batch: int, name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_two_threads(batch: int, name: str, mode: str, monkeypatch: pytest.MonkeyPatch, two_threads: None) -> None:
     """Each decodes and multiplies its rows by the compiled library, or waits for operations."""
     monkeypatch.setenv("GLFT_LIBRARY", mode)
-    layer, x, before = linear(name, 301), random_weights(batch, 512), torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for dtype, error in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
-            expected = x.to(dtype).double() @ layer.dequantize(dtype).double().T
-            assert float((layer(x.to(dtype)) - expected).abs().max() / expected.abs().max()) < error
-    finally:
-        torch.set_num_threads(before)
+    layer, x = linear(name, 301), random_weights(batch, 512)
+    for dtype, error in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
+        expected = x.to(dtype).double() @ layer.dequantize(dtype).double().T
+        assert float((layer(x.to(dtype)) - expected).abs().max() / expected.abs().max()) < error
 
 
 @pytest.mark.parametrize("type_", QUANTIZED, ids=str)
@@ -403,16 +408,12 @@ def test_memory_of_a_pass() -> None:
     assert int(done.stdout) < 32 << 20
 
 
-def test_gradients_are_the_same_each_time() -> None:
+def test_gradients_are_the_same_each_time(two_threads: None) -> None:
     """In threads, sums of parts would depend on which is first."""
-    layer, before = Linear(4096, 4096, "q4_0"), torch.get_num_threads()
+    layer = Linear(4096, 4096, "q4_0")
     layer.weight.copy_(torch.randint(0, 60, layer.weight.shape, dtype=torch.uint8))
-    torch.set_num_threads(2)
-    try:
-        x = torch.randn(2, 4096, requires_grad=True, generator=torch.Generator().manual_seed(0))
-        gradients = [torch.autograd.grad(layer(x).square().sum(), x)[0] for _ in range(4)]
-    finally:
-        torch.set_num_threads(before)
+    x = random_weights(2, 4096).requires_grad_()
+    gradients = [torch.autograd.grad(layer(x).square().sum(), x)[0] for _ in range(4)]
     assert all(torch.equal(gradients[0], other) for other in gradients[1:])
 
 

@@ -28,8 +28,7 @@ from hypothesis import settings
 
 import glft_schema as glft
 from glft_schema import Container
-from tests.families.tiny_folders import make_folder
-from tests.quantizer import models
+from tests.families.tiny_folders import edited, make_folder
 from tests.tools.command_line import in_this_process
 from tests.tools.forked_writers import LAST, WITHOUT_EFFECT, Writers, container
 from tests.tools.unmeasured import unmeasured
@@ -155,7 +154,7 @@ def test_every_system_call_that_fails(writers: Writers, path: Path, tmp_path: Pa
 COMMANDS = {
     "compare": "IN/in.gguf IN/nan.gguf --html OUT.html",
     "convert": "IN/in.gguf OUT.safetensors",
-    "convert to a folder": "IN/model.gguf OUT/",
+    "convert to a folder": "IN/in.gguf OUT/",
     "edit": "IN/in.gguf --set general.name=x -o OUT.gguf",
     "get-tensor": "IN/in.gguf output.weight OUT.npy",
     "imatrix": "IN/imatrix.gguf OUT.dat",
@@ -171,14 +170,13 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, keys = tmp_path_factory.mktemp("inputs"), models.keys("llama", 1, 1, 1, 0)
-    weights = models.tensors(1, 0, tied=False, fused=False, width=64, down=64)
-    models.write(folder / "in.gguf", keys, weights)
-    glft.split(folder / "in.gguf", folder / "in", max_tensors=8)
-    models.write(folder / "nan.gguf", keys, {**weights, "output.weight": torch.full((2, 64), math.nan)})
-    glft.quantize(make_folder(folder, "tiny-llama"), folder / "model.gguf", "F32")
-    pair = {"lora_a": torch.ones(4, 64), "lora_b": torch.ones(2, 4)}
+    folder = tmp_path_factory.mktemp("inputs")
+    path = folder / "in.gguf"
+    glft.convert(make_folder(folder, "tiny-llama"), path, schemes={"*": "f32"})
+    glft.split(path, folder / "in", max_tensors=11)
+    edited(path, lambda tensors, metadata: tensors["output.weight"].fill_(math.nan)).rename(folder / "nan.gguf")
     lora = {"general.type": "adapter", "general.architecture": "llama", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
+    pair = {"lora_a": torch.ones(4, 64), "lora_b": torch.ones(64, 4)}
     glft.save_file({f"blk.0.attn_q.weight.{name}": factor for name, factor in pair.items()}, folder / "lora.gguf", lora)
     sums = glft.weights.ColumnSums(torch.ones(1, 64), torch.tensor([1]))
     glft.weights.ImportanceMatrix({"blk.0.attn_q.weight": sums}).save(folder / "imatrix.gguf")
