@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.families.tiny_folders import CONFIGS, TYPES
+from tests.families.tiny_folders import CONFIGS, FOLDERS
 
 Config = dict[str, Any]
 SIZES: Config = {
@@ -25,9 +26,8 @@ OF_TYPES: dict[str, Config] = {  # fields that llama.cpp needs, and sizes as sma
 
 
 def _bases() -> Iterator[tuple[str, Config]]:
-    for architecture in dict.fromkeys(architecture for architecture, _, _ in CONFIGS.values()):
-        kind = architecture.removesuffix("ForCausalLM").removesuffix("Model")
-        type_ = TYPES.get(kind, kind.lower())
+    for name, (architecture, _) in CONFIGS.items():
+        type_ = json.loads((FOLDERS / name / "config.json").read_text())["model_type"]
         yield architecture, {"architectures": [architecture], "model_type": type_, **SIZES, **OF_TYPES.get(type_, {})}
 
 

@@ -15,7 +15,7 @@ import glft_schema as glft
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
 from tests.families.test_folders import with_pooling
-from tests.families.tiny_folders import CONFIGS, LLAMA3, make_folder, values
+from tests.families.tiny_folders import CONFIGS, make_folder, values
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.depth import some_by_default
 
@@ -23,6 +23,7 @@ TOKENS = [1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9, 61, 17, 140, 3, 90, 55,
 CLOSE = 0.01  # difference of logits in standard deviations; llama.cpp holds keys and values in float16
 FOLDERS = [name for name in CONFIGS if name not in ("tiny-llama-3", "tiny-yarn", "tiny-gpt-oss")]
 LAYERS = ["full_attention", "sliding_attention"]
+CONTEXT = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 FACTORS = {"short_factor": [1.5] * 8, "long_factor": [2.5] * 8}
 
@@ -50,7 +51,7 @@ OTHER: dict[str, list[Any]] = {
         {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
         {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0},
         {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
-        {**LLAMA3, "rope_theta": 1e4},
+        {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, CONTEXT: 64},
         YARN,
         {**YARN, "attention_factor": 1.5},
         {**YARN, "mscale": 0.7, "mscale_all_dim": 1.0},

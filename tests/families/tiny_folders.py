@@ -1,4 +1,8 @@
-"""Tiny Hugging Face folders of each family, written by hand: no library names their tensors."""
+"""Tiny Hugging Face folders of each family, written by hand: no library names their tensors.
+
+Configs and settings of tokenizers are in `folders`. With the rope_theta of tiny-gpt-oss, yarn
+interpolates up to dim 1.99999, so that truncating it changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -21,77 +25,39 @@ WORDS = ["\u2581a", "b", "\u2581the", "\u00e9"]
 TOKENS = len(SPECIAL) + 256 + len(WORDS)
 NORMS = ("norm", "Norm", "ln_")
 
-COMMON = {
-    "hidden_size": ROWS, "intermediate_size": WIDE, "num_hidden_layers": 2, "num_attention_heads": HEADS,
-    "num_key_value_heads": GROUPS, "max_position_embeddings": 256, "vocab_size": TOKENS, "rms_norm_eps": 1e-5,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-OTHERS = {
-    "gpt2": ["vocab_size"],
-    "starcoder2": [key for key in COMMON if key != "rms_norm_eps"],
-    "bert": [key for key in COMMON if key not in ("num_key_value_heads", "rms_norm_eps")],
+FOLDERS = Path(__file__).with_name("folders")
+CONFIGS = {  # folder -> architecture, tokenizer
+    "tiny-llama": ("LlamaForCausalLM", "model"),
+    "tiny-llama-3": ("LlamaForCausalLM", "json"),
+    "tiny-yarn": ("LlamaForCausalLM", "model"),
+    "tiny-mistral": ("MistralForCausalLM", "bytes"),
+    "tiny-qwen2": ("Qwen2ForCausalLM", "model"),
+    "tiny-qwen3": ("Qwen3ForCausalLM", "json"),
+    "tiny-qwen3moe": ("Qwen3MoeForCausalLM", "json"),
+    "tiny-mixtral": ("MixtralForCausalLM", "bytes"),
+    "tiny-granite": ("GraniteForCausalLM", "json"),
+    "tiny-olmo2": ("Olmo2ForCausalLM", "json"),
+    "tiny-qwen2moe": ("Qwen2MoeForCausalLM", "json"),
+    "tiny-starcoder2": ("Starcoder2ForCausalLM", "json"),
+    "tiny-gemma2": ("Gemma2ForCausalLM", "model"),
+    "tiny-gemma3": ("Gemma3ForCausalLM", "model"),
+    "tiny-phi3": ("Phi3ForCausalLM", "model"),
+    "tiny-gpt-oss": ("GptOssForCausalLM", "json"),
+    "tiny-gpt-oss-bf16": ("GptOssForCausalLM", "json"),
+    "tiny-gpt2": ("GPT2LMHeadModel", "json"),
+    "tiny-bert": ("BertModel", "words"),
 }
-ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA3 = {"rope_type": "llama3", **ROPE}
-FACTORS = {"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2 + i / 4 for i in range(8)]}
-
-# fmt: off
-# With this rope_theta, yarn interpolates up to dim 1.99999, so that truncating it changes nothing.
-GPT_OSS = {"head_dim": 16, "num_local_experts": EXPERTS, "num_experts_per_tok": 2, "sliding_window": 32, "rope_theta": 10766.0,
-           "swiglu_limit": 7.0, "layer_types": ["sliding_attention", "full_attention"],
-           "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
-                            "beta_slow": 1.0, "truncate": False}}
-CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {  # folder -> architecture, tokenizer, config without the common fields
-    "tiny-llama":    ("LlamaForCausalLM",   "model", {"rope_theta": 5e4}),
-    "tiny-llama-3":  ("LlamaForCausalLM",   "json",  {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
-    "tiny-yarn":     ("LlamaForCausalLM",   "model", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
-                                                                          "original_max_position_embeddings": 64}}),
-    "tiny-mistral":  ("MistralForCausalLM", "bytes", {"head_dim": 32, "sliding_window": None}),
-    "tiny-qwen2":    ("Qwen2ForCausalLM",   "model", {"tie_word_embeddings": True}),
-    "tiny-qwen3":    ("Qwen3ForCausalLM",   "json",  {"head_dim": 32}),
-    "tiny-qwen3moe": ("Qwen3MoeForCausalLM", "json", {"head_dim": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2,
-                                                      "moe_intermediate_size": 32, "norm_topk_prob": True}),
-    "tiny-mixtral":  ("MixtralForCausalLM", "bytes", {"num_local_experts": EXPERTS, "num_experts_per_tok": 2,
-                                                      "sliding_window": None}),
-    "tiny-granite":  ("GraniteForCausalLM", "json",  {"embedding_multiplier": 12.0, "logits_scaling": 8.0,
-                                                      "residual_multiplier": 0.22, "attention_multiplier": 0.0625}),
-    "tiny-olmo2":    ("Olmo2ForCausalLM",   "json",  {"rope_theta": 5e5}),
-    "tiny-qwen2moe": ("Qwen2MoeForCausalLM", "json", {"num_experts": EXPERTS, "num_experts_per_tok": 2,
-                                                      "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}),
-    "tiny-starcoder2": ("Starcoder2ForCausalLM", "json", {"norm_epsilon": 1e-5, "hidden_act": "gelu_pytorch_tanh",
-                                                          "use_bias": True, "tie_word_embeddings": True}),
-    "tiny-gemma2":   ("Gemma2ForCausalLM",  "model", {"head_dim": 16, "sliding_window": 32, "tie_word_embeddings": True,
-                                                      "query_pre_attn_scalar": 16, "hidden_activation": "gelu_pytorch_tanh",
-                                                      "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}),
-    "tiny-gemma3":   ("Gemma3ForCausalLM",  "model", {"head_dim": 16, "sliding_window": 32, "tie_word_embeddings": True,
-                                                      "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-                                                      "query_pre_attn_scalar": 16,
-                                                      "hidden_activation": "gelu_pytorch_tanh"}),
-    "tiny-phi3":     ("Phi3ForCausalLM",    "model", {"original_max_position_embeddings": 512, "rope_theta": 1e4,
-                                                      "max_position_embeddings": 2048,
-                                                      "rope_scaling": {"type": "longrope"} | FACTORS, "pad_token_id": 0}),
-    "tiny-gpt-oss":  ("GptOssForCausalLM",  "json",  GPT_OSS | {"quantization_config": {"quant_method": "mxfp4"}}),
-    "tiny-gpt-oss-bf16": ("GptOssForCausalLM", "json", GPT_OSS),
-    "tiny-gpt2":     ("GPT2LMHeadModel",    "json",  {"n_layer": 2, "n_head": HEADS, "n_embd": ROWS, "n_ctx": 64,
-                                                      "n_positions": 64, "layer_norm_epsilon": 1e-5,
-                                                      "activation_function": "gelu_new"}),
-    "tiny-bert":     ("BertModel",          "words", {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}),
-}
-TYPES = {"GPT2LMHead": "gpt2", "GptOss": "gpt_oss", "Qwen3Moe": "qwen3_moe", "Qwen2Moe": "qwen2_moe", "Gemma3": "gemma3_text"}
-# fmt: on
 
 
 def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
     """Writes the folder of a family: config, weights in bfloat16 and tokenizer."""
-    folder = parent / name
-    folder.mkdir()
-    architecture, tokenizer, fields = CONFIGS[name]
-    kind = architecture.removesuffix("ForCausalLM").removesuffix("Model")
-    model_type = TYPES.get(kind, kind.lower())
-    common = {key: value for key, value in COMMON.items() if model_type not in OTHERS or key in OTHERS[model_type]}
-    config = common | {"architectures": [architecture], "model_type": model_type} | fields
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = {tensor: values(tensor, dims) for tensor, dims in shapes_of(model_type, config).items()}
+    folder = shutil.copytree(FOLDERS / name, parent / name)
+    if CONFIGS[name][1] == "model":
+        write_model(folder / "tokenizer.model")
+    else:  # byte-level BPE, BPE with a token for each byte, or WordPiece
+        shutil.copytree(FOLDERS.with_name("tokenizers") / CONFIGS[name][1], folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {tensor: values(tensor, dims) for tensor, dims in shapes_of(config).items()}
     names = sorted(tensors)
     files = {f"model-{i + 1:05d}-of-{shards:05d}.safetensors": names[i::shards] for i in range(shards)}
     for file, held in files.items():
@@ -99,10 +65,6 @@ def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
     if shards > 1:
         weight_map = {name: file for file, held in files.items() for name in held}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    if tokenizer == "model":
-        write_model(folder)
-    else:  # byte-level BPE, BPE with a token for each byte, or WordPiece
-        shutil.copytree(Path(__file__).with_name("tokenizers") / tokenizer, folder, dirs_exist_ok=True)
     return folder
 
 
@@ -147,8 +109,9 @@ def values(name: str, dims: tuple[int, ...]) -> torch.Tensor:
     return (base + spread).reshape(dims).to(torch.bfloat16)
 
 
-def shapes_of(model_type: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each tensor, as transformers saves the model."""
+    model_type = config["model_type"]
     if model_type in WHOLE:
         lines = [line for i in range(2) for line in WHOLE[model_type].replace(".N.", f".{i}.").strip().splitlines()]
         return {name: tuple(map(int, dims)) for name, *dims in map(str.split, lines)}
@@ -265,7 +228,7 @@ encoder.layer.N.output.LayerNorm.bias 64
 }
 
 
-def write_model(folder: Path) -> None:
+def write_model(path: Path) -> None:
     """Writes tokenizer.model: SentencePiece's protobuf, with a score and a type for each piece."""
     pieces = [*SPECIAL[:3], *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS, SPECIAL[3]]
     types = [2, 3, 3, *[6] * 256, *[1] * (len(WORDS) + 1)]
@@ -276,18 +239,4 @@ def write_model(folder: Path) -> None:
         table += b"\x0a" + bytes([len(row)]) + row
     trainer = b"\x18\x02\x98\x02\x01"  # model_type BPE, byte_fallback
     normalizer = b"\x1a\x02\x20\x00"  # spaces are kept
-    (folder / "tokenizer.model").write_bytes(table + b"\x12" + bytes([len(trainer)]) + trainer + normalizer)
-    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
-    added = {str(TOKENS - 1): {"content": "<|endoftext|>", "special": True}} if "phi3" in folder.name else {}
-    if "llama" in folder.name:
-        added = {
-            str(TOKENS - 2): {"content": "\u2581user"},
-            str(TOKENS - 3): {"content": "<|control|>"},
-            "999": {"content": "x"},
-        }
-        settings["add_prefix_space"] = False
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"added_tokens_decoder": added}))
-    if "qwen2" in folder.name:
-        (folder / "added_tokens.json").write_text(json.dumps({"<added>": TOKENS - 1, "<beyond>": 999}))
-    if "phi3" in folder.name:
-        (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": TOKENS - 2, "content": "<user>"}]}))
+    path.write_bytes(table + b"\x12" + bytes([len(trainer)]) + trainer + normalizer)
