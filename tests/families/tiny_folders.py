@@ -1,16 +1,17 @@
 """Tiny Hugging Face folders of each family, written by hand: no library names their tensors.
 
-Configs and settings of tokenizers are in `folders`. With the rope_theta of tiny-gpt-oss, yarn
-interpolates up to dim 1.99999, so that truncating it changes nothing.
+They are in `folders`, except the tensors, whose names and dims are in `shapes`, as transformers
+saves them (N is a block), and tokenizers that several share: SentencePiece's (model), byte-level
+BPE (json), BPE with a token for each byte (bytes), and WordPiece (words). With the rope_theta of
+tiny-gpt-oss, yarn interpolates up to dim 1.99999, so that truncating it changes nothing.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,10 @@ from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
 
-ROWS, WIDE, HEADS, GROUPS, SIZE, EXPERTS = 64, 96, 4, 2, 16, 3  # columns, feed-forward, heads of q and k, head size, experts
-SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
-WORDS = ["\u2581a", "b", "\u2581the", "\u00e9"]
-TOKENS = len(SPECIAL) + 256 + len(WORDS)
+EXPERTS = 3
 NORMS = ("norm", "Norm", "ln_")
 
-FOLDERS = Path(__file__).with_name("folders")
+FOLDERS, SHAPES, TOKENIZERS = (Path(__file__).with_name(name) for name in ("folders", "shapes", "tokenizers"))
 CONFIGS = {  # folder -> architecture, tokenizer
     "tiny-llama": ("LlamaForCausalLM", "model"),
     "tiny-llama-3": ("LlamaForCausalLM", "json"),
@@ -52,12 +50,10 @@ CONFIGS = {  # folder -> architecture, tokenizer
 def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
     """Writes the folder of a family: config, weights in bfloat16 and tokenizer."""
     folder = shutil.copytree(FOLDERS / name, parent / name)
-    if CONFIGS[name][1] == "model":
-        write_model(folder / "tokenizer.model")
-    else:  # byte-level BPE, BPE with a token for each byte, or WordPiece
-        shutil.copytree(FOLDERS.with_name("tokenizers") / CONFIGS[name][1], folder, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    tensors = {tensor: values(tensor, dims) for tensor, dims in shapes_of(config).items()}
+    shutil.copytree(TOKENIZERS / CONFIGS[name][1], folder, dirs_exist_ok=True)
+    table = (SHAPES / f"{name}.txt").read_text()
+    lines = [line for i in range(2) for line in table.replace(".N.", f".{i}.").splitlines()]
+    tensors = {tensor: values(tensor, tuple(map(int, dims))) for tensor, *dims in map(str.split, lines)}
     names = sorted(tensors)
     files = {f"model-{i + 1:05d}-of-{shards:05d}.safetensors": names[i::shards] for i in range(shards)}
     for file, held in files.items():
@@ -107,136 +103,3 @@ def values(name: str, dims: tuple[int, ...]) -> torch.Tensor:
         return (numbers % 256 if name.endswith("_blocks") else 118 + numbers % 4).reshape(dims).to(torch.uint8)
     base = 1 if len(dims) == 1 and any(norm in name for norm in NORMS) and not name.endswith("bias") else 0
     return (base + spread).reshape(dims).to(torch.bfloat16)
-
-
-def shapes_of(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of each tensor, as transformers saves the model."""
-    model_type = config["model_type"]
-    if model_type in WHOLE:
-        lines = [line for i in range(2) for line in WHOLE[model_type].replace(".N.", f".{i}.").strip().splitlines()]
-        return {name: tuple(map(int, dims)) for name, *dims in map(str.split, lines)}
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (TOKENS, ROWS), "model.norm.weight": (ROWS,)}
-    if not config.get("tie_word_embeddings"):
-        shapes["lm_head.weight"] = (TOKENS, ROWS)
-    if model_type == "starcoder2":
-        shapes["model.norm.bias"] = (ROWS,)
-    size = config.get("head_dim", SIZE)
-    q, k = HEADS * size, GROUPS * size
-    norms = (q, k) if model_type == "olmo2" else (size, size)
-    for name in BLOCKS[model_type].split():
-        wide = 32 if "mlp.experts." in name else 48 if "shared_expert." in name else WIDE
-        dims = {
-            "q_proj": (q, ROWS), "k_proj": (k, ROWS), "v_proj": (k, ROWS), "qkv_proj": (q + 2 * k, ROWS), "o_proj": (ROWS, q),
-            "q_norm": norms[:1], "k_norm": norms[1:], "gate_up_proj": (2 * WIDE, ROWS), "gate_proj": (wide, ROWS),
-            "up_proj": (wide, ROWS), "down_proj": (ROWS, wide), "w1": (WIDE, ROWS), "w2": (ROWS, WIDE), "w3": (WIDE, ROWS),
-            "c_fc": (WIDE, ROWS), "c_proj": (ROWS, WIDE), "gate": (EXPERTS, ROWS), "router": (EXPERTS, ROWS),
-            "shared_expert_gate": (1, ROWS),
-        }.get(name.rpartition(".")[2], (ROWS,))  # fmt: skip
-        kinds = {"weight": dims}
-        if name.endswith(BIASED.get(model_type, ())):
-            kinds["bias"] = dims[:1]
-        shapes |= {f"model.layers.{i}.{name}.{kind}": dims for i in range(2) for kind, dims in kinds.items()}
-    if model_type == "gpt_oss":
-        experts = dict(gpt_oss_experts("quantization_config" in config))
-        shapes |= {f"model.layers.{i}.{name}": dims for i in range(2) for name, dims in experts.items()}
-    return shapes
-
-
-def gpt_oss_experts(packed: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yields the shapes of a block's sinks and experts, which are in MXFP4 if `packed`."""
-    yield "self_attn.sinks", (HEADS,)
-    for name, rows, columns in (("gate_up", 2 * WIDE, ROWS), ("down", ROWS, WIDE)):
-        name = f"mlp.experts.{name}_proj"
-        yield f"{name}_bias", (EXPERTS, rows)
-        if packed:
-            yield f"{name}_blocks", (EXPERTS, rows, columns // 32, 16)
-            yield f"{name}_scales", (EXPERTS, rows, columns // 32)
-        else:
-            yield name, (EXPERTS, columns, rows)
-
-
-LLAMA = "input_layernorm post_attention_layernorm self_attn.o_proj self_attn.q_proj self_attn.k_proj self_attn.v_proj"
-DENSE = " mlp.gate_proj mlp.up_proj mlp.down_proj"
-QK = " self_attn.q_norm self_attn.k_norm"
-GEMMA = f"{LLAMA} pre_feedforward_layernorm post_feedforward_layernorm{DENSE}"
-MOE = " mlp.gate" + "".join(f" mlp.experts.{e}.{name}_proj" for e in range(EXPERTS) for name in ("gate", "up", "down"))
-SHARED = " mlp.shared_expert_gate mlp.shared_expert.gate_proj mlp.shared_expert.up_proj mlp.shared_expert.down_proj"
-W = "".join(f" block_sparse_moe.experts.{e}.w{i}" for e in range(EXPERTS) for i in (1, 2, 3))
-BLOCKS = {  # by model_type
-    **dict.fromkeys(("llama", "mistral", "qwen2", "granite"), LLAMA + DENSE),
-    "qwen3": LLAMA + QK + DENSE,
-    "qwen3_moe": LLAMA + QK + MOE,
-    "qwen2_moe": LLAMA + MOE + SHARED,
-    "mixtral": f"{LLAMA} block_sparse_moe.gate{W}",
-    "olmo2": f"{LLAMA.removeprefix('input_layernorm ')}{QK} post_feedforward_layernorm{DENSE}",
-    "starcoder2": f"{LLAMA} mlp.c_fc mlp.c_proj",
-    "gemma2": GEMMA,
-    "gemma3_text": GEMMA + QK,
-    "phi3": "input_layernorm post_attention_layernorm self_attn.o_proj self_attn.qkv_proj mlp.gate_up_proj mlp.down_proj",
-    "gpt_oss": f"{LLAMA} mlp.router",
-}
-BIASED = {  # ends of names with a bias, too
-    **dict.fromkeys(("qwen2", "qwen2_moe"), ("q_proj", "k_proj", "v_proj")),
-    "starcoder2": ("proj", "c_fc", "norm"),
-    "gpt_oss": ("proj", "router"),
-}
-# N is a block. Matrices of gpt2 are transposed, and GGUF lacks the pooler of bert.
-WHOLE = {
-    "gpt2": """
-transformer.wte.weight 264 64
-transformer.wpe.weight 64 64
-transformer.ln_f.weight 64
-transformer.ln_f.bias 64
-transformer.h.N.ln_1.weight 64
-transformer.h.N.ln_1.bias 64
-transformer.h.N.ln_2.weight 64
-transformer.h.N.ln_2.bias 64
-transformer.h.N.attn.c_attn.weight 64 192
-transformer.h.N.attn.c_attn.bias 192
-transformer.h.N.attn.c_proj.weight 64 64
-transformer.h.N.attn.c_proj.bias 64
-transformer.h.N.mlp.c_fc.weight 64 256
-transformer.h.N.mlp.c_fc.bias 256
-transformer.h.N.mlp.c_proj.weight 256 64
-transformer.h.N.mlp.c_proj.bias 64
-""",
-    "bert": """
-embeddings.word_embeddings.weight 264 64
-embeddings.position_embeddings.weight 256 64
-embeddings.token_type_embeddings.weight 2 64
-embeddings.LayerNorm.weight 64
-embeddings.LayerNorm.bias 64
-pooler.dense.weight 64 64
-pooler.dense.bias 64
-encoder.layer.N.attention.self.query.weight 64 64
-encoder.layer.N.attention.self.query.bias 64
-encoder.layer.N.attention.self.key.weight 64 64
-encoder.layer.N.attention.self.key.bias 64
-encoder.layer.N.attention.self.value.weight 64 64
-encoder.layer.N.attention.self.value.bias 64
-encoder.layer.N.attention.output.dense.weight 64 64
-encoder.layer.N.attention.output.dense.bias 64
-encoder.layer.N.attention.output.LayerNorm.weight 64
-encoder.layer.N.attention.output.LayerNorm.bias 64
-encoder.layer.N.intermediate.dense.weight 96 64
-encoder.layer.N.intermediate.dense.bias 96
-encoder.layer.N.output.dense.weight 64 96
-encoder.layer.N.output.dense.bias 64
-encoder.layer.N.output.LayerNorm.weight 64
-encoder.layer.N.output.LayerNorm.bias 64
-""",
-}
-
-
-def write_model(path: Path) -> None:
-    """Writes tokenizer.model: SentencePiece's protobuf, with a score and a type for each piece."""
-    pieces = [*SPECIAL[:3], *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS, SPECIAL[3]]
-    types = [2, 3, 3, *[6] * 256, *[1] * (len(WORDS) + 1)]
-    table = b""
-    for number, (piece, type_) in enumerate(zip(pieces, types, strict=True)):
-        text = piece.encode()
-        row = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", -number) + b"\x18" + bytes([type_])
-        table += b"\x0a" + bytes([len(row)]) + row
-    trainer = b"\x18\x02\x98\x02\x01"  # model_type BPE, byte_fallback
-    normalizer = b"\x1a\x02\x20\x00"  # spaces are kept
-    path.write_bytes(table + b"\x12" + bytes([len(trainer)]) + trainer + normalizer)
