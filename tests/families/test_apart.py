@@ -6,6 +6,8 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +101,22 @@ def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
     assert_refused(done, str(folder), "expected a valid tokenizer, found PanicException: Precompiled: Error(")
 
 
+REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 16}  # one letter by sixteen
+ALIASES = [f"{name}: &{name} [{f'*{before}, ' * 9}]" for before, name in pairwise("abcdefghi")]
+GROWING: dict[str, Callable[[Path], object]] = {
+    "tokenizer.json": lambda path: edit_json(path, normalizer={"type": "Sequence", "normalizers": [REPLACE] * 12}),
+    "README.md": lambda path: path.write_text("\n".join(["---", "a: &a [x]", *ALIASES, "base_models: *i", "---"])),
+}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
-def test_a_tokenizer_that_takes_all_memory(tmp_path: Path) -> None:
-    """Each of its normalizers makes sixteen letters of one."""
+@pytest.mark.parametrize("file", GROWING)
+def test_files_that_take_all_memory(file: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-qwen3")
-    replace = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 16}
-    edit_json(folder / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [replace] * 12})
+    GROWING[file](folder / file)
     with glft.Limits(parser_memory=MEMORY):
         done = in_this_process("convert", folder, tmp_path / "out.gguf")
-    assert_refused(done, f"{folder}/tokenizer.json: ", "found more (limit parser_memory)", "--limit parser_memory=NUMBER")
+    assert_refused(done, f"{folder}/{file}: ", "found more (limit parser_memory)", "--limit parser_memory=NUMBER")
 
 
 def test_a_card_in_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:

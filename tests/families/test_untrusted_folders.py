@@ -15,7 +15,10 @@ def put(folder: Path, name: str, text: str) -> None:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    path.symlink_to(text[3:]) if text.startswith("-> ") else path.write_text(text)
+    if text.startswith("-> "):
+        path.symlink_to(text[3:])
+    else:
+        path.write_text(text)
 
 
 @pytest.fixture
