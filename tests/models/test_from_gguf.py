@@ -19,7 +19,6 @@ from tests.families.tiny_folders import edit_json, edit_tensors, make_folder, ma
 from tests.models.conftest import tiny_gguf
 
 WEIGHTS = "model.safetensors"
-TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
 
 
 def test_start_of_texts(tmp_path: Path) -> None:
