@@ -1,9 +1,9 @@
-"""Reads all files of the catalogues and reports time and memory.
+"""All files of the catalogues; as a program, reads them and reports unexpected and slow ones.
 
     python -m tests.catalogue [READER [SCALE]]
 
-READER is ``glft_schema`` or ``gguf_py``; the latter gets only GGUF files. SCALE multiplies the size
-of the large files.
+READER is ``glft_schema`` or ``gguf``; the latter gets only GGUF files. SCALE multiplies the size of
+the large files.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.catalogue import gguf_cases, glft_cases
 from tests.catalogue.gguf_cases import COUNTS, sized
-from tests.catalogue.judging import MEMORY, TIMES, judged
+from tests.catalogue.judging import Judged, judged
 
 CATALOGUES = {"GLFT": glft_cases, "GGUF": gguf_cases}
 REFUSED = {f"{format}, {name}": case for format, cases in CATALOGUES.items() for name, case in cases.REFUSED.items()}
@@ -25,7 +25,6 @@ READ = {f"{format}, {name}": case for format, cases in CATALOGUES.items() for na
 LARGE = {f"{format}, {name}": case for format, cases in CATALOGUES.items() for name, case in cases.LARGE.items()}
 HUGE = [(field, number, 3) for field in COUNTS for number in (2**32 - 1, 2**60, 2**64 - 1)]
 HUGE += [(field, 2**32 - 1, 1) for field in COUNTS]
-IS_READ = "read"
 
 
 class Entry(NamedTuple):
@@ -40,49 +39,42 @@ class Entry(NamedTuple):
 
     name: str
     stored: bytes
-    end: str
+    end: str = "read"
     message: str = ""
 
 
 def entries(scale: float = 1) -> Iterator[Entry]:
     """Yields every file, small files first."""
     yield from (Entry(name, case.stored, case.error.__name__, case.message) for name, case in REFUSED.items())
-    yield from (Entry(name, case.stored, IS_READ) for name, case in READ.items())
-    for field, number, version in HUGE:
-        yield Entry(f"GGUF, {field} of {number} in version {version}", sized(field, number, version), COUNTS[field][1].__name__)
+    yield from (Entry(name, case.stored) for name, case in READ.items())
+    for huge in HUGE:
+        yield Entry(f"GGUF, {huge}", sized(*huge), COUNTS[huge[0]][1].__name__)
     for name, case in LARGE.items():
-        end = case.error.__name__ if case.error else IS_READ
-        yield Entry(f"{name}, {int(case.size * scale)}", case.make(int(case.size * scale)), end, case.message)
+        end = case.error.__name__ if case.error else "read"
+        yield Entry(name, case.make(int(case.size * scale)), end, case.message)
 
 
-def written(folder: Path, made: Iterable[Entry]) -> dict[Path, Entry]:
-    """Writes files to a folder; returns entries by path, without their bytes."""
-    paths = {}
-    for i, entry in enumerate(made):
-        path = folder / str(i)
-        path.write_bytes(entry.stored)
-        paths[path] = entry._replace(stored=b"")
-    return paths
+def results(reader: str = "glft_schema", scale: float = 1) -> Iterator[tuple[Entry, Judged]]:
+    """Yields each file without its bytes, and a reader's result."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = {}
+        for entry in entries(scale):
+            if reader != "gguf" or entry.name.startswith("GGUF"):
+                path = Path(folder, str(len(made)))
+                path.write_bytes(entry.stored)
+                made[path] = entry._replace(stored=b"")
+        yield from zip(made.values(), judged(made, reader), strict=True)
 
 
 def report(reader: str = "glft_schema", scale: str = "1") -> None:
-    """Prints the result of each large, slow or unexpected file, and totals."""
-    ends, most = Counter[str](), dict.fromkeys(("seconds", "memory", "resident"), (0.0, ""))
-    with tempfile.TemporaryDirectory() as folder:
-        made = (entry for entry in entries(float(scale)) if reader != "gguf_py" or entry.name.startswith("GGUF"))
-        paths = written(Path(folder), made)
-        for (path, entry), found in zip(paths.items(), judged(paths, reader), strict=True):
-            ends[f"{entry.end} -> {found.end}"] += 1
-            for what in most:
-                most[what] = max(most[what], (getattr(found, what), entry.name))
-            size, as_said = path.stat().st_size, found.end == entry.end and entry.message in found.text
-            if size > 1 << 17 or found.seconds > 1 or (reader == "glft_schema" and not as_said):
-                took = f"{found.seconds:.2f} s, {found.memory >> 20} MiB of {(MEMORY + TIMES * size) >> 20}"
-                print(f"{entry.name}, {size:,} bytes: {entry.end} -> {found.end}, {took}, {found.resident >> 20} resident")
-    for end, count in sorted(ends.items()):
-        print(f"{count:5} {end}")
-    for what, (figure, name) in most.items():
-        print(f"most {what}: {figure:,.2f} ({name})")
+    """Prints each slow or unexpected file, and totals."""
+    ends, seconds, memory = Counter[str](), 0.0, 0
+    for entry, found in results(reader, float(scale)):
+        ends[f"{entry.end} -> {found.end}"] += 1
+        seconds, memory = max(seconds, found.seconds), max(memory, found.memory)
+        if found.seconds > 1 or (reader == "glft_schema" and not (found.end == entry.end and entry.message in found.text)):
+            print(f"{entry.name}: {entry.end} -> {found.end}, {found.seconds:.2f} s, {found.memory >> 20} MiB")
+    print(*sorted(ends.items()), f"at most {seconds:.2f} s and {memory >> 20} MiB", sep="\n")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from glft_schema import FormatError
-
-# The bad or unusual part of a file. Fuzzers of weight files weigh mutations by these classes.
-HEADER, METADATA, TENSOR, CONSISTENCY, ALIGNMENT, DATA = "header", "metadata", "tensor", "consistency", "alignment", "data"
-KINDS = (HEADER, METADATA, TENSOR, CONSISTENCY, ALIGNMENT, DATA)
+from glft_schema import FormatError, TruncatedError
 
 READS, NEVER = "reads it", "never comes back"
 
@@ -21,7 +18,6 @@ class Refused(NamedTuple):
     """A file without a meaning, or past a limit, and the error that reports it.
 
     Attributes:
-        kind: one of `KINDS`.
         stored: the file.
         path: the field that the error names.
         offset: the start of the wrong or missing bytes.
@@ -35,7 +31,6 @@ class Refused(NamedTuple):
         c: whether llama.cpp's C functions read the file.
     """
 
-    kind: str
     stored: bytes
     path: str
     offset: int
@@ -49,6 +44,9 @@ class Refused(NamedTuple):
     c: bool = False
 
 
+Truncated = partial(Refused, error=TruncatedError)
+
+
 def cut(found: int, expected: int, tensors: str = "0 of 1 tensor") -> str:
     """Returns the error of a file that lacks its last bytes."""
     part = f"{found} of {expected} bytes ({100 * found / expected:.1f} %)"
@@ -59,7 +57,6 @@ class Read(NamedTuple):
     """An unusual file that this package reads.
 
     Attributes:
-        kind: one of `KINDS`.
         stored: the file.
         spec: ids, without the format, of the broken `spec` rules.
         ggml: the same for `ggml`.
@@ -67,7 +64,6 @@ class Read(NamedTuple):
         gguf_py: gguf-py's result.
     """
 
-    kind: str
     stored: bytes
     spec: str = ""
     ggml: str = ""

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.tools.unmeasured import unmeasured
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,7 +26,7 @@ class Process:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self._command = [sys.executable, *arguments]
-        self._environment = os.environ | environment
+        self._environment = unmeasured() | environment
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self, request: object) -> Any:
