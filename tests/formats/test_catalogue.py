@@ -60,7 +60,8 @@ def test_bad_files_are_refused(name: str) -> None:
     assert (error.tensor, error.key, error.rule) == (case.tensor, case.key, rule)
     assert error.problem.endswith(case.message or "no message")
     named = [f"{what} {quote(name)}" for what, name in (("tensor", case.tensor), ("key", case.key)) if name is not None]
-    assert str(error).startswith(f"{case.path}: {error.problem} ({', '.join([*named, f'at byte {case.offset}'])})")
+    where = [*named, *([f"limit {error.limit}"] if error.limit else []), f"at byte {case.offset}"]
+    assert str(error) == f"{case.path}: {error.problem} ({', '.join(where)})"
     assert str(error).isprintable()
     assert len(str(error)) < 500
 
