@@ -61,18 +61,37 @@ def required(format: Format) -> set[str]:
 
 def features(stored: bytes) -> set[str]:
     """Returns the features of a file that is read."""
-    return set(_features(Container.parse(stored), stored))
+    file = Container.parse(stored)
+    tensors, trailing = list(file.tensors.values()), bool(file.tensors.trailing)
+    places = [tensor for tensor in tensors if tensor.nbytes]
+    gaps = file.tensors.gaps[: len(file.tensors.gaps) - trailing]
+    version = [str(file.header[name]) for name in ("version", "byte_order") if name in file.header]
+    padding, alignment = file.regions.get("padding", b""), getattr(file, "alignment", 1)
+    text = stored[8 : file.tensors.start] if file.format is SAFETENSORS else b""
+    holds = {
+        " ".join(["version", *version]): bool(version),
+        "no tensors": not tensors,
+        "metadata": bool(file.metadata),
+        "no metadata": not file.metadata,
+        "tied tensors": len({tensor.identity for tensor in places}) < len(places),
+        "payloads in another order": [t.offset for t in places] != sorted(t.offset for t in places),
+        "a gap": bool(gaps),
+        "a gap that is not zero": any(any(map(any, file.tensors.gap_pieces(gap))) for gap in gaps),
+        "trailing bytes": trailing,
+        "padding that is not zero": any(padding),
+        "no padding although it is due": (file.tensors.start - len(padding)) % alignment > 0 and not padding,
+        "another alignment": file.format is GGUF and alignment != 32,
+        "an alignment that is no power of two": file.format is GGUF and alignment.bit_count() != 1,
+        "a newline at the end": bool(getattr(file.metadata, "trailing_newline", False)),
+        "spaces before the data": text.endswith(b" "),
+        "escapes": b"\\" in text,
+        "spaces in the text": any(space in text.rstrip() for space in (b", ", b": ", b"\n", b"\t")),
+    }
+    return {*_of_tensors(file), *_of_metadata(file), *(name for name in holds if holds[name])}
 
 
-def _features(file: File, stored: bytes) -> Iterator[str]:
-    tensors = list(file.tensors.values())
-    if "version" in file.header:
-        yield " ".join(
-            ["version", str(file.header.version), *([file.header.byte_order] if "byte_order" in file.header else [])]
-        )
-    yield from ["no tensors"] * (not tensors)
-    yield "metadata" if file.metadata else "no metadata"
-    for tensor in tensors:
+def _of_tensors(file: File) -> Iterator[str]:
+    for tensor in file.tensors.values():
         if len(set(tensor.raw)) >= min(VARIED, max(tensor.nbytes, 1)):
             yield UNKNOWN if isinstance(tensor.type, OpaqueType) else f"tensor {tensor.type}"
         yield from ["no dims"] * (not tensor.dims)
@@ -82,38 +101,11 @@ def _features(file: File, stored: bytes) -> Iterator[str]:
         yield from _of_text("a name", tensor.name)
         if tensor.type.bytes_only is None:
             yield from _of_numbers("a number", tensor.array())
-            if not tensor.type.exact:
-                for field in tensor.fields.values():
-                    yield from _of_numbers("a scale", field)
-    yield from _of_places(file)
-    yield from _of_metadata(file)
-    if file.format is SAFETENSORS:
-        text = stored[8 : file.tensors.start]
-        yield from ["spaces before the data"] * text.endswith(b" ")
-        yield from ["escapes"] * (b"\\" in text)
-        yield from ["spaces in the text"] * any(space in text.rstrip() for space in (b", ", b": ", b"\n", b"\t"))
-
-
-def _of_places(file: File) -> Iterator[str]:
-    stored = [tensor for tensor in file.tensors.values() if tensor.nbytes]
-    yield from ["tied tensors"] * (len({tensor.identity for tensor in stored}) < len(stored))
-    yield from ["payloads in another order"] * ([t.offset for t in stored] != sorted(t.offset for t in stored))
-    gaps = file.tensors.gaps[: len(file.tensors.gaps) - bool(file.tensors.trailing)]
-    yield from ["a gap"] * bool(gaps)
-    yield from ["a gap that is not zero"] * any(any(map(any, file.tensors.gap_pieces(gap))) for gap in gaps)
-    yield from ["trailing bytes"] * bool(file.tensors.trailing)
-    padding = file.regions.get("padding", b"")
-    yield from ["padding that is not zero"] * any(padding)
-    alignment = getattr(file, "alignment", 1)
-    is_short = (file.tensors.start - len(padding)) % alignment > 0 and not padding
-    yield from ["no padding although it is due"] * is_short
-    if file.format is GGUF:
-        yield from ["another alignment"] * (alignment != 32)
-        yield from ["an alignment that is no power of two"] * (alignment.bit_count() != 1)
+            for field in tensor.fields.values() if not tensor.type.exact else ():
+                yield from _of_numbers("a scale", field)
 
 
 def _of_metadata(file: File) -> Iterator[str]:
-    yield from ["a newline at the end"] * bool(getattr(file.metadata, "trailing_newline", False))
     if not isinstance(file.metadata, TypedMetadata):
         return
     for key in file.metadata:
