@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ import pytest
 from glft_schema.formats.gguf import VALUE_TYPES
 from tests.foreign.clients import CLIENTS, HUGGINGFACE
 from tests.foreign.readings import Info, Reading
+from tests.tools import npm
 from tests.tools.real_files import kept
 
-UNREACHED = re.compile("ENOTFOUND|EAI_AGAIN|ETIMEDOUT|ECONNREFUSED|ECONNRESET|ENETUNREACH")
 SCRIPTS = ("headers.mjs", "rewrite.mjs")
 PACKAGES = [f"{client.package}@{client.version}" for client in CLIENTS if client.registry == "npm"]
 
@@ -25,22 +23,11 @@ PACKAGES = [f"{client.package}@{client.version}" for client in CLIENTS if client
 def installed(request: pytest.FixtureRequest) -> Path:
     """Returns the folder, in pytest's cache, of the packages and our scripts.
 
-    Skips the test if npm cannot fetch them. Without scripts and optional dependencies,
-    node-llama-cpp comes without llama.cpp, which reading headers does not need.
+    Without scripts and optional dependencies, node-llama-cpp comes without llama.cpp, which reading
+    headers does not need.
     """
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program}")
     with kept(request, "foreign-" + "-".join(PACKAGES).replace("/", "-")) as cache:
-        if not (cache / "installed").exists():
-            options = ["--ignore-scripts", "--omit=optional", "--loglevel=error", "--no-audit", "--no-fund"]
-            patience = ["--fetch-retries=1", "--fetch-timeout=20000"]  # npm waits minutes for an unreachable registry
-            command = ["npm", "install", *options, *patience, "--prefix", cache, *PACKAGES]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode and (code := UNREACHED.search(done.stderr)):
-                pytest.skip(f"npm's registry cannot be reached: {code[0]}")
-            assert done.returncode == 0, done.stderr[-2000:]
-            (cache / "installed").touch()
+        npm.installed(cache, *PACKAGES)
         for script in SCRIPTS:  # next to the packages, for import
             shutil.copy(Path(__file__).with_name(script), cache)
         return cache
@@ -48,10 +35,7 @@ def installed(request: pytest.FixtureRequest) -> Path:
 
 def run(cache: Path, script: str, *arguments: str, given: Any) -> Any:
     """Runs a script on JSON and returns the JSON that it prints."""
-    command = ["node", cache / script, *arguments]
-    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, encoding="utf-8", check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return json.loads(npm.node(cache, cache / script, *arguments, given=json.dumps(given)))
 
 
 def readings(cache: Path, client: str, paths: Sequence[Path]) -> list[Reading]:

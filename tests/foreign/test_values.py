@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import glft_schema
 from glft_schema import Container
-from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.tensor_type import TensorType
 from tests.foreign import clients
-from tests.foreign.clients import DIFFUSERS, MLX, SAME, TENSORS, TRANSFORMERS, expected
+from tests.foreign.clients import DIFFUSERS, SAME, TENSORS, TRANSFORMERS, expected
 from tests.foreign.files import TYPES, weights_in, write
 from tests.foreign.our_reading import ours
 from tests.foreign.readings import Reading, Values, same_bits
@@ -62,16 +60,6 @@ def test_tensors_of_each_type(read: Read, tmp_path: Path, client: str, type_: Te
     assert verdict(type_, theirs, ours(path)) == expected(client, type_.name)
 
 
-@pytest.mark.parametrize("client", TENSORS)
-def test_all_types_in_a_file(read: Read, tmp_path: Path, client: str) -> None:
-    """Payloads at many offsets."""
-    types = [type_ for type_ in TYPES if expected(client, type_.name) == SAME]
-    path = write(tmp_path / "file.gguf", types=types, entries={"general.architecture": "toy"}, alignment=64)
-    theirs, mine = read(client, path), ours(path)
-    assert list(theirs.tensors) == list(mine.tensors) or client == MLX
-    assert {type_.name: verdict(type_, theirs, mine) for type_ in types} == dict.fromkeys((t.name for t in types), SAME)
-
-
 @pytest.mark.parametrize(
     ("client", "type_"),
     [(of, type_) for of in (DIFFUSERS, TRANSFORMERS) for type_ in TYPES if type_.block and expected(of, type_.name) == SAME],
@@ -89,22 +77,3 @@ def test_random_blocks(read: Read, tmp_path: Path, client: str, type_: TensorTyp
     found, right = read(client, path).tensors["w"].values, ours(path).tensors["w"].values
     assert right.shape == (rows, columns * weights_in(type_))
     assert same_bits(found, right)
-
-
-def test_mlx_uses_one_scale_for_two_halves_of_q4_k(read: Read, tmp_path: Path) -> None:
-    """MLX decodes each odd 32 numbers with the scale and minimum of the even 32."""
-    path = write(tmp_path / "file.gguf", types=[GGML_TYPES["Q4_K"]], entries={})
-    with glft_schema.open(path) as file:
-        fields = {name: field.numpy() for name, field in file.tensors["Q4_K.weight"].fields.items()}
-    d, dmin = (fields[name].astype(np.float32) for name in ("d", "dmin"))
-    packed = fields["scales"].reshape(-1, 12)
-    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scales = d * np.concatenate((low & 63, high & 15 | low >> 6 << 4), 1)
-    minima = dmin * np.concatenate((middle & 63, high >> 4 | middle >> 6 << 4), 1)
-    codes = fields["qs"].reshape(-1, 4, 1, 32) >> np.array([0, 4], np.uint8)[:, None] & 15  # [blocks, 64s, halves, 32]
-    scales, minima = (pairs.reshape(-1, 4, 2, 1, 1) for pairs in (scales, minima))
-    halves = [codes * scales[:, :, half] - minima[:, :, half] for half in (0, 1)]
-    found = read(MLX, path).tensors["Q4_K.weight"].values
-    assert same_bits(found, halves[0].astype(np.float16).reshape(found.shape))
-    right = np.stack((halves[0][:, :, 0], halves[1][:, :, 1]), 2)
-    assert same_bits(right.reshape(found.shape), ours(path).tensors["Q4_K.weight"].values)

@@ -83,10 +83,9 @@ def mlx_safetensors(folder: Path) -> Written:
 
 def model(made: Any, folder: Path) -> Written:
     """Saves a model in shards, as users do."""
-    made.save_pretrained(folder / "made", max_shard_size="40KB")
-    tensors = {name: of_torch(tensor.detach()) for name, tensor in made.state_dict().items()}
-    assert len(list((folder / "made").glob("*.safetensors"))) > 1
-    return Written("made", tensors)
+    made.save_pretrained(folder, max_shard_size="40KB")
+    (index,) = folder.glob("*.index.json")
+    return Written(index.name, {name: of_torch(tensor.detach()) for name, tensor in made.state_dict().items()})
 
 
 def diffusers_model(folder: Path) -> Written:

