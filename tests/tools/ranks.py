@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import logging
-import pickle
 import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tests.tools.forked import CONTEXT
+from tests.tools.forked import Forked
 
 TIMEOUT = 120.0  # seconds
 
@@ -32,44 +31,31 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         RankError: with the errors of the ranks that failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [CONTEXT.Pipe(duplex=False) for _ in range(ranks)]
-        processes = [
-            CONTEXT.Process(target=_rank, args=(sender, f"{folder}/store", rank, ranks, function, arguments), daemon=True)
-            for rank, (_, sender) in enumerate(pipes)
-        ]
-        for process in processes:
-            process.start()
-        for _, sender in pipes:
-            sender.close()
-        found = [_received(receiver) for receiver, _ in pipes]
-        for process in processes:
-            process.join(TIMEOUT)
+        processes = [Forked(_rank, f"{folder}/store", rank, ranks, function, arguments) for rank in range(ranks)]
+        errors = [process.communicate(TIMEOUT)[1] for process in processes]
+    found = [each.returned or (f"ended without a result {error}", None) for each, error in zip(processes, errors, strict=True)]
     if failed := [f"rank {rank}: {text}" for rank, (text, _) in enumerate(found) if text]:
         raise RankError("\n".join(failed))
     return [value for _, value in found]
 
 
-def _received(receiver: Any) -> tuple[str, Any]:
-    try:
-        return pickle.loads(receiver.recv_bytes()) if receiver.poll(TIMEOUT) else ("no result in time", None)
-    except (EOFError, ConnectionResetError):
-        return "ended without a result", None
-
-
-def _rank(sender: Any, store: str, rank: int, ranks: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _rank(store: str, rank: int, ranks: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
     import torch
     from torch import distributed
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    timeout = datetime.timedelta(seconds=TIMEOUT / 2)
     distributed.init_process_group(
-        "gloo", store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timeout
+        "gloo",
+        store=distributed.FileStore(store, ranks),
+        rank=rank,
+        world_size=ranks,
+        timeout=datetime.timedelta(seconds=TIMEOUT / 2),
     )
     try:
-        sender.send_bytes(pickle.dumps(("", function(*arguments))))  # a pipe of torch would send file descriptors
+        return "", function(*arguments)
     except BaseException:
-        sender.send_bytes(pickle.dumps((traceback.format_exc(), None)))
+        return traceback.format_exc(), None
     finally:
         distributed.destroy_process_group()
