@@ -15,6 +15,7 @@ import pytest
 from tests.oracles.gguf_reference import ARRAY, NUMBERS, STRING
 
 FOR_PRODUCTS = {9: "quantize_row_q8_1_ref", 15: "quantize_row_q8_K_ref"}  # types with a C function of their own
+VOCAB_ONLY = 9 * 64  # bit of `vocab_only` in ``llama_model_params``
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -174,30 +175,58 @@ class Opaque(ctypes.Structure):
     _fields_ = (("words", ctypes.c_uint64 * 64),)
 
 
-class AdapterTarget:
-    """A model loaded by llama.cpp, to load adapters for. A context manager."""
+class Loaded:
+    """A model loaded by llama.cpp. A context manager.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the GGUF file.
+        vocab_only: load no tensors.
+        log: called with messages.
+    """
+
+    def __init__(self, path: Path, vocab_only: bool = False, log: Any = silent) -> None:
         self._c = c = library()
-        c.llama_log_set(silent, None)
+        c.llama_log_set(log, None)
         c.llama_model_default_params.restype = Opaque
-        c.llama_model_load_from_file.restype = c.llama_adapter_lora_init.restype = ctypes.c_void_p
+        for name in ("llama_model_load_from_file", "llama_model_get_vocab", "llama_adapter_lora_init"):
+            getattr(c, name).restype = ctypes.c_void_p
         c.llama_model_load_from_file.argtypes = ctypes.c_char_p, Opaque
         c.llama_adapter_lora_init.argtypes = ctypes.c_void_p, ctypes.c_char_p
-        c.llama_model_free.argtypes = c.llama_adapter_lora_free.argtypes = (ctypes.c_void_p,)
-        self._model = c.llama_model_load_from_file(bytes(path), c.llama_model_default_params())
+        c.llama_model_free.argtypes = c.llama_model_get_vocab.argtypes = (ctypes.c_void_p,)
+        options = c.llama_model_default_params()
+        options.words[VOCAB_ONLY // 64] |= vocab_only
+        self._model = c.llama_model_load_from_file(bytes(path), options)
         assert self._model, f"llama.cpp cannot load {path}"
+        self._vocab = ctypes.c_void_p(c.llama_model_get_vocab(self._model))
 
-    def __enter__(self) -> AdapterTarget:
+    def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._c.llama_model_free(self._model)
 
+    def tokens(self, text: str, *, ends: bool = False, special: bool = True) -> list[int]:
+        """Returns the tokens of a text.
+
+        Args:
+            text: the text.
+            ends: add the tokens that begin and end it.
+            special: read the texts of special tokens as these tokens.
+        """
+        stored = text.encode()
+        room = (ctypes.c_int32 * (len(stored) + 9))()
+        flags = ctypes.c_bool(ends), ctypes.c_bool(special)
+        count = self._c.llama_tokenize(self._vocab, stored, len(stored), room, len(room), *flags)
+        assert count >= 0
+        return list(room[:count])
+
+
+class AdapterTarget(Loaded):
+    """A model to load adapters for."""
+
     def loads(self, adapter: Path) -> bool:
         """Tells whether llama.cpp loads a LoRA adapter for the model."""
-        loaded = self._c.llama_adapter_lora_init(self._model, bytes(adapter))
-        return bool(loaded)  # freed with the model
+        return bool(self._c.llama_adapter_lora_init(self._model, bytes(adapter)))  # freed with the model
 
 
 class ControlVectorInfo(ctypes.Structure):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.oracles.llama_cpp import Opaque, library, silent
+from tests.oracles.llama_cpp import Loaded
 
 F32, I32 = 0, 26  # ggml_type
 NO_FLASH = 0  # llama_flash_attn_type
@@ -59,8 +59,8 @@ class Batch(ctypes.Structure):
     _fields_ = (("n_tokens", ctypes.c_int32), *((name, ctypes.c_void_p) for name in ("token", "embd", "pos", "n", "id", "out")))
 
 
-class LlamaModel:
-    """A model that llama.cpp has loaded. A context manager.
+class LlamaModel(Loaded):
+    """A model that computes. A context manager.
 
     Args:
         path: of the GGUF file.
@@ -68,23 +68,16 @@ class LlamaModel:
     """
 
     def __init__(self, path: Path, exact: bool = False) -> None:
-        self._c = c = library()
-        c.llama_log_set(silent, None)
-        c.llama_model_default_params.restype, c.llama_context_default_params.restype = Opaque, ContextOptions
-        c.llama_batch_get_one.restype = Batch
-        for name in ("llama_model_load_from_file", "llama_init_from_model", "llama_model_get_vocab"):
-            getattr(c, name).restype = ctypes.c_void_p
-        c.llama_model_load_from_file.argtypes = ctypes.c_char_p, Opaque
+        super().__init__(path)
+        c = self._c
+        c.llama_context_default_params.restype, c.llama_batch_get_one.restype = ContextOptions, Batch
+        c.llama_init_from_model.restype = c.llama_get_memory.restype = c.llama_get_logits.restype = ctypes.c_void_p
         c.llama_init_from_model.argtypes = ctypes.c_void_p, ContextOptions
-        c.llama_model_free.argtypes = c.llama_free.argtypes = c.llama_model_get_vocab.argtypes = (ctypes.c_void_p,)
-        c.llama_vocab_n_tokens.argtypes = c.llama_model_n_embd.argtypes = (ctypes.c_void_p,)
+        c.llama_free.argtypes = c.llama_model_n_embd.argtypes = (ctypes.c_void_p,)
         c.llama_decode.argtypes = c.llama_encode.argtypes = ctypes.c_void_p, Batch
-        c.llama_get_logits_ith.argtypes = ctypes.c_void_p, ctypes.c_int32
-        c.llama_get_embeddings_seq.argtypes = ctypes.c_void_p, ctypes.c_int32
+        c.llama_get_logits_ith.argtypes = c.llama_get_embeddings_seq.argtypes = ctypes.c_void_p, ctypes.c_int32
         c.llama_set_embeddings.argtypes = ctypes.c_void_p, ctypes.c_bool
         c.llama_get_logits_ith.restype = c.llama_get_embeddings_seq.restype = ctypes.POINTER(ctypes.c_float)
-        self._model = c.llama_model_load_from_file(bytes(path), c.llama_model_default_params())
-        assert self._model, f"llama.cpp cannot load {path}"
         options = c.llama_context_default_params()
         assert (options.type_k, options.type_v, options.defrag) == (1, 1, -1.0)
         if exact:
@@ -92,34 +85,24 @@ class LlamaModel:
             self._kept_callback = options.evaluated = EVALUATED(self._record)
             options.flash, options.type_k, options.type_v = NO_FLASH, F32, F32
         self._context = c.llama_init_from_model(self._model, options)
-        self._vocab = c.llama_model_get_vocab(self._model)
-
-    def __enter__(self) -> LlamaModel:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._c.llama_free(self._context)
-        self._c.llama_model_free(self._model)
+        super().__exit__(*error)
 
-    def tokens(self, text: str, special: bool = True) -> list[int]:
+    def tokens(self, text: str, special: bool = True) -> list[int]:  # type: ignore[override]
         """Returns the tokens of a text; if `special`, with those that begin and end it."""
-        stored, room = text.encode(), (ctypes.c_int32 * 1000)()
-        flags = ctypes.c_bool(special), ctypes.c_bool(True)
-        count = self._c.llama_tokenize(ctypes.c_void_p(self._vocab), stored, len(stored), room, len(room), *flags)
-        assert count >= 0
-        return list(room[:count])
+        return super().tokens(text, ends=special)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Returns f32[tokens of the vocabulary], the logits after the last token."""
         assert self._c.llama_decode(self._context, self._batch(tokens)) == 0
-        return np.ctypeslib.as_array(
-            self._c.llama_get_logits_ith(self._context, -1), (self._size("llama_vocab_n_tokens", self._vocab),)
-        ).copy()
+        found = self._c.llama_get_logits_ith(self._context, -1)
+        return np.ctypeslib.as_array(found, (self._c.llama_vocab_n_tokens(self._vocab),)).copy()
 
     def all_logits(self, tokens: list[int]) -> np.ndarray:
         """Returns f32[tokens, vocabulary], the logits after each token of a new context."""
         c = self._c
-        c.llama_get_memory.restype = c.llama_get_logits.restype = ctypes.c_void_p
         if memory := c.llama_get_memory(ctypes.c_void_p(self._context)):
             c.llama_memory_clear(ctypes.c_void_p(memory), ctypes.c_bool(True))
         batch, flags = self._batch(tokens), (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
@@ -128,7 +111,7 @@ class LlamaModel:
         found = ctypes.cast(c.llama_get_logits(ctypes.c_void_p(self._context)), ctypes.POINTER(ctypes.c_float))
         if not found:  # of a model without an output
             return np.zeros((0, 0), np.float32)
-        return np.ctypeslib.as_array(found, (len(tokens), self._size("llama_vocab_n_tokens", self._vocab))).copy()
+        return np.ctypeslib.as_array(found, (len(tokens), c.llama_vocab_n_tokens(self._vocab))).copy()
 
     def _record(self, pointer: object, ask: bool, user: object) -> bool:
         """Records the second operand of a product, and the experts of its rows."""
@@ -145,10 +128,6 @@ class LlamaModel:
     def apply(self, adapter: Path) -> None:
         """Applies a LoRA adapter to what follows, with a scale of 1."""
         c = self._c
-        c.llama_adapter_lora_init.restype, c.llama_adapter_lora_init.argtypes = (
-            ctypes.c_void_p,
-            (ctypes.c_void_p, ctypes.c_char_p),
-        )
         loaded = c.llama_adapter_lora_init(self._model, bytes(adapter))
         assert loaded, f"llama.cpp cannot load {adapter}"
         adapters, scales = (ctypes.c_void_p * 1)(loaded), (ctypes.c_float * 1)(1.0)
@@ -158,16 +137,12 @@ class LlamaModel:
         """Returns f32[columns], the pooled embedding of a text."""
         self._c.llama_set_embeddings(self._context, True)
         assert self._c.llama_encode(self._context, self._batch(tokens)) == 0
-        return np.ctypeslib.as_array(
-            self._c.llama_get_embeddings_seq(self._context, 0), (self._size("llama_model_n_embd", self._model),)
-        ).copy()
+        found = self._c.llama_get_embeddings_seq(self._context, 0)
+        return np.ctypeslib.as_array(found, (self._c.llama_model_n_embd(self._model),)).copy()
 
     def _batch(self, tokens: list[int]) -> Batch:
         self._kept = (ctypes.c_int32 * len(tokens))(*tokens)
         return self._c.llama_batch_get_one(self._kept, ctypes.c_int32(len(tokens)))
-
-    def _size(self, function: str, of: int) -> int:
-        return int(getattr(self._c, function)(of))
 
 
 def _values(tensor: TensorHeader) -> np.ndarray:
