@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file as load_safetensors
@@ -18,11 +19,11 @@ from safetensors.torch import save_file as save_safetensors
 from glft_schema import save_file
 from glft_schema.tensor_types.library.loading import MODE
 from tests.bench import files
-from tests.bench.measure import Row, busy_processes
+from tests.bench.measure import Row, busy_processes, compared, in_turn
 
 TYPES = ("q8_per_channel", "q4_per_group_64", "q8_0", "q4_0", "q4_k", "q6_k", "iq4_xs", "mxfp4")
 TENSORS, ROWS, COLUMNS = 8, 4096, 4096  # 64 MiB each, 512 MiB in all, as float32
-REPEATS = 3
+REPEATS = 2  # after a warm-up
 GB = TENSORS * ROWS * COLUMNS * 4e-9
 
 # Each peer: what is done before, and what is timed. `path` is the file, `threads` their number.
@@ -66,6 +67,7 @@ import gguf
 def load():
     return [gguf.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors]
 """
+PEERS = {"llama.cpp's C": C, **({"libgguf": LIBGGUF} if find_spec("libgguf") else {}), "gguf-py": GGUF_PY}
 FILL = f"kept = [torch.empty({ROWS}, {COLUMNS}).fill_(1.0) for _ in range({TENSORS})]"
 TOUCHED = """
 def touched(tensors):
@@ -91,10 +93,11 @@ print(time.perf_counter() - start)
     return float(done.stdout)
 
 
-def best(runs: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """Returns the best seconds of each run, in alternating rounds."""
-    rounds = [{name: run() for name, run in runs.items()} for _ in range(REPEATS)]
-    return {name: min(times[name] for times in rounds) for name in runs}
+def call(run: Callable[[], Any]) -> float:
+    return float(run())
+
+
+fresh = partial(compared, repeats=REPEATS, measure=call)
 
 
 def loading(folder: Path) -> Iterator[Row]:
@@ -105,48 +108,34 @@ def loading(folder: Path) -> Iterator[Row]:
         path = folder / ("m.gguf" if is_gguf else "m.glft")
         weights = part.repeat(ROWS // len(part), 1)
         save_file({f"blk.{number}.weight": weights.clone() for number in range(TENSORS)}, path, schemes={"*": scheme})
-        runs = {
-            "ours": partial(seconds, OURS, "kept = glft_schema.load_file(path)", path),
-            "out": partial(seconds, READY, "glft_schema.load_file(path, out=out)", path),
-            "one": partial(seconds, OURS, "kept = glft_schema.open(path).get_tensor('blk.0.weight')", path),
-            "fill": partial(seconds, "", FILL),
-            "ready": partial(seconds, FILL, "for tensor in kept: tensor.fill_(2.0)"),
-        }
-        if is_gguf:
-            runs["C"] = partial(seconds, C, "kept = load()", path)
-            runs["gguf-py"] = partial(seconds, GGUF_PY, "kept = load()", path)
-            if find_spec("libgguf"):
-                runs["libgguf"] = partial(seconds, LIBGGUF, "kept = load()", path)
-        times = best(runs)
+        new = {"torch.fill_ of new memory": partial(seconds, "", FILL)}
+        theirs = {name: partial(seconds, before, "kept = load()", path) for name, before in PEERS.items() if is_gguf}
         what = f"load_file, 512 MiB of float32 from {scheme}"
-        yield Row(what, GB / times["ours"], "torch.fill_ of new memory", GB / times["fill"], "GB/s", at_least=0.85)
-        for peer in ("C", "libgguf", "gguf-py"):
-            if peer in times:
-                yield Row(what, GB / times["ours"], "llama.cpp's C" if peer == "C" else peer, GB / times[peer], "GB/s")
-        yield Row(f"{what}, out=", GB / times["out"], "torch.fill_ of used memory", GB / times["ready"], "GB/s", at_least=0.5)
-        one = GB / TENSORS / times["one"]
-        yield Row(f"open and get_tensor, 64 MiB from {scheme}", one, "torch.fill_ of new memory", GB / times["fill"], "GB/s")
+        ours = partial(seconds, OURS, "kept = glft_schema.load_file(path)", path)
+        yield from fresh(what, ours, new | theirs, dict.fromkeys(new, 0.85), GB)
+        out = partial(seconds, READY, "glft_schema.load_file(path, out=out)", path)
+        used = {"torch.fill_ of used memory": partial(seconds, FILL, "for tensor in kept: tensor.fill_(2.0)")}
+        yield from fresh(f"{what}, out=", out, used, 0.5, GB)
         path.unlink()
 
 
 def first_row() -> Iterator[Row]:
     """Measures from opening a real file to its first row, and the whole file."""
     path = files.smollm2()
-    row = "kept = glft_schema.open(path).tensors['token_embd.weight'][0]"
+    row = partial(seconds, OURS, "kept = glft_schema.open(path).tensors['token_embd.weight'][0]", path)
     theirs = "reader = gguf.GGUFReader(path); kept = gguf.dequantize(reader.tensors[1].data[:1], reader.tensors[1].tensor_type)"
-    times = best({"row": partial(seconds, OURS, row, path), "theirs": partial(seconds, "import gguf", theirs, path)})
-    yield Row("open SmolLM2, one row", times["row"], "gguf-py", times["theirs"], "s")
+    yield from fresh("open SmolLM2, one row", row, {"gguf-py": partial(seconds, "import gguf", theirs, path)})
     whole = partial(seconds, OURS, "kept = glft_schema.load_file(path)", path)
-    times = best({"ours": whole, "theirs": partial(seconds, GGUF_PY, "kept = load()", path)})
-    yield Row("load SmolLM2 as a state dict", times["ours"], "gguf-py", times["theirs"], "s", at_most=1 / 25)
+    by_gguf_py = {"gguf-py": partial(seconds, PEERS["gguf-py"], "kept = load()", path)}
+    yield from fresh("load SmolLM2 as a state dict", whole, by_gguf_py, 1 / 25)
 
 
 def on_a_busy_machine() -> Iterator[Row]:
     """Measures a real file beside as many busy processes as there are threads."""
     run = partial(seconds, OURS, "kept = glft_schema.load_file(path)", files.smollm2())
-    quiet = min(run() for _ in range(REPEATS))
+    quiet = in_turn({"": run}, REPEATS, call)[""]
     with busy_processes(count := torch.get_num_threads()):
-        times = best({"with the library": run, "without": partial(run, with_library=False)})
+        times = in_turn({"with the library": run, "without": partial(run, with_library=False)}, REPEATS, call)
     for how, found in times.items():
         yield Row(f"load SmolLM2 beside {count} busy processes, {how}", found, "alone, with the library", quiet, "s")
 
@@ -157,21 +146,13 @@ def as_stored(folder: Path) -> Iterator[Row]:
     for dtype in ("float32", "float16"):
         converted = {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
         save_safetensors(converted, folder / "m.safetensors")
-        runs = {
-            "theirs": partial(
-                seconds,
-                f"{TOUCHED}\nfrom safetensors.torch import load_file",
-                "touched(load_file(path))",
-                folder / "m.safetensors",
-            )
-        }
-        for name in ("m.glft", "m.gguf"):
-            save_file(converted, folder / name, schemes={"*": f"f{dtype[-2:]}"} if name == "m.gguf" else {})
-            runs[name] = partial(seconds, f"{TOUCHED}\n{OURS}", "touched(glft_schema.load_file(path))", folder / name)
-        times = best(runs)
-        for name in ("m.glft", "m.gguf"):
+        imports = f"{TOUCHED}\nfrom safetensors.torch import load_file"
+        theirs = {"safetensors.load_file": partial(seconds, imports, "touched(load_file(path))", folder / "m.safetensors")}
+        for name, schemes in (("m.glft", {}), ("m.gguf", {"*": f"f{dtype[-2:]}"})):
+            save_file(converted, folder / name, schemes=schemes)
+            ours = partial(seconds, f"{TOUCHED}\n{OURS}", "touched(glft_schema.load_file(path))", folder / name)
             what = f"load MiniLM from {name[2:].upper()}, {dtype}, a number of each page read"
-            yield Row(what, times[name], "safetensors.load_file", times["theirs"], "s", at_most=1.1)
+            yield from fresh(what, ours, theirs, 1.1)
 
 
 def rows() -> Iterator[Row]:

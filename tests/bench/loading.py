@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ import glft_schema
 from glft_schema import load_file, save_file
 from glft_schema.transformers import load
 from tests.bench import files
-from tests.bench.measure import Row, in_turn, once
+from tests.bench.measure import Row, in_turn, seconds_of
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -49,7 +50,7 @@ def bytes_of_a_row(folder: Path) -> Iterator[Row]:
             _ = file.tensors["w"][rows // 2]
             read = _bytes_read() - before
         what = f"one row of {path.stat().st_size / 1e9:.1f} GB of {scheme}, bytes read"
-        yield Row(what, read, "the row and two pages", stored + 2 * PAGE, "B", at_most=1.0)
+        yield Row(what, read, "the row and two pages", stored + 2 * PAGE, "B", 1.0)
         path.unlink()
 
 
@@ -60,9 +61,11 @@ def _bytes_read() -> int:
 
 def rows() -> Iterator[Row]:
     model = files.smollm2()
-    what, ours = "load SmolLM2 as a state dict, again", in_turn({"ours": lambda: load_file(model)}, 6)["ours"]
-    yield Row(what, ours, "transformers, gguf_file=", once(lambda: by_transformers(model)), "s", at_most=1 / 50)
-    what, ours = "load SmolLM2 and its tokenizer, packed", in_turn({"ours": lambda: load(model)}, 6)["ours"]
-    yield Row(what, ours, "transformers, gguf_file=", once(lambda: by_from_pretrained(model)), "s", at_most=1 / 20)
+    for what, ours, theirs, goal in (
+        ("load SmolLM2 as a state dict, again", load_file, by_transformers, 1 / 50),
+        ("load SmolLM2 and its tokenizer, packed", load, by_from_pretrained, 1 / 20),
+    ):
+        time = in_turn({"ours": partial(ours, model)})["ours"]
+        yield Row(what, time, "transformers, gguf_file=", seconds_of(partial(theirs, model)), "s", goal)
     with tempfile.TemporaryDirectory() as name:
         yield from bytes_of_a_row(Path(name))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+Runs = Mapping[str, Callable[[], object]]
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,7 @@ class Row:
         peer: the package or operation to compare with.
         theirs: the peer's time, amount or rate.
         unit: of both.
-        at_most: the goal for ours / theirs of a time or amount.
-        at_least: the goal for ours / theirs of a rate.
+        goal: for ours / theirs: the least of a rate, whose unit ends in "/s", or else the most.
     """
 
     what: str
@@ -31,8 +31,7 @@ class Row:
     peer: str
     theirs: float
     unit: str
-    at_most: float | None = None
-    at_least: float | None = None
+    goal: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -41,20 +40,14 @@ class Row:
     @property
     def met(self) -> bool | None:
         """Whether the goal is met; None without a goal."""
-        if self.at_most is not None:
-            return self.ratio <= self.at_most
-        return None if self.at_least is None else self.ratio >= self.at_least
-
-    @property
-    def goal(self) -> str:
-        if self.at_most is not None:
-            return f"<= {ratio(self.at_most)}"
-        return "" if self.at_least is None else f">= {ratio(self.at_least)}"
+        if self.goal is None:
+            return None
+        return self.ratio >= self.goal if self.unit.endswith("/s") else self.ratio <= self.goal
 
     def cells(self) -> list[str]:
-        met = {None: "", True: "yes", False: "NO"}[self.met]
         ours, theirs = quantity(self.ours, self.unit), quantity(self.theirs, self.unit)
-        return [self.what, ours, self.peer, theirs, ratio(self.ratio), self.goal, met]
+        goal = "" if self.goal is None else f"{'>=' if self.unit.endswith('/s') else '<='} {ratio(self.goal)}"
+        return [self.what, ours, self.peer, theirs, ratio(self.ratio), goal, {None: "", True: "yes", False: "NO"}[self.met]]
 
 
 HEADS = ["what", "ours", "against", "theirs", "ratio", "goal", "met"]
@@ -66,32 +59,48 @@ def ratio(number: float) -> str:
 
 
 def quantity(number: float, unit: str) -> str:
-    if unit == "s" and number < 1:
-        return f"{number * 1e3:.3g} ms"
-    return f"{number:.3g} {unit}"
+    return f"{number * 1e3:.3g} ms" if unit == "s" and number < 1 else f"{number:.3g} {unit}"
 
 
-def processor_time_of_children() -> float:
-    """Returns the processor time in seconds of all children that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def seconds_of(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
+    made = run()
+    taken = clock() - start
+    del made
+    return taken
 
 
-def in_turn(
-    runs: Mapping[str, Callable[[], object]], repeats: int = 5, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, float]:
+def in_turn(runs: Runs, repeats: int = 5, measure: Callable[[Callable[[], object]], float] = seconds_of) -> dict[str, float]:
     """Returns the best seconds of each in `repeats` alternating rounds after a warm-up."""
-    best = dict.fromkeys(runs, float("inf"))
     gc.collect()
-    for number in range(repeats + 1):
-        for name, run in runs.items():
-            start = clock()
-            made = run()
-            taken = clock() - start
-            del made
-            if number:
-                best[name] = min(best[name], taken)
-    return best
+    rounds = [{name: measure(run) for name, run in runs.items()} for _ in range(repeats + 1)]
+    return {name: min(times[name] for times in rounds[1:]) for name in runs}
+
+
+def compared(
+    what: str,
+    ours: Callable[[], object],
+    peers: Runs,
+    goals: Mapping[str, float] | float = {},
+    amount: float = 0,
+    repeats: int = 5,
+    measure: Callable[[Callable[[], object]], float] = seconds_of,
+) -> Iterator[Row]:
+    """Measures in turn with peers; yields a row for each.
+
+    Args:
+        what: the operation.
+        ours: does it.
+        peers: do it, too.
+        goals: of some peers, or of all.
+        amount: gigabytes that make rates of the times.
+        repeats: the number of rounds.
+        measure: returns the seconds of a run.
+    """
+    figures = {name: amount / time if amount else time for name, time in in_turn({"": ours, **peers}, repeats, measure).items()}
+    for peer in peers:
+        goal = goals.get(peer) if isinstance(goals, Mapping) else goals
+        yield Row(what, figures[""], peer, figures[peer], "GB/s" if amount else "s", goal)
 
 
 @contextmanager
@@ -106,17 +115,10 @@ def busy_processes(count: int) -> Iterator[None]:
             process.wait()
 
 
-def once(run: Callable[[], object]) -> float:
-    """Returns the seconds of one run, for slow operations."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
 def table(rows: Iterable[Row], markdown: bool = False) -> str:
     cells = [HEADS, *(row.cells() for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(HEADS))]
     if markdown:
         cells.insert(1, ["---"] * len(HEADS))
         return "\n".join("| " + " | ".join(line) + " |" for line in cells)
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in cells)

@@ -19,7 +19,7 @@ import glft_schema
 from glft_schema import convert, save_file
 from glft_schema.quantizer.recipes import recipe_named
 from tests.bench.files import CACHE, smollm2
-from tests.bench.measure import Row, in_turn
+from tests.bench.measure import Row, compared
 from tests.oracles import llama_quantize
 
 RECIPES = ("F16", "Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K", "IQ4_XS", "IQ3_S")
@@ -45,14 +45,11 @@ def rows() -> Iterator[Row]:
     def measured(model: str, source: str, ours: str, theirs: str, name: str) -> Row:
         job = json.dumps([{"source": source, "out": theirs, "ftype": recipe_named(name).code, "nthread": threads}])
         command = [sys.executable, "-c", GLFT, "quantize", source, ours, name]
-        runs = {
-            "ours": partial(subprocess.run, command, capture_output=True, check=True),
-            "C": partial(subprocess.run, oracle, input=job.encode(), capture_output=True, check=True),
-        }
-        times = in_turn(runs, 2)
+        run = partial(subprocess.run, capture_output=True, check=True)
+        by_c = {"llama_model_quantize": partial(run, oracle, input=job.encode())}
+        (row,) = compared(f"glft quantize {model} {name}, {threads} threads", partial(run, command), by_c, repeats=2)
         assert Path(ours).read_bytes() == Path(theirs).read_bytes(), name
-        what = f"glft quantize {model} {name}, {threads} threads"
-        return Row(what, times["ours"], "llama_model_quantize", times["C"], "s")
+        return row
 
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder, name)) for name in ("f32.gguf", "ours.gguf", "theirs.gguf")]

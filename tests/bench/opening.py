@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import gguf
 
 from glft_schema import Container
 from tests.bench import files
-from tests.bench.measure import Row, in_turn, once, processor_time_of_children
+from tests.bench.measure import Row, compared, in_turn, seconds_of
 from tests.oracles import llama_cpp
+
+SMALL, LARGER = "python -c 'import numpy, construct'", "python -c 'import numpy, construct, click'"
 
 
 def by_c(path: Path) -> None:
@@ -28,31 +31,44 @@ def by_c(path: Path) -> None:
     c.gguf_free(opened)
 
 
-def opened(what: str, path: Path, at_most_c: float | None, at_most_gguf_py: float) -> Iterator[Row]:
-    times = in_turn({"ours": lambda: Container.parse_file(path).close(), "C": lambda: by_c(path)}, 10)
-    yield Row(what, times["ours"], "llama.cpp's C", times["C"], "s", at_most=at_most_c)
-    yield Row(what, times["ours"], "gguf-py", once(lambda: gguf.GGUFReader(path)), "s", at_most=at_most_gguf_py)
+def by_us(path: Path) -> None:
+    Container.parse_file(path).close()
+
+
+def opened(what: str, path: Path, goal_c: float, goal_gguf_py: float) -> Iterator[Row]:
+    (row,) = compared(what, partial(by_us, path), {"llama.cpp's C": partial(by_c, path)}, goal_c, repeats=10)
+    yield row
+    yield Row(what, row.ours, "gguf-py", seconds_of(partial(gguf.GGUFReader, path)), "s", goal_gguf_py)
+
+
+def processor_time_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def started(*options: str) -> Callable[[], object]:
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # as for users
+    return partial(subprocess.run, [sys.executable, *options], stdout=subprocess.DEVNULL, env=compiled, check=True)
 
 
 def processes(folder: Path) -> Iterator[Row]:
-    small = files.many_tensors(folder, 1)
-    commands = {
-        "numpy, construct": ["-c", "import numpy, construct"],
-        "numpy, construct, click": ["-c", "import numpy, construct, click"],
-        "python -c 'import glft_schema'": ["-c", "import glft_schema"],
-        "glft --help": ["-m", "glft_schema", "--help"],
-        "glft inspect, a small file": ["-m", "glft_schema", "inspect", str(small)],
-        "glft inspect, SmolLM2": ["-m", "glft_schema", "inspect", str(files.smollm2())],
-        "glft inspect, 20,000 tensors": ["-m", "glft_schema", "inspect", str(files.many_tensors(folder, 20_000))],
-    }
-    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # as for users
-    run = partial(subprocess.run, stdout=subprocess.DEVNULL, env=compiled, check=True)
-    times = in_turn(
-        {name: partial(run, [sys.executable, *options]) for name, options in commands.items()}, 8, processor_time_of_children
+    measured = {"repeats": 8, "measure": partial(seconds_of, clock=processor_time_of_children)}
+    imports = {SMALL: started("-c", "import numpy, construct"), LARGER: started("-c", "import numpy, construct, click")}
+    run, glft = imports[LARGER], ("-m", "glft_schema")
+    yield from compared(
+        "python -c 'import glft_schema', processor time",
+        started("-c", "import glft_schema"),
+        {SMALL: imports[SMALL]},
+        1.4,
+        **measured,
     )
-    for name, goal in zip(list(commands)[2:], (1.4, 1.2, 1.2, None, None), strict=True):
-        imports = "numpy, construct" if "import" in name else "numpy, construct, click"
-        yield Row(f"{name}, processor time", times[name], f"python -c 'import {imports}'", times[imports], "s", at_most=goal)
+    for what, options, goal in (
+        ("glft --help", ["--help"], 1.2),
+        ("glft inspect, a small file", ["inspect", str(files.many_tensors(folder, 1))], 1.2),
+        ("glft inspect, SmolLM2", ["inspect", str(files.smollm2())], {}),
+        ("glft inspect, 20,000 tensors", ["inspect", str(files.many_tensors(folder, 20_000))], {}),
+    ):
+        yield from compared(f"{what}, processor time", started(*glft, *options), {LARGER: run}, goal, **measured)
 
 
 def rows() -> Iterator[Row]:
@@ -62,7 +78,7 @@ def rows() -> Iterator[Row]:
         yield from opened("open 150,000 strings", files.vocabulary(folder, 150_000, 0), 1.0, 1 / 300)
         yield from opened("open 780,000 strings", files.vocabulary(folder, 262_000, 518_000), 1.0, 1 / 300)
         yield from opened("open 20,000 tensors", files.many_tensors(folder, 20_000), 5.0, 1 / 10)
-        few, many = files.many_tensors(folder, 10_000), files.many_tensors(folder, 40_000)
-        times = in_turn({path.name: lambda path=path: Container.parse_file(path).close() for path in (few, many)}, 5)
-        yield Row("open 40,000 tensors", times[many.name], "4 x 10,000", 4 * times[few.name], "s", at_most=1.15)
+        many = {str(count): partial(by_us, files.many_tensors(folder, count)) for count in (10_000, 40_000)}
+        times = in_turn(many)
+        yield Row("open 40,000 tensors", times["40000"], "4 x 10,000", 4 * times["10000"], "s", 1.15)
         yield from processes(folder)

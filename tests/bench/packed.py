@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from glft_schema.nn import Linear
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from tests.bench.measure import Row, in_turn
+from tests.bench.measure import Row, compared
 
 TYPES = ("Q4_K", "Q6_K", "Q8_0", "Q4_0", "IQ4_XS")
 SIZE = 4096
@@ -44,21 +44,16 @@ def rows() -> Iterator[Row]:
         theirs = by_diffusers(layer.weight.data, name)
         for batch, goal in GOALS.items():
             x = torch.randn(batch, SIZE).to(torch.bfloat16)
-            runs: dict[str, Callable[[], object]] = {
-                "ours": partial(layer, x),
-                "bf16": partial(dense[torch.bfloat16], x),
-                "f32": partial(dense[torch.float32], x.float()),
+            what = f"forward of packed {name}, 4096 x 4096, batch {batch}, bfloat16"
+            peers = {
+                "dense bfloat16": partial(dense[torch.bfloat16], x),
+                "dense float32": partial(dense[torch.float32], x.float()),
             }
             if theirs is not None:
-                runs["theirs"] = partial(theirs, x)
+                peers["diffusers' GGUFLinear"] = partial(theirs, x)
             with torch.no_grad():
-                times = in_turn(runs, 5)
-            what = f"forward of packed {name}, 4096 x 4096, batch {batch}, bfloat16"
-            if theirs is not None:
-                yield Row(what, times["ours"], "diffusers' GGUFLinear", times["theirs"], "s", at_most=1 / goal)
-            yield Row(what, times["ours"], "dense bfloat16", times["bf16"], "s")
-            yield Row(what, times["ours"], "dense float32", times["f32"], "s")
-            if batch == 512:
-                ratios.append(times["ours"] / times["bf16"])
+                found = list(compared(what, partial(layer, x), peers, {"diffusers' GGUFLinear": 1 / goal}))
+            yield from found
+            ratios += [found[0].ratio] * (batch == 512)
     mean = sum(ratios) / len(ratios)
-    yield Row("forward of packed layers, batch 512, mean of the types", mean, "dense bfloat16", 1.0, "of its time", at_most=1.3)
+    yield Row("forward of packed layers, batch 512, mean of the types", mean, "dense bfloat16", 1.0, "of its time", 1.3)
