@@ -11,7 +11,6 @@ import struct
 from typing import Any
 
 from glft_schema import FormatError, LimitError, TruncatedError
-from glft_schema.limits import DEFAULTS
 from tests.catalogue.cases import NEVER, READS, Large, Read, Refused, Truncated, cut
 from tests.oracles.gguf_reference import ARRAY, F32, I8, NUMBERS, Q8_0, STRING, File, Info, nbytes
 
@@ -361,32 +360,19 @@ EMPTY = struct.pack("<IQ", U8, 0)
 # fmt: off
 LARGE = {
     "tensors one after another": Large(lambda n: infos(n, 32), 20_000),
-    "tensors on one range": Large(lambda n: infos(n, 0), 5_000),
     "tensors that overlap": Large(lambda n: infos(n, 32, (9,)), 5_000, FormatError, "expected no overlap, found bytes shared with tensor '0'"),
-    "tensors without numbers": Large(lambda n: infos(n, 0, (0,)), 5_000),
-    "one tensor too many": Large(lambda n: infos(n, 0, (0,)), DEFAULTS["objects"] + 1, LimitError, "tensor_infos: expected at most 200000 tensors"),
-    "one key too many": Large(lambda n: key_values(n, struct.pack("<IB", U8, 0)), DEFAULTS["objects"] + 1, LimitError, "metadata: expected at most 200000 tensors"),
     "tensors of 64 dims": Large(lambda n: infos(n, 0, (1,) * 64), 2_000),
     "tensors whose last is cut off": Large(lambda n: infos(n, 32, data=32 * n - 30), 5_000, TruncatedError, "4,999 of 5,000 tensors complete"),
     "key-values of a byte": Large(lambda n: key_values(n, struct.pack("<IB", U8, 0)), 5_000),
-    "key-values without text": Large(lambda n: key_values(n, struct.pack("<IQ", STRING, 0)), 5_000),
     "key-values of an empty array": Large(lambda n: key_values(n, struct.pack("<I", ARRAY) + EMPTY), 5_000),
     "empty arrays in an array": Large(lambda n: in_array(ARRAY, n, EMPTY * n), 5_000),
     "arrays of one array in an array": Large(lambda n: in_array(ARRAY, n, (struct.pack("<IQ", ARRAY, 1) * 14 + EMPTY) * n), 500),
-    "more arrays in an array than bytes": Large(lambda n: in_array(ARRAY, 1 << 60, EMPTY * n), 1 << 16, TruncatedError,
-        "at least 8 each), found 1152921504606846976"),
     "empty strings in an array": Large(lambda n: in_array(STRING, n, u64(0) * n), 1 << 19),
-    "long strings in an array": Large(lambda n: in_array(STRING, n, string(b"x" * 300) * n), 1 << 14),
     "bytes in an array": Large(lambda n: in_array(U8, n, bytes(n)), 1 << 22),
-    "doubles in an array, one too few": Large(lambda n: in_array(F64, n, bytes(8 * (n - 1)))[:-32], 1 << 19, TruncatedError, "at least 8 each), found"),
     "arrays nested deep": Large(nested_to, 100_000, LimitError, "expected at most 16 levels of arrays (a limit of glft_schema), found 17"),
-    "arrays nested 16 deep": Large(nested_to, 16),
     "a vocabulary": Large(vocabulary, 1 << 18),
     "a long key": Large(lambda n: head(0, 1, string(b"k" * n) + struct.pack("<IB", U8, 0)), 1 << 22),
     "a long text": Large(lambda n: head(0, 1, string(KEY) + struct.pack("<I", STRING) + string(b"x" * n)), 1 << 22),
     "a long name": Large(lambda n: head(1, 0, string(b"n" * n) + struct.pack("<IIQ", 0, F32, 0), bytes(32)), 1 << 22),
-    "a long name, cut off": Large(lambda n: head(1, 0, string(b"n" * n))[:n], 1 << 22, TruncatedError, "name: expected 4194304 bytes"),
-    "a long name of a tensor cut off": Large(lambda n: head(1, 0, string(b"n" * n) + struct.pack("<IIQ", 0, F32, 0), bytes(3)), 1 << 22,
-        TruncatedError, "0 of 1 tensor complete"),
 }
 # fmt: on
