@@ -7,7 +7,7 @@ raises an exception, or never returns.
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Sequence
 from typing import Any
 
 from glft_schema import FormatError, LimitError, TruncatedError
@@ -299,80 +299,45 @@ def sized(field: str, number: int, version: int) -> bytes:
     return changed(counted, counted.size(7), counted.size(number))
 
 
-# A count or length of a small file -> the path and class of the error if it is far too large.
+# A count or length of a small file -> the path of the error if it is far too large.
 COUNTS = {
-    "n_tensors": ("header -> n_tensors", TruncatedError),
-    "n_kv": ("header -> n_kv", TruncatedError),
-    "key": ("metadata -> 0 -> key", TruncatedError),
-    "string": ("metadata -> 0 -> value", TruncatedError),
-    "array": ("metadata -> 0 -> value -> n", TruncatedError),
-    "strings": ("metadata -> 0 -> value -> n", TruncatedError),
-    "string in strings": ("metadata -> 0 -> value -> elements", TruncatedError),
-    "arrays": ("metadata -> 0 -> value -> n", TruncatedError),
-    "name": ("tensor_infos -> 0 -> name", TruncatedError),
+    "n_tensors": "header -> n_tensors",
+    "n_kv": "header -> n_kv",
+    "key": "metadata -> 0 -> key",
+    "string": "metadata -> 0 -> value",
+    "array": "metadata -> 0 -> value -> n",
+    "strings": "metadata -> 0 -> value -> n",
+    "string in strings": "metadata -> 0 -> value -> elements",
+    "arrays": "metadata -> 0 -> value -> n",
+    "name": "tensor_infos -> 0 -> name",
 }
-
-
-def head(n_tensors: int, n_kv: int, rows: bytes, data: bytes = b"") -> bytes:
-    """Returns a file of encoded rows."""
-    made = struct.pack("<4sIQQ", b"GGUF", 3, n_tensors, n_kv) + rows
-    return made + bytes(-len(made) % 32) + data
-
-
-def string(text: bytes) -> bytes:
-    return u64(len(text)) + text
 
 
 def infos(count: int, step: int, dims: tuple[int, ...] = (1,), data: int = 0) -> bytes:
     """Returns a file of `count` F32 tensors, `step` bytes apart."""
-    shape = struct.pack(f"<I{len(dims)}QI", len(dims), *dims, F32)
-    rows = b"".join(string(b"%x" % i) + shape + u64(i * step) for i in range(count))
-    return head(count, 0, rows, bytes(data or count * step + 32))
+    return placed(data or count * step + 32, *(w(b"%x" % i, dims, offset=i * step) for i in range(count)))
 
 
-def in_array(code: int, count: int, elements: bytes) -> bytes:
-    return head(0, 1, string(KEY) + struct.pack("<IIQ", ARRAY, code, count) + elements)
+def array(code: int, values: Sequence[Any]) -> bytes:
+    return entries((KEY, ARRAY, (code, values)))
 
 
-def key_values(count: int, stored: bytes) -> bytes:
-    return head(0, count, b"".join(string(b"%x" % i) + stored for i in range(count)))
-
-
-def nested_to(depth: int) -> bytes:
-    """Returns a file of arrays nested `depth` deep, the innermost empty."""
-    return in_array(ARRAY, 1, struct.pack("<IQ", ARRAY, 1) * (depth - 2) + struct.pack("<IQ", U8, 0))
-
-
-def vocabulary(tokens: int) -> bytes:
-    """Returns a file with tokens, their scores, and twice as many merges."""
-    texts = b"".join(string(b"token %d" % i) for i in range(tokens))
-    merges = b"".join(string(b"to %d" % i) for i in range(2 * tokens))
-    arrays = (
-        (b"tokens", STRING, texts, tokens),
-        (b"merges", STRING, merges, 2 * tokens),
-        (b"scores", 6, bytes(4 * tokens), tokens),
-    )
-    stored = (string(b"t." + key) + struct.pack("<IIQ", ARRAY, code, n) + elements for key, code, elements, n in arrays)
-    return head(0, 3, b"".join(stored))
-
-
-EMPTY = struct.pack("<IQ", U8, 0)
 # fmt: off
 LARGE = {
     "tensors one after another": Large(lambda n: infos(n, 32), 20_000),
     "tensors that overlap": Large(lambda n: infos(n, 32, (9,)), 5_000, FormatError, "expected no overlap, found bytes shared with tensor '0'"),
     "tensors of 64 dims": Large(lambda n: infos(n, 0, (1,) * 64), 2_000),
     "tensors whose last is cut off": Large(lambda n: infos(n, 32, data=32 * n - 30), 5_000, TruncatedError, "4,999 of 5,000 tensors complete"),
-    "key-values of a byte": Large(lambda n: key_values(n, struct.pack("<IB", U8, 0)), 5_000),
-    "key-values of an empty array": Large(lambda n: key_values(n, struct.pack("<I", ARRAY) + EMPTY), 5_000),
-    "empty arrays in an array": Large(lambda n: in_array(ARRAY, n, EMPTY * n), 5_000),
-    "arrays of one array in an array": Large(lambda n: in_array(ARRAY, n, (struct.pack("<IQ", ARRAY, 1) * 14 + EMPTY) * n), 500),
-    "empty strings in an array": Large(lambda n: in_array(STRING, n, u64(0) * n), 1 << 19),
-    "bytes in an array": Large(lambda n: in_array(U8, n, bytes(n)), 1 << 22),
-    "arrays nested deep": Large(nested_to, 100_000, LimitError, "expected at most 16 levels of arrays (a limit of glft_schema), found 17"),
-    "a vocabulary": Large(vocabulary, 1 << 18),
-    "a long key": Large(lambda n: head(0, 1, string(b"k" * n) + struct.pack("<IB", U8, 0)), 1 << 22),
-    "a long text": Large(lambda n: head(0, 1, string(KEY) + struct.pack("<I", STRING) + string(b"x" * n)), 1 << 22),
-    "a long name": Large(lambda n: head(1, 0, string(b"n" * n) + struct.pack("<IIQ", 0, F32, 0), bytes(32)), 1 << 22),
+    "key-values of a byte": Large(lambda n: entries(*((b"%x" % i, U8, 0) for i in range(n))), 5_000),
+    "key-values of an empty array": Large(lambda n: entries(*((b"%x" % i, ARRAY, (U8, [])) for i in range(n))), 5_000),
+    "empty arrays in an array": Large(lambda n: array(ARRAY, [(U8, [])] * n), 5_000),
+    "arrays of one array in an array": Large(lambda n: array(ARRAY, [nested(15)] * n), 500),
+    "empty strings in an array": Large(lambda n: array(STRING, [b""] * n), 1 << 19),
+    "bytes in an array": Large(lambda n: array(U8, bytes(n)), 1 << 20),
+    "arrays nested deep": Large(lambda _: array(*nested(100)), 1, LimitError, "expected at most 16 levels of arrays (a limit of glft_schema), found 17"),
+    "tokens": Large(lambda n: array(STRING, [b"token %d" % i for i in range(n)]), 1 << 19),
+    "a long key": Large(lambda n: entries((b"k" * n, U8, 0)), 1 << 22),
+    "a long text": Large(lambda n: entries((KEY, STRING, b"x" * n)), 1 << 22),
+    "a long name": Large(lambda n: tensors(w(b"n" * n)), 1 << 22),
 }
 # fmt: on

@@ -13,19 +13,16 @@ from tests.foreign.readings import Reading, exact, same_bits
 
 HIDDEN, INNER, VOCABULARY = 64, 96, 40
 LAYER = {
-    "attn_q.weight": ("self_attn.q_proj.weight", (HIDDEN, HIDDEN)),
-    "attn_q.bias": ("self_attn.q_proj.bias", (HIDDEN,)),
-    "attn_k.weight": ("self_attn.k_proj.weight", (HIDDEN // 2, HIDDEN)),
-    "attn_k.bias": ("self_attn.k_proj.bias", (HIDDEN // 2,)),
-    "attn_v.weight": ("self_attn.v_proj.weight", (HIDDEN // 2, HIDDEN)),
-    "attn_v.bias": ("self_attn.v_proj.bias", (HIDDEN // 2,)),
+    "attn_norm.weight": ("input_layernorm.weight", (HIDDEN,)),
     "attn_output.weight": ("self_attn.o_proj.weight", (HIDDEN, HIDDEN)),
+    "ffn_norm.weight": ("post_attention_layernorm.weight", (HIDDEN,)),
     "ffn_gate.weight": ("mlp.gate_proj.weight", (INNER, HIDDEN)),
     "ffn_up.weight": ("mlp.up_proj.weight", (INNER, HIDDEN)),
     "ffn_down.weight": ("mlp.down_proj.weight", (HIDDEN, INNER)),
-    "attn_norm.weight": ("input_layernorm.weight", (HIDDEN,)),
-    "ffn_norm.weight": ("post_attention_layernorm.weight", (HIDDEN,)),
 }
+for letter, size in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2)):
+    LAYER[f"attn_{letter}.weight"] = f"self_attn.{letter}_proj.weight", (size, HIDDEN)
+    LAYER[f"attn_{letter}.bias"] = f"self_attn.{letter}_proj.bias", (size,)
 NAMES = {
     "token_embd.weight": ("model.embed_tokens.weight", (VOCABULARY, HIDDEN)),
     "output_norm.weight": ("model.norm.weight", (HIDDEN,)),
