@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -39,6 +40,21 @@ def check_promises(stored: bytes) -> None:
             problem = problem_of_slices(file, Random(sum(stored))) or problem_of_metadata(file)
         if problem:
             raise PropertyError("accessed", problem)
+
+
+@contextmanager
+def reported(*documented: type[Exception]) -> Iterator[None]:
+    """Lets documented errors pass, and checks that each has one short line.
+
+    Raises:
+        PropertyError: for another error or message.
+    """
+    try:
+        with escaping(*documented):
+            yield
+    except documented as error:
+        if not str(error).isprintable() or len(str(error)) > 2000:
+            raise PropertyError("reported", f"expected one short line, found {str(error)!r:.3000}") from error
 
 
 def problem_of_slices(file: File, random: Random) -> str | None:

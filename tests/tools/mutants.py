@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import operator
 import os
 import random
 import resource
@@ -22,10 +23,10 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import cache_from_source
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "glft_schema"
@@ -36,17 +37,18 @@ MEMORY = 8 << 30  # bytes of data of a process
 SECONDS, FACTOR = 120, 10  # the time limit of a run is SECONDS, and FACTOR times what it takes without a change
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return, ast.Raise, ast.Delete, ast.Break, ast.Continue)
-PAIRS = "Lt LtE, Gt GtE, Eq NotEq, And Or, Is IsNot, In NotIn, Add Sub, BitAnd BitOr, LShift RShift"
-SWAPS = {
-    getattr(ast, one): getattr(ast, other) for pair in PAIRS.split(", ") for one, other in (pair.split(), pair.split()[::-1])
-}
-SWAPS |= {
-    ast.Mult: ast.Add,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult,
-    ast.BitXor: ast.BitOr,
+PAIRS = """
+Lt LtE, LtE Lt, Gt GtE, GtE Gt, Eq NotEq, NotEq Eq, Is IsNot, IsNot Is, In NotIn, NotIn In, And Or, Or And,
+Add Sub, Sub Add, Mult Add, Div Mult, FloorDiv Mult, Mod Mult, Pow Mult, BitXor BitOr, BitAnd BitOr, BitOr BitAnd,
+LShift RShift, RShift LShift
+"""
+SWAPS = {getattr(ast, old): getattr(ast, new) for old, new in map(str.split, PAIRS.split(","))}
+OTHERS: dict[type, Callable[[Any], object]] = {
+    bool: operator.not_,
+    int: lambda value: value + 1,
+    float: lambda value: value + 1,
+    str: lambda value: f"X{value}",
+    bytes: lambda value: b"X" + value,
 }
 
 
@@ -73,14 +75,8 @@ def changes(node: ast.AST, in_function: bool) -> Iterator[tuple[str, ast.expr | 
             yield "operator", node, ast.BoolOp(SWAPS[type(op)](), values)
         case ast.BinOp(left, op, right) if type(op) in SWAPS and not (is_text(left) or is_text(right)):  # "name" / Field
             yield "operator", node, ast.BinOp(left, SWAPS[type(op)](), right)
-        case ast.Constant(bool(value)):
-            yield "constant", node, ast.Constant(not value)
-        case ast.Constant(int(value) | float(value)):
-            yield "constant", node, ast.Constant(value + 1)
-        case ast.Constant(str(value)):
-            yield "constant", node, ast.Constant(f"X{value}")
-        case ast.Constant(bytes(value)):
-            yield "constant", node, ast.Constant(b"X" + value)
+        case ast.Constant(value) if type(value) in OTHERS:
+            yield "constant", node, ast.Constant(OTHERS[type(value)](value))
     if isinstance(node, SIMPLE) and in_function:
         yield "deletion", node, ast.Pass()
     tests = [getattr(node, "test", None), getattr(node, "guard", None), *getattr(node, "ifs", ())]
@@ -205,7 +201,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--work", type=Path, required=True, help="a folder outside the checkout")
     parser.add_argument("--everywhere", action="store_true", help="run the survivors against all tests")
-    parser.add_argument("--only", nargs="+", type=int, metavar="ID", help="mutants of the sample to run")
     options = parser.parse_args()
     work: Path = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -218,7 +213,7 @@ def main() -> None:
         tests = ["tests"] if options.everywhere else tests_of(tree, mutant.file)
         result = results.setdefault(str(number), {"killed by": ""})
         name = " ".join(tests)
-        if result["killed by"] or name in result or (options.only and number not in options.only):
+        if result["killed by"] or name in result:
             continue
         if name not in seconds:
             failure, seconds[name] = run(tree, tests, work / "unchanged.log")
