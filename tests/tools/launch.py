@@ -44,9 +44,9 @@ def run(
     ranks: int,
     arguments: Sequence[object],
     *,
-    of_rank: Mapping[int, Sequence[object]] | None = None,
-    environment: Mapping[int, Mapping[str, str]] | None = None,
-    most_bytes: Mapping[int, int] | None = None,
+    of_rank: Mapping[int, Sequence[object]] = {},
+    environment: Mapping[int, Mapping[str, str]] = {},
+    most_bytes: Mapping[int, int] = {},
     module: str = "glft_schema.distributed",
     folder: Path | None = None,
 ) -> list[Ended]:
@@ -66,21 +66,18 @@ def run(
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
     processes = []
     for rank in range(ranks):
-        own = [] if module == "-c" else ["--timeout", TIMEOUT]
-        own += (of_rank or {}).get(rank, arguments)
-        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        variables |= {"OMP_NUM_THREADS": "1", **(environment or {}).get(rank, {})}
-        most = (most_bytes or {}).get(rank)
-        processes.append(Forked(module, *own, environment=variables, most_bytes=most, folder=folder))
+        own = [*([] if module == "-c" else ["--timeout", TIMEOUT]), *of_rank.get(rank, arguments)]
+        variables = {**group, "RANK": str(rank), "OMP_NUM_THREADS": "1", **environment.get(rank, {})}
+        processes.append(Forked(module, *own, environment=variables, most_bytes=most_bytes.get(rank), folder=folder))
     try:
-        found = [(process, *process.communicate(timeout=LONGEST)) for process in processes]
+        outputs = [process.communicate(LONGEST) for process in processes]
+        return [Ended(process.returncode or 0, *output) for process, output in zip(processes, outputs, strict=True)]
     finally:
         for process in processes:
             process.kill()
-    return [Ended(process.returncode or 0, out, error) for process, out, error in found]
 
 
 def left_in(folder: Path) -> set[str]:
