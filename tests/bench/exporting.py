@@ -53,8 +53,11 @@ def rows() -> Iterator[Row]:
         command = [sys.executable, "-c", EXPORT, str(source), str(out), str(torch.get_num_threads())]
         runs = [json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(3)]
         seconds, memory = min(run[0] for run in runs), max(run[1] for run in runs)
-        read = [lambda: shutil.copyfile(out, copy), lambda: [float(t.sum()) for t in load_safetensors(source).values()]]
-        theirs = sum(in_turn(dict(zip("ab", read, strict=True)), 3).values())
+        parts = {
+            "copy": lambda: shutil.copyfile(out, copy),
+            "read": lambda: [float(tensor.sum()) for tensor in load_safetensors(source).values()],
+        }
+        theirs = sum(in_turn(parts, 3).values())
         yield Row("export 2 GiB to q4", seconds, "copying the result, torch reading the source", theirs, "s", 3.0)
         allowed = 2 * weights.nbytes + 300e6
         yield Row("its memory", memory / 1e6, "two of the largest tensor and 300 MB", allowed / 1e6, "MB", 1.0)

@@ -38,26 +38,16 @@ def packages(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def python_client() -> Iterator[Callable[[str], Client]]:
-    """Returns a function from a reader's name, such as ``diffusers_default``, to its client."""
+def read(request: pytest.FixtureRequest) -> Iterator[Callable[[str, Path], Reading]]:
+    """Returns a function that reads a file with a client, such as ``diffusers_default``."""
     started: dict[str, Client] = {}
-
-    def get(name: str) -> Client:
-        require(name.partition("_")[0])
-        return started.setdefault(name, Client(name))
-
-    yield get
-    for client in started.values():
-        client.close()
-
-
-@pytest.fixture(scope="session")
-def read(request: pytest.FixtureRequest) -> Callable[[str, Path], Reading]:
-    """Returns a function that reads a file with a client."""
 
     def reading(name: str, path: Path) -> Reading:
         if name in (HUGGINGFACE, NODE_LLAMA_CPP):
             return npm.readings(request.getfixturevalue("packages"), name, [path])[0]
-        return request.getfixturevalue("python_client")(name)(path)
+        require(name.partition("_")[0])
+        return started.setdefault(name, Client(name))(path)
 
-    return reading
+    yield reading
+    for client in started.values():
+        client.close()
