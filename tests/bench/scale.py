@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import plan_conversion
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan, Writing, plan_file
-from tests.bench.measure import Row
+from tests.bench.measure import Row, in_turn, seconds_of
 from tests.tools import launch
 
 WORKERS = (1, 8, 64, 512)
@@ -53,13 +52,13 @@ class Rates(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """A run on a number of workers.
+    """A run on a number of workers, by its slowest worker.
 
     Attributes:
-        seconds: of the slowest worker, and of the whole run.
+        seconds: of the run.
         equal: seconds if all had equal work and no row were encoded twice.
-        requests: reads of the slowest worker.
-        read, written: bytes of the slowest worker.
+        requests: reads.
+        read, written: bytes.
         memory: bytes of the largest rows that a worker holds: stored, as float32, and encoded.
     """
 
@@ -85,64 +84,42 @@ def large_model() -> FilePlan:
 
 
 def simulated(layout: Layout, workers: int, rates: Rates) -> Simulated:
-    """Returns what each worker does by the plan, and what that takes."""
-    of_workers = [_work(tasks) for tasks in tasks_of(layout, workers)]
-    reading = max(ALL_READ / workers, 1.0) if workers * WORKERS_READ > ALL_READ else WORKERS_READ
+    """Returns what the slowest worker does by the plan, and what that takes."""
+    reading = min(ALL_READ / workers, WORKERS_READ)
 
     def seconds(weights: int, read: int, written: int) -> float:
-        return weights * rates.weight + read / reading + written * rates.byte
+        return rates.start + weights * rates.weight + read / reading + written * rates.byte
 
-    slowest = max(of_workers, key=lambda work: seconds(work.weights, work.read, work.written))
     weights = sum(span.content.stored.numel for span in spans_of(layout) if isinstance(span.content, PlannedPayload))
-    return Simulated(
-        rates.start + seconds(slowest.weights, slowest.read, slowest.written),
-        rates.start + seconds(weights, 2 * weights, layout.nbytes) / workers,
-        slowest.requests,
-        slowest.read,
-        slowest.written,
-        max(work.memory for work in of_workers),
-    )
+    equal = seconds(weights // workers, 2 * weights // workers, layout.nbytes // workers)
+    found = [_worker(tasks, seconds) for tasks in tasks_of(layout, workers)]
+    return max(found)._replace(equal=equal, memory=max(worker.memory for worker in found))
 
 
-class _Work(NamedTuple):
-    weights: int
-    read: int
-    written: int
-    requests: int
-    memory: int
-
-
-def _work(tasks: Iterable[Task]) -> _Work:
-    """Returns the work of a worker: numbers of weights, bytes and reads."""
-    weights = read = requests = memory = 0
-    parts = {}
+def _worker(tasks: Iterable[Task], seconds: Callable[[int, int, int], float]) -> Simulated:
+    weights, parts, rows_read = 0, dict[int, int](), list[int]()
     for span, first, last, rows in tasks:
         parts[first] = last - first
         if isinstance(span.content, PlannedPayload) and rows is not None:
-            count = (rows.stop - rows.start) * matrix(span.content.stored.shape)[1]
-            weights, read, requests = weights + count * (not span.content.is_unchanged), read + 2 * count, requests + 1
-            memory = max(memory, count * (2 + 4 + 1))
-    return _Work(weights, read, sum(parts.values()), requests, memory)
+            rows_read.append((rows.stop - rows.start) * matrix(span.content.stored.shape)[1])
+            weights += rows_read[-1] * (not span.content.is_unchanged)
+    read, written = 2 * sum(rows_read), sum(parts.values())
+    memory = max(rows_read, default=0) * (2 + 4 + 1)
+    return Simulated(seconds(weights, read, written), 0.0, len(rows_read), read, written, memory)
 
 
 def measured_rates(folder: Path) -> Rates:
     """Measures one core of this machine."""
-    type_, weights = GGML_TYPES["Q4_K"], torch.randn(2048, 2048)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        type_.encode(weights, "w")
-        times.append(time.perf_counter() - start)
+    weights = torch.randn(2048, 2048)
+    encoding = in_turn({"": lambda: GGML_TYPES["Q4_K"].encode(weights, "w")}, 3)[""]
     small = folder / "small.safetensors"
     glft.save_file({"w": torch.zeros(4, 256)}, small)
-    return Rates(min(times) / weights.numel(), 1.0e-9, run(small, folder / "small.gguf", 1))
+    return Rates(encoding / weights.numel(), 1.0e-9, run(small, folder / "small.gguf", 1))
 
 
 def run(source: Path, out: Path, processes: int) -> float:
     """Returns the seconds of a real run, imports included."""
-    start = time.perf_counter()
-    assert not any(each.code for each in launch.run(processes, ("convert", source, out, "--scheme", f"*={TYPE}")))
-    return time.perf_counter() - start
+    return seconds_of(lambda: launch.run(processes, ("convert", source, out, "--scheme", f"*={TYPE}")))
 
 
 def rows() -> Iterator[Row]:

@@ -54,19 +54,18 @@ def mlx_gguf(folder: Path) -> Written:
     import mlx.core as mx
 
     arrays = mlx_tensors("float32 float16 int8 int16 int32")
-    metadata: dict[str, Any] = {
-        "general.architecture": "toy",
-        "t.text": "tü 漢",
-        "t.texts": ["a", "", "🙂"],
-        "t.flag": mx.array(True),
+    entries: dict[str, tuple[Any, str]] = {
+        "general.architecture": ("toy", "string"),
+        "t.text": ("tü 漢", "string"),
+        "t.texts": (["a", "", "🙂"], "array[string]"),
+        "t.flag": (mx.array(True), "bool"),
+        "t.flags": (mx.array([True, False]), "array[bool]"),
+        "t.max": (mx.array(np.array(2**64 - 1, np.uint64)), "uint64"),
     }
-    types = {"general.architecture": "string", "t.text": "string", "t.texts": "array[string]", "t.flag": "bool"}
     for name in NUMBERS.split():
-        dtype = getattr(mx, name)
-        metadata |= {f"t.{name}": mx.array(100, dtype), f"t.{name}s": mx.array([1, 2, 127], dtype)}
-        types |= {f"t.{name}": name, f"t.{name}s": f"array[{name}]"}
-    metadata |= {"t.flags": mx.array([True, False]), "t.max": mx.array(np.array(2**64 - 1, np.uint64))}
-    types |= {"t.flags": "array[bool]", "t.max": "uint64"}
+        entries[f"t.{name}"] = mx.array(100, getattr(mx, name)), name
+        entries[f"t.{name}s"] = mx.array([1, 2, 127], getattr(mx, name)), f"array[{name}]"
+    metadata, types = ({key: entry[part] for key, entry in entries.items()} for part in (0, 1))
     mx.save_gguf(str(folder / "made.gguf"), arrays, metadata)
     plain = {key: value.tolist() if isinstance(value, mx.array) else value for key, value in metadata.items()}
     return Written("made.gguf", of_mlx(arrays), {key: exact(value) for key, value in plain.items()}, types)
