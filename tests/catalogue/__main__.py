@@ -2,7 +2,7 @@
 
     python -m tests.catalogue [READER [SCALE]]
 
-READER is ``glft_schema`` or ``gguf``; the latter gets only GGUF files. SCALE multiplies the size of
+READER is ``glft_schema`` or ``gguf_py``; the latter gets only GGUF files. SCALE multiplies the size of
 the large files.
 """
 
@@ -59,7 +59,7 @@ def results(reader: str = "glft_schema", scale: float = 1) -> Iterator[tuple[Ent
     with tempfile.TemporaryDirectory() as folder:
         made = {}
         for entry in entries(scale):
-            if reader != "gguf" or entry.name.startswith("GGUF"):
+            if reader != "gguf_py" or entry.name.startswith("GGUF"):
                 path = Path(folder, str(len(made)))
                 path.write_bytes(entry.stored)
                 made[path] = entry._replace(stored=b"")

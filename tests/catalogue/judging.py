@@ -76,7 +76,7 @@ def greedy(path: str) -> None:
     bytearray(MEMORY + TIMES * os.path.getsize(path) + (1 << 20))  # Python may free as much before
 
 
-READERS = {"glft_schema": ours, "gguf": gguf_py, "endless": endless, "greedy": greedy}
+READERS = {"glft_schema": ours, "gguf_py": gguf_py, "endless": endless, "greedy": greedy}
 
 
 def memory(figure: str) -> int:
@@ -116,5 +116,5 @@ def in_a_fork(path: str) -> tuple[object, ...]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    import_module(sys.argv[1] if sys.argv[1] == "gguf" else "glft_schema")
+    import_module("gguf" if sys.argv[1] == "gguf_py" else "glft_schema")
     serve(in_a_fork)
