@@ -2,8 +2,8 @@
 
     python -m tests.catalogue [READER [SCALE]]
 
-READER is ``glft_schema`` or ``gguf_py``; the latter gets only GGUF files. SCALE multiplies the size of
-the large files.
+READER is ``glft_schema`` or ``gguf_py``; the latter gets only GGUF files. SCALE multiplies the size
+of the large files.
 """
 
 from __future__ import annotations
