@@ -1,4 +1,4 @@
-"""The subcommands: which modules they import, and how values of the command line are converted."""
+"""The subcommands: what they import, how their arguments are converted, and their help."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from click.testing import CliRunner
 from glft_schema.cli import app
 from glft_schema.cli.commands import COMMANDS, JOBS, Glft
 from glft_schema.cli.options import argument, command, flag, option
-from tests.golden import golden
 from tests.tools.command_line import in_this_process
 
 # What `glft inspect` of a weights file needs none of; an import of a module that is None fails.
@@ -27,57 +26,70 @@ UNUSED = (
 )
 
 
-def test_inspect_imports_only_what_it_needs(tmp_path: Path) -> None:
-    path = tmp_path / "four.gguf-lite"
-    path.write_bytes(golden("four_types"))
+def test_inspect_imports_only_what_it_needs(four_types: Path) -> None:
     code = f"import sys; sys.modules |= dict.fromkeys({UNUSED!r}); from glft_schema.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "inspect", path], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, "inspect", four_types], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == in_this_process("inspect", path).stdout
+    assert done.stdout == in_this_process("inspect", four_types).stdout
 
 
-def test_help_is_also_a_command() -> None:
-    assert in_this_process("help").stdout == in_this_process("--help").stdout
-    assert in_this_process("help", "inspect").stdout == in_this_process("inspect", "--help").stdout
+def test_help_imports_no_command() -> None:
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from glft_schema.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
+    modules = done.stdout.splitlines()[-1].split()
+    assert "glft_schema.cli" in modules
+    assert not {"torch", "rich", "glft_schema.cli.inspect", "glft_schema.cli.verify"}.intersection(modules)
 
 
-@pytest.mark.parametrize(("given", "suggestion"), [("inspec", " Did you mean 'inspect'?"), ("nothing-like-it", "")])
-def test_an_unknown_command_is_named(given: str, suggestion: str) -> None:
-    done = in_this_process(given)
-    assert given not in COMMANDS
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("inspec", "Error: No such command 'inspec'. Did you mean 'inspect'?"),
+        ("nothing-like-it", "Error: No such command 'nothing-like-it'."),
+        ("quantize in.gguf q4_k_m", "Error: Missing argument 'OUT'."),
+        ("quantize in.gguf out.gguf", "Error: Missing argument 'TYPE'."),
+        ("edit in.gguf out.gguf", "unexpected extra argument (out.gguf); the output is an option: -o OUT"),
+        ("merge 1.gguf 2.gguf out.gguf", "unexpected extra argument (out.gguf); give only the first file of the set"),
+        ("get-tensor in.gguf x -o out", "; the output is an argument: OUT.npy"),
+        ("convert in.gguf x -o out", "; the output is an argument: OUT"),
+        *(
+            (f"convert in.gguf out.gguf {type_}", "; types are chosen by --scheme TYPE, or by glft quantize IN OUT TYPE")
+            for type_ in ("Q8_0", "--type q8_0", "--outtype q8_0")
+        ),
+        ("explain in.gguf --color nver", "; did you mean 'never'?"),
+        ("schema gguf --as kaitia", "; did you mean 'kaitai'?"),
+    ],
+)
+def test_usage_errors_say_what_to_do(line: str, error: str) -> None:
+    done = in_this_process(*line.split())
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f"Error: No such command '{given}'.{suggestion}\n")
+    assert done.stderr.endswith(f"{error}\n")
 
 
-def test_a_path_that_cannot_be_read_is_refused_click(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "secret"
-    path.touch()
+def test_an_unknown_option_is_no_output() -> None:
+    assert "argument:" not in in_this_process("convert", "in.gguf", "-q", "out").stderr
+
+
+def test_a_path_that_cannot_be_read_is_refused_by_the_command(four_types: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read all files
-    done = in_this_process("inspect", path)
+    done = in_this_process("inspect", four_types)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Error: Invalid value for 'FILE'" in done.stderr
-    assert "is not readable." in done.stderr
-    assert in_this_process("inspect", tmp_path / "absent").stderr == f"glft: {tmp_path / 'absent'}: No such file or directory\n"
+    assert re.search(r"Error: Invalid value for 'FILE'.* is not readable\.\n$", done.stderr)
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["a"], [Path("a"), (), "default", (), None, 0.25, False, None]),
-        (["a", "b", "c"], [Path("a"), (Path("b"), Path("c")), "default", (), None, 0.25, False, None]),
+        ("a", [Path("a"), (), "default", (), None, 0.25, False, None]),
         (
-            ["a", "--text", "x", "--texts", "1", "-t", "2", "--number", "3", "--share", "0.5", "--flag", "--path", "p"],
-            [Path("a"), (), "x", ("1", "2"), 3, 0.5, True, Path("p")],
+            "a b c --text '' --texts 1 -t 2 --number 3 --share 0.5 --flag --path p",
+            [Path("a"), (Path("b"), Path("c")), "", ("1", "2"), 3, 0.5, True, Path("p")],
         ),
-        (["--text", "", "a"], [Path("a"), (), "", (), None, 0.25, False, None]),
-        ([], "Missing argument 'FIRST'."),
-        (["a", "--number", "x"], "Invalid value for '--number': 'x' is not a valid integer"),
-        (["a", "--number", "0"], "Invalid value for '--number': 0 is not in the range x>=1."),
-        (["a", "--text"], "Option '--text' requires an argument."),
+        ("", "Missing argument 'FIRST'."),
+        ("a --number 0", "Invalid value for '--number': 0 is not in the range x>=1."),
     ],
-    ids=str,
 )
-def test_signatures_declare_arguments_and_options(arguments: list[str], expected: object) -> None:
+def test_signatures_declare_arguments_and_options(arguments: str, expected: object) -> None:
     def declared(
         first: Annotated[Path, argument("FIRST", "A file.")],
         others: Annotated[tuple[Path, ...], argument("OTHER", "Files.")] = (),
@@ -91,12 +103,9 @@ def test_signatures_declare_arguments_and_options(arguments: list[str], expected
         found.append([first, others, text, texts, number, share, flag, path])
 
     found: list[object] = []
-    done = CliRunner().invoke(command(declared), arguments)
-    if isinstance(expected, list):
-        assert (done.exit_code, found) == (0, [expected])
-    else:
-        assert (done.exit_code, found) == (2, [])
-        assert f"Error: {expected}" in done.output
+    done = CliRunner().invoke(command(declared), shlex.split(arguments))
+    assert found == ([expected] if done.exit_code == 0 else [])
+    assert found or done.output.endswith(f"Error: {expected}\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -112,21 +121,21 @@ def test_help_ends_in_two_examples_that_can_be_parsed(name: str) -> None:
                 words = words[: words.index(">")] if ">" in words else words
                 assert words[0] == "glft"
                 one.make_context(one.name, words[2 + isinstance(made, click.Group) :])
-    assert f"{made.help}\n".startswith(f"{COMMANDS[name]}\n")
 
 
-def test_help_has_two_names_and_lists_commands_by_job() -> None:
-    texts = {in_this_process(*arguments).stdout for arguments in (["--help"], ["-h"])}
-    assert len(texts) == 1
-    assert [*re.findall(r"^([A-Z].*):$", texts.pop(), re.MULTILINE)] == ["Options", *JOBS]
-    done = in_this_process("split", "-h")
-    assert done.stdout == in_this_process("split", "--help").stdout
-    assert "\n\n  Examples:\n    glft split model.gguf parts/model --max-tensors 100\n    glft split " in done.stdout
+def test_help_has_three_names_and_lists_commands_by_job() -> None:
+    (text,) = {in_this_process(name).stdout for name in ("--help", "-h", "help")}
+    assert [*re.findall(r"^([A-Z].*):$", text, re.MULTILINE)] == ["Options", *JOBS]
+    (text,) = {in_this_process(*line.split()).stdout for line in ("split --help", "split -h", "help split")}
+    assert "\n\n  Examples:\n    glft split model.gguf parts/model --max-tensors 100\n    glft split " in text
 
 
-def test_help_imports_no_command() -> None:
-    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from glft_schema.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
-    modules = done.stdout.splitlines()[-1].split()
-    assert "glft_schema.cli" in modules
-    assert not {"torch", "rich", "glft_schema.cli.inspect", "glft_schema.cli.verify"}.intersection(modules)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_terminal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain text in 80 columns; the list of commands has each one's first sentence uncut."""
+    monkeypatch.setenv("COLUMNS", "80")
+    listed, shown = in_this_process("--help").stdout, in_this_process(name, "--help").stdout
+    summary = shown.split("\n\n")[1].strip()
+    assert summary == COMMANDS[name]
+    assert f"  {name:<10}  {summary}\n" in listed
+    assert all(len(line) <= 80 and line.isascii() for line in shown.splitlines())

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +15,18 @@ import pytest
 
 import glft_schema as glft
 import glft_schema.numpy
+from tests.tools.command_line import in_this_process
 
 BLOCKED = "import sys; sys.modules['torch'] = None\n"
 COMMAND = f"{BLOCKED}from glft_schema.cli import main; main()"
 METADATA = {"general.architecture": "toy", "toy.block_count": 1, "tokenizer.ggml.tokens": ["a", "b"]}
-NEEDS_TORCH = "glft: this needs torch, which is not installed: pip install 'glft_schema[torch]'\n"
+NEEDS_TORCH = "this needs torch, which is not installed: pip install 'glft_schema[torch]'\n"
 
 
-def run(*arguments: object, code: int = 0, program: str = COMMAND) -> str:
-    """Returns what a command prints, or its errors if it fails."""
+def run(*arguments: object, program: str = COMMAND) -> tuple[int, str, str]:
+    """Returns the exit code, output and errors of a program, by default the command."""
     done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stderr if code > 1 else done.stdout
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -40,60 +40,59 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     glft.numpy.save_file(halves, folder / "model.safetensors")
     glft.numpy.save_file({name: half.astype(np.float32) for name, half in halves.items()}, folder / "model.gguf", METADATA)
     glft.convert(folder / "model.gguf", folder / "q4_0.gguf", schemes={"*.weight": "q4_0"})
+    glft.split(folder / "model.gguf", folder / "set", max_tensors=2)
     (folder / "text").write_text("A text. " * 100)
+    if find_spec("torch"):
+        import torch
+
+        torch.save({"w": torch.ones(2)}, folder / "model.pt")
     return folder
 
 
 @pytest.mark.parametrize(
-    ("arguments", "printed"),
+    "line",
     [
-        ("inspect model.gguf", "blk.0.attn_q.weight"),
-        ("inspect model.safetensors --json", '"type": "F16"'),
-        ("explain q4_0.gguf --tensor blk.0.attn_q.weight", "f16[1] ="),
-        ("verify model.gguf --values", "none with NaN"),
-        ("verify q4_0.gguf --values --json", '"values"'),
-        ("compare model.gguf model.safetensors", "blk.0"),
-        ("hash model.gguf", "model.gguf"),
-        ("schema gguf", "Header"),
-        ("schema gguf --as kaitai", '"seq":'),
-        ("schema glft --as c", "#include"),
-        ("schema q4_k", "scales"),
-        ("plan model.gguf --bpw 5", "noise"),
-        ("quantize model.gguf out.gguf Q4_K_M --dry-run", "dry run"),
-        pytest.param("fuzz gguf --examples 2", "no failure in 2 files", marks=pytest.mark.long),
+        "inspect model.gguf",
+        "inspect model.safetensors --json",
+        "explain q4_0.gguf --tensor blk.0.attn_q.weight",
+        "verify q4_0.gguf --values --derives-from model.gguf",
+        "compare model.gguf model.safetensors",
+        "hash model.gguf",
+        "schema gguf",
+        "schema gguf --as kaitai",
+        "schema glft --as c",
+        "schema q4_k",
+        "plan model.gguf --bpw 5",
+        "view q4_0.gguf -o out",
+        "get-tensor q4_0.gguf blk.0.attn_q.weight out.npy",
+        "edit model.gguf --set general.name=x -o out",
+        "split model.gguf out --max-tensors 2",
+        "merge set-00001-of-00002.gguf out",
+        "convert model.safetensors out --scheme *=bf16 --format safetensors",
+        "quantize model.gguf out Q4_K_M",
+        "quantize model.gguf out Q4_K_M --dry-run",
+        pytest.param("convert model.pt out.glft", marks=pytest.mark.skipif(not find_spec("torch"), reason="no torch")),
     ],
 )
-def test_what_is_printed(arguments: str, printed: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_prints_and_writes_the_same_as_with_torch(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written() -> dict[str, bytes]:
+        files = {path.name: path.read_bytes() for path in folder.glob("out*")}
+        for name in files:
+            (folder / name).unlink()
+        return files
+
     monkeypatch.chdir(folder)
-    assert printed in run(*arguments.split(), code=1 if arguments.startswith("compare") else 0)
+    done, files = run(*line.split()), written()
+    expected = in_this_process(*line.split())
+    assert done == (expected.returncode, expected.stdout, expected.stderr)
+    assert done[0] == line.startswith("compare")  # the files differ
+    assert files == written()
 
 
-def test_view(folder: Path, tmp_path: Path) -> None:
-    run("view", folder / "q4_0.gguf", "-o", tmp_path / "page.html")
-    assert "blk.0.attn_q.weight" in (tmp_path / "page.html").read_text()
-
-
-def test_values_are_those_of_gguf_py(folder: Path, tmp_path: Path) -> None:
-    reader = pytest.importorskip("gguf")
-    run("get-tensor", folder / "q4_0.gguf", "blk.0.attn_q.weight", tmp_path / "q.npy")
-    stored = next(tensor for tensor in reader.GGUFReader(folder / "q4_0.gguf").tensors if tensor.name == "blk.0.attn_q.weight")
-    assert np.array_equal(np.load(tmp_path / "q.npy"), reader.dequantize(stored.data, stored.tensor_type))
-
-
-def test_files_are_those_of_this_process(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Edited, split, merged, converted and quantized."""
-    monkeypatch.chdir(tmp_path)
-    run("edit", folder / "model.gguf", "--set", "general.name=x", "-o", "edited.gguf")
-    glft.edit(folder / "model.gguf", "edited", set={"general.name": "x"})
-    run("split", "edited.gguf", "part", "--max-tensors", 2)
-    run("merge", "part-00001-of-00002.gguf", "merged.gguf")
-    run("convert", folder / "model.safetensors", "bf16.safetensors", "--scheme", "*=bf16")
-    glft.convert(folder / "model.safetensors", "bf16", schemes={"*": "bf16"}, format="safetensors")
-    run("quantize", folder / "model.gguf", "q4_k_m.gguf", "Q4_K_M")
-    glft.quantize(folder / "model.gguf", "q4_k_m", "Q4_K_M")
-    for made, expected in [("edited.gguf", "edited"), ("bf16.safetensors", "bf16"), ("q4_k_m.gguf", "q4_k_m")]:
-        assert Path(made).read_bytes() == Path(expected).read_bytes()
-    assert Path("merged.gguf").read_bytes() == Path("edited.gguf").read_bytes()
+@pytest.mark.long
+def test_fuzz() -> None:
+    code, out, error = run("fuzz", "gguf", "--examples", 2)
+    assert (code, "no failure in 2 files" in out, error) == (0, True, "")
 
 
 def test_numpy(folder: Path, tmp_path: Path) -> None:
@@ -108,19 +107,21 @@ with glft.open(folder + "/q4_0.gguf") as file:
     assert np.array_equal(tensor.numpy(np.s_[3:9:2, 100]), arrays[tensor.name][3:9:2, 100])
     assert type(tensor.payload.blocks) is np.ndarray
     assert tensor.fields["d"].dtype == np.float16
-print(json.dumps({{name: str(array.dtype) for name, array in arrays.items()}}))
 """
-    dtypes = json.loads(run(folder, tmp_path / "x.safetensors", program=program))
-    assert set(dtypes.values()) == {"float32"}
-    safetensors = pytest.importorskip("safetensors.numpy").load_file(tmp_path / "x.safetensors")
+    assert run(folder, tmp_path / "x.safetensors", program=program) == (0, "", "")
+    stored = pytest.importorskip("safetensors.numpy").load_file(tmp_path / "x.safetensors")
     expected = glft.numpy.load_file(folder / "q4_0.gguf")
-    assert {name: array.tolist() for name, array in safetensors.items()} == {n: a.tolist() for n, a in expected.items()}
+    assert stored.keys() == expected.keys()
+    for name, array in expected.items():
+        assert stored[name].dtype == array.dtype == np.float32
+        assert np.array_equal(stored[name], array)
 
 
-@pytest.mark.parametrize("arguments", ["lab", "imatrix {folder}/model.gguf {folder}/text -o out.gguf"])
-def test_what_needs_torch(arguments: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert run(*arguments.format(folder=folder).split(), code=2).endswith(NEEDS_TORCH)
+@pytest.mark.parametrize("line", ["lab", "imatrix model.gguf text -o out.gguf"])
+def test_commands_that_need_torch(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    code, _, error = run(*line.split())
+    assert (code, error.splitlines(keepends=True)[-1]) == (2, f"glft: {NEEDS_TORCH}")
 
 
 @pytest.mark.parametrize("call", ["glft.load_file(path)", "glft.open(path).get_tensor('output_norm.weight')", "glft.nn"])
@@ -132,4 +133,4 @@ try:
 except glft.OptionError as error:
     print(error)
 """
-    assert run(folder / "model.gguf", program=program) == NEEDS_TORCH.removeprefix("glft: ")
+    assert run(folder / "model.gguf", program=program) == (0, NEEDS_TORCH, "")
