@@ -7,7 +7,6 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ import torch
 from hypothesis import settings
 
 import glft_schema as glft
-from glft_schema.checks.rule_sets import report
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
 from tests.families.tiny_folders import CONFIGS, make_folder
@@ -70,6 +68,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return path
 
     return make
+
+
+@pytest.fixture(scope="module")
+def loader() -> Iterator[Loader]:
+    with Loader() as loader:
+        yield loader
 
 
 def changed(path: Path) -> Iterator[Case]:
@@ -170,49 +174,44 @@ def contents_of(path: Path) -> tuple[Entries, list[Info]]:
     return entries, [Info(name, _trimmed(dims), code, payload) for name, dims, code, _, payload in read[1]]
 
 
-def compare(model: Path, path: Path, every: int) -> int:
+def verified(path: Path, *options: object) -> dict[str, Any]:
+    """Returns what `glft verify` says about rules; checks its exit code."""
+    done = in_this_process("verify", path, "--json", *options)
+    rules = json.loads(done.stdout)["rules"]
+    assert done.returncode == (rules["failures"] > 0)
+    return rules
+
+
+def compare(model: Path, path: Path, every: int, loader: Loader) -> int:
     """Compares verdicts on changes of a model with the loader's. Returns how many."""
     count = 0
-    with Loader() as loader:
-        for case in islice(changed(model), 0, None, every):
-            path.write_bytes(gguf_reference.File(entries=case.entries, infos=case.infos).bytes())
-            refusal = loader.refusal(path)
-            with glft.open(path) as file:
-                found = glft.check_rules(file, "llama.cpp")
-                verdict = report(file)
-            assert bool(refusal) == bool(found), (case.change, case.subject, refusal, found)
-            assert verdict.not_checked or bool(refusal) == bool(verdict.failures), (case.change, case.subject, refusal)
-            if found:
-                assert any(case.named in finding.problem for finding in found), (case.change, case.subject, refusal, found)
-                assert all("expected" in finding.problem and finding.offset is not None for finding in found)
-            count += 1
+    for case in islice(changed(model), 0, None, every):
+        path.write_bytes(gguf_reference.File(entries=case.entries, infos=case.infos).bytes())
+        refusal, found, verdict = loader.refusal(path), glft.check_rules(path, "llama.cpp"), verified(path)
+        assert bool(refusal) == bool(found), (case.change, case.subject, refusal, found)
+        assert verdict["not_checked"] or bool(refusal) == bool(verdict["failures"]), (case.change, case.subject, refusal)
+        if found:
+            assert any(case.named in finding.problem for finding in found), (case.change, case.subject, refusal, found)
+            assert all("expected" in finding.problem and finding.offset is not None for finding in found)
+        count += 1
     return count
 
 
 @pytest.mark.parametrize("name", some_by_default(list(CONFIGS), 3))
-def test_agrees_with_the_loader(name: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    assert compare(tiny(name), tmp_path / "model.gguf", EVERY) > 500 // EVERY
+def test_agrees_with_the_loader(name: str, tiny: Callable[[str], Path], tmp_path: Path, loader: Loader) -> None:
+    assert compare(tiny(name), tmp_path / "model.gguf", EVERY, loader) > 500 // EVERY
 
 
-def u32(*numbers: int) -> tuple[int, Any]:
-    """Returns the code and bits of a number, or of an array of numbers."""
-    bits = [struct.pack(">I", number) for number in numbers]
-    return (KINDS["u32"], bits[0]) if len(bits) == 1 else (ARRAY, (KINDS["u32"], bits))
+def stored(value: Any) -> tuple[int, Any]:
+    """Returns the code and bits of a value for the reference writer; an int is a uint32."""
+    if isinstance(value, list):
+        codes, bits = zip(*map(stored, value), strict=True)
+        return ARRAY, (codes[0], list(bits))
+    kind = {str: "string", bool: "bool", float: "f32"}.get(type(value), "u32")
+    return KINDS[kind], value.encode() if kind == "string" else struct.pack(f">{NUMBERS[KINDS[kind]]}", value)
 
 
-def text(value: str) -> tuple[int, Any]:
-    return STRING, value.encode()
-
-
-def flags(*values: int) -> tuple[int, Any]:
-    return ARRAY, (KINDS["bool"], [bytes([value]) for value in values])
-
-
-def texts(*values: str) -> tuple[int, Any]:
-    return ARRAY, (STRING, [value.encode() for value in values])
-
-
-EXPERTS = {"llama.expert_count": u32(3), "llama.expert_used_count": u32(2)}
+EXPERTS = {"llama.expert_count": 3, "llama.expert_used_count": 2}
 MIXTURE = {
     **{f"blk.{i}.ffn_{name}_exps.weight": [64, 96, 3] for i in range(2) for name in ("gate", "up")},
     **{f"blk.{i}.ffn_down_exps.weight": [96, 64, 3] for i in range(2)},
@@ -223,20 +222,27 @@ FUSED = {f"blk.{i}.attn_qkv.weight": [64, 128] for i in range(2)}
 APART = r"blk\.\d\.attn_[qkv]\.weight"
 PIECES = r"tokenizer\.ggml\.(tokens|scores|token_type)"
 # fmt: off
-Variant = tuple[str, dict[str, tuple[int, Any]], dict[str, list[int]], str, str]
-VARIANTS: dict[str, Variant] = {
+VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, list[int]], str, str]] = {
     # model; entries and tensors to add; pattern of those to remove; refusal, empty if it loads
+    "a renamed key": ("llama", {"llama.blocks": 2}, {}, r"llama\.block_count",
+        "metadata: expected the key llama.block_count, found"),
+    "a text as number": ("llama", {"llama.block_count": "2"}, {}, "",
+        "-> type: expected uint32 for llama.block_count, found string"),
+    "a renamed tensor": ("llama", {}, {"blk.1.ffn_gat.weight": [64, 96]}, r"blk\.1\.ffn_gate\.weight",
+        "tensor_infos: expected a tensor 'blk.1.ffn_gate.weight' with dims [64, 96] (embedding_length, feed_forward_length), "),
+    "an unknown tensor": ("llama", {}, {"blk.1.ffn_gat.weight": [64, 96]}, "",
+        "-> name: expected a tensor that llama.cpp loads, found 'blk.1.ffn_gat.weight'"),
     "experts": ("llama", EXPERTS, MIXTURE, DENSE, ""),
     "no gate": ("llama", EXPERTS, {name: dims for name, dims in MIXTURE.items() if "gate_exps" not in name}, DENSE, ""),
     "scales of experts": ("llama", EXPERTS, MIXTURE | {"blk.0.ffn_up_exps.scale": [3]}, DENSE, ""),
     "dense and experts": ("llama", EXPERTS, MIXTURE, "", "expected a tensor that llama.cpp loads, found 'blk.0.ffn_"),
     "experts of none": ("llama", {}, MIXTURE, "", "found 'blk.0.ffn_gate_exps.weight'"),
-    "too many used": ("llama", EXPERTS | {"llama.expert_used_count": u32(4)}, MIXTURE, DENSE,
+    "too many used": ("llama", EXPERTS | {"llama.expert_used_count": 4}, MIXTURE, DENSE,
         "expected 1 to 3 (the expert_count), or 0 of 0 for llama.expert_used_count, found 4"),
-    "groups": ("llama", EXPERTS | {"llama.expert_group_count": u32(2)}, MIXTURE, DENSE,
+    "groups": ("llama", EXPERTS | {"llama.expert_group_count": 2}, MIXTURE, DENSE,
         "expected a divisor of 3 (the expert_count) below it"),
-    "one group": ("llama", EXPERTS | {"llama.expert_group_count": u32(1)}, MIXTURE, DENSE, ""),
-    "no experts": ("qwen3moe", {"qwen3moe.expert_count": u32(0), "qwen3moe.expert_used_count": u32(0)}, {}, "",
+    "one group": ("llama", EXPERTS | {"llama.expert_group_count": 1}, MIXTURE, DENSE, ""),
+    "no experts": ("qwen3moe", {"qwen3moe.expert_count": 0, "qwen3moe.expert_used_count": 0}, {}, "",
         "expected at least 1 for qwen3moe.expert_count, found 0"),
     "fused": ("llama", {}, FUSED, APART, ""),
     "fused and apart": ("llama", {}, FUSED, "", "found 'blk.0.attn_k.weight'"),
@@ -247,314 +253,218 @@ VARIANTS: dict[str, Variant] = {
     "output's scale": ("llama", {}, {"output.scale": [1]}, "", "found 'output.scale'"),
     "factors": ("llama", {}, {"rope_freqs.weight": [8]}, "", ""),
     "other factors": ("llama", {}, {"rope_factors_long.weight": [8]}, "", "found 'rope_factors_long.weight'"),
-    "longrope": ("llama", {"llama.rope.scaling.type": text("longrope")}, {"rope_factors_long.weight": [8]}, "", ""),
-    "scaling": ("llama", {"llama.rope.scaling.type": text("dynamic")}, {}, "", "expected none, linear, yarn or longrope"),
-    "old factor": ("llama", {"llama.rope.scale_linear": u32(2)}, {}, "", "expected float32 for llama.rope.scale_linear"),
-    "both factors": ("yarn", {"llama.rope.scale_linear": u32(2)}, {}, "", ""),
-    "rotated": ("llama", {"llama.rope.dimension_count": u32(8)}, {}, "",
+    "longrope": ("llama", {"llama.rope.scaling.type": "longrope"}, {"rope_factors_long.weight": [8]}, "", ""),
+    "scaling": ("llama", {"llama.rope.scaling.type": "dynamic"}, {}, "", "expected none, linear, yarn or longrope"),
+    "old factor": ("llama", {"llama.rope.scale_linear": 2}, {}, "", "expected float32 for llama.rope.scale_linear"),
+    "both factors": ("yarn", {"llama.rope.scale_linear": 2}, {}, "", ""),
+    "rotated": ("llama", {"llama.rope.dimension_count": 8}, {}, "",
         "expected 16 (the key_length) for llama.rope.dimension_count, found 8"),
-    "heads of blocks": ("llama", {"llama.attention.head_count": u32(4, 4)}, {}, "", ""),
-    "heads of 3 blocks": ("llama", {"llama.attention.head_count": u32(4, 4, 4)}, {}, "", "expected 2 elements of llama.att"),
-    "next tokens": ("llama", {"llama.nextn_predict_layers": u32(1)}, {}, "", "expected tensors of 1 blocks"),
-    "pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": flags(1, 0)}, {}, "", ""),
-    "text as pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": text("1")}, {}, "", "expected uint32 or array["),
-    "text as window": ("gemma3", {"gemma3.attention.sliding_window": text("x")}, {}, "", "expected uint32 for gemma3.atten"),
-    "numbers as pre": ("qwen3", {"tokenizer.ggml.pre": u32(1, 2)}, {}, "", "expected string for tokenizer.ggml.pre, found "),
+    "heads of blocks": ("llama", {"llama.attention.head_count": [4, 4]}, {}, "", ""),
+    "heads of 3 blocks": ("llama", {"llama.attention.head_count": [4, 4, 4]}, {}, "", "expected 2 elements of llama.att"),
+    "next tokens": ("llama", {"llama.nextn_predict_layers": 1}, {}, "", "expected tensors of 1 blocks"),
+    "pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": [True, False]}, {}, "", ""),
+    "text as pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": "1"}, {}, "", "expected uint32 or array["),
+    "text as window": ("gemma3", {"gemma3.attention.sliding_window": "x"}, {}, "", "expected uint32 for gemma3.atten"),
+    "numbers as pre": ("qwen3", {"tokenizer.ggml.pre": [1, 2]}, {}, "", "expected string for tokenizer.ggml.pre, found "),
     "long number": ("llama", {}, {f"blk.{'9' * 40}.attn_q.bias": [64]}, "", "expected a tensor that llama.cpp loads, found '"),
-    "pattern of 3": ("gemma3", {"gemma3.attention.sliding_window_pattern": flags(1, 0, 1)}, {}, "", ""),
-    "ignored text": ("llama", {"llama.attention.sliding_window": text("x"),
-        "llama.attention.sliding_window_pattern": text("x")}, {}, "", ""),
-    "ignored NaN": ("llama", {"llama.attention.sliding_window": (KINDS["f32"], struct.pack(">f", math.nan))}, {}, "", ""),
-    "ignored texts": ("llama", {"llama.attention.sliding_window": texts("x")}, {}, "", ""),
-    "ignored pattern": ("phi3", {"phi3.attention.sliding_window": u32(8), "phi3.attention.sliding_window_pattern": text("x")},
+    "pattern of 3": ("gemma3", {"gemma3.attention.sliding_window_pattern": [True, False, True]}, {}, "", ""),
+    "ignored text": ("llama", {"llama.attention.sliding_window": "x",
+        "llama.attention.sliding_window_pattern": "x"}, {}, "", ""),
+    "ignored NaN": ("llama", {"llama.attention.sliding_window": math.nan}, {}, "", ""),
+    "ignored texts": ("llama", {"llama.attention.sliding_window": ["x"]}, {}, "", ""),
+    "ignored pattern": ("phi3", {"phi3.attention.sliding_window": 8, "phi3.attention.sliding_window_pattern": "x"},
         {}, "", ""),
-    "wide windows": ("gemma3", {"gemma3.attention.key_length_swa": u32(32)}, {}, "", "[64, 128] (embedding_length, head"),
-    "no windows": ("gemma3", {"gemma3.attention.key_length_swa": u32(32), "gemma3.attention.sliding_window": u32(0),
-        "gemma3.rope.freq_base_swa": text("ignored")}, {}, "", ""),
-    "full first": ("gemma3", {"gemma3.attention.key_length_swa": u32(32),
-        "gemma3.attention.sliding_window_pattern": flags(0, 1)}, {}, "", ""),
-    "window of 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": u32(0), "gpt-oss.rope.dimension_count_swa": u32(8)},
+    "wide windows": ("gemma3", {"gemma3.attention.key_length_swa": 32}, {}, "", "[64, 128] (embedding_length, head"),
+    "no windows": ("gemma3", {"gemma3.attention.key_length_swa": 32, "gemma3.attention.sliding_window": 0,
+        "gemma3.rope.freq_base_swa": "ignored"}, {}, "", ""),
+    "full first": ("gemma3", {"gemma3.attention.key_length_swa": 32,
+        "gemma3.attention.sliding_window_pattern": [False, True]}, {}, "", ""),
+    "window of 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": 0, "gpt-oss.rope.dimension_count_swa": 8},
         {}, "", "[64, 32] (embedding_length, head_count * rope.dimension_count or key_length) of 'blk.0.attn_q.weight', found"),
-    "full first of 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": u32(0), "gpt-oss.rope.dimension_count_swa": u32(8),
-        "gpt-oss.attention.sliding_window_pattern": flags(0, 1)}, {}, "", ""),
-    "other columns": ("gpt-oss", {"gpt-oss.attention.key_length_swa": u32(32), "gpt-oss.attention.value_length": u32(8)},
+    "full first of 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": 0, "gpt-oss.rope.dimension_count_swa": 8,
+        "gpt-oss.attention.sliding_window_pattern": [False, True]}, {}, "", ""),
+    "other columns": ("gpt-oss", {"gpt-oss.attention.key_length_swa": 32, "gpt-oss.attention.value_length": 8},
         {}, "", ""),
-    "pattern of 3 for 2": ("gpt-oss", {"gpt-oss.attention.sliding_window_pattern": flags(1, 0, 1)}, {}, "", ""),
-    "text beside 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": u32(0),
-        "gpt-oss.attention.sliding_window_pattern": text("x")}, {}, "", "expected uint32 or array["),
-    "labels": ("qwen3", {"qwen3.classifier.output_labels": texts("yes", "no")}, {"cls.output.weight": [64, 2]}, "", ""),
-    "a label too few": ("qwen3", {"qwen3.classifier.output_labels": texts("yes")}, {"cls.output.weight": [64, 2]}, "",
+    "pattern of 3 for 2": ("gpt-oss", {"gpt-oss.attention.sliding_window_pattern": [True, False, True]}, {}, "", ""),
+    "text beside 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": 0,
+        "gpt-oss.attention.sliding_window_pattern": "x"}, {}, "", "expected uint32 or array["),
+    "labels": ("qwen3", {"qwen3.classifier.output_labels": ["yes", "no"]}, {"cls.output.weight": [64, 2]}, "", ""),
+    "a label too few": ("qwen3", {"qwen3.classifier.output_labels": ["yes"]}, {"cls.output.weight": [64, 2]}, "",
         "(embedding_length, classifier.output_labels) of 'cls.output.weight', found [64, 2]"),
-    "label": ("qwen3", {"qwen3.classifier.output_labels": text("ignored")}, {}, "", ""),
-    "token types": ("bert", {"tokenizer.ggml.token_type_count": u32(0)}, {}, r"token_types\.weight", "expected at least 1"),
-    "no vocabulary": ("llama", {"tokenizer.ggml.model": text("none")}, {}, PIECES, ""),
-    "sizes of none": ("llama", {"tokenizer.ggml.model": text("none"), "llama.vocab_size": u32(9)}, {}, PIECES, "dims [64, 9]"),
-    "text as size of none": ("qwen2", {"tokenizer.ggml.model": text("none"), "qwen2.vocab_size": text("9")}, {}, PIECES,
+    "label": ("qwen3", {"qwen3.classifier.output_labels": "ignored"}, {}, "", ""),
+    "token types": ("bert", {"tokenizer.ggml.token_type_count": 0}, {}, r"token_types\.weight", "expected at least 1"),
+    "no vocabulary": ("llama", {"tokenizer.ggml.model": "none"}, {}, PIECES, ""),
+    "sizes of none": ("llama", {"tokenizer.ggml.model": "none", "llama.vocab_size": 9}, {}, PIECES, "dims [64, 9]"),
+    "text as size of none": ("qwen2", {"tokenizer.ggml.model": "none", "qwen2.vocab_size": "9"}, {}, PIECES,
         "expected uint32 for qwen2.vocab_size, found string"),
-    "text as size of llama": ("llama", {"tokenizer.ggml.model": text("none"), "llama.vocab_size": text("9")}, {}, PIECES,
+    "text as size of llama": ("llama", {"tokenizer.ggml.model": "none", "llama.vocab_size": "9"}, {}, PIECES,
         "expected uint32 for llama.vocab_size, found string"),
-    "ignored size": ("qwen2", {"qwen2.vocab_size": text("9")}, {}, "", ""),
-    "another vocabulary": ("llama", {"tokenizer.ggml.model": text("words")}, {}, "", "expected none, no_vocab, llama, "),
-    "pre-tokenizer": ("qwen3", {"tokenizer.ggml.pre": text("mine")}, {}, "", "expected a pre-tokenizer of llama.cpp for"),
-    "ignored pre-tokenizer": ("llama", {"tokenizer.ggml.pre": text("mine")}, {}, "", ""),
-    "no merges": ("qwen3", {"tokenizer.ggml.pre": text("kimi-k2")}, {}, r"tokenizer\.ggml\.merges", ""),
-    "phi3's tokens": ("qwen3", {"general.name": text("Phi3")}, {}, "", ""),
-    "no phi3 tokens": ("bert", {"general.name": text("Phi3")}, {}, "", "expected the token </s> in a model named 'Phi3'"),
-    "extra names": ("llama", {"general.tensor_extra.name": texts("a")}, {}, "", "the key general.tensor_extra.prec_a4"),
-    "extra flags": ("llama", {"general.tensor_extra.name": texts("a"), "general.tensor_extra.prec_a4": flags(1, 0)}, {}, "",
+    "ignored size": ("qwen2", {"qwen2.vocab_size": "9"}, {}, "", ""),
+    "another vocabulary": ("llama", {"tokenizer.ggml.model": "words"}, {}, "", "expected none, no_vocab, llama, "),
+    "pre-tokenizer": ("qwen3", {"tokenizer.ggml.pre": "mine"}, {}, "", "expected a pre-tokenizer of llama.cpp for"),
+    "ignored pre-tokenizer": ("llama", {"tokenizer.ggml.pre": "mine"}, {}, "", ""),
+    "no merges": ("qwen3", {"tokenizer.ggml.pre": "kimi-k2"}, {}, r"tokenizer\.ggml\.merges", ""),
+    "phi3's tokens": ("qwen3", {"general.name": "Phi3"}, {}, "", ""),
+    "no phi3 tokens": ("bert", {"general.name": "Phi3"}, {}, "", "expected the token </s> in a model named 'Phi3'"),
+    "extra names": ("llama", {"general.tensor_extra.name": ["a"]}, {}, "", "the key general.tensor_extra.prec_a4"),
+    "extra flags": ("llama", {"general.tensor_extra.name": ["a"], "general.tensor_extra.prec_a4": [True, False]}, {}, "",
         "expected 1 elements of general.tensor_extra.prec_a4"),
-    "extra": ("llama", {"general.tensor_extra.name": texts("a"), "general.tensor_extra.prec_a4": flags(1)}, {}, "", ""),
+    "extra": ("llama", {"general.tensor_extra.name": ["a"], "general.tensor_extra.prec_a4": [True]}, {}, "", ""),
 }
 # fmt: on
 
 
-@pytest.mark.long
-def test_variants(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    with Loader() as loader:
-        for name, (model, keys, tensors, removed, problem) in VARIANTS.items():
-            entries, infos = contents_of(tiny(f"tiny-{model}"))
-            added = {key.encode(): (key.encode(), *value) for key, value in keys.items()}
-            kept = [row for row in entries if row[0] not in added and not re.fullmatch(removed, row[0].decode())]
-            infos = [
-                info for info in infos if info.name.decode() not in tensors and not re.fullmatch(removed, info.name.decode())
-            ]
-            infos += [Info(key.encode(), dims, F32, bytes(nbytes(F32, dims))) for key, dims in tensors.items()]
-            path.write_bytes(gguf_reference.File(entries=[*kept, *added.values()], infos=infos).bytes())
-            with glft.open(path) as file:
-                found = [finding.problem for finding in glft.check_rules(file, "llama.cpp")]
-                assert bool(report(file).failures) == bool(problem)
-            assert (bool(loader.refusal(path)), bool(found)) == (bool(problem), bool(problem)), (name, found)
-            assert any(problem in text for text in found) or not problem, (name, found)
+def write(path: Path, model: Path, keys: dict[str, Any], tensors: dict[str, list[int]], removed: str = "") -> None:
+    """Writes a model with other keys and tensors, and without those that match a pattern.
 
-
-def test_everyday_faults(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    """A renamed key, a number as a string and a renamed tensor: what was expected, and where."""
-    model, path = tiny("tiny-llama"), tmp_path / "model.gguf"
+    A value is as for `stored`, or a pair of its code and bits.
+    """
     entries, infos = contents_of(model)
-    at = next(i for i, row in enumerate(entries) if row[0] == b"llama.block_count")
-    tensor = next(i for i, info in enumerate(infos) if info.name == b"blk.1.ffn_gate.weight")
-    missing = "expected a tensor 'blk.1.ffn_gate.weight' with dims [64, 96] (embedding_length, feed_forward_length), found none"
-    for key, value, name, problems in (
-        (b"llama.blocks", u32(2), None, [("metadata", f"expected the key llama.block_count, found {len(entries)} other keys")]),
-        (b"llama.block_count", text("2"), None,
-         [(f"metadata -> {at} -> type", "expected uint32 for llama.block_count, found string")]),
-        (b"llama.block_count", u32(2), b"blk.1.ffn_gat.weight",
-         [("tensor_infos", missing),
-          (f"tensor_infos -> {tensor} -> name", "expected a tensor that llama.cpp loads, found 'blk.1.ffn_gat.weight'")]),
-    ):  # fmt: skip
-        changed_entries = [*entries[:at], (key, *value), *entries[at + 1 :]]
-        changed_infos = [replace(info, name=name) if name and i == tensor else info for i, info in enumerate(infos)]
-        path.write_bytes(gguf_reference.File(entries=changed_entries, infos=changed_infos).bytes())
-        with glft.open(path) as file:
-            found = glft.check_rules(file, "llama.cpp")
-        assert [(finding.path, finding.problem) for finding in found] == problems
-        done = in_this_process("verify", path, "--rules", "llama.cpp")
-        assert done.returncode == 1
-        assert all(problem in done.stdout for _, problem in problems)
-        by_default = in_this_process("verify", path)
-        assert by_default.returncode == 1
-        assert "; llama.cpp refuses the file\n" in by_default.stdout
-        assert all(problem in by_default.stdout for _, problem in problems)
-    assert in_this_process("verify", model).stdout.endswith("all rules hold (spec, ggml, llama.cpp)\n")
-    assert in_this_process("verify", model, "--rules", "llama.cpp").stdout.endswith("all rules hold (ggml, llama.cpp)\n")
+    kept = [row for row in entries if row[0].decode() not in keys and not re.fullmatch(removed, row[0].decode())]
+    infos = [info for info in infos if info.name.decode() not in tensors and not re.fullmatch(removed, info.name.decode())]
+    infos += [Info(name.encode(), dims, F32, bytes(nbytes(F32, dims))) for name, dims in tensors.items()]
+    added = [(key.encode(), *(value if isinstance(value, tuple) else stored(value))) for key, value in keys.items()]
+    path.write_bytes(gguf_reference.File(entries=[*kept, *added], infos=infos).bytes())
 
 
-def test_what_cannot_be_checked(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    path, (entries, infos) = tmp_path / "model.gguf", contents_of(tiny("tiny-llama"))
-    for key, value, problem in (
-        (
-            b"general.architecture",
-            text("mamba"),
-            "not checked: expected an architecture of llama, granite, olmo2, qwen2, qwen2moe, ",
-        ),
-        (b"general.architecture", u32(1), "expected string for general.architecture, found uint32"),
-        (b"general.architecture", text("lamma"), "expected 'llama' for general.architecture, because the keys are llama.*"),
-        (b"x", u32(1), f"expected the key general.architecture, found {len(entries)} other keys"),
-        (
-            b"tokenizer.ggml.model",
-            text("t5"),
-            "not checked: expected none, no_vocab, llama, bert, gpt2 for tokenizer.ggml.model",
-        ),
-    ):
-        old = b"tokenizer.ggml.model" if key.startswith(b"token") else b"general.architecture"
-        rows = [(key, *value) if row[0] == old else row for row in entries]
-        if value == text("mamba"):
-            rows = [(row[0].replace(b"llama.", b"mamba."), *row[1:]) for row in rows]
-        path.write_bytes(gguf_reference.File(entries=rows, infos=infos).bytes())
-        with glft.open(path) as file:
-            (found,) = [finding for finding in glft.check_rules(file, "llama.cpp") if finding.rule.startswith("llama.cpp")]
-        assert found.problem.startswith(problem)
-        assert in_this_process("verify", path, "--rules", "llama.cpp").returncode == 1
-    glft.save_file({}, tmp_path / "other.glft")
-    with (
-        glft.open(tmp_path / "other.glft") as file,
-        pytest.raises(glft.OptionError, match=r"a rule set of GLFT, found 'llama\.cpp'"),
-    ):
-        glft.check_rules(file, "llama.cpp")
-    glft.save_file({}, tmp_path / "other.safetensors")
-    for name in ("other.glft", "other.safetensors"):
-        done = in_this_process("verify", tmp_path / name, "--rules", "llama.cpp")
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "found 'llama.cpp'" in done.stderr
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(name: str, tiny: Callable[[str], Path], tmp_path: Path, loader: Loader) -> None:
+    model, keys, tensors, removed, problem = VARIANTS[name]
+    write(path := tmp_path / "model.gguf", tiny(f"tiny-{model}"), keys, tensors, removed)
+    found = [f"{finding.path}: {finding.problem}" for finding in glft.check_rules(path, "llama.cpp")]
+    verdicts = {bool(loader.refusal(path)), bool(found), bool(verified(path)["failures"])}
+    assert verdicts == {bool(problem)}, found
+    assert any(problem in text for text in found) or not problem, found
+
+
+def test_a_sound_model(tiny: Callable[[str], Path]) -> None:
+    for options, sets in ((), "spec, ggml, llama.cpp"), (("--rules", "llama.cpp"), "ggml, llama.cpp"):
+        assert in_this_process("verify", tiny("tiny-llama"), *options).stdout.endswith(f"all rules hold ({sets})\n")
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("keys", "removed", "reason", "problem"),
     [
-        ({"general.architecture": text("flux")}, "no rules for the architecture 'flux'"),
-        ({"general.architecture": None}, "the file has no general.architecture"),
-        ({"tokenizer.ggml.model": text("t5")}, "no rules for the vocabulary 't5'"),
-        ({"tensors": None}, "the file has no tensors"),
+        ({"general.architecture": "flux"}, r"llama\..*", "no rules for the architecture 'flux'",
+         "not checked: expected an architecture of llama, granite, olmo2, qwen2, qwen2moe, "),
+        ({"general.architecture": "llama4"}, r"llama\..*",
+         "no rules for the architecture 'llama4'; did you mean 'llama'?", "not checked: expected an architecture of llama, "),
+        ({"general.architecture": "llama4", "llama4.x": 1}, r"llama\..*", "no rules for the architecture 'llama4'",
+         "not checked: expected an architecture of llama, "),  # llama.cpp may know it
+        ({}, r"llama\..*|general\.architecture", "the file has no general.architecture",
+         "expected the key general.architecture, found "),
+        ({"tokenizer.ggml.model": "t5"}, "", "no rules for the vocabulary 't5'",
+         "not checked: expected none, no_vocab, llama, bert, gpt2 for tokenizer.ggml.model"),
+        ({"general.architecture": 1}, "", "", "expected string for general.architecture, found uint32"),
+        ({}, r"token_embd.weight|output.*|blk\..*", "the file has no tensors", "expected tensors of 2 blocks"),
     ],
-)
-def test_what_is_not_checked_by_default(
-    change: dict[str, tuple[int, Any] | None], reason: str, tiny: Callable[[str], Path], tmp_path: Path
+)  # fmt: skip
+def test_what_is_not_checked(
+    keys: dict[str, Any], removed: str, reason: str, problem: str, tiny: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    path, (entries, infos) = tmp_path / "model.gguf", contents_of(tiny("tiny-llama"))
-    rows = {key.replace(b"llama.", b"flux."): (code, value) for key, code, value in entries}
-    if "tokenizer.ggml.model" in change:
-        rows = {key: (code, value) for key, code, value in entries}
-    rows |= {key.encode(): value for key, value in change.items() if value}
-    stored = [(key, *value) for key, value in rows.items() if change.get(key.decode(), value)]
-    path.write_bytes(gguf_reference.File(entries=stored, infos=[] if "tensors" in change else infos).bytes())
-    done = in_this_process("verify", path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0].endswith(f"; llama.cpp: not checked, {reason}")
-    data = json.loads(in_this_process("verify", path, "--json").stdout)
-    assert (data["holds"], data["rules"]["not_checked"]) == (True, {"llama.cpp": reason})
+    """It is a violation of llama.cpp's rules, but none by default."""
+    write(path := tmp_path / "model.gguf", tiny("tiny-llama"), keys, {}, removed)
+    found = [one["problem"] for one in verified(path, "--rules", "llama.cpp")["broken"] if one["rule"].startswith("llama.cpp")]
+    assert found[0].startswith(problem)
+    by_default = verified(path)
+    assert (by_default["not_checked"], by_default["failures"] == 0) == ({"llama.cpp": reason} if reason else {}, bool(reason))
+    assert in_this_process("verify", path).stdout.splitlines()[0].endswith(f"; llama.cpp: not checked, {reason}") == bool(
+        reason
+    )
 
 
 @pytest.mark.parametrize("stated", ["lamma", "qwen2", None])
-def test_an_architecture_that_is_not_that_of_the_keys(stated: str | None, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_an_architecture_that_is_not_that_of_the_keys(
+    stated: str | None, tiny: Callable[[str], Path], tmp_path: Path, loader: Loader
+) -> None:
     """One finding names the cause, not the missing keys. llama.cpp loads the repaired file."""
-    model, path = tiny("tiny-llama"), tmp_path / "model.gguf"
-    entries, infos = contents_of(model)
-    rows = [
-        (key, *text(stated)) if key == b"general.architecture" else (key, *value)
-        for key, *value in entries
-        if stated or key != b"general.architecture"
-    ]
-    path.write_bytes(gguf_reference.File(entries=rows, infos=infos).bytes())
-    problem = f"expected 'llama' for general.architecture, because the keys are llama.*, found {stated!r} (at byte "
-    problem = problem if stated else f"metadata: expected the key general.architecture, found {len(rows)} other keys (at byte "
-    done = in_this_process("verify", path)
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[0].endswith("; llama.cpp refuses the file")
-    (found,) = (line for line in done.stdout.splitlines() if "[llama.cpp-" in line)
-    assert problem in found
-    assert done.stdout.endswith(f"  glft edit {path} -o NEW.gguf \\\n      --set general.architecture=llama\n")
-    assert in_this_process("edit", path, "--set", "general.architecture=llama", "-o", tmp_path / "new.gguf").returncode == 0
-    with Loader() as loader:
-        assert loader.refusal(path)
-        assert not loader.refusal(tmp_path / "new.gguf")
+    path, new, key = tmp_path / "model.gguf", tmp_path / "new.gguf", "general.architecture"
+    write(path, tiny("tiny-llama"), {key: stated} if stated else {}, {}, "" if stated else r"general\.architecture")
+    problem = f"expected 'llama' for {key}, because the keys are llama.*, found {stated!r}"
+    rules = verified(path)
+    (found,) = (one["problem"] for one in rules["broken"] if one["rule"].startswith("llama.cpp-"))
+    assert found == problem or (stated is None and found.startswith(f"expected the key {key}, found "))
+    assert rules["repair"] == f"glft edit {path} -o NEW.gguf --set {key}=llama"
+    assert in_this_process("edit", path, "--set", f"{key}=llama", "-o", new).returncode == 0
+    assert (bool(loader.refusal(path)), loader.refusal(new)) == (True, "")
     if stated:
-        done = in_this_process("edit", model, "--set", f"general.architecture={stated}", "--dry-run")
-        assert (
-            done.stderr
-            == f"glft: warning: llama.cpp will refuse the new file (see glft verify): {problem.removesuffix(' (at byte ')}\n"
-        )
-
-
-def test_a_close_architecture_is_suggested(tmp_path: Path) -> None:
-    """Unless the keys are of the architecture: then llama.cpp may know it."""
-    path = tmp_path / "model.gguf"
-    for keys, hint in (({}, "; did you mean 'llama'?"), ({"llama4.block_count": 1}, "")):
-        glft.save_file({"w": torch.zeros(4)}, path, {"general.architecture": "llama4", **keys})
-        done = in_this_process("verify", path)
-        assert done.returncode == 0
-        assert done.stdout.splitlines()[0].endswith(f"; llama.cpp: not checked, no rules for the architecture 'llama4'{hint}")
+        done = in_this_process("edit", new, "--set", f"{key}={stated}", "--dry-run")
+        assert done.stderr == f"glft: warning: llama.cpp will refuse the new file (see glft verify): {problem}\n"
 
 
 @pytest.mark.parametrize("architecture", [None, "flux"])
-def test_what_ggml_refuses_is_a_failure_of_any_architecture(architecture: str | None, tmp_path: Path) -> None:
+def test_what_ggml_refuses_is_a_failure_of_any_architecture(architecture: str | None, tmp_path: Path, loader: Loader) -> None:
     path = tmp_path / "model.gguf"
     keys = {"general.architecture": architecture} if architecture else {}
     glft.save_file({"w": torch.zeros(4), "v": torch.zeros(4)}, path, keys, alignment=64, rules=[])
-    assert in_this_process("verify", path).returncode == 0
+    assert verified(path)["failures"] == 0
     path.write_bytes(path.read_bytes()[:-1])  # ggml reads the padding
-    with Loader() as loader:
-        assert loader.refusal(path)
-    done = in_this_process("verify", path)
-    assert (done.returncode, "[gguf-data-padded]" in done.stdout) == (1, True)
-    assert "; llama.cpp: not checked, " in done.stdout.splitlines()[0]
+    assert loader.refusal(path)
+    rules = verified(path)
+    assert (rules["failures"], rules["broken"][-1]["rule"], "llama.cpp" in rules["not_checked"]) == (
+        1,
+        "gguf-data-padded",
+        True,
+    )
 
 
 def test_format_faults_come_first(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     """Findings name the key or tensor of their row, unless the sentence does."""
-    path, (entries, infos) = tmp_path / "model.gguf", contents_of(tiny("tiny-llama"))
-    rows = [row for row in entries if row[0] != b"llama.block_count"]
-    at = next(i for i, row in enumerate(rows) if row[0] == b"tokenizer.ggml.tokens")
-    rows[at:at] = [(b"other.Key", *u32(1)), (b"other.flags", ARRAY, (KINDS["bool"], [b"\x02"]))]
-    infos[3] = replace(infos[3], name=b"blk.0." + b"x" * 60)
-    path.write_bytes(gguf_reference.File(entries=rows, infos=infos).bytes())
-    lines = in_this_process("verify", path).stdout.splitlines()
-    found = [re.sub(r"at byte \d+", "at byte N", line.strip()) for line in lines if line.startswith("  ")]
-    at = next(i for i, row in enumerate(rows) if row[0] == b"other.Key")
-    assert found[:5] == [
-        f"metadata -> {at} -> key: expected lower_snake_case segments joined by dots, found 'other.Key' (at byte N) [gguf-key]",
-        f"metadata -> {at + 1} -> value: expected bool values that are 0 or 1, found [2] "
-        "(key 'other.flags', at byte N) [gguf-bool]",
-        f"tensor_infos -> 3 -> name: expected at most 64 bytes, found '{infos[3].name.decode()}' (at byte N) [gguf-name-64]",
-        f"tensor_infos -> 3 -> name: expected at most 63 bytes, found '{infos[3].name.decode()}' (at byte N) [gguf-name-63]",
-        f"metadata: expected the key llama.block_count, found {len(rows)} other keys (at byte N) [llama.cpp-keys]",
+    path, name = tmp_path / "model.gguf", "blk.0." + "x" * 60
+    keys = {"other.Key": 1, "other.flags": (ARRAY, (KINDS["bool"], [b"\x02"]))}
+    write(path, tiny("tiny-llama"), keys, {name: [32]}, r"llama\.block_count")
+    lines = [line.strip() for line in in_this_process("verify", path).stdout.splitlines() if line.startswith("  ")]
+    assert [re.sub(r"-> \d+ ->|at byte \d+|found \d+", "N", line) for line in lines[:5]] == [
+        "metadata N key: expected lower_snake_case segments joined by dots, found 'other.Key' (N) [gguf-key]",
+        "metadata N value: expected bool values that are 0 or 1, found [2] (key 'other.flags', N) [gguf-bool]",
+        f"tensor_infos N name: expected at most 64 bytes, found '{name}' (N) [gguf-name-64]",
+        f"tensor_infos N name: expected at most 63 bytes, found '{name}' (N) [gguf-name-63]",
+        "metadata: expected the key llama.block_count, N other keys (N) [llama.cpp-keys]",
     ]
-    broken = json.loads(in_this_process("verify", path, "--json").stdout)["rules"]["broken"]
-    assert [one["name"] for one in broken[:5]] == ["other.Key", "other.flags", *[infos[3].name.decode()] * 2, None]
+    assert [one["name"] for one in verified(path)["broken"][:5]] == ["other.Key", "other.flags", name, name, None]
     page = path.with_suffix(".html")
     assert in_this_process("view", path, "-o", page).returncode == 0
     assert "0 or 1, found [2] (key &#39;other.flags&#39;)" in page.read_text()
 
 
+ALONE = "expected the first of 3 files, and the others beside it, found one file"
+
+
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({}, "expected the first of 3 files, and the others beside it, found one file"),
-        ({"split.no": text("x")}, "expected the first of 3 files, and the others beside it, found one file"),
-        ({"split.count": text("x")}, "expected uint16 for split.count, found string"),
+        ({}, ALONE),
+        ({"split.no": "x"}, ALONE),
+        ({"split.count": "x"}, "expected uint16 for split.count, found string"),
         ({"split.count": (KINDS["u16"], struct.pack(">H", 0))}, ""),
     ],
 )
 def test_a_file_without_its_set(
-    keys: dict[str, tuple[int, Any]], problem: str, tiny: Callable[[str], Path], tmp_path: Path
+    keys: dict[str, Any], problem: str, tiny: Callable[[str], Path], tmp_path: Path, loader: Loader
 ) -> None:
-    entries, infos = contents_of(tiny("tiny-llama"))
-    added = {"split.count": (KINDS["u16"], struct.pack(">H", 3)), **keys}
-    stored = gguf_reference.File(entries=[*entries, *((key.encode(), *value) for key, value in added.items())], infos=infos)
-    path = tmp_path / "model.gguf"
-    path.write_bytes(stored.bytes())
-    with Loader() as loader:
-        assert bool(loader.refusal(path)) == bool(problem)
+    write(path := tmp_path / "model.gguf", tiny("tiny-llama"), {"split.count": (KINDS["u16"], b"\0\3"), **keys}, {})
+    assert bool(loader.refusal(path)) == bool(problem)
     found = glft.check_rules(glft.Container.parse(path.read_bytes()), "llama.cpp")
     assert [finding.problem for finding in found] == [problem] * bool(problem)
 
 
-def test_sets(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_sets(tiny: Callable[[str], Path], tmp_path: Path, loader: Loader) -> None:
     """Tensors are those of all files; a finding names its file."""
-    with glft.open(tiny("tiny-llama")) as file:
-        first, *others = map(Path, glft.split(file, tmp_path / "set", max_tensors=9))
-    with Loader() as loader, glft.open(first) as file:
-        assert (loader.refusal(first), glft.check_rules(file, "llama.cpp")) == ("", [])
-        assert (len(file.shards), len(others)) == (3, 2)
-    with Loader() as loader, glft.open(others[0]) as file:
-        assert loader.refusal(others[0])
-        (alone,) = glft.check_rules(file, "llama.cpp")
-        assert alone.problem == "expected the first of 3 files, and the others beside it, found one file"
-        assert report(file).not_checked == "the file is one of 3 of a set"
-    last, number = others[-1], b"split.tensors.count" + struct.pack("<I", KINDS["i32"])
+    first, second, last = map(Path, glft.split(tiny("tiny-llama"), tmp_path / "set", max_tensors=9))
+    assert (loader.refusal(first), glft.check_rules(first, "llama.cpp")) == ("", [])
+    assert loader.refusal(second)
+    assert [finding.problem for finding in glft.check_rules(second, "llama.cpp")] == [ALONE]
+    assert verified(second)["not_checked"] == {"llama.cpp": "the file is one of 3 of a set"}
+    number = b"split.tensors.count" + struct.pack("<I", KINDS["i32"])
     last.write_bytes(last.read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
     first.write_bytes(first.read_bytes().replace(number, number[:-4] + struct.pack("<I", KINDS["u32"])))
-    with Loader() as loader, glft.open(first) as file:
-        assert loader.refusal(first)
-        found = {(finding.file, finding.problem.partition(" with dims")[0]) for finding in glft.check_rules(file, "llama.cpp")}
-        assert found == {
-            (str(first), "expected int32 for split.tensors.count, found uint32"),
-            (str(first), "expected a tensor 'blk.1.attn_q.weight'"),
-            (str(last), "expected a tensor that llama.cpp loads, found 'blk.1.attn_x.weight'"),
-        }
-    done = in_this_process("verify", first, "--rules", "llama.cpp")
-    assert done.returncode == 1
-    assert any(last.name in line and "blk.1.attn_x.weight" in line for line in done.stdout.splitlines())
+    assert loader.refusal(first)
+    broken = verified(first, "--rules", "llama.cpp")["broken"]
+    assert {(one["file"], one["problem"].partition(" with dims")[0]) for one in broken} == {
+        (first.name, "expected int32 for split.tensors.count, found uint32"),
+        (first.name, "expected a tensor 'blk.1.attn_q.weight'"),
+        (last.name, "expected a tensor that llama.cpp loads, found 'blk.1.attn_x.weight'"),
+    }
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.arch)
@@ -577,31 +487,26 @@ def smollm2(request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.network
 def test_real_model(smollm2: Path) -> None:
-    with glft.open(smollm2) as file:
-        assert glft.check_rules(file, "llama.cpp") == []
+    assert glft.check_rules(smollm2, "llama.cpp") == []
 
 
 @pytest.mark.full
 @pytest.mark.network
-def test_changes_of_a_real_model(smollm2: Path, tmp_path: Path) -> None:
-    assert compare(smollm2, tmp_path / "model.gguf", 1499) > 2
+def test_changes_of_a_real_model(smollm2: Path, tmp_path: Path, loader: Loader) -> None:
+    assert compare(smollm2, tmp_path / "model.gguf", 1499, loader) > 2
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 16, 32, 64])
-def test_alignments(alignment: int, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_alignments(alignment: int, tiny: Callable[[str], Path], tmp_path: Path, loader: Loader) -> None:
     """llama.cpp aborts if it cannot map the payloads; verify names the first."""
-    with glft.open(tiny("tiny-llama")) as file:
-        metadata, weights = dict(file.metadata), {name: tensor.dequantize() for name, tensor in file.tensors.items()}
-        typed = {key: glft.Typed(value, file.metadata.type_of(key)) for key, value in metadata.items()}
     path = tmp_path / "model.gguf"
-    glft.save_file(weights, path, typed, alignment=alignment, rules=[])
-    with Loader() as loader, glft.open(path) as file:
-        start = next(iter(file.tensors.values())).position
-        assert bool(loader.refusal(path)) == bool(start % 32) == (alignment < 32)
-        found = [finding.problem for finding in glft.check_rules(file, "llama.cpp")]
-        name = next(iter(file.tensors))
+    glft.convert(tiny("tiny-llama"), path, alignment=alignment, rules=[])
+    with glft.open(path) as file:
+        name, start = next((tensor.name, tensor.position) for tensor in file.tensors.values())
+    assert bool(loader.refusal(path)) == bool(start % 32) == (alignment < 32)
+    found = [finding.problem for finding in glft.check_rules(path, "llama.cpp")]
     assert found == [f"expected payloads at multiples of 32 bytes, found '{name}' at {start}"] * (alignment < 32)
-    assert in_this_process("verify", path).returncode == (alignment < 32)
+    assert bool(verified(path)["failures"]) == (alignment < 32)
 
 
 @pytest.mark.parametrize(
@@ -618,18 +523,19 @@ def test_alignments(alignment: int, tiny: Callable[[str], Path], tmp_path: Path)
         ("tiny-bert", "", "expected no token of type byte in a bert vocabulary, found '[EMPTY_50]'"),
     ],
 )  # fmt: skip
-def test_tokens_of_bytes(name: str, token: str, problem: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_tokens_of_bytes(
+    name: str, token: str, problem: str, tiny: Callable[[str], Path], tmp_path: Path, loader: Loader
+) -> None:
     with glft.open(tiny(name)) as file:
         tokens, types = (list(file.metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type"))
     tokens[50], types[50] = token, 6
     path = tmp_path / "model.gguf"
     glft.edit(tiny(name), path, set={"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
-    with Loader() as loader:
-        assert bool(loader.refusal(path)) == bool(problem)
+    assert bool(loader.refusal(path)) == bool(problem)
     assert [finding.problem for finding in glft.check_rules(path, "llama.cpp")] == [problem] * bool(problem)
 
 
-def test_special_tokens_beyond_the_vocabulary(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+def test_special_tokens_beyond_the_vocabulary(tiny: Callable[[str], Path], tmp_path: Path, loader: Loader) -> None:
     """llama.cpp loads the model with a default; edit refuses, and verify lists what is stored."""
     path, key = tmp_path / "model.gguf", "tokenizer.ggml.eos_token_id"
     with glft.open(tiny("tiny-llama")) as file:
@@ -637,18 +543,11 @@ def test_special_tokens_beyond_the_vocabulary(tiny: Callable[[str], Path], tmp_p
     problem = f"expected one of {count} tokens for {key}, found {count}: llama.cpp takes a default instead"
     with pytest.raises(glft.FormatError, match=re.escape(problem)):
         glft.edit(tiny("tiny-llama"), path, set={key: count})
-    glft.edit(tiny("tiny-llama"), path, set={key: count - 1})
-    assert glft.check_rules(path, ["spec", "llama.cpp"]) == []
-    stored = key.encode() + struct.pack("<II", KINDS["u32"], count - 1)
-    path.write_bytes(path.read_bytes().replace(stored, stored[:-4] + struct.pack("<I", count)))
-    with Loader() as loader:
-        assert not loader.refusal(path)
+    write(path, tiny("tiny-llama"), {key: count}, {})
+    assert not loader.refusal(path)
     (found,) = glft.check_rules(path, ["spec", "llama.cpp"])
-    assert (found.problem, found.sets, found.offset) == (
-        problem,
-        ("spec",),
-        path.read_bytes().index(stored[:-4]) + len(stored) - 4,
-    )
-    done = in_this_process("verify", path)
-    assert (done.returncode, problem in done.stdout) == (0, True)
-    glft.edit(path, set={"general.name": "x"})  # other keys can be edited
+    assert (found.problem, found.sets) == (problem, ("spec",))
+    assert found.offset == path.read_bytes().index(key.encode()) + len(key) + 4
+    assert verified(path)["failures"] == 0
+    glft.edit(path, set={key: count - 1})
+    assert glft.check_rules(path, ["spec", "llama.cpp"]) == []

@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glft_schema
-from glft_schema import Container, SchemeError, TruncatedError, save_file
+from glft_schema import Container, TruncatedError, save_file
 from glft_schema.checks import values
 from glft_schema.checks.values import ValueFinding, check_values, findings_of
 from glft_schema.codec.numbers import f32, u16
 from glft_schema.codec.structs import Struct
-from glft_schema.files.splitting import split
 from glft_schema.formats.glft import TYPES as GLFT_TYPES
 from glft_schema.formats.registry import format_named
 from glft_schema.storage.source import BytesSource
@@ -37,24 +36,28 @@ from tests.tools.command_line import in_this_process as glft
 from tests.tools.depth import FULL
 from tests.tools.real_files import downloaded
 
+BLOCK_TYPES = [type_ for type_ in GGML_TYPES if type_.block]
 # Formats and offsets of scales in ggml-common.h's structs: float16 (e), float32 (f), 8-bit (B).
-# fmt: off
-SCALES = {
-    "Q1_0": {"d": ("e", 0)}, "Q2_0": {"d": ("e", 0)}, "Q4_0": {"d": ("e", 0)}, "Q4_1": {"d": ("e", 0), "m": ("e", 2)},
-    "Q5_0": {"d": ("e", 0)}, "Q5_1": {"d": ("e", 0), "m": ("e", 2)}, "Q8_0": {"d": ("e", 0)},
-    "Q8_1": {"d": ("e", 0), "s": ("e", 2)}, "Q2_K": {"d": ("e", 80), "dmin": ("e", 82)}, "Q3_K": {"d": ("e", 108)},
-    "Q4_K": {"d": ("e", 0), "dmin": ("e", 2)}, "Q5_K": {"d": ("e", 0), "dmin": ("e", 2)}, "Q6_K": {"d": ("e", 208)},
-    "Q8_K": {"d": ("f", 0)}, "IQ2_XXS": {"d": ("e", 0)}, "IQ2_XS": {"d": ("e", 0)}, "IQ3_XXS": {"d": ("e", 0)},
-    "IQ1_S": {"d": ("e", 0)}, "IQ4_NL": {"d": ("e", 0)}, "IQ3_S": {"d": ("e", 0)}, "IQ2_S": {"d": ("e", 0)},
-    "IQ4_XS": {"d": ("e", 0)}, "IQ1_M": {"scales": ("nibbles", 48)}, "TQ1_0": {"d": ("e", 52)}, "TQ2_0": {"d": ("e", 64)},
-    "MXFP4": {"e": ("B", 0)}, "NVFP4": {"d": ("B", 0)},
+SCALES = {type_.name: {"d": ("e", 0)} for type_ in BLOCK_TYPES} | {
+    "Q4_1": {"d": ("e", 0), "m": ("e", 2)},
+    "Q5_1": {"d": ("e", 0), "m": ("e", 2)},
+    "Q8_1": {"d": ("e", 0), "s": ("e", 2)},
+    "Q2_K": {"d": ("e", 80), "dmin": ("e", 82)},
+    "Q3_K": {"d": ("e", 108)},
+    "Q4_K": {"d": ("e", 0), "dmin": ("e", 2)},
+    "Q5_K": {"d": ("e", 0), "dmin": ("e", 2)},
+    "Q6_K": {"d": ("e", 208)},
+    "Q8_K": {"d": ("f", 0)},
+    "IQ1_M": {"scales": ("nibbles", 48)},
+    "TQ1_0": {"d": ("e", 52)},
+    "TQ2_0": {"d": ("e", 64)},
+    "MXFP4": {"e": ("B", 0)},
+    "NVFP4": {"d": ("B", 0)},
 }
-# fmt: on
 HALVES = {"NaN": 0xFE00, "infinite": 0xFC00, "subnormal": 1}
 CODES = {"e": HALVES, "nibbles": HALVES, "f": {"NaN": 0xFF800001, "infinite": 0x7F800000, "subnormal": 1}}
 EIGHT_BITS = {("MXFP4", 255): "NaN", ("NVFP4", 127): "NaN", ("NVFP4", 128): "reserved", ("NVFP4", 255): "reserved"}
 RESERVED = {"TQ1_0": [(0, "qs", 1), (47, "qs", 20), (48, "qh", 2), (51, "qh", 255)], "TQ2_0": [(0, "qs", 3), (63, "qs", 0xC0)]}
-BLOCK_TYPES = [type_ for type_ in GGML_TYPES if type_.block]
 PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 
 
@@ -101,10 +104,6 @@ def planted(type_: TensorType) -> Iterator[tuple[str, str, str, int, int]]:
                 yield field, kind, stored, at, bits
 
 
-def test_every_type_has_its_scales() -> None:
-    assert set(SCALES) == {type_.name for type_ in BLOCK_TYPES}
-
-
 @pytest.mark.parametrize("type_", BLOCK_TYPES, ids=str)
 def test_a_planted_scale_is_found_where_it_is(type_: TensorType) -> None:
     """In six blocks, two rows. llama.cpp's weights of the same blocks are not finite."""
@@ -138,12 +137,11 @@ def test_reserved_codes(name: str) -> None:
         assert found(type_, (3, 256), bytes(blocks)) == [(field, "reserved", 1, (1, 0), size + at)]
 
 
-def test_encoders_never_write_reserved_codes() -> None:
-    """TQ1_0 has 243 numbers of five digits and 81 of four, TQ2_0 81 bytes without a code of 3."""
-    for name, part, count in (("TQ1_0", "qs", 243), ("TQ1_0", "qh", 81), ("TQ2_0", "qs", 81)):
-        (codes,) = (codes for codes in GGML_TYPES[name].reserved if codes.field == part)
-        every = np.arange(256, dtype=np.uint8).reshape(1, -1)
-        assert int((~codes.found(every)).sum()) == count
+@pytest.mark.parametrize(("name", "field", "count"), [("TQ1_0", "qs", 243), ("TQ1_0", "qh", 81), ("TQ2_0", "qs", 81)])
+def test_codes_that_are_not_reserved(name: str, field: str, count: int) -> None:
+    """Five digits of base 3, four digits, and four codes of two bits without 3."""
+    (codes,) = (codes for codes in GGML_TYPES[name].reserved if codes.field == field)
+    assert int((~codes.found(np.arange(256, dtype=np.uint8).reshape(1, -1))).sum()) == count
 
 
 @pytest.mark.filterwarnings("ignore::glft_schema.errors.QuantizationWarning")  # NVFP4 stores 1e-4 as 0
@@ -152,12 +150,11 @@ def test_written_files_are_sound(format: str, tmp_path: Path) -> None:
     """Weights of all magnitudes up to NVFP4's largest: only subnormal scales are reported."""
     weights = (torch.randn(8, 256) * 10.0 ** torch.arange(-4.0, 4.0).unsqueeze(1)).clamp(-2688, 2688)
     types = [type_ for type_ in format_named(format).types if not (type_.needs_importance or type_.is_integer)]
-    state = {type_.name: weights for type_ in types}
     schemes = {type_.name: type_.scheme for type_ in types}
-    save_file({name: w.clone() for name, w in state.items()}, tmp_path / "f", schemes=schemes, format=format)
+    save_file({name: weights.clone() for name in schemes}, tmp_path / "f", schemes=schemes, format=format)
     with Container.parse_file(tmp_path / "f", mmap=False) as file:
         kinds = {tensor.name: {finding.kind for finding in findings} for tensor, findings in check_values(file)}
-    assert set(kinds) == set(state)
+    assert kinds.keys() == schemes.keys()
     assert kinds.pop("Q8_per_channel" if format == "GLFT" else "Q8_0") == {"subnormal"}
     assert all(found <= {"subnormal"} for found in kinds.values())
 
@@ -305,30 +302,28 @@ def test_tied_tensors_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("numbers", [1, 100, 300, 1 << 20])
 @pytest.mark.parametrize("scheme", ["f32", "q8_per_channel", "q4_per_group_64"])
-def test_chunks_are_the_tensor_in_order(scheme: str, numbers: int, tmp_path: Path) -> None:
-    save_file({"w": torch.randn(3, 2, 64), "empty": torch.zeros(3, 0)}, tmp_path / "f.glft", schemes={"w": scheme})
-    for mmap in (True, False):
-        with Container.parse_file(tmp_path / "f.glft", mmap=mmap) as file:
-            chunks = list(file.tensors["w"].chunks(numbers))
-            assert torch.equal(torch.cat(chunks), file.tensors["w"].dequantize().flatten())
-            assert max(map(len, chunks)) <= max(numbers, 64)
-            assert list(file.tensors["empty"].chunks()) == []
+def test_chunks_are_the_tensor_in_order(scheme: str, numbers: int, path: Path) -> None:
+    save_file({"w": torch.randn(3, 2, 64), "empty": torch.zeros(3, 0)}, path, schemes={"w": scheme})
+    with Container.parse_file(path, mmap=False) as file:
+        chunks = list(file.tensors["w"].chunks(numbers))
+        assert torch.equal(torch.cat(chunks), file.tensors["w"].dequantize().flatten())
+        assert max(map(len, chunks)) <= max(numbers, 64)
+        assert list(file.tensors["empty"].chunks()) == []
 
 
 @pytest.fixture
 def odd_file(tmp_path: Path) -> Path:
+    path = tmp_path / "odd.gguf"
     state = {"good": torch.ones(2, 64), "bad": torch.ones(2, 64), "zero": torch.zeros(3), "floats": torch.ones(2, 3)}
     state["floats"][1, 2] = float("-inf")
-    save_file(state, tmp_path / "odd.gguf", {"general.architecture": "toy"}, schemes={"good": "q4_0", "bad": "q8_0"}, rules=[])
-    with glft_schema.open(tmp_path / "odd.gguf") as file:
-        position = file.tensors["bad"].position
-    stored = bytearray((tmp_path / "odd.gguf").read_bytes())
-    stored[position + 2 * 34 : position + 2 * 34 + 2] = b"\x00\x7e"
-    (tmp_path / "odd.gguf").write_bytes(stored)
-    return tmp_path / "odd.gguf"
+    save_file(state, path, {"general.architecture": "toy"}, schemes={"good": "q4_0", "bad": "q8_0"}, rules=[])
+    with glft_schema.open(path) as file, path.open("r+b") as stream:
+        stream.seek(file.tensors["bad"].position + 2 * 34)
+        stream.write(b"\x00\x7e")
+    return path
 
 
-def test_verify_values(odd_file: Path) -> None:
+def test_findings_of_a_file(odd_file: Path) -> None:
     with Container.parse_file(odd_file, mmap=False) as file:
         findings = {tensor.name: findings for tensor, findings in check_values(file)}
         bad, zero, floats = (file.tensors[name].position for name in ("bad", "zero", "floats"))
@@ -338,34 +333,29 @@ def test_verify_values(odd_file: Path) -> None:
         "zero": [ValueFinding("zero", str(odd_file), "weights", "all zero", 3, (0,), zero)],
         "floats": [ValueFinding("floats", str(odd_file), "weights", "infinite", 1, (1, 2), floats + 20)],
     }
+
+
+def test_verify(odd_file: Path) -> None:
+    findings = {tensor.name: [asdict(finding) for finding in found] for tensor, found in check_values(odd_file)}
     done = glft("verify", odd_file, "--values")
     assert (done.returncode, done.stderr) == (1, "")
-    lines = [line.split() for line in done.stdout.split("\n")]
-    assert ["bad", "d", "NaN", "1", "[1,", "0]", f"{bad + 68:,}"] in lines
-    assert ["floats", "weights", "infinite", "1", "[1,", "2]", f"{floats + 20:,}"] in lines
-    assert done.stdout.index("floats ") < done.stdout.index("zero ")
-    assert done.stdout.endswith("\n4 of 4 tensors checked, 2 with NaN, infinities or reserved codes\n")
+    *_, bad, floats, zero, last = (" ".join(line.split()) for line in done.stdout.splitlines())
+    assert bad == f"bad d NaN 1 [1, 0] {findings['bad'][0]['byte']:,}"
+    assert floats == f"floats weights infinite 1 [1, 2] {findings['floats'][0]['byte']:,}"
+    assert zero == f"zero weights all zero 3 [0] {findings['zero'][0]['byte']:,}"
+    assert last == "4 of 4 tensors checked, 2 with NaN, infinities or reserved codes"
     data = json.loads(glft("verify", odd_file, "--values", "--json").stdout)
-    listed = [
-        {**asdict(findings[name][0]), "index": list(findings[name][0].index), "fault": name != "zero"}
-        for name in ("bad", "floats", "zero")
-    ]
-    assert (data["holds"], data["values"]) == (False, {"checked": 4, "findings": listed})
+    listed = [finding | {"fault": name != "zero"} for name in ("bad", "floats", "zero") for finding in findings[name]]
+    assert (data["holds"], data["values"]) == (False, json.loads(json.dumps({"checked": 4, "findings": listed})))
     done = glft("verify", odd_file, "--values", "--exclude", "bad", "--exclude", "fl*")
     assert done.returncode == 0
-    assert "zero    weights  all zero      3           [0]" in done.stdout
     assert done.stdout.endswith("\n2 of 4 tensors checked, none with NaN, infinities or reserved codes\n")
-    assert "did you mean 'zero'?" in glft("verify", odd_file, "--values", "--exclude", "zeros").stderr
 
 
 def test_sets_and_files_that_shrink(odd_file: Path, tmp_path: Path) -> None:
-    with glft_schema.open(odd_file) as file:
-        split(file, tmp_path / "part", max_tensors=1)
-    first = tmp_path / "part-00001-of-00004.gguf"
+    first = Path(glft_schema.split(odd_file, tmp_path / "part", max_tensors=1)[0])
     with Container.parse_file(first, mmap=False) as file:
         assert {Path(o.file).name[5:10] for _, findings in check_values(file) for o in findings} == {"00002", "00003", "00004"}
-        with pytest.raises(SchemeError, match="expected a tensor that matches 'nothing', found none"):
-            list(check_values(file, ["nothing"]))
         first.write_bytes(first.read_bytes()[:-60])
         with pytest.raises(TruncatedError):
             list(check_values(file))
@@ -412,13 +402,11 @@ def test_of_a_truncated_file_the_complete_tensors_are_checked(tmp_path: Path) ->
     with glft_schema.open(path, allow_truncated=True) as file:
         kinds = {tensor.name: [finding.kind for finding in found] for tensor, found in check_values(file)}
     assert kinds == {"a": ["NaN"], "b": [], "c": ["incomplete"]}
-    done = glft("verify", path, "--values")
-    lines = done.stdout.splitlines()
-    assert done.returncode == 2
-    assert [line.split()[:3] for line in lines[1:-1]] == [["a", "weights", "NaN"]]
-    assert lines[-1] == "2 of 3 tensors checked, 1 with NaN, infinities or reserved codes"
+    done, refused = glft("verify", path, "--values"), glft("verify", path)
+    _, finding, last = done.stdout.splitlines()
+    assert (done.returncode, finding.split()[:3]) == (2, ["a", "weights", "NaN"])
+    assert last == "2 of 3 tensors checked, 1 with NaN, infinities or reserved codes"
     assert done.stderr.startswith(f"glft: {path}: data -> 'c' -> weights: the file is truncated: ")
-    found = json.loads(glft("verify", path, "--values", "--json").stdout)["values"]["findings"]
-    assert [(finding["tensor"], finding["kind"]) for finding in found] == [("a", "NaN"), ("c", "incomplete")]
-    refused = glft("verify", path)
     assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", done.stderr)
+    listed = json.loads(glft("verify", path, "--values", "--json").stdout)["values"]["findings"]
+    assert [finding["kind"] for finding in listed] == ["NaN", "incomplete"]
