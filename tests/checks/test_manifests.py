@@ -28,7 +28,6 @@ from glft_schema.checks.manifests import (
     model_hash,
     read_manifest,
 )
-from glft_schema.files.splitting import split
 from tests.checks.memory import result_and_growth, sparse_file
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import F32, Row
@@ -129,21 +128,19 @@ def test_the_models_hash_is_that_of_its_sorted_lines(model: Path) -> None:
 
 
 def test_the_models_hash_knows_no_layout(model: Path, tmp_path: Path) -> None:
-    expected = model_hash(hashes(model))
-    with glft_schema.open(model) as file:
-        split(file, tmp_path / "part", max_tensors=1)
     backwards = {name: STATE[name] for name in reversed(STATE)}
     options = {"metadata": METADATA | {"general.name": "other"}, "schemes": {"blk.*": "q8_0"}, "alignment": 64, "rules": []}
     save_file(backwards, tmp_path / "backwards.gguf", header={"version": 2}, **options)
-    assert model_hash(hashes(tmp_path / "backwards.gguf")) == expected
-    assert model_hash(hashes(tmp_path / "part-00001-of-00004.gguf")) == expected
+    first = Path(glft_schema.split(model, tmp_path / "part", max_tensors=1)[0])
+    assert len({model_hash(hashes(path)) for path in (model, tmp_path / "backwards.gguf", first)}) == 1
     floats = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
+    renamed, reshaped = {"a": torch.ones(3), "c": torch.zeros(2, 2)}, {"a": torch.ones(3), "b": torch.zeros(4)}
+    for number, state in enumerate((floats, renamed, reshaped)):
+        save_file(state, tmp_path / f"{number}.glft")
     save_file(floats, tmp_path / "floats.gguf")
-    save_file(floats, tmp_path / "floats.glft")
-    assert model_hash(hashes(tmp_path / "floats.gguf")) == model_hash(hashes(tmp_path / "floats.glft"))
-    for other in ({"a": torch.ones(3), "c": torch.zeros(2, 2)}, {"a": torch.ones(3), "b": torch.zeros(4)}):
-        save_file(other, tmp_path / "other.glft")
-        assert model_hash(hashes(tmp_path / "other.glft")) != model_hash(hashes(tmp_path / "floats.glft"))
+    same, *others = (model_hash(hashes(tmp_path / f"{number}.glft")) for number in range(3))
+    assert model_hash(hashes(tmp_path / "floats.gguf")) == same
+    assert same not in others
 
 
 @given(st.text(st.characters(), max_size=20), st.lists(st.integers(0, 2**64), max_size=4), st.sampled_from(["F32", "type 200"]))
@@ -231,109 +228,123 @@ def test_hostile_lines_are_read_in_one_go() -> None:
     subprocess.run([sys.executable, "-c", HOSTILE, HEX], check=True, timeout=60)
 
 
-def test_compare() -> None:
-    file = FileHash(HEX, "here/f", (W,))
-    assert compare_hashes([file], [file]) == Verdict([], [], 1)
-    assert compare_hashes([file], [FileHash(HEX, "elsewhere/f")]) == Verdict([], [], None)
-    assert compare_hashes([file], [file._replace(path="any name")]).holds
-    changed = compare_hashes([file], [file._replace(sha256=MODEL)])
-    assert (changed.holds, changed) == (False, Verdict([("here/f", f"expected SHA-256 {MODEL}, found {HEX}")], [], 1))
-    more, shape, lost = W._replace(name="more"), W._replace(name="shape", shape=(1, 2)), W._replace(name="lost")
-    published = W._replace(sha256=MODEL), shape._replace(shape=(2, 1)), lost
-    found = compare_hashes([file._replace(tensors=(W, more, shape))], [file._replace(tensors=published)])
-    assert dict(found.tensors) == {
-        "w": "payload differs",
-        "shape": "F32 [2, 1] in the manifest, F32 [1, 2] in the file",
-        "lost": "not in the file",
-        "more": "not in the manifest",
-    }
-    assert (found.compared, found.holds) == (4, False)
+HERE = FileHash(HEX, "here/f", (W,))
 
 
-def test_which_line_is_about_a_file() -> None:
-    here = [FileHash(HEX, "a/f", ())]
+@pytest.mark.parametrize(
+    ("expected", "verdict"),
+    [
+        (HERE, Verdict([], [], 1)),
+        (FileHash(HEX, "elsewhere/f"), Verdict([], [], None)),
+        (HERE._replace(path="any name"), Verdict([], [], 1)),
+        (HERE._replace(sha256=MODEL), Verdict([("here/f", f"expected SHA-256 {MODEL}, found {HEX}")], [], 1)),
+    ],
+)
+def test_files_are_compared(expected: FileHash, verdict: Verdict) -> None:
+    compared = compare_hashes([HERE], [expected])
+    assert (compared, compared.holds) == (verdict, not verdict.files)
+
+
+def test_tensors_are_compared() -> None:
+    more, shape, lost = (W._replace(name=name) for name in ("more", "shape", "lost"))
+    published = HERE._replace(tensors=(W._replace(sha256=MODEL), shape._replace(shape=(2, 1)), lost))
+    found = compare_hashes([HERE._replace(tensors=(W, more, shape))], [published])
+    assert (dict(found.tensors), found.compared, found.holds) == (
+        {
+            "w": "payload differs",
+            "shape": "F32 [2, 1] in the manifest, F32 [2] in the file",
+            "lost": "not in the file",
+            "more": "not in the manifest",
+        },
+        4,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "verdict"),
+    [
+        ("a/f", True),
+        ("./a/../a/f", True),
+        ("c/g", False),
+        ("c/f", "expected one hash for 'f', found 2 lines that disagree"),
+        ("h", r"expected a line for 'h', found only lines for other files \(3\): 'a/f', 'b/f', 'g'"),
+    ],
+)
+def test_which_line_is_about_a_file(path: str, verdict: bool | str) -> None:
     lines = [FileHash(HEX, "a/f", ()), FileHash(MODEL, "b/f", ()), FileHash(MODEL, "g", ())]
-    assert compare_hashes(here, lines).holds
-    assert compare_hashes([FileHash(HEX, "./a/../a/f", ())], lines).holds
-    assert not compare_hashes([FileHash(HEX, "c/g", ())], lines).holds
-    with pytest.raises(FormatError, match="expected one hash for 'f', found 2 lines that disagree"):
-        compare_hashes([FileHash(HEX, "c/f", ())], lines)
-    with pytest.raises(
-        FormatError, match=r"expected a line for 'h', found only lines for other files \(3\): 'a/f', 'b/f', 'g'"
-    ):
-        compare_hashes([FileHash(HEX, "h", ())], lines)
-    twice = [FileHash(HEX, "a/f"), FileHash(HEX, "f", ())]  # of which one says more
-    assert compare_hashes([FileHash(HEX, "b/f", ())], twice).compared == 0
+    if isinstance(verdict, bool):
+        assert compare_hashes([FileHash(HEX, path, ())], lines).holds is verdict
+    else:
+        with pytest.raises(FormatError, match=verdict):
+            compare_hashes([FileHash(HEX, path, ())], lines)
 
 
-def test_verify(model: Path, tmp_path: Path) -> None:
-    done = glft("hash", model)
-    assert (done.returncode, done.stderr) == (0, "")
-    listed = tmp_path / "SHA256SUMS"
-    listed.write_text(done.stdout)
-    done = glft("verify", model, "--manifest", listed)
+def test_of_two_lines_that_agree_one_has_tensors() -> None:
+    assert compare_hashes([FileHash(HEX, "b/f", ())], [FileHash(HEX, "a/f"), FileHash(HEX, "f", ())]).compared == 0
+
+
+@pytest.fixture
+def listed(model: Path, tmp_path: Path) -> Path:
+    """The output of `glft hash` for the model."""
+    (tmp_path / "SHA256SUMS").write_text(glft("hash", model).stdout)
+    return tmp_path / "SHA256SUMS"
+
+
+def test_verify(model: Path, listed: Path) -> None:
+    done = glft("verify", model.rename(model.with_name("renamed.gguf")), "--manifest", listed)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith(f"\n4 tensors match {listed}\n1 file matches {listed}\n")
-    renamed = model.rename(tmp_path / "renamed.gguf")
-    assert glft("verify", renamed, "--manifest", listed).returncode == 0
 
-    with glft_schema.open(renamed) as file:
-        position = file.tensors["norm"].position
-        renamed_model = {"format": "GGUF", **file.regions, "metadata": METADATA | {"general.name": "x"}}
-        Container.build_file(renamed_model, tmp_path / "same.gguf")
-    done = glft("verify", tmp_path / "same.gguf", "--manifest", listed)
+
+def test_verify_of_equal_tensors_in_another_file(model: Path, listed: Path) -> None:
+    glft_schema.edit(model, set={"general.name": "x"})
+    done = glft("verify", model, "--manifest", listed)
     assert (done.returncode, f"4 tensors match {listed}" in done.stdout) == (1, True)
     assert "all tensors match: the header, metadata, offsets or padding differ" in done.stdout
 
-    stored = bytearray(renamed.read_bytes())
+
+def flip(path: Path, name: str) -> None:
+    """Changes a bit of a tensor's payload."""
+    with glft_schema.open(path) as file:
+        position = file.tensors[name].position
+    stored = bytearray(path.read_bytes())
     stored[position] ^= 1
-    renamed.write_bytes(stored)
-    done = glft("verify", renamed, "--manifest", listed)
+    path.write_bytes(stored)
+
+
+def test_verify_of_a_changed_tensor(model: Path, listed: Path) -> None:
+    before = sha256(model.read_bytes())
+    flip(model, "norm")
+    after = sha256(model.read_bytes())
+    done = glft("verify", model, "--manifest", listed)
     assert done.returncode == 1
     assert f"  tensor  problem\n  norm    payload differs\n1 of 4 tensors differ from {listed}\n" in done.stdout
-    found = json.loads(glft("verify", renamed, "--manifest", listed, "--json").stdout)
-    problem = f"expected SHA-256 {read_manifest(listed.read_bytes())[0].sha256}, found {sha256(bytes(stored))}"
-    differing = {"files": {str(renamed): problem}, "tensors": {"norm": "payload differs"}}
-    assert (found["holds"], found["manifest"]) == (False, {"compared": 4, **differing})
-
-    plain = tmp_path / "plain"
-    plain.write_text(f"{sha256(bytes(stored)).upper()} *renamed.gguf\r\n")
-    done = glft("verify", renamed, "--manifest", plain)
+    found = json.loads(glft("verify", model, "--manifest", listed, "--json").stdout)
+    files = {str(model): f"expected SHA-256 {before}, found {after}"}
+    assert found["manifest"] == {"compared": 4, "files": files, "tensors": {"norm": "payload differs"}}
+    listed.write_text(f"{after.upper()} *model.gguf\r\n")  # as of other tools, without tensors
+    done = glft("verify", model, "--manifest", listed)
     assert (done.returncode, "tensors match" in done.stdout, "1 file matches" in done.stdout) == (0, False, True)
 
 
-def test_verify_says_what_is_wrong_with_a_manifest(model: Path, tmp_path: Path) -> None:
-    md5, other = tmp_path / "md5", tmp_path / "other"
-    md5.write_text(f"{HEX}  a\n{HEX}  b\nd41d8cd98f00b204e9800998ecf8427e  model.gguf\n")
-    other.write_text(f"{HEX}  a\n{HEX}  b\n")
-    for path, problem in (
-        (md5, "line 3: expected a SHA-256 hash of 64 hex digits, found 32 digits of MD5"),
-        (other, "expected a line for 'model.gguf', found only lines for other files (2): 'a', 'b'"),
-        (tmp_path / "missing", "No such file or directory"),
-        (tmp_path, "Is a directory"),
-    ):
-        done = glft("verify", model, "--manifest", path)
-        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"glft: {path}: {problem}\n")
+def test_verify_without_a_line(model: Path, listed: Path) -> None:
+    listed.write_text(f"{HEX}  a\n{HEX}  b\n")
+    problem = "expected a line for 'model.gguf', found only lines for other files (2): 'a', 'b'"
+    assert glft("verify", model, "--manifest", listed).stderr == f"glft: {listed}: {problem}\n"
 
 
-def test_sets_and_standard_input_without_torch(tmp_path: Path) -> None:
+def test_sets_and_standard_input(tmp_path: Path) -> None:
     save_file({f"w{i}": torch.full((8,), float(i)) for i in range(3)}, tmp_path / "whole.gguf", METADATA)
-    with glft_schema.open(tmp_path / "whole.gguf") as file:
-        split(file, tmp_path / "part", max_tensors=1)
-    first = tmp_path / "part-00001-of-00003.gguf"
+    first, second, _ = map(Path, glft_schema.split(tmp_path / "whole.gguf", tmp_path / "part", max_tensors=1))
     listed = glft("hash", first).stdout
     assert [Path(file.path).name[5:10] for file in read_manifest(listed.encode())] == ["00001", "00002", "00003"]
-    code = "import sys; sys.modules['torch'] = None; from glft_schema.cli import main; main()"
-    command = [sys.executable, "-c", code, "verify", first, "--manifest", "-"]
+    command = [sys.executable, "-m", "glft_schema", "verify", first, "--manifest", "-"]
     done = subprocess.run(command, input=listed, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("\n3 tensors match -\n3 files match -\n")
-    second = tmp_path / "part-00002-of-00003.gguf"
-    stored = bytearray(second.read_bytes())
-    stored[-20] ^= 1
-    second.write_bytes(stored)
-    (tmp_path / "sums").write_text(listed)
-    done = glft("verify", first, "--manifest", tmp_path / "sums")
+    flip(second, "w1")
+    done = subprocess.run(command, input=listed, capture_output=True, text=True)
     assert done.returncode == 1
     assert f"\n{second}: expected SHA-256 " in done.stdout
     assert "  w1      payload differs\n1 of 3 tensors" in done.stdout

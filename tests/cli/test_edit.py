@@ -10,7 +10,7 @@ import torch
 import glft_schema
 from glft_schema import save_file
 from glft_schema.errors import SimilarKeyWarning
-from tests.checks.test_repairs import DENSE, KEYS, write
+from tests.checks.tiny_llama import FLUX, KEYS, write
 from tests.tools.command_line import in_this_process as glft
 
 METADATA = {"general.architecture": "toy", "general.name": "Toy", "toy.block_count": 2, "toy.words": ["a"]}
@@ -106,10 +106,10 @@ def test_a_file_that_llama_cpp_no_longer_loads(
     command: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write(Path("model.gguf"), KEYS, DENSE)
-    write(Path("no_blocks.gguf"), KEYS | {"llama.block_count": 0}, DENSE)
-    write(Path("refused.gguf"), KEYS, DENSE, {"output_norm.weight": "final_norm.weight"})
-    write(Path("unknown.gguf"), {key.replace("llama.", "flux."): value for key, value in KEYS.items()}, DENSE)
+    write(Path("model.gguf"))
+    write(Path("no_blocks.gguf"), KEYS | {"llama.block_count": 0})
+    write(Path("refused.gguf"), names={"output_norm.weight": "final_norm.weight"})
+    write(Path("unknown.gguf"), FLUX | {"general.architecture": "llama"})
     done = glft(*command.split())
     warning = f"glft: warning: llama.cpp will refuse the new file (see glft verify): {reason}\n"
     assert (done.returncode, done.stderr) == (0, warning if reason else "")

@@ -141,6 +141,7 @@ REFUSED = {
     "schema recipes --as json": "glft: recipes are a document: expected --as markdown, found json\n",
     "verify model.gguf --sha256 12": "glft: expected 64 hexadecimal digits for --sha256, found '12'\n",
     "verify model.gguf --manifest model.gguf": "the output of glft hash or sha256sum for --manifest, found a GGUF file\n",
+    "verify model.gguf --manifest text": "glft: text: line 1: expected a line of the form 'HASH  FILE', found 'hello'\n",
     "verify model.gguf --exclude w": "glft: --exclude requires --derives-from or --values\n",
     "verify model.gguf --imatrix none": "glft: --imatrix requires --derives-from\n",
     "verify model.gguf --tolerance 1": "glft: --tolerance requires --derives-from\n",
