@@ -14,11 +14,11 @@ import pytest
 from glft_schema import Container, FormatError, LimitError, Limits, TruncatedError, byte_map
 from glft_schema.errors import OptionError
 from glft_schema.files.parsing import check_rules
-from glft_schema.limits import DEFAULTS, LIMITS, current
+from glft_schema.limits import DEFAULTS, current
 from tests.oracles import glft_reference as reference
 from tests.oracles.gguf_reference import ARRAY, File, Info
 from tests.oracles.glft_reference import Row
-from tests.tools.command_line import glft
+from tests.tools.command_line import in_this_process as glft
 
 U8, U32 = 0, 4
 
@@ -34,11 +34,6 @@ def entries(count: int) -> bytes:
     head = struct.pack("<4sIQQ", b"GGUF", 3, 0, count)
     head += b"".join(struct.pack("<Q7sIB", 7, b"k%06d" % i, 0, 1) for i in range(count))
     return head + bytes(-len(head) % 32)
-
-
-def arrays(count: int) -> bytes:
-    """Returns a file of nested arrays: one array of `count - 1` empty ones."""
-    return File([(b"k", ARRAY, (ARRAY, [(U8, [])] * (count - 1)))]).bytes()
 
 
 def nested(depth: int) -> bytes:
@@ -58,7 +53,8 @@ OBJECTS = " tensors, entries and arrays"
 MADE: dict[str, tuple[str, Callable[[int], bytes], str, int, str]] = {
     "tensors": ("objects", rows, "tensor_infos", 24, OBJECTS),
     "keys": ("objects", entries, "metadata", 24, OBJECTS),
-    "arrays": ("objects", arrays, "metadata -> 0 -> value -> elements", 49, OBJECTS),
+    "arrays": ("objects", lambda n: File([(b"k", ARRAY, (ARRAY, [(U8, [])] * (n - 1)))]).bytes(),
+               "metadata -> 0 -> value -> elements", 49, OBJECTS),
     "nesting": ("nesting", nested, "metadata -> 0 -> value" + " -> elements -> 0" * 5, 97, " levels of arrays"),
     "dims": ("dims", lambda n: File([], [Info(b"w", [1] * n, 0, bytes(4))]).bytes(), "tensor_infos -> 0 -> dims", 33, ""),
     "alignment": ("alignment", lambda n: File([(b"general.alignment", U32, n)]).bytes(),
@@ -161,13 +157,6 @@ def test_an_error_that_is_being_handled_is_no_cause_of_another() -> None:
             Container.parse(stored)
 
 
-def test_every_limit_has_a_test_and_a_reason() -> None:
-    elsewhere = {"stream", "manifest", "whole_file"}  # in files/test_ways_to_read.py, checks/test_manifests.py, storage/
-    elsewhere |= {"parser_memory", "parser_seconds", "repeats"}  # in families/test_apart.py, weights/test_save.py
-    assert {case[0] for case in MADE.values()} | elsewhere == set(LIMITS)
-    assert all(limit.of and limit.why for limit in LIMITS.values())
-
-
 def test_what_is_no_limit() -> None:
     with pytest.raises(OptionError, match=r"expected one of the limits objects, nesting, .*, parser_seconds, found 'keys'"):
         Limits(keys=3)
@@ -177,23 +166,24 @@ def test_what_is_no_limit() -> None:
     assert pickle.loads(pickle.dumps(Limits(dims=3))) == Limits(dims=3) != Limits()
 
 
-def test_the_command_line_raises_limits(tmp_path: Path) -> None:
-    path = tmp_path / "deep.gguf"
+NAMES = f"glft: expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found"
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ([], "expected at most 16 levels of arrays (a limit of glft_schema), found 17 (key 'k', limit nesting,"),
+        (["nesting=17"], ""),
+        (["nesting"], f"{NAMES} 'nesting'\n"),
+        (["nesting=-1"], f"{NAMES} 'nesting=-1'\n"),
+        (["depth=3"], f"{NAMES} 'depth=3'\n"),
+        (["nesting=17", "nesting=16"], "glft: --limit: expected each name once, found 'nesting' twice: '17' and '16'\n"),
+    ],
+)
+def test_the_command_line_raises_limits(limits: list[str], error: str, path: Path) -> None:
     path.write_bytes(nested(17))
-
-    def run(*arguments: object) -> tuple[int, str]:
-        done = glft(*arguments)
-        return done.returncode, done.stderr
-
-    code, said = run("inspect", path)
-    assert code == 2
-    assert "expected at most 16 levels of arrays (a limit of glft_schema), found 17 (key 'k', limit nesting," in said
-    assert run("--limit", "nesting=17", "inspect", path) == (0, "")
-    expected = f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found"
-    for wrong in ("nesting", "nesting=-1", "nesting=x", "depth=3"):
-        assert run("--limit", wrong, "inspect", path) == (2, f"glft: {expected} {wrong!r}\n")
-    twice = "glft: --limit: expected each name once, found 'nesting' twice: '17' and '16'\n"
-    assert run("--limit", "nesting=17", "--limit", "nesting=16", "inspect", path) == (2, twice)
+    done = glft(*(part for limit in limits for part in ("--limit", limit)), "inspect", path)
+    assert (done.returncode, error in done.stderr, bool(done.stderr)) == (2 if error else 0, True, bool(error))
 
 
 def test_real_sizes_are_within_the_limits() -> None:

@@ -8,15 +8,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from glft_schema.cli import app
 from glft_schema.cli.commands import COMMANDS, JOBS, Glft
-from glft_schema.cli.options import argument, command, flag, option
 from tests.tools.command_line import in_this_process
 
 # What `glft inspect` of a weights file needs none of; an import of a module that is None fails.
@@ -48,6 +45,8 @@ def test_help_imports_no_command() -> None:
         ("nothing-like-it", "Error: No such command 'nothing-like-it'."),
         ("quantize in.gguf q4_k_m", "Error: Missing argument 'OUT'."),
         ("quantize in.gguf out.gguf", "Error: Missing argument 'TYPE'."),
+        ("convert in.gguf out.gguf --alignment x", "Invalid value for '--alignment': 'x' is not a valid integer range."),
+        ("convert in.gguf out.gguf --gguf-version 4", "'--gguf-version': 4 is not in the range 1<=x<=3."),
         ("edit in.gguf out.gguf", "unexpected extra argument (out.gguf); the output is an option: -o OUT"),
         ("merge 1.gguf 2.gguf out.gguf", "unexpected extra argument (out.gguf); give only the first file of the set"),
         ("get-tensor in.gguf x -o out", "; the output is an argument: OUT.npy"),
@@ -66,46 +65,11 @@ def test_usage_errors_say_what_to_do(line: str, error: str) -> None:
     assert done.stderr.endswith(f"{error}\n")
 
 
-def test_an_unknown_option_is_no_output() -> None:
-    assert "argument:" not in in_this_process("convert", "in.gguf", "-q", "out").stderr
-
-
 def test_a_path_that_cannot_be_read_is_refused_by_the_command(four_types: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read all files
     done = in_this_process("inspect", four_types)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.search(r"Error: Invalid value for 'FILE'.* is not readable\.\n$", done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("a", [Path("a"), (), "default", (), None, 0.25, False, None]),
-        (
-            "a b c --text '' --texts 1 -t 2 --number 3 --share 0.5 --flag --path p",
-            [Path("a"), (Path("b"), Path("c")), "", ("1", "2"), 3, 0.5, True, Path("p")],
-        ),
-        ("", "Missing argument 'FIRST'."),
-        ("a --number 0", "Invalid value for '--number': 0 is not in the range x>=1."),
-    ],
-)
-def test_signatures_declare_arguments_and_options(arguments: str, expected: object) -> None:
-    def declared(
-        first: Annotated[Path, argument("FIRST", "A file.")],
-        others: Annotated[tuple[Path, ...], argument("OTHER", "Files.")] = (),
-        text: Annotated[str, option("TEXT", "A text.")] = "default",
-        texts: Annotated[tuple[str, ...], option("TEXT", "Texts.", "-t")] = (),
-        number: Annotated[int | None, option("N", "A number.", min=1)] = None,
-        share: Annotated[float, option("X", "A share.")] = 0.25,
-        flag: Annotated[bool, flag("A flag.")] = False,
-        path: Annotated[Path | None, option("PATH", "A path.")] = None,
-    ) -> None:
-        found.append([first, others, text, texts, number, share, flag, path])
-
-    found: list[object] = []
-    done = CliRunner().invoke(command(declared), shlex.split(arguments))
-    assert found == ([expected] if done.exit_code == 0 else [])
-    assert found or done.output.endswith(f"Error: {expected}\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
