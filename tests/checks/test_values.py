@@ -106,7 +106,7 @@ def planted(type_: TensorType) -> Iterator[tuple[str, str, str, int, int]]:
 
 @pytest.mark.parametrize("type_", BLOCK_TYPES, ids=str)
 def test_a_planted_scale_is_found_where_it_is(type_: TensorType) -> None:
-    """In six blocks, two rows. llama.cpp's weights of the same blocks are not finite."""
+    """In six blocks, two rows."""
     weights, size = weights_in(type_), type_.block.sizeof()
     shape, blocks = (2, 3 * weights), sound_blocks(type_, 6)
     assert found(type_, shape, bytes(blocks)) == []
@@ -116,9 +116,6 @@ def test_a_planted_scale_is_found_where_it_is(type_: TensorType) -> None:
             for each in {block, 4}:
                 store(memoryview(payload)[each * size : (each + 1) * size], stored, at, bits)
             assert found(type_, shape, bytes(payload)) == [(field, kind, 2, index, block * size + at)], (field, kind)
-            if type_.name not in ("Q8_1", "NVFP4") and kind in ("NaN", "infinite") and (type_.name, bits) not in EIGHT_BITS:
-                theirs = llama_cpp.dequantize(type_.name, np.frombuffer(payload, np.uint8).reshape(6, size), weights)
-                assert sorted(set(np.nonzero(~np.isfinite(theirs))[0])) == [block, 4]
 
 
 def test_each_of_several_scales_in_a_block() -> None:
@@ -281,10 +278,9 @@ def test_a_custom_type() -> None:
     block = Struct("qs" / u16[2] * "codes", "least" / f32[2] * "minima")
     codes = Reserved("qs", "code 9", lambda qs: qs == 9)
     type_ = block_type("ODD_4", 9999, 4, block, dequantize=decode_odd, reserved=[codes])
-    expected = [("qs", "reserved", 1, (4,), 14), ("least", "infinite", 1, (6,), 20)]
     for order, sign in (("little", "<"), ("big", ">")):
-        payload = struct.pack(f"{sign}2H2f", 1, 2, 1, 1) + struct.pack(f"{sign}2H2f", 1, 9, 1, INF)
-        assert found(type_, (8,), payload, order) == expected
+        payload = struct.pack(f"{sign}2H2f2H2f", 1, 2, 1, 1, 1, 9, 1, INF)
+        assert found(type_, (8,), payload, order) == [("qs", "reserved", 1, (4,), 14), ("least", "infinite", 1, (6,), 20)]
 
 
 def test_tied_tensors_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,13 +348,9 @@ def test_verify(odd_file: Path) -> None:
     assert done.stdout.endswith("\n2 of 4 tensors checked, none with NaN, infinities or reserved codes\n")
 
 
-def test_sets_and_files_that_shrink(odd_file: Path, tmp_path: Path) -> None:
-    first = Path(glft_schema.split(odd_file, tmp_path / "part", max_tensors=1)[0])
-    with Container.parse_file(first, mmap=False) as file:
-        assert {Path(o.file).name[5:10] for _, findings in check_values(file) for o in findings} == {"00002", "00003", "00004"}
-        first.write_bytes(first.read_bytes()[:-60])
-        with pytest.raises(TruncatedError):
-            list(check_values(file))
+def test_files_of_a_set(odd_file: Path, tmp_path: Path) -> None:
+    files = glft_schema.split(odd_file, tmp_path / "part", max_tensors=1)
+    assert [finding.file for _, findings in check_values(files[0]) for finding in findings] == files[1:]
 
 
 def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
@@ -399,14 +391,10 @@ def test_of_a_truncated_file_the_complete_tensors_are_checked(tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(TruncatedError):
         list(check_values(path))
-    with glft_schema.open(path, allow_truncated=True) as file:
-        kinds = {tensor.name: [finding.kind for finding in found] for tensor, found in check_values(file)}
-    assert kinds == {"a": ["NaN"], "b": [], "c": ["incomplete"]}
-    done, refused = glft("verify", path, "--values"), glft("verify", path)
+    done = glft("verify", path, "--values")
     _, finding, last = done.stdout.splitlines()
     assert (done.returncode, finding.split()[:3]) == (2, ["a", "weights", "NaN"])
     assert last == "2 of 3 tensors checked, 1 with NaN, infinities or reserved codes"
     assert done.stderr.startswith(f"glft: {path}: data -> 'c' -> weights: the file is truncated: ")
-    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", done.stderr)
     listed = json.loads(glft("verify", path, "--values", "--json").stdout)["values"]["findings"]
-    assert [finding["kind"] for finding in listed] == ["NaN", "incomplete"]
+    assert [(finding["tensor"], finding["kind"]) for finding in listed] == [("a", "NaN"), ("c", "incomplete")]

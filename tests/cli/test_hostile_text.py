@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from glft_schema import Container, FormatError, TensorError, save_file
+from glft_schema import Container, FormatError, save_file
 from glft_schema.cli.terminal import MAX_LINE, echo, progress_bar
 from glft_schema.codec.rules import GGML, SPEC
 from glft_schema.errors import QuantizationWarning, printable
@@ -133,13 +133,9 @@ def test_texts_of_the_library_are_harmless() -> None:
         for text in (str(file), repr(file), *map(str, file.tensors.values()), *map(repr, file.tensors.values())):
             assert harmless(text, 500)
     for name in NAMES:
-        bad = File([], [w(name, (1 << 62,))]).bytes()
         with pytest.raises(FormatError, match=r"the size in bytes of dims \[.*\] overflows 64 bits") as caught:
-            Container.parse(bad)
+            Container.parse(File([], [w(name, (1 << 62,))]).bytes())
         assert harmless(str(caught.value), 500)
-        with pytest.raises(TensorError, match="is unknown") as unknown:
-            next(iter(Container.parse(File([], [w(name, type=200)]).bytes()).tensors.values())).dequantize()
-        assert harmless(str(unknown.value), 500)
 
 
 def test_an_error_with_the_name_of_a_file_is_harmless(tmp_path: Path) -> None:
