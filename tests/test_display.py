@@ -231,22 +231,23 @@ def test_numbers_of_float32_have_the_fewest_digits(
 def one_screen(report: Any, headline: str, charts: int) -> Shown:
     """Checks a report's ``repr``, ``str`` and HTML, and returns what the HTML shows."""
     assert repr(report) == f"<{type(report).__name__}: {headline}>"
-    assert str(report).startswith(headline)
-    assert len(str(report).splitlines()) <= 50
-    assert max(map(len, str(report).splitlines())) < 250
-    assert "<script" not in report._repr_html_()
+    lines = str(report).splitlines()
+    assert lines[0].startswith(headline)
+    assert len(lines) <= 50
+    assert max(map(len, lines)) < 250
     found = Shown(report._repr_html_())
     assert found.charts == charts
     return found
 
 
+NAMES = [HOSTILE, *(f"blk.{i}.ffn_down.weight" for i in range(59))]
+
+
 def test_reports_have_one_screen(tmp_path: Path) -> None:
     """Results of functions for a file of 60 tensors, one with a hostile name."""
     one, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
-    names = [HOSTILE, *(f"blk.{i}.ffn_down.weight" for i in range(59))]
-    tensors = {name: torch.linspace(-1, 1, 512).reshape(2, 256) for name in names}
-    metadata = {"general.architecture": "llama", "llama.block_count": 59}
-    saved = glft_schema.save_file(tensors, one, metadata)
+    tensors = {name: torch.linspace(-1, 1, 512).reshape(2, 256) for name in NAMES}
+    saved = save_file(tensors, one, {"general.architecture": "llama", "llama.block_count": 59})
     found = one_screen(saved, "60 tensors, 122.9 kB", 1)
     assert [row[1:3] for row in found.tables[0][:2]] == [["source", "type"], ["float32", "F32"]]
     assert [len(table) for table in found.tables] == [21, 41]
@@ -254,26 +255,27 @@ def test_reports_have_one_screen(tmp_path: Path) -> None:
     one_screen(glft_schema.convert(one, other, schemes={"blk.*": "q4_0"}), "60 tensors, 19.04 kB", 1)
     one_screen(glft_schema.quantize(one, other, "Q8_0"), "Q8_0, 60 tensors, 34.14 kB, 8.89 bits per weight", 1)
     compared = glft_schema.compare(one, other)
-    found = one_screen(compared, "; ".join(compared.summary), 1)
-    assert found.rects == 59
+    assert one_screen(compared, "; ".join(compared.summary), 1).rects == 59
     edited = glft_schema.edit(one, other, set={"general.name": HOSTILE})
     one_screen(edited, f"changes 1, bytes {edited.nbytes:,}, copied {edited.copied:,}", 0)
     (hashed,) = glft_schema.checks.hash_file(one)
     assert (str(hashed), len(repr(hashed)) < 300) == (f"{hashed.sha256}  {one}", True)
-    one_screen(Unmatched(names, []), "missing 60, left over 0", 0)
+    one_screen(Unmatched(NAMES, []), "missing 60, left over 0", 0)
 
 
-def test_plans_and_importance_have_one_screen(tmp_path: Path) -> None:
-    sums = {f"blk.{i}.ffn_down.weight": ColumnSums(torch.rand(1, 256), torch.tensor([8])) for i in range(60)}
+def test_importance_has_one_screen() -> None:
+    sums = {name: ColumnSums(torch.rand(1, 256), torch.tensor([8])) for name in NAMES}
     matrix = glft_schema.weights.ImportanceMatrix(sums, (HOSTILE,), 2)
     one_screen(matrix, "columns 60, datasets 1, chunk count 2, chunk size 512", 0)
     one_screen(matrix.statistics(), "60 tensors", 0)
-    file = tmp_path / "a.gguf"
-    tensors = {f"blk.{i}.ffn_down.weight": torch.randn(2, 256) for i in range(3)}
-    save_file(tensors, file, {"general.architecture": "llama", "llama.block_count": 3})
-    planned = glft_schema.plan(file, types=["q4_0", "q8_0"])
+
+
+def test_plans_have_one_screen(tmp_path: Path) -> None:
+    tensors = {name: torch.randn(2, 256) for name in NAMES[1:4]}
+    save_file(tensors, tmp_path / "a.gguf", {"general.architecture": "llama", "llama.block_count": 3})
+    planned = glft_schema.plan(tmp_path / "a.gguf", types=["q4_0", "q8_0"])
     found = one_screen(planned, "3 tensors and 2 types to choose from", 1)
     assert [row[:3] for row in found.tables[0][1:]] == [["Q4_0", "3", "4.5"], ["Q8_0", "3", "8.5"]]
-    assert {"Q4_0", "Q8_0"} <= set(found.texts)
+    assert {"Q4_0", "Q8_0"} <= {*found.texts}
     mix = planned.smallest
     one_screen(mix, f"3 tensors, 4.50 bits per weight, signal-to-noise ratio {mix.snr:.1f} dB, {size_text(mix.size)}", 1)

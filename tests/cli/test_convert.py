@@ -11,7 +11,6 @@ import torch
 
 import glft_schema
 from glft_schema import Container
-from glft_schema.errors import MetadataWarning
 from tests.golden import golden
 from tests.tools.command_line import in_this_process as glft
 
@@ -75,32 +74,6 @@ def test_rows_of_tensors(gguf: Path, tmp_path: Path) -> None:
 def test_typed_metadata_for_other_formats(gguf: Path, tmp_path: Path) -> None:
     glft("convert", gguf, tmp_path / "typed.glft", "--exclude", "i", "--metadata", "t.more:uint8=7")
     assert Container.parse_file(tmp_path / "typed.glft").metadata["t.more"] == "uint8 7"
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
-def test_unsigned_integers_have_no_type(tmp_path: Path, dtype: str) -> None:
-    source = tmp_path / "model.safetensors"
-    safetensors.torch.save_file({"w": torch.ones(2, 32).to(getattr(torch, dtype))}, source)
-    dtypes = "float32, float16, int8, int16, int32, int64, float64, bfloat16"
-    for scheme, problem in (
-        ((), f"ggml has no type for {dtype}: exclude the tensor, or convert it to one of {dtypes}"),
-        (
-            ("--scheme", "w=i32"),
-            f"cannot be stored as i32: expected a signed integer dtype, uint8 or bool, found {dtype}: "
-            "exclude or convert the tensor",
-        ),
-    ):
-        done = glft("convert", source, tmp_path / "out.gguf", *scheme)
-        assert (done.returncode, done.stderr) == (2, f"glft: {source}: tensor 'w': {problem}\n")
-    assert glft("convert", source, tmp_path / "out.safetensors").returncode == 0
-
-
-def test_weights_without_their_folder(source: Path, tmp_path: Path) -> None:
-    """Hugging Face names and no metadata are seldom what a GGUF file is wanted for."""
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.warns(MetadataWarning, match="model.safetensors: names are kept, and no metadata are added; give the folder"):
-        assert glft("convert", source, tmp_path / "out.gguf").returncode == 0
-    assert glft("convert", source, tmp_path / "out.glft").stderr == ""
 
 
 def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     safetensors.torch.save_file({"w": torch.ones(1)}, folder / "shards/1.safetensors")
     safetensors.torch.save_file({"w": torch.ones(1)}, folder / "adapter/adapter_model.safetensors")
     safetensors.torch.save_file({"w": torch.full((1, 64), torch.nan)}, folder / "nan.safetensors")
+    safetensors.torch.save_file({"w": torch.ones(2, 32, dtype=torch.uint16)}, folder / "u16.safetensors")
     (folder / "shards/model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "1.safetensors"}}))
     for name in ("adapter/adapter_config.json", "hub/config.json"):
         (folder / name).write_text("{}")
@@ -156,6 +157,10 @@ REFUSED = {
     "convert model.gguf out.safetensors --gguf-version 3": "header: expected no fields, found 'version'",
     "convert model.gguf back": "found 'back'; convert writes a Hugging Face folder to back/\n",
     "convert nan.safetensors out.gguf --scheme q8_0": "glft: nan.safetensors: tensor 'w' at [0, 0]: NaN",
+    "convert u16.safetensors out.gguf": "glft: u16.safetensors: tensor 'w': ggml has no type for uint16: exclude the tensor, "
+    "or convert it to one of float32, float16, int8, int16, int32, int64, float64, bfloat16\n",
+    "convert u16.safetensors out.gguf --scheme w=i32": "glft: u16.safetensors: tensor 'w': cannot be stored as i32: "
+    "expected a signed integer dtype, uint8 or bool, found uint16: exclude or convert the tensor\n",
     "convert hub/config.json out.gguf": "; give its folder, 'hub' (at byte 0)\n",
     "quantize model.gguf out.glft Q8_0": "writes GGUF, found the output 'out.glft': write GGUF, then use glft convert\n",
     "quantize model.gguf o.safetensors Q8_0 --dry-run": "glft: quantize writes GGUF, found the output 'o.safetensors': ",
