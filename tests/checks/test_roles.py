@@ -266,7 +266,7 @@ def test_findings_of_roles_are_in_file_order_with_others(tmp_path: Path) -> None
     assert [finding.offset for finding in found] == sorted(finding.offset or 0 for finding in found)
 
 
-def test_verify_checks_the_role_and_the_fit(tmp_path: Path, base: Path) -> None:
+def test_verify_checks_the_fit(tmp_path: Path, base: Path) -> None:
     adapter = write(tmp_path / "a.gguf", LORA, {A: (4, 97), B: (96, 4)})
     done = glft("verify", adapter, "--fits", base)
     *_, verdict, first, second = done.stdout.splitlines()
@@ -274,9 +274,11 @@ def test_verify_checks_the_role_and_the_fit(tmp_path: Path, base: Path) -> None:
     assert first.split()[-1] == second.split()[-1] == "[lora-fits]"
     data = json.loads(glft("verify", adapter, "--fits", base, "--json").stdout)
     assert (data["holds"], data["fits"]["base"], len(data["fits"]["misfits"])) == (False, str(base), 2)
-    write(adapter, LORA, PAIR)
-    done = glft("verify", adapter, "--fits", base)
+    done = glft("verify", write(adapter, LORA, PAIR), "--fits", base)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"{adapter} fits {base}")
-    write(adapter, LORA, {A: (4, 97)})
+
+
+def test_verify_checks_the_role(tmp_path: Path) -> None:
+    adapter = write(tmp_path / "a.gguf", LORA, {A: (4, 97)})
     assert "1 rule violation (spec, ggml, lora); llama.cpp refuses the file\n" in glft("verify", adapter).stdout
     assert [glft("verify", adapter, "--rules", name).returncode for name in ("lora", "ggml")] == [1, 0]

@@ -67,32 +67,33 @@ def test_other_types_and_metadata(base: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_json(base: Path, tmp_path: Path) -> None:
-    same = json.loads(glft("compare", base, base, "--json").stdout)
+def test_json_of_equal_files(base: Path) -> None:
+    found = json.loads(glft("compare", base, base, "--json").stdout)
     about = {"file": str(base), "format": "GGUF", "tensors": 3, "metadata": 4}
     expected = {"same": True, "a": about, "tensors": [], "metadata": [], "same_tensors": 3, "same_metadata": 4}
-    assert {name: same[name] for name in expected} == expected
-    assert same["errors"]["snr"] is None
+    assert {name: found[name] for name in expected} == expected
+    assert found["errors"]["snr"] is None
+
+
+def test_json(base: Path, tmp_path: Path) -> None:
     state = {"a.weight": STATE["a.weight"] * 2, "b.weight": torch.full((4, 256), torch.nan), "norm": torch.ones(5).half()}
-    save_file(state, tmp_path / "o.gguf", {**METADATA, "n": 4, "tokens": ["a"]}, rules=())
+    save_file(state, tmp_path / "o.gguf", {**METADATA, "tokens": ["a"]}, rules=())
     done = glft("compare", base, tmp_path / "o.gguf", "--json")
     found = json.loads(done.stdout, parse_constant=pytest.fail)
-    assert (done.returncode, found["same"], found["same_metadata"]) == (1, False, 2)
-    assert found["metadata"] == [
-        {"key": "n", "state": "changed", "a": {"type": "uint32", "value": 3}, "b": {"type": "uint32", "value": 4}},
-        {
-            "key": "tokens",
-            "state": "changed",
-            "a": {"type": "array[string]", "length": 2000, "first": [f"token {i}" for i in range(8)]},
-            "b": {"type": "array[string]", "value": ["a"]},
-        },
-    ]
-    b, a, norm = sorted(found["tensors"], key=lambda tensor: tensor["name"] != "b.weight")
-    assert [tensor["state"] for tensor in (a, b, norm)] == ["changed", "changed", "retyped"]
+    assert (done.returncode, found["same"], found["same_metadata"]) == (1, False, 3)
+    before = {"type": "array[string]", "length": 2000, "first": [f"token {i}" for i in range(8)]}
+    after = {"type": "array[string]", "value": ["a"]}
+    assert found["metadata"] == [{"key": "tokens", "state": "changed", "a": before, "b": after}]
+    tensors = {tensor["name"]: tensor for tensor in found["tensors"]}
+    assert {name: tensor["state"] for name, tensor in tensors.items()} == {
+        "a.weight": "changed",
+        "b.weight": "changed",
+        "norm": "retyped",
+    }
     errors = {"snr": 0, "relative": 1, "cosine": 1, "count": 1024, "worst_row_error": 1}
-    assert {name: a["errors"][name] for name in errors} == pytest.approx(errors)
-    assert b["errors"]["unlike"] == 1024
-    assert norm["b"] == {"name": "norm", "type": "F16", "shape": [5]}
+    assert {name: tensors["a.weight"]["errors"][name] for name in errors} == pytest.approx(errors)
+    assert tensors["b.weight"]["errors"]["unlike"] == 1024
+    assert tensors["norm"]["b"] == {"name": "norm", "type": "F16", "shape": [5]}
     assert "F32, 1024 NaN or infinities" in glft("compare", base, tmp_path / "o.gguf").stdout
 
 

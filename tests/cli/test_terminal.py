@@ -108,19 +108,14 @@ def test_rates_are_below_all_in_a_second() -> None:
     assert [rate_text(speed) for speed in (None, 0.0, 0.0025, 0.5, 1.0, 14.255)] == ["", "", "0.2%/s", "50.0%/s", "", ""]
 
 
-def test_plan_ends_with_the_recipe_and_quantize(tmp_path: Path) -> None:
-    out, source = tmp_path / "mix.txt", tmp_path / "f32.gguf"
+@pytest.mark.parametrize(("source", "options"), [("f32", ""), ("q8_0", " --allow-requantize")])
+def test_plan_ends_with_the_recipe_and_quantize(source: str, options: str, tmp_path: Path) -> None:
+    out, path = tmp_path / "mix.txt", tmp_path / f"{source}.gguf"
     metadata = {"general.architecture": "llama", "llama.block_count": 1}
-    glft.save_file({"blk.0.attn_q.weight": torch.ones(2, 256)}, source, metadata)
-    done = on_a_terminal("plan", source, "--bpw", "9", "-o", out, COLUMNS="300")
+    glft.save_file({"blk.0.attn_q.weight": torch.ones(2, 256)}, path, metadata, schemes={"*": source})
+    done = on_a_terminal("plan", path, "--bpw", "9", *options.split(), "-o", out, COLUMNS="300")
     assert f"wrote {out}: {out.stat().st_size} bytes in " in done.stdout
-    assert done.stdout.splitlines()[-1] == f"next: glft quantize {source} f32-mix.gguf {out}"
-    quantized = source.with_name("q8_0.gguf")
-    glft.quantize(source, quantized, "Q8_0")
-    done = on_a_terminal("plan", quantized, "--bpw", "9", "--allow-requantize", "-o", out, COLUMNS="300")
-    command = f"quantize {quantized} q8_0-mix.gguf {out} --allow-requantize"
-    assert done.stdout.splitlines()[-1] == f"next: glft {command}"
-    assert in_this_process(*command.replace("q8_0-mix", str(tmp_path / "q8_0-mix")).split()).returncode == 0
+    assert done.stdout.splitlines()[-1] == f"next: glft quantize {path} {source}-mix.gguf {out}{options}"
 
 
 @pytest.mark.parametrize(("text", "size"), [("30MB", 30_000_000), ("2GiB", 2 << 30), ("18446744073709551615", (1 << 64) - 1)])
