@@ -36,6 +36,7 @@ ARRAYS = ("u32", "i32", "bool", "u8", "f32", "string")
 
 
 Tiny = Callable[[str], Path]
+Write = Callable[..., Path]
 
 
 class Case(NamedTuple):
@@ -225,110 +226,124 @@ FUSED = {f"blk.{i}.attn_qkv.weight": [64, 128] for i in range(2)}
 APART = r"blk\.\d\.attn_[qkv]\.weight"
 PIECES = r"tokenizer\.ggml\.(tokens|scores|token_type)"
 # fmt: off
-VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, list[int]], str, str]] = {
-    # model; entries and tensors to add; pattern of those to remove; refusal, empty if it loads
-    "a renamed key": ("llama", {"llama.blocks": 2}, {}, r"llama\.block_count",
-        "metadata: expected the key llama.block_count, found"),
-    "a text as number": ("llama", {"llama.block_count": "2"}, {}, "",
-        "-> type: expected uint32 for llama.block_count, found string"),
-    "a renamed tensor": ("llama", {}, {"blk.1.ffn_gat.weight": [64, 96]}, r"blk\.1\.ffn_gate\.weight",
-        "tensor_infos: expected a tensor 'blk.1.ffn_gate.weight' with dims [64, 96] (embedding_length, feed_forward_length), "),
-    "an unknown tensor": ("llama", {}, {"blk.1.ffn_gat.weight": [64, 96]}, "",
-        "-> name: expected a tensor that llama.cpp loads, found 'blk.1.ffn_gat.weight'"),
-    "experts": ("llama", EXPERTS, MIXTURE, DENSE, ""),
-    "no gate": ("llama", EXPERTS, {name: dims for name, dims in MIXTURE.items() if "gate_exps" not in name}, DENSE, ""),
-    "scales of experts": ("llama", EXPERTS, MIXTURE | {"blk.0.ffn_up_exps.scale": [3]}, DENSE, ""),
-    "dense and experts": ("llama", EXPERTS, MIXTURE, "", "expected a tensor that llama.cpp loads, found 'blk.0.ffn_"),
-    "experts of none": ("llama", {}, MIXTURE, "", "found 'blk.0.ffn_gate_exps.weight'"),
-    "too many used": ("llama", EXPERTS | {"llama.expert_used_count": 4}, MIXTURE, DENSE,
-        "expected 1 to 3 (the expert_count), or 0 of 0 for llama.expert_used_count, found 4"),
-    "groups": ("llama", EXPERTS | {"llama.expert_group_count": 2}, MIXTURE, DENSE,
-        "expected a divisor of 3 (the expert_count) below it"),
-    "one group": ("llama", EXPERTS | {"llama.expert_group_count": 1}, MIXTURE, DENSE, ""),
-    "no experts": ("qwen3moe", {"qwen3moe.expert_count": 0, "qwen3moe.expert_used_count": 0}, {}, "",
+VARIANTS: dict[str, tuple[Any, ...]] = {
+    # model; entries to add; refusal, empty if it loads; tensors to add; pattern of those to remove
+    "a renamed key": ("llama", {"llama.blocks": 2},
+        "metadata: expected the key llama.block_count, found", {}, r"llama\.block_count"),
+    "a text as number": ("llama", {"llama.block_count": "2"}, "-> type: expected uint32 for llama.block_count, found string"),
+    "a renamed tensor": ("llama", {},
+        "tensor_infos: expected a tensor 'blk.1.ffn_gate.weight' with dims [64, 96] (embedding_length, feed_forward_length), ",
+        {"blk.1.ffn_gat.weight": [64, 96]}, r"blk\.1\.ffn_gate\.weight"),
+    "an unknown tensor": ("llama", {},
+        "-> name: expected a tensor that llama.cpp loads, found 'blk.1.ffn_gat.weight'",
+        {"blk.1.ffn_gat.weight": [64, 96]}),
+    "experts": ("llama", EXPERTS, "", MIXTURE, DENSE),
+    "no gate": ("llama", EXPERTS, "", {name: dims for name, dims in MIXTURE.items() if "gate_exps" not in name}, DENSE),
+    "scales of experts": ("llama", EXPERTS, "", MIXTURE | {"blk.0.ffn_up_exps.scale": [3]}, DENSE),
+    "dense and experts": ("llama", EXPERTS, "expected a tensor that llama.cpp loads, found 'blk.0.ffn_", MIXTURE),
+    "experts of none": ("llama", {}, "found 'blk.0.ffn_gate_exps.weight'", MIXTURE),
+    "too many used": ("llama", EXPERTS | {"llama.expert_used_count": 4},
+        "expected 1 to 3 (the expert_count), or 0 of 0 for llama.expert_used_count, found 4", MIXTURE, DENSE),
+    "groups": ("llama", EXPERTS | {"llama.expert_group_count": 2},
+        "expected a divisor of 3 (the expert_count) below it", MIXTURE, DENSE),
+    "one group": ("llama", EXPERTS | {"llama.expert_group_count": 1}, "", MIXTURE, DENSE),
+    "no experts": ("qwen3moe", {"qwen3moe.expert_count": 0, "qwen3moe.expert_used_count": 0},
         "expected at least 1 for qwen3moe.expert_count, found 0"),
-    "fused": ("llama", {}, FUSED, APART, ""),
-    "fused and apart": ("llama", {}, FUSED, "", "found 'blk.0.attn_k.weight'"),
-    "biases": ("llama", {}, {"blk.0.attn_q.bias": [64], "blk.1.ffn_up.bias": [96]}, "", ""),
-    "fused bias": ("qwen2", {}, {"blk.0.attn_qkv.bias": [128]}, "", "found 'blk.0.attn_qkv.bias'"),
-    "scales": ("qwen2", {}, {"blk.0.attn_q.scale": [1], "blk.0.ffn_up.input_scale": [1]}, "", ""),
-    "a wrong scale": ("qwen2", {}, {"blk.0.attn_q.scale": [2]}, "", "expected dims [1] (1) of 'blk.0.attn_q.scale', found [2]"),
-    "output's scale": ("llama", {}, {"output.scale": [1]}, "", "found 'output.scale'"),
-    "factors": ("llama", {}, {"rope_freqs.weight": [8]}, "", ""),
-    "other factors": ("llama", {}, {"rope_factors_long.weight": [8]}, "", "found 'rope_factors_long.weight'"),
-    "longrope": ("llama", {"llama.rope.scaling.type": "longrope"}, {"rope_factors_long.weight": [8]}, "", ""),
-    "scaling": ("llama", {"llama.rope.scaling.type": "dynamic"}, {}, "", "expected none, linear, yarn or longrope"),
-    "old factor": ("llama", {"llama.rope.scale_linear": 2}, {}, "", "expected float32 for llama.rope.scale_linear"),
-    "both factors": ("yarn", {"llama.rope.scale_linear": 2}, {}, "", ""),
-    "rotated": ("llama", {"llama.rope.dimension_count": 8}, {}, "",
+    "fused": ("llama", {}, "", FUSED, APART),
+    "fused and apart": ("llama", {}, "found 'blk.0.attn_k.weight'", FUSED),
+    "biases": ("llama", {}, "", {"blk.0.attn_q.bias": [64], "blk.1.ffn_up.bias": [96]}),
+    "fused bias": ("qwen2", {}, "found 'blk.0.attn_qkv.bias'", {"blk.0.attn_qkv.bias": [128]}),
+    "scales": ("qwen2", {}, "", {"blk.0.attn_q.scale": [1], "blk.0.ffn_up.input_scale": [1]}),
+    "a wrong scale": ("qwen2", {}, "expected dims [1] (1) of 'blk.0.attn_q.scale', found [2]", {"blk.0.attn_q.scale": [2]}),
+    "output's scale": ("llama", {}, "found 'output.scale'", {"output.scale": [1]}),
+    "factors": ("llama", {}, "", {"rope_freqs.weight": [8]}),
+    "other factors": ("llama", {}, "found 'rope_factors_long.weight'", {"rope_factors_long.weight": [8]}),
+    "longrope": ("llama", {"llama.rope.scaling.type": "longrope"}, "", {"rope_factors_long.weight": [8]}),
+    "scaling": ("llama", {"llama.rope.scaling.type": "dynamic"}, "expected none, linear, yarn or longrope"),
+    "old factor": ("llama", {"llama.rope.scale_linear": 2}, "expected float32 for llama.rope.scale_linear"),
+    "both factors": ("yarn", {"llama.rope.scale_linear": 2}, ""),
+    "rotated": ("llama", {"llama.rope.dimension_count": 8},
         "expected 16 (the key_length) for llama.rope.dimension_count, found 8"),
-    "heads of blocks": ("llama", {"llama.attention.head_count": [4, 4]}, {}, "", ""),
-    "heads of 3 blocks": ("llama", {"llama.attention.head_count": [4, 4, 4]}, {}, "", "expected 2 elements of llama.att"),
-    "next tokens": ("llama", {"llama.nextn_predict_layers": 1}, {}, "", "expected tensors of 1 blocks"),
-    "pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": [True, False]}, {}, "", ""),
-    "text as pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": "1"}, {}, "", "expected uint32 or array["),
-    "text as window": ("gemma3", {"gemma3.attention.sliding_window": "x"}, {}, "", "expected uint32 for gemma3.atten"),
-    "numbers as pre": ("qwen3", {"tokenizer.ggml.pre": [1, 2]}, {}, "", "expected string for tokenizer.ggml.pre, found "),
-    "long number": ("llama", {}, {f"blk.{'9' * 40}.attn_q.bias": [64]}, "", "expected a tensor that llama.cpp loads, found '"),
-    "pattern of 3": ("gemma3", {"gemma3.attention.sliding_window_pattern": [True, False, True]}, {}, "", ""),
-    "ignored text": ("llama", {"llama.attention.sliding_window": "x",
-        "llama.attention.sliding_window_pattern": "x"}, {}, "", ""),
-    "ignored NaN": ("llama", {"llama.attention.sliding_window": math.nan}, {}, "", ""),
-    "ignored pattern": ("phi3", {"phi3.attention.sliding_window": 8, "phi3.attention.sliding_window_pattern": "x"},
-        {}, "", ""),
-    "wide windows": ("gemma3", {"gemma3.attention.key_length_swa": 32}, {}, "", "[64, 128] (embedding_length, head"),
-    "no windows": ("gemma3", {"gemma3.attention.key_length_swa": 32, "gemma3.attention.sliding_window": 0,
-        "gemma3.rope.freq_base_swa": "ignored"}, {}, "", ""),
-    "full first": ("gemma3", {"gemma3.attention.key_length_swa": 32,
-        "gemma3.attention.sliding_window_pattern": [False, True]}, {}, "", ""),
+    "heads of blocks": ("llama", {"llama.attention.head_count": [4, 4]}, ""),
+    "heads of 3 blocks": ("llama", {"llama.attention.head_count": [4, 4, 4]}, "expected 2 elements of llama.att"),
+    "next tokens": ("llama", {"llama.nextn_predict_layers": 1}, "expected tensors of 1 blocks"),
+    "pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": [True, False]}, ""),
+    "text as pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": "1"}, "expected uint32 or array["),
+    "text as window": ("gemma3", {"gemma3.attention.sliding_window": "x"}, "expected uint32 for gemma3.atten"),
+    "numbers as pre": ("qwen3", {"tokenizer.ggml.pre": [1, 2]}, "expected string for tokenizer.ggml.pre, found "),
+    "long number": ("llama", {}, "expected a tensor that llama.cpp loads, found '", {f"blk.{'9' * 40}.attn_q.bias": [64]}),
+    "pattern of 3": ("gemma3", {"gemma3.attention.sliding_window_pattern": [True, False, True]}, ""),
+    "ignored text": ("llama", {"llama.attention.sliding_window": "x", "llama.attention.sliding_window_pattern": "x"}, ""),
+    "ignored NaN": ("llama", {"llama.attention.sliding_window": math.nan}, ""),
+    "ignored pattern": ("phi3", {"phi3.attention.sliding_window": 8, "phi3.attention.sliding_window_pattern": "x"}, ""),
+    "wide windows": ("gemma3", {"gemma3.attention.key_length_swa": 32}, "[64, 128] (embedding_length, head"),
+    "no windows": ("gemma3",
+        {"gemma3.attention.key_length_swa": 32, "gemma3.attention.sliding_window": 0, "gemma3.rope.freq_base_swa": "ignored"},
+        ""),
+    "full first": ("gemma3",
+        {"gemma3.attention.key_length_swa": 32, "gemma3.attention.sliding_window_pattern": [False, True]},
+        ""),
     "window of 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": 0, "gpt-oss.rope.dimension_count_swa": 8},
-        {}, "", "[64, 32] (embedding_length, head_count * rope.dimension_count or key_length) of 'blk.0.attn_q.weight', found"),
-    "full first of 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": 0, "gpt-oss.rope.dimension_count_swa": 8,
-        "gpt-oss.attention.sliding_window_pattern": [False, True]}, {}, "", ""),
-    "other columns": ("gpt-oss", {"gpt-oss.attention.key_length_swa": 32, "gpt-oss.attention.value_length": 8},
-        {}, "", ""),
-    "text beside 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": 0,
-        "gpt-oss.attention.sliding_window_pattern": "x"}, {}, "", "expected uint32 or array["),
-    "labels": ("qwen3", {"qwen3.classifier.output_labels": ["yes", "no"]}, {"cls.output.weight": [64, 2]}, "", ""),
-    "a label too few": ("qwen3", {"qwen3.classifier.output_labels": ["yes"]}, {"cls.output.weight": [64, 2]}, "",
-        "(embedding_length, classifier.output_labels) of 'cls.output.weight', found [64, 2]"),
-    "label": ("qwen3", {"qwen3.classifier.output_labels": "ignored"}, {}, "", ""),
-    "token types": ("bert", {"tokenizer.ggml.token_type_count": 0}, {}, r"token_types\.weight", "expected at least 1"),
-    "no vocabulary": ("llama", {"tokenizer.ggml.model": "none"}, {}, PIECES, ""),
-    "text as size of none": ("qwen2", {"tokenizer.ggml.model": "none", "qwen2.vocab_size": "9"}, {}, PIECES,
-        "expected uint32 for qwen2.vocab_size, found string"),
-    "ignored size": ("qwen2", {"qwen2.vocab_size": "9"}, {}, "", ""),
-    "another vocabulary": ("llama", {"tokenizer.ggml.model": "words"}, {}, "", "expected none, no_vocab, llama, "),
-    "pre-tokenizer": ("qwen3", {"tokenizer.ggml.pre": "mine"}, {}, "", "expected a pre-tokenizer of llama.cpp for"),
-    "ignored pre-tokenizer": ("llama", {"tokenizer.ggml.pre": "mine"}, {}, "", ""),
-    "no merges": ("qwen3", {"tokenizer.ggml.pre": "kimi-k2"}, {}, r"tokenizer\.ggml\.merges", ""),
-    "phi3's tokens": ("qwen3", {"general.name": "Phi3"}, {}, "", ""),
-    "no phi3 tokens": ("bert", {"general.name": "Phi3"}, {}, "", "expected the token </s> in a model named 'Phi3'"),
-    "extra names": ("llama", {"general.tensor_extra.name": ["a"]}, {}, "", "the key general.tensor_extra.prec_a4"),
-    "extra flags": ("llama", {"general.tensor_extra.name": ["a"], "general.tensor_extra.prec_a4": [True, False]}, {}, "",
+        "[64, 32] (embedding_length, head_count * rope.dimension_count or key_length) of 'blk.0.attn_q.weight', found"),
+    "full first of 0": ("gpt-oss",
+        {"gpt-oss.attention.sliding_window": 0, "gpt-oss.rope.dimension_count_swa": 8,
+        "gpt-oss.attention.sliding_window_pattern": [False, True]},
+        ""),
+    "other columns": ("gpt-oss", {"gpt-oss.attention.key_length_swa": 32, "gpt-oss.attention.value_length": 8}, ""),
+    "text beside 0": ("gpt-oss", {"gpt-oss.attention.sliding_window": 0, "gpt-oss.attention.sliding_window_pattern": "x"},
+        "expected uint32 or array["),
+    "labels": ("qwen3", {"qwen3.classifier.output_labels": ["yes", "no"]}, "", {"cls.output.weight": [64, 2]}),
+    "a label too few": ("qwen3", {"qwen3.classifier.output_labels": ["yes"]},
+        "(embedding_length, classifier.output_labels) of 'cls.output.weight', found [64, 2]",
+        {"cls.output.weight": [64, 2]}),
+    "label": ("qwen3", {"qwen3.classifier.output_labels": "ignored"}, ""),
+    "token types": ("bert", {"tokenizer.ggml.token_type_count": 0}, "expected at least 1", {}, r"token_types\.weight"),
+    "no vocabulary": ("llama", {"tokenizer.ggml.model": "none"}, "", {}, PIECES),
+    "text as size of none": ("qwen2", {"tokenizer.ggml.model": "none", "qwen2.vocab_size": "9"},
+        "expected uint32 for qwen2.vocab_size, found string", {}, PIECES),
+    "ignored size": ("qwen2", {"qwen2.vocab_size": "9"}, ""),
+    "another vocabulary": ("llama", {"tokenizer.ggml.model": "words"}, "expected none, no_vocab, llama, "),
+    "pre-tokenizer": ("qwen3", {"tokenizer.ggml.pre": "mine"}, "expected a pre-tokenizer of llama.cpp for"),
+    "ignored pre-tokenizer": ("llama", {"tokenizer.ggml.pre": "mine"}, ""),
+    "no merges": ("qwen3", {"tokenizer.ggml.pre": "kimi-k2"}, "", {}, r"tokenizer\.ggml\.merges"),
+    "phi3's tokens": ("qwen3", {"general.name": "Phi3"}, ""),
+    "no phi3 tokens": ("bert", {"general.name": "Phi3"}, "expected the token </s> in a model named 'Phi3'"),
+    "extra names": ("llama", {"general.tensor_extra.name": ["a"]}, "the key general.tensor_extra.prec_a4"),
+    "extra flags": ("llama", {"general.tensor_extra.name": ["a"], "general.tensor_extra.prec_a4": [True, False]},
         "expected 1 elements of general.tensor_extra.prec_a4"),
-    "extra": ("llama", {"general.tensor_extra.name": ["a"], "general.tensor_extra.prec_a4": [True]}, {}, "", ""),
+    "extra": ("llama", {"general.tensor_extra.name": ["a"], "general.tensor_extra.prec_a4": [True]}, ""),
 }
 # fmt: on
 
 
-def write(path: Path, model: Path, keys: dict[str, Any], tensors: dict[str, list[int]], removed: str = "") -> None:
-    """Writes a model with other keys and tensors, and without those that match a pattern.
+@pytest.fixture
+def write(tiny: Tiny, tmp_path: Path) -> Write:
+    """Returns a function that writes a tiny model with changes.
 
-    A value is as for `stored`, or a pair of its code and bits.
+    It takes keys, with values as for `stored` or pairs of code and bits; tensors with dims; a
+    pattern of keys and tensors to remove; and the model.
     """
-    entries, infos = contents_of(model)
-    kept = [row for row in entries if row[0].decode() not in keys and not re.fullmatch(removed, row[0].decode())]
-    infos = [info for info in infos if info.name.decode() not in tensors and not re.fullmatch(removed, info.name.decode())]
-    infos += [Info(name.encode(), dims, F32, bytes(nbytes(F32, dims))) for name, dims in tensors.items()]
-    added = [(key.encode(), *(value if isinstance(value, tuple) else stored(value))) for key, value in keys.items()]
-    path.write_bytes(gguf_reference.File(entries=[*kept, *added], infos=infos).bytes())
+
+    def write(
+        keys: dict[str, Any], tensors: dict[str, list[int]] | None = None, removed: str = "", model: str = "llama"
+    ) -> Path:
+        entries, infos = contents_of(tiny(f"tiny-{model}"))
+        names = {*keys, *(tensors or {})}
+        kept = [row for row in entries if (key := row[0].decode()) not in names and not re.fullmatch(removed, key)]
+        infos = [info for info in infos if (name := info.name.decode()) not in names and not re.fullmatch(removed, name)]
+        infos += [Info(name.encode(), dims, F32, bytes(nbytes(F32, dims))) for name, dims in (tensors or {}).items()]
+        added = [(key.encode(), *(value if isinstance(value, tuple) else stored(value))) for key, value in keys.items()]
+        path = tmp_path / "model.gguf"
+        path.write_bytes(gguf_reference.File(entries=[*kept, *added], infos=infos).bytes())
+        return path
+
+    return write
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_variants(name: str, tiny: Tiny, tmp_path: Path, loader: Loader) -> None:
-    model, keys, tensors, removed, problem = VARIANTS[name]
-    write(path := tmp_path / "model.gguf", tiny(f"tiny-{model}"), keys, tensors, removed)
+def test_variants(name: str, write: Write, loader: Loader) -> None:
+    model, keys, problem, *rest = VARIANTS[name]
+    path = write(keys, *rest, model=model)
     found = [f"{finding.path}: {finding.problem}" for finding in glft.check_rules(path, "llama.cpp")]
     verdicts = {bool(loader.refusal(path)), bool(found), bool(verified(path)["failures"])}
     assert verdicts == {bool(problem)}, found
@@ -357,9 +372,9 @@ def test_a_sound_model(tiny: Tiny) -> None:
         ({}, r"token_embd.weight|output.*|blk\..*", "the file has no tensors", "expected tensors of 2 blocks"),
     ],
 )  # fmt: skip
-def test_what_is_not_checked(keys: dict[str, Any], removed: str, reason: str, problem: str, tiny: Tiny, tmp_path: Path) -> None:
+def test_what_is_not_checked(keys: dict[str, Any], removed: str, reason: str, problem: str, write: Write) -> None:
     """It is a violation of llama.cpp's rules, but none by default."""
-    write(path := tmp_path / "model.gguf", tiny("tiny-llama"), keys, {}, removed)
+    path = write(keys, removed=removed)
     found = [one["problem"] for one in verified(path, "--rules", "llama.cpp")["broken"] if one["rule"].startswith("llama.cpp")]
     assert found[0].startswith(problem)
     by_default = verified(path)
@@ -370,10 +385,11 @@ def test_what_is_not_checked(keys: dict[str, Any], removed: str, reason: str, pr
 
 
 @pytest.mark.parametrize("stated", ["lamma", "qwen2", None])
-def test_an_architecture_that_is_not_that_of_the_keys(stated: str | None, tiny: Tiny, tmp_path: Path, loader: Loader) -> None:
+def test_an_architecture_that_is_not_that_of_the_keys(stated: str | None, write: Write, loader: Loader) -> None:
     """One finding names the cause, not the missing keys. llama.cpp loads the repaired file."""
-    path, new, key = tmp_path / "model.gguf", tmp_path / "new.gguf", "general.architecture"
-    write(path, tiny("tiny-llama"), {key: stated} if stated else {}, {}, "" if stated else r"general\.architecture")
+    key = "general.architecture"
+    path = write({key: stated} if stated else {}, removed=key)
+    new = path.with_name("new.gguf")
     problem = f"expected 'llama' for {key}, because the keys are llama.*, found {stated!r}"
     rules = verified(path)
     (found,) = (one["problem"] for one in rules["broken"] if one["rule"].startswith("llama.cpp-"))
@@ -402,11 +418,11 @@ def test_what_ggml_refuses_is_a_failure_of_any_architecture(architecture: str | 
     )
 
 
-def test_format_faults_come_first(tiny: Tiny, tmp_path: Path) -> None:
+def test_format_faults_come_first(write: Write) -> None:
     """Findings name the key or tensor of their row, unless the sentence does."""
-    path, name = tmp_path / "model.gguf", "blk.0." + "x" * 60
+    name = "blk.0." + "x" * 60
     keys = {"other.Key": 1, "other.flags": (ARRAY, (KINDS["bool"], [b"\x02"]))}
-    write(path, tiny("tiny-llama"), keys, {name: [32]}, r"llama\.block_count")
+    path = write(keys, {name: [32]}, r"llama\.block_count")
     lines = [line.strip() for line in in_this_process("verify", path).stdout.splitlines() if line.startswith("  ")]
     assert [re.sub(r"-> \d+ ->|at byte \d+|found \d+", "N", line) for line in lines[:5]] == [
         "metadata N key: expected lower_snake_case segments joined by dots, found 'other.Key' (N) [gguf-key]",
@@ -433,8 +449,8 @@ ALONE = "expected the first of 3 files, and the others beside it, found one file
         ({"split.count": (KINDS["u16"], struct.pack(">H", 0))}, ""),
     ],
 )
-def test_a_file_without_its_set(keys: dict[str, Any], problem: str, tiny: Tiny, tmp_path: Path, loader: Loader) -> None:
-    write(path := tmp_path / "model.gguf", tiny("tiny-llama"), {"split.count": (KINDS["u16"], b"\0\3"), **keys}, {})
+def test_a_file_without_its_set(keys: dict[str, Any], problem: str, write: Write, loader: Loader) -> None:
+    path = write({"split.count": (KINDS["u16"], b"\0\3"), **keys})
     assert bool(loader.refusal(path)) == bool(problem)
     found = glft.check_rules(glft.Container.parse(path.read_bytes()), "llama.cpp")
     assert [finding.problem for finding in found] == [problem] * bool(problem)
@@ -504,36 +520,36 @@ def test_alignments(alignment: int, tiny: Tiny, tmp_path: Path, loader: Loader) 
 @pytest.mark.parametrize(
     ("name", "token", "problem"),
     [
-        ("tiny-llama", "ab", "expected texts such as <0x41> for tokens of type byte, found 'ab'"),
-        ("tiny-llama", "\u03b2", "expected texts such as <0x41> for tokens of type byte, found '\u03b2'"),
-        ("tiny-llama", "\u20ac", ""),
-        ("tiny-llama", "", ""),
-        ("tiny-llama", "<0x4", ""),
-        ("tiny-gpt2", "<0", "expected texts such as <0x41> for tokens of type byte, found '<0'"),
-        ("tiny-gpt2", "<0x41>", ""),
-        ("tiny-bert", "<0x41>", "expected no token of type byte in a bert vocabulary, found '<0x41>'"),
-        ("tiny-bert", "", "expected no token of type byte in a bert vocabulary, found '[EMPTY_50]'"),
+        ("llama", "ab", "expected texts such as <0x41> for tokens of type byte, found 'ab'"),
+        ("llama", "\u03b2", "expected texts such as <0x41> for tokens of type byte, found '\u03b2'"),
+        ("llama", "\u20ac", ""),
+        ("llama", "", ""),
+        ("llama", "<0x4", ""),
+        ("gpt2", "<0", "expected texts such as <0x41> for tokens of type byte, found '<0'"),
+        ("gpt2", "<0x41>", ""),
+        ("bert", "<0x41>", "expected no token of type byte in a bert vocabulary, found '<0x41>'"),
+        ("bert", "", "expected no token of type byte in a bert vocabulary, found '[EMPTY_50]'"),
     ],
 )  # fmt: skip
-def test_tokens_of_bytes(name: str, token: str, problem: str, tiny: Tiny, tmp_path: Path, loader: Loader) -> None:
-    with glft.open(tiny(name)) as file:
+def test_tokens_of_bytes(name: str, token: str, problem: str, tiny: Tiny, write: Write, loader: Loader) -> None:
+    with glft.open(tiny(f"tiny-{name}")) as file:
         tokens, types = (list(file.metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type"))
     tokens[50], types[50] = token, 6
-    path = tmp_path / "model.gguf"
-    glft.edit(tiny(name), path, set={"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    kinds = ARRAY, (KINDS["i32"], [struct.pack(">i", kind) for kind in types])
+    path = write({"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}, model=name)
     assert bool(loader.refusal(path)) == bool(problem)
     assert [finding.problem for finding in glft.check_rules(path, "llama.cpp")] == [problem] * bool(problem)
 
 
-def test_special_tokens_beyond_the_vocabulary(tiny: Tiny, tmp_path: Path, loader: Loader) -> None:
+def test_special_tokens_beyond_the_vocabulary(tiny: Tiny, write: Write, loader: Loader) -> None:
     """llama.cpp loads the model with a default; edit refuses, and verify lists what is stored."""
-    path, key = tmp_path / "model.gguf", "tokenizer.ggml.eos_token_id"
+    key = "tokenizer.ggml.eos_token_id"
     with glft.open(tiny("tiny-llama")) as file:
         count = len(file.metadata["tokenizer.ggml.tokens"])
     problem = f"expected one of {count} tokens for {key}, found {count}: llama.cpp takes a default instead"
     with pytest.raises(glft.FormatError, match=re.escape(problem)):
-        glft.edit(tiny("tiny-llama"), path, set={key: count})
-    write(path, tiny("tiny-llama"), {key: count}, {})
+        glft.edit(tiny("tiny-llama"), set={key: count})
+    path = write({key: count})
     assert not loader.refusal(path)
     rules, at = verified(path), path.read_bytes().index(key.encode()) + len(key) + 4
     assert [(one["problem"], one["byte"]) for one in rules["broken"]] == [(problem, at)]
