@@ -37,25 +37,28 @@ from tests.tools.depth import FULL
 from tests.tools.real_files import downloaded
 
 BLOCK_TYPES = [type_ for type_ in GGML_TYPES if type_.block]
-# Formats and offsets of scales in ggml-common.h's structs: float16 (e), float32 (f), 8-bit (B).
+# Scales in ggml-common.h's structs, by offset: float16 (e), float32 (f), 8-bit (B), in nibbles (n).
 SCALES = {type_.name: {"d": ("e", 0)} for type_ in BLOCK_TYPES} | {
-    "Q4_1": {"d": ("e", 0), "m": ("e", 2)},
-    "Q5_1": {"d": ("e", 0), "m": ("e", 2)},
-    "Q8_1": {"d": ("e", 0), "s": ("e", 2)},
-    "Q2_K": {"d": ("e", 80), "dmin": ("e", 82)},
-    "Q3_K": {"d": ("e", 108)},
-    "Q4_K": {"d": ("e", 0), "dmin": ("e", 2)},
-    "Q5_K": {"d": ("e", 0), "dmin": ("e", 2)},
-    "Q6_K": {"d": ("e", 208)},
-    "Q8_K": {"d": ("f", 0)},
-    "IQ1_M": {"scales": ("nibbles", 48)},
-    "TQ1_0": {"d": ("e", 52)},
-    "TQ2_0": {"d": ("e", 64)},
-    "MXFP4": {"e": ("B", 0)},
-    "NVFP4": {"d": ("B", 0)},
+    name: {field: (place[0], int(place[1:])) for field, _, place in (part.partition(" ") for part in parts.split(", "))}
+    for name, parts in {
+        "Q4_1": "d e0, m e2",
+        "Q5_1": "d e0, m e2",
+        "Q8_1": "d e0, s e2",
+        "Q2_K": "d e80, dmin e82",
+        "Q3_K": "d e108",
+        "Q4_K": "d e0, dmin e2",
+        "Q5_K": "d e0, dmin e2",
+        "Q6_K": "d e208",
+        "Q8_K": "d f0",
+        "IQ1_M": "scales n48",
+        "TQ1_0": "d e52",
+        "TQ2_0": "d e64",
+        "MXFP4": "e B0",
+        "NVFP4": "d B0",
+    }.items()
 }
 HALVES = {"NaN": 0xFE00, "infinite": 0xFC00, "subnormal": 1}
-CODES = {"e": HALVES, "nibbles": HALVES, "f": {"NaN": 0xFF800001, "infinite": 0x7F800000, "subnormal": 1}}
+CODES = {"e": HALVES, "n": HALVES, "f": {"NaN": 0xFF800001, "infinite": 0x7F800000, "subnormal": 1}}
 EIGHT_BITS = {("MXFP4", 255): "NaN", ("NVFP4", 127): "NaN", ("NVFP4", 128): "reserved", ("NVFP4", 255): "reserved"}
 RESERVED = {"TQ1_0": [(0, "qs", 1), (47, "qs", 20), (48, "qh", 2), (51, "qh", 255)], "TQ2_0": [(0, "qs", 3), (63, "qs", 0xC0)]}
 PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
@@ -82,12 +85,12 @@ def sound_blocks(type_: TensorType, count: int) -> bytearray:
         blocks[:, :52] = 0
     for kind, at in SCALES[type_.name].values():
         for block in blocks:
-            store(block, kind, at, {"e": 0x3C00, "nibbles": 0x3C00, "f": 0x3F800000, "B": 0x40}[kind])
+            store(block, kind, at, {"e": 0x3C00, "n": 0x3C00, "f": 0x3F800000, "B": 0x40}[kind])
     return bytearray(blocks.tobytes())
 
 
 def store(block: np.ndarray | memoryview, kind: str, at: int, bits: int) -> None:
-    if kind == "nibbles":
+    if kind == "n":
         for word in range(4):
             block[at + 2 * word + 1] = int(block[at + 2 * word + 1]) & 15 | (bits >> 4 * word & 15) << 4
     else:
@@ -283,17 +286,14 @@ def test_a_custom_type() -> None:
         assert found(type_, (8,), payload, order) == [("qs", "reserved", 1, (4,), 14), ("least", "infinite", 1, (6,), 20)]
 
 
-def test_tied_tensors_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"name": f"t{i}", "dims": [4], "dtype": "F32", "offset": 0} for i in range(5)]
-    payload = {"weights": torch.tensor([1.0, float("nan"), 0.0, 2.0])}
-    file = Container.parse(Container.build({"descriptors": rows, "data": {row["name"]: payload for row in rows}}))
+def test_tied_tensors_are_checked_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file(dict.fromkeys(("a", "b", "c"), torch.tensor([1.0, NAN])), path)
     checked = []
     monkeypatch.setattr(
         values, "findings_of", lambda tensor, check=values.findings_of: checked.append(tensor.name) or check(tensor)
     )
-    found = [[(finding.tensor, finding.kind) for finding in findings] for _, findings in check_values(file)]
-    assert found == [[(f"t{i}", "NaN")] for i in range(5)]
-    assert checked == ["t0"]
+    found = [(finding.tensor, finding.kind) for _, findings in check_values(path) for finding in findings]
+    assert (found, checked) == ([("a", "NaN"), ("b", "NaN"), ("c", "NaN")], ["a"])
 
 
 @pytest.mark.parametrize("numbers", [1, 100, 300, 1 << 20])

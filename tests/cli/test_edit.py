@@ -27,11 +27,9 @@ def test_values(gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "words").write_text('["x", "y"]\n')
     values = {
         "general.name": ("@@home", "@home", "string"),
-        "general.url": ("a=b@c", "a=b@c", "string"),
         "tokenizer.chat_template": (f"@{tmp_path / 'text'}", "a line\r\n@ü=b\n", "string"),
         "toy.words": (f"@{tmp_path / 'words'}", ["x", "y"], "array[string]"),
         "toy.n:int8": ("-3", -3, "int8"),
-        "toy.list:array[string]": (f"@{tmp_path / 'words'}", ["x", "y"], "array[string]"),
         "toy.new": ("", "", "string"),
     }
     options = [part for key, (text, *_) in values.items() for part in ("--set", f"{key}={text}")]
@@ -39,8 +37,8 @@ def test_values(gguf: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", len(values) + 2)
     assert done.stdout.splitlines()[0] == "set 'general.name': string 'Toy' -> string '@home'"
     with glft_schema.open(tmp_path / "out.gguf") as file:
-        for key, (_, *expected) in values.items():
-            assert [file.metadata[name := key.partition(":")[0]], file.metadata.type_of(name)] == expected
+        found = [[file.metadata[key], file.metadata.type_of(key)] for key in (key.partition(":")[0] for key in values)]
+        assert found == [expected for _, *expected in values.values()]
         assert list(file.tensors) == ["b", "a"]
 
 

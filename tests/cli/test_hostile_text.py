@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -66,38 +65,30 @@ def paths(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def all_commands(path: Path, names: Iterable[str], out: Path) -> Iterable[list[object]]:
-    """Yields every command that reads a file; some fail."""
-    hostile = out / HOSTILE.replace("/", "")
-    yield from (["inspect", path], ["explain", path], ["explain", path, "--color", "never", "--range", "0:2000"])
-    yield from (["verify", path], ["verify", path, "--rules", "spec"], ["verify", path, "--derives-from", path])
-    yield ["view", path, "-o", f"{hostile}.html"]
-    for ending in ("gguf", "glft", "safetensors"):
-        yield ["convert", path, f"{hostile} out.{ending}"]
-        yield ["convert", path, out / f"out.{ending}", "--exclude", "opaque*"]
-    yield ["split", path, f"{hostile} part", "--max-tensors", 50]
-    yield ["merge", path, out / "merged.gguf"]
-    yield ["get-tensor", path, "*", out / "all.npy"]
-    yield ["get-tensor", path, HOSTILE[:-1], out / "none.npy"]
-    for name in names:
-        yield ["get-tensor", path, name, out / "one.npy"]
-        yield ["explain", path, "--tensor", name]
-        yield ["edit", path, "--set", f"new={HOSTILE}", "--rename", f"{name}={HOSTILE}", "-o", out / "edited"]
-        yield ["edit", path, "--remove", name]
+COMMANDS = (
+    *("inspect FILE", "explain FILE", "explain FILE --color never --range 0:2000", "view FILE -o OUT.html"),
+    *("verify FILE", "verify FILE --rules spec", "verify FILE --derives-from FILE"),
+    *("convert FILE OUT.gguf", "convert FILE OUT.glft", "convert FILE OUT.safetensors --exclude opaque*"),
+    *("split FILE OUT --max-tensors 50", "merge FILE merged.gguf", "get-tensor FILE * all.npy"),
+    *("get-tensor FILE NAME one.npy", "explain FILE --tensor NAME", "edit FILE --remove NAME"),
+    "edit FILE --set new=TEXT --rename NAME=TEXT -o edited",
+)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_output_of_commands_is_harmless(paths: list[Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_output_of_commands_is_harmless(command: str, paths: list[Path], tmp_path: Path) -> None:
     for path in paths:
         with Container.parse_file(path) as file:
             names = [*file.tensors][:4]
-        codes = set()
-        for command in all_commands(path, names, tmp_path):
-            done = glft(*command)
-            codes.add(done.returncode)
+        for name in names if "NAME" in command else names[:1]:
+            texts = {"FILE": str(path), "OUT": str(tmp_path / HOSTILE.replace("/", "")), "NAME": name, "TEXT": HOSTILE}
+            words = command.split()
+            for word, text in texts.items():
+                words = [part.replace(word, text) for part in words]
+            done = glft(*words)
             assert done.stdout or done.stderr
-            assert harmless(done.stdout + done.stderr), command[0]
-        assert codes == ({0, 1, 2} if path.suffix == ".gguf" else {0, 2})
+            assert harmless(done.stdout + done.stderr)
 
 
 def test_json_holds_hostile_text_whole(paths: list[Path]) -> None:
