@@ -6,10 +6,10 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +21,6 @@ from glft_schema.families.pages import FAMILIES
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.oracles import gguf_reference
 from tests.oracles.gguf_reference import ARRAY, BLOCKS, NUMBERS, STRING, Info, nbytes
-from tests.oracles.llama_cpp import Entries, contents
 from tests.oracles.llama_loader import Loader
 from tests.tools.command_line import in_this_process
 from tests.tools.depth import some_by_default
@@ -31,30 +30,14 @@ from tests.tools.real_files import downloaded
 EVERY = {25: 59, 300: 7}.get(settings().max_examples, 1)  # one case of so many: all for thorough profiles
 CHANGE_ALL = ("general.architecture", "tokenizer.ggml.model")  # other values need other keys and tensors
 F32, F16, Q8_0, I32 = 0, 1, 8, 26
-KINDS = {"u32": 4, "i32": 5, "u64": 10, "u16": 2, "u8": 0, "f32": 6, "f64": 12, "bool": 7, "string": STRING}
-ARRAYS = ("u32", "i32", "bool", "u8", "f32", "string")
-
+KINDS = {"uint32": 4, "int32": 5, "uint64": 10, "uint16": 2, "uint8": 0, "float32": 6, "float64": 12, "bool": 7}
+KINDS["string"] = STRING
+ARRAYS = ("uint32", "int32", "bool", "uint8", "float32", "string")
+TEXTS = ("", "x", "none", "gpt2", "llama", "Phi-3 mini")
 
 Tiny = Callable[[str], Path]
 Write = Callable[..., Path]
-
-
-class Case(NamedTuple):
-    """A model with a change.
-
-    Attributes:
-        change: what was done.
-        subject: to which key or tensor.
-        entries: of the model.
-        infos: of the model.
-        named: a text that a finding has if llama.cpp refuses the model.
-    """
-
-    change: str
-    subject: str
-    entries: Entries
-    infos: list[Info]
-    named: str
+Entries = dict[str, tuple[str, Any]]  # type, of the elements of an array, and value
 
 
 @pytest.fixture(scope="module")
@@ -80,102 +63,88 @@ def loader() -> Iterator[Loader]:
         yield loader
 
 
-def changed(path: Path) -> Iterator[Case]:
-    """Yields a model with one key or tensor removed, renamed, retyped, reshaped or changed."""
+def contents_of(path: Path) -> tuple[Entries, list[Info]]:
+    """Returns a model's entries and tensors."""
+    with glft.open(path) as file:
+        types = {key: file.metadata.type_of(key) for key in file.metadata}
+        entries = {
+            key: (type_[6:-1], list(file.metadata[key])) if type_.startswith("array") else (type_, file.metadata[key])
+            for key, type_ in types.items()
+        }
+        tensors = file.tensors.values()
+        return entries, [Info(one.name.encode(), [*one.dims], one.type.code, bytes(one.raw)) for one in tensors]
+
+
+def packed(kind: str, value: Any) -> tuple[int, Any]:
+    """Returns the code and bits of a value, or of a near one, for the reference writer."""
+    if isinstance(value, list):
+        return ARRAY, (KINDS[kind], [packed(kind, element)[1] for element in value])
+    if isinstance(value, bytes) or kind == "string":
+        return KINDS[kind], value if isinstance(value, bytes) else str(value).encode()
+    letter, number = NUMBERS[KINDS[kind]], len(value) if isinstance(value, str) else value
+    if letter not in "fd":
+        number = int(number) % 2 ** (8 * struct.calcsize(letter) - letter.islower())
+    return KINDS[kind], struct.pack(f">{letter}", bool(number) if kind == "bool" else number)
+
+
+def stored(path: Path, entries: Entries, infos: list[Info]) -> Path:
+    """Writes a model."""
+    rows = [(key.encode(), *packed(*entry)) for key, entry in entries.items()]
+    path.write_bytes(gguf_reference.File(entries=rows, infos=infos).bytes())
+    return path
+
+
+def retyped(kind: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the values of an entry in other types."""
+    is_array = isinstance(value, list)
+    many = value if is_array else [value, value]
+    yield from ((other, many[0]) for other in KINDS if many and (is_array or other != kind))
+    yield from ((other, many) for other in ARRAYS if not (is_array and other == kind))
+
+
+def others(kind: str, value: Any) -> Iterable[Any]:
+    """Returns other values of an entry's type."""
+    if isinstance(value, list):
+        return [value[:-1], [*value, value[0]], []] if value else []
+    if kind == "uint32":
+        return {0, 1, 3, value + 1, value * 2, 600} - {value}
+    return TEXTS if kind == "string" else ()
+
+
+def changed(path: Path) -> Iterator[tuple[str, Entries, list[Info], str]]:
+    """Yields a model with one key or tensor removed, renamed, retyped, reshaped or changed.
+
+    Yields:
+        What was done, entries, tensors, and a text that a finding has if llama.cpp refuses it.
+    """
     entries, infos = contents_of(path)
-    for i, (key, code, value) in enumerate(entries):
-        text = key.decode()
-        short = text.rpartition(".")[2]  # findings of dims have the key's last part
-        yield Case("removed", text, entries[:i] + entries[i + 1 :], infos, short)
-        for change, entry in (
-            ("renamed", (key + b"x", code, value)),
-            *((f"as {kind}", (key, *typed)) for kind, typed in _retyped(code, value)),
-            *((f"= {shown}", (key, code, other)) for shown, other in _others(code, value)),
-        ):
-            named = "" if text in CHANGE_ALL and change.startswith("=") else short
-            yield Case(change, text, [*entries[:i], entry, *entries[i + 1 :]], infos, named)
+    for key, (kind, value) in entries.items():
+        without = {other: entry for other, entry in entries.items() if other != key}
+        short = key.rpartition(".")[2]  # findings of dims have the key's last part
+        yield f"{key} removed", without, infos, short
+        yield f"{key} renamed", {**without, f"{key}x": (kind, value)}, infos, short
+        for entry in retyped(kind, value):
+            yield f"{key} as {entry}", {**entries, key: entry}, infos, short
+        for other in others(kind, value):
+            yield f"{key} = {other!r}", {**entries, key: (kind, other)}, infos, "" if key in CHANGE_ALL else short
     for i, info in enumerate(infos):
-        text = info.name.decode()
-        yield Case("removed", text, entries, infos[:i] + infos[i + 1 :], text)
-        for change, name, dims, code in (
-            ("renamed", info.name + b"x", info.dims, info.type),
-            ("in another block", info.name.replace(b"blk.1.", b"blk.2."), info.dims, info.type),
-            ("in no block", info.name.replace(b"blk.1.", b"blk.01."), info.dims, info.type),
-            ("longer", info.name, [*info.dims[:-1], info.dims[-1] + 1], info.type),
-            ("wider", info.name, [info.dims[0] + 32, *info.dims[1:]], info.type),
-            ("transposed", info.name, info.dims[::-1], info.type),
-            ("flat", info.name, [math.prod(info.dims)], info.type),
-            ("with a dim of 1", info.name, [*info.dims, 1], info.type),
-            *((f"as type {code}", info.name, info.dims, code) for code in (F32, F16, Q8_0, I32)),
+        text, first, last = info.name.decode(), infos[:i], infos[i + 1 :]
+        yield f"{text} removed", entries, [*first, *last], text
+        for name, dims, code in (
+            (f"{text}x", info.dims, info.type),
+            (text.replace("blk.1.", "blk.2."), info.dims, info.type),
+            (text.replace("blk.1.", "blk.01."), info.dims, info.type),
+            (text, [*info.dims[:-1], info.dims[-1] + 1], info.type),
+            (text, [info.dims[0] + 32, *info.dims[1:]], info.type),
+            (text, info.dims[::-1], info.type),
+            (text, [math.prod(info.dims)], info.type),
+            (text, [*info.dims, 1], info.type),
+            *((text, info.dims, code) for code in (F32, F16, Q8_0, I32)),
         ):
             if not dims[0] % BLOCKS[code][0]:
-                other = Info(name, dims, code, bytes(nbytes(code, dims)))
-                yield Case(change, text, entries, [*infos[:i], other, *infos[i + 1 :]], name.decode())
-    extra = Info(b"blk.0.extra.weight", [32], F32, bytes(128))
-    yield Case("added", "blk.0.extra.weight", entries, [*infos, extra], "blk.0.extra.weight")
-
-
-def _reversed(code: int, value: Any) -> Any:
-    """Returns a value with the bits of numbers big-endian, as the reference writer takes them."""
-    if code == ARRAY:
-        return value[0], [_reversed(value[0], element) for element in value[1]]
-    return value if code == STRING else value[::-1]
-
-
-def _trimmed(dims: list[int]) -> list[int]:
-    """Returns dims without the last ones of 1."""
-    while len(dims) > 1 and dims[-1] == 1:
-        dims = dims[:-1]
-    return list(dims)
-
-
-def _retyped(code: int, value: Any) -> Iterator[tuple[str, tuple[int, Any]]]:
-    """Yields the values of an entry in other types."""
-    inner, elements = value if code == ARRAY else (code, [value, value])
-    numbers = [_number(inner, element) for element in elements]
-    for kind, other in KINDS.items():
-        if other != code and numbers:
-            yield kind, (other, _bits(other, numbers[0]))
-    for kind in ARRAYS:
-        if not (code == ARRAY and KINDS[kind] == inner):
-            yield f"array of {kind}", (ARRAY, (KINDS[kind], [_bits(KINDS[kind], number) for number in numbers]))
-
-
-def _number(code: int, element: bytes) -> float:
-    return len(element) if code == STRING else struct.unpack(f">{NUMBERS[code]}", element)[0]
-
-
-def _bits(code: int, number: float) -> bytes:
-    """Returns the bytes of a number that is near, as the reference writer takes them."""
-    if code == STRING:
-        return str(number).encode()
-    letter = NUMBERS[code]
-    bits = 8 * struct.calcsize(letter)
-    whole = int(number) % 2 ** (bits - letter.islower()) if letter not in "fd" else number
-    return struct.pack(f">{letter}", bool(whole) if code == KINDS["bool"] else whole)
-
-
-def _others(code: int, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields other values of an entry's type."""
-    if code == KINDS["u32"]:
-        number = struct.unpack(">I", value)[0]
-        for other in {0, 1, 3, number + 1, number * 2, 600} - {number}:
-            yield str(other), struct.pack(">I", other)
-    elif code == STRING:
-        for text in (b"", b"x", b"none", b"gpt2", b"llama", b"Phi-3 mini"):
-            yield repr(text), text
-    elif code == ARRAY and value[1]:
-        yield "shorter", (value[0], value[1][:-1])
-        yield "longer", (value[0], [*value[1], value[1][0]])
-        yield "empty", (value[0], [])
-
-
-def contents_of(path: Path) -> tuple[Entries, list[Info]]:
-    """Returns a model's entries and tensors, as the reference writer takes them."""
-    read = contents(path.read_bytes())
-    assert read
-    entries = [(key, code, _reversed(code, value)) for key, code, value in read[0]]
-    return entries, [Info(name, _trimmed(dims), code, payload) for name, dims, code, _, payload in read[1]]
+                other = Info(name.encode(), dims, code, bytes(nbytes(code, dims)))
+                yield f"{text} as {name} {dims} {code}", entries, [*first, other, *last], name
+    yield "a tensor added", entries, [*infos, Info(b"blk.0.extra.weight", [32], F32, bytes(128))], "blk.0.extra.weight"
 
 
 def verified(path: Path, *options: object) -> dict[str, Any]:
@@ -189,14 +158,13 @@ def verified(path: Path, *options: object) -> dict[str, Any]:
 def compare(model: Path, path: Path, every: int, loader: Loader) -> int:
     """Compares verdicts on changes of a model with the loader's. Returns how many."""
     count = 0
-    for case in islice(changed(model), 0, None, every):
-        path.write_bytes(gguf_reference.File(entries=case.entries, infos=case.infos).bytes())
+    for change, entries, infos, named in islice(changed(model), 0, None, every):
+        stored(path, entries, infos)
         refusal, found, verdict = loader.refusal(path), glft.check_rules(path, "llama.cpp"), verified(path)
-        assert bool(refusal) == bool(found), (case.change, case.subject, refusal, found)
-        assert verdict["not_checked"] or bool(refusal) == bool(verdict["failures"]), (case.change, case.subject, refusal)
-        if found:
-            assert any(case.named in finding.problem for finding in found), (case.change, case.subject, refusal, found)
-            assert all("expected" in finding.problem and finding.offset is not None for finding in found)
+        assert bool(refusal) == bool(found), (change, refusal, found)
+        assert verdict["not_checked"] or bool(refusal) == bool(verdict["failures"]), (change, refusal)
+        assert not found or any(named in finding.problem for finding in found), (change, refusal, found)
+        assert all("expected" in finding.problem and finding.offset is not None for finding in found)
         count += 1
     return count
 
@@ -204,15 +172,6 @@ def compare(model: Path, path: Path, every: int, loader: Loader) -> int:
 @pytest.mark.parametrize("name", some_by_default(list(CONFIGS), 3))
 def test_agrees_with_the_loader(name: str, tiny: Tiny, tmp_path: Path, loader: Loader) -> None:
     assert compare(tiny(name), tmp_path / "model.gguf", EVERY, loader) > 500 // EVERY
-
-
-def stored(value: Any) -> tuple[int, Any]:
-    """Returns the code and bits of a value for the reference writer; an int is a uint32."""
-    if isinstance(value, list):
-        codes, bits = zip(*map(stored, value), strict=True)
-        return ARRAY, (codes[0], list(bits))
-    kind = {str: "string", bool: "bool", float: "f32"}.get(type(value), "u32")
-    return KINDS[kind], value.encode() if kind == "string" else struct.pack(f">{NUMBERS[KINDS[kind]]}", value)
 
 
 EXPERTS = {"llama.expert_count": 3, "llama.expert_used_count": 2}
@@ -320,22 +279,23 @@ VARIANTS: dict[str, tuple[Any, ...]] = {
 def write(tiny: Tiny, tmp_path: Path) -> Write:
     """Returns a function that writes a tiny model with changes.
 
-    It takes keys, with values as for `stored` or pairs of code and bits; tensors with dims; a
-    pattern of keys and tensors to remove; and the model.
+    It takes keys, whose values are uint32, float32, bool or string, or pairs of a type and a value;
+    tensors with dims; a pattern of keys and tensors to remove; and the model.
     """
 
     def write(
         keys: dict[str, Any], tensors: dict[str, list[int]] | None = None, removed: str = "", model: str = "llama"
     ) -> Path:
         entries, infos = contents_of(tiny(f"tiny-{model}"))
-        names = {*keys, *(tensors or {})}
-        kept = [row for row in entries if (key := row[0].decode()) not in names and not re.fullmatch(removed, key)]
-        infos = [info for info in infos if (name := info.name.decode()) not in names and not re.fullmatch(removed, name)]
-        infos += [Info(name.encode(), dims, F32, bytes(nbytes(F32, dims))) for name, dims in (tensors or {}).items()]
-        added = [(key.encode(), *(value if isinstance(value, tuple) else stored(value))) for key, value in keys.items()]
-        path = tmp_path / "model.gguf"
-        path.write_bytes(gguf_reference.File(entries=[*kept, *added], infos=infos).bytes())
-        return path
+        entries = {key: entry for key, entry in entries.items() if key not in keys and not re.fullmatch(removed, key)}
+        for key, value in keys.items():
+            sample = value[0] if isinstance(value, list) else value
+            kind = {str: "string", bool: "bool", float: "float32"}.get(type(sample), "uint32")
+            entries[key] = value if isinstance(value, tuple) else (kind, value)
+        added = {name.encode(): dims for name, dims in (tensors or {}).items()}
+        infos = [info for info in infos if info.name not in added and not re.fullmatch(removed, info.name.decode())]
+        infos += [Info(name, dims, F32, bytes(nbytes(F32, dims))) for name, dims in added.items()]
+        return stored(tmp_path / "model.gguf", entries, infos)
 
     return write
 
@@ -421,7 +381,7 @@ def test_what_ggml_refuses_is_a_failure_of_any_architecture(architecture: str | 
 def test_format_faults_come_first(write: Write) -> None:
     """Findings name the key or tensor of their row, unless the sentence does."""
     name = "blk.0." + "x" * 60
-    keys = {"other.Key": 1, "other.flags": (ARRAY, (KINDS["bool"], [b"\x02"]))}
+    keys = {"other.Key": 1, "other.flags": ("bool", [b"\x02"])}
     path = write(keys, {name: [32]}, r"llama\.block_count")
     lines = [line.strip() for line in in_this_process("verify", path).stdout.splitlines() if line.startswith("  ")]
     assert [re.sub(r"-> \d+ ->|at byte \d+|found \d+", "N", line) for line in lines[:5]] == [
@@ -446,11 +406,11 @@ ALONE = "expected the first of 3 files, and the others beside it, found one file
         ({}, ALONE),
         ({"split.no": "x"}, ALONE),
         ({"split.count": "x"}, "expected uint16 for split.count, found string"),
-        ({"split.count": (KINDS["u16"], struct.pack(">H", 0))}, ""),
+        ({"split.count": ("uint16", 0)}, ""),
     ],
 )
 def test_a_file_without_its_set(keys: dict[str, Any], problem: str, write: Write, loader: Loader) -> None:
-    path = write({"split.count": (KINDS["u16"], b"\0\3"), **keys})
+    path = write({"split.count": ("uint16", 3), **keys})
     assert bool(loader.refusal(path)) == bool(problem)
     found = glft.check_rules(glft.Container.parse(path.read_bytes()), "llama.cpp")
     assert [finding.problem for finding in found] == [problem] * bool(problem)
@@ -463,9 +423,9 @@ def test_sets(tiny: Tiny, tmp_path: Path, loader: Loader) -> None:
     assert loader.refusal(second)
     assert [finding.problem for finding in glft.check_rules(second, "llama.cpp")] == [ALONE]
     assert verified(second)["not_checked"] == {"llama.cpp": "the file is one of 3 of a set"}
-    number = b"split.tensors.count" + struct.pack("<I", KINDS["i32"])
+    number = b"split.tensors.count" + struct.pack("<I", KINDS["int32"])
     last.write_bytes(last.read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
-    first.write_bytes(first.read_bytes().replace(number, number[:-4] + struct.pack("<I", KINDS["u32"])))
+    first.write_bytes(first.read_bytes().replace(number, number[:-4] + struct.pack("<I", KINDS["uint32"])))
     assert loader.refusal(first)
     broken = verified(first, "--rules", "llama.cpp")["broken"]
     assert {(one["file"], one["problem"].partition(" with dims")[0]) for one in broken} == {
@@ -535,8 +495,7 @@ def test_tokens_of_bytes(name: str, token: str, problem: str, tiny: Tiny, write:
     with glft.open(tiny(f"tiny-{name}")) as file:
         tokens, types = (list(file.metadata[f"tokenizer.ggml.{key}"]) for key in ("tokens", "token_type"))
     tokens[50], types[50] = token, 6
-    kinds = ARRAY, (KINDS["i32"], [struct.pack(">i", kind) for kind in types])
-    path = write({"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds}, model=name)
+    path = write({"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": ("int32", types)}, model=name)
     assert bool(loader.refusal(path)) == bool(problem)
     assert [finding.problem for finding in glft.check_rules(path, "llama.cpp")] == [problem] * bool(problem)
 
