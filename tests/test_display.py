@@ -78,15 +78,17 @@ def test_metadata_with_types() -> None:
     assert rows[2] == ["g.flags", "array[bool]", "[True, False]"]
 
 
-def test_a_record_in_a_notebook() -> None:
-    (rows,) = Shown(Container.parse(golden("four_types")).header._repr_html_()).tables
-    fields = {"magic": str(0x474C4654), "version": "1", "n_tensors": "4", "metadata_len": "22"}
-    assert rows == [["field", "value"], *map(list, fields.items())]
-
-
-def test_numbers_in_a_record_are_told_by_dtype_and_shape() -> None:
-    payload = Container.parse(golden("four_types")).tensors["fc1"].payload
-    assert repr(payload) == "<Record: scales float16 [2], codes int8 [2, 3]>"
+def test_records() -> None:
+    file = Container.parse(golden("four_types"))
+    (rows,) = Shown(file.header._repr_html_()).tables
+    assert rows == [
+        ["field", "value"],
+        ["magic", str(0x474C4654)],
+        ["version", "1"],
+        ["n_tensors", "4"],
+        ["metadata_len", "22"],
+    ]
+    assert repr(file.tensors["fc1"].payload) == "<Record: scales float16 [2], codes int8 [2, 3]>"
 
 
 def test_a_tensor_says_where_its_fields_are() -> None:
@@ -133,15 +135,13 @@ def test_blocks_and_keys_of_a_file_are_grouped() -> None:
     entries = [(b"general.architecture", 8, b"toy"), *((b"toy.k%02d" % i, 4, i) for i in range(20)), (b"alone", 4, 7)]
     file = Container.parse(Written(entries, infos).bytes())
     keys, types, tensors = Shown(file._repr_html_()).tables
-    assert [row[:2] for row in keys] == [["keys", "entries"], ["general.architecture", ""], ["toy.*", "20"], ["alone", ""]]
-    assert [row[2][:24] for row in keys[1:]] == ["'toy'", "k00 0, k01 1, k02 2, k03", "7"]
-    assert types[1][:4] == ["I8", "61", "62", "62"]
-    assert [row[0] for row in tensors[1:]] == [
-        "token_embd",
-        "blk.0 ... blk.29: 2 tensors each",
-        "\u2003up.weight",
-        "\u2003down.weight",
+    assert [[*row[:2], row[2][:24]] for row in keys[1:]] == [
+        ["general.architecture", "", "'toy'"],
+        ["toy.*", "20", "k00 0, k01 1, k02 2, k03"],
+        ["alone", "", "7"],
     ]
+    assert types[1][:4] == ["I8", "61", "62", "62"]
+    assert [row[0] for row in tensors[1:3]] == ["token_embd", "blk.0 ... blk.29: 2 tensors each"]
     assert tensors[3] == ["\u2003up.weight", "I8", "[1]", "30"]
     assert "22 entries of metadata: file.metadata lists each\n" in str(file)
     assert "  toy.k19               uint32  19" in str(file.metadata)

@@ -23,23 +23,23 @@ from tests.tools.command_line import in_this_process as glft
 U8, U32 = 0, 4
 
 
+def gguf(tensors: int, entries: int, table: bytes) -> bytes:
+    head = struct.pack("<4sIQQ", b"GGUF", 3, tensors, entries) + table
+    return head + bytes(-len(head) % 32)
+
+
 def rows(count: int) -> bytes:
     """Returns a GGUF file of empty tensors."""
-    head = struct.pack("<4sIQQ", b"GGUF", 3, count, 0)
-    head += b"".join(struct.pack("<Q7sIQIQ", 7, b"t%06d" % i, 1, 0, 0, 0) for i in range(count))
-    return head + bytes(-len(head) % 32)
+    return gguf(count, 0, b"".join(struct.pack("<Q7sIQIQ", 7, b"t%06d" % i, 1, 0, 0, 0) for i in range(count)))
 
 
 def entries(count: int) -> bytes:
-    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, count)
-    head += b"".join(struct.pack("<Q7sIB", 7, b"k%06d" % i, 0, 1) for i in range(count))
-    return head + bytes(-len(head) % 32)
+    return gguf(0, count, b"".join(struct.pack("<Q7sIB", 7, b"k%06d" % i, 0, 1) for i in range(count)))
 
 
 def nested(depth: int) -> bytes:
     value = struct.pack("<IQ", ARRAY, 1) * (depth - 1) + struct.pack("<IQB", U8, 1, 1)
-    head = struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"k", ARRAY) + value
-    return head + bytes(-len(head) % 32)
+    return gguf(0, 1, struct.pack("<Q1sI", 1, b"k", ARRAY) + value)
 
 
 def glft_rows(count: int) -> bytes:

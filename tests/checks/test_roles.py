@@ -6,7 +6,7 @@ llama.cpp is the oracle: its loaders take the adapters that the rules take.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,86 +55,82 @@ def model(base: Path) -> Iterator[llama_cpp.AdapterTarget]:
         yield loaded
 
 
-# Metadata, shapes, what the file breaks by itself, what does not fit the model, and whether
-# llama.cpp loads the file.
+# Metadata, shapes, whether llama.cpp loads the file, what it breaks by itself, and what does not
+# fit the model.
 # fmt: off
-ADAPTERS = {
-    "a pair": (LORA, PAIR, [], [], True),
-    "norms beside": (LORA, {**PAIR, "blk.1.ffn_norm.weight": (96,)}, [], [], True),
-    "embeddings": (LORA, {EMBEDDING_A: (8, 4), EMBEDDING_B: (96, 4)}, [], [], True),
-    "no tensors": (LORA, {}, [], [], True),
-    "embeddings not transposed": (LORA, {EMBEDDING_A: (4, 8), EMBEDDING_B: (96, 4)}, [
-        (f"{ROWS}1 -> dims", "expected the rank of lora_a, 8, found dims [4, 96]")], [
-        (f"{ROWS}0 -> dims", "expected 8 for 'token_embd.weight' of the base, dims [96, 8], found dims [8, 4]")], False),
-    "another architecture": (LORA | {"general.architecture": "qwen3"}, PAIR, [], [
-        ("metadata -> 1 -> value", "expected the base's architecture, 'llama', found 'qwen3'")], False),
-    "no architecture": ({k: v for k, v in LORA.items() if k != "general.architecture"}, PAIR, [
-        ("metadata", "expected the key general.architecture, found 3 other keys")], [], False),
-    "another kind": (LORA | {"adapter.type": "dora"}, PAIR, [
-        ("metadata -> 2 -> value", "expected 'lora' for adapter.type, found 'dora'")], [], False),
-    "no alpha": ({k: v for k, v in LORA.items() if k != "adapter.lora.alpha"}, PAIR, [
-        ("metadata", "expected the key adapter.lora.alpha, found 3 other keys")], [], True),
-    "half a pair": (LORA, {A: (4, 96)}, [
-        (f"{ROWS}0 -> name", f"expected a tensor {B!r} beside {A!r}, found none")], [], False),
-    "the other half": (LORA, {B: (160, 4)}, [
-        (f"{ROWS}0 -> name", f"expected a tensor {A!r} beside {B!r}, found none")], [], False),
-    "another tensor": (LORA, {**PAIR, "blk.1.ffn_up.weight": (160, 96)}, [
-        (f"{ROWS}2 -> name", "expected a name that ends in .lora_a, .lora_b or _norm.weight, found 'blk.1.ffn_up.weight'")],
-        [], False),
-    "ranks": (LORA, {A: (4, 96), B: (160, 5)}, [
-        (f"{ROWS}1 -> dims", "expected the rank of lora_a, 4, found dims [5, 160]")], [], False),
-    "a tensor the base lacks": (LORA, {"blk.3.ffn_up.weight.lora_a": (4, 96), "blk.3.ffn_up.weight.lora_b": (160, 4)}, [], [
-        (f"{ROWS}0 -> name", "expected a tensor of the base, found 'blk.3.ffn_up.weight', which it lacks")], False),
-    "inputs": (LORA, {A: (4, 97), B: (160, 4)}, [], [
-        (f"{ROWS}0 -> dims", "expected 96 for 'blk.1.ffn_up.weight' of the base, dims [96, 160], found dims [97, 4]")], False),
-    "outputs": (LORA, {A: (4, 96), B: (96, 4)}, [], [
-        (f"{ROWS}1 -> dims", "expected 160 for 'blk.1.ffn_up.weight' of the base, dims [96, 160], found dims [4, 96]")], False),
+ADAPTERS: dict[str, tuple[Any, ...]] = {
+    "a pair": (LORA, PAIR, True),
+    "norms beside": (LORA, {**PAIR, "blk.1.ffn_norm.weight": (96,)}, True),
+    "embeddings": (LORA, {EMBEDDING_A: (8, 4), EMBEDDING_B: (96, 4)}, True),
+    "no tensors": (LORA, {}, True),
+    "embeddings not transposed": (LORA, {EMBEDDING_A: (4, 8), EMBEDDING_B: (96, 4)}, False,
+        [f"{ROWS}1 -> dims: expected the rank of lora_a, 8, found dims [4, 96]"],
+        [f"{ROWS}0 -> dims: expected 8 for 'token_embd.weight' of the base, dims [96, 8], found dims [8, 4]"]),
+    "another architecture": (LORA | {"general.architecture": "qwen3"}, PAIR, False,
+        [], ["metadata -> 1 -> value: expected the base's architecture, 'llama', found 'qwen3'"]),
+    "no architecture": ({k: v for k, v in LORA.items() if k != "general.architecture"}, PAIR, False,
+        ["metadata: expected the key general.architecture, found 3 other keys"]),
+    "another kind": (LORA | {"adapter.type": "dora"}, PAIR, False,
+        ["metadata -> 2 -> value: expected 'lora' for adapter.type, found 'dora'"]),
+    "no alpha": ({k: v for k, v in LORA.items() if k != "adapter.lora.alpha"}, PAIR, True,
+        ["metadata: expected the key adapter.lora.alpha, found 3 other keys"]),
+    "half a pair": (LORA, {A: (4, 96)}, False, [f"{ROWS}0 -> name: expected a tensor {B!r} beside {A!r}, found none"]),
+    "the other half": (LORA, {B: (160, 4)}, False, [f"{ROWS}0 -> name: expected a tensor {A!r} beside {B!r}, found none"]),
+    "another tensor": (LORA, {**PAIR, "blk.1.ffn_up.weight": (160, 96)}, False,
+        [f"{ROWS}2 -> name: expected a name that ends in .lora_a, .lora_b or _norm.weight, found 'blk.1.ffn_up.weight'"]),
+    "ranks": (LORA, {A: (4, 96), B: (160, 5)}, False,
+        [f"{ROWS}1 -> dims: expected the rank of lora_a, 4, found dims [5, 160]"]),
+    "a tensor the base lacks": (LORA, {"blk.3.ffn_up.weight.lora_a": (4, 96), "blk.3.ffn_up.weight.lora_b": (160, 4)}, False,
+        [], [f"{ROWS}0 -> name: expected a tensor of the base, found 'blk.3.ffn_up.weight', which it lacks"]),
+    "inputs": (LORA, {A: (4, 97), B: (160, 4)}, False,
+        [], [f"{ROWS}0 -> dims: expected 96 for 'blk.1.ffn_up.weight' of the base, dims [96, 160], found dims [97, 4]"]),
+    "outputs": (LORA, {A: (4, 96), B: (96, 4)}, False,
+        [], [f"{ROWS}1 -> dims: expected 160 for 'blk.1.ffn_up.weight' of the base, dims [96, 160], found dims [4, 96]"]),
 }
-VECTORS = {
-    "two layers": (VECTOR, {"direction.1": (96,), "direction.2": (96,)}, [], [], True),
-    "leading zeros": (VECTOR | {"controlvector.layer_count": Typed(1, "int32")}, {"direction.01": (96,)}, [], [], True),
-    "layer 0": (VECTOR, {"direction.0": (96,)}, [
-        (f"{ROWS}0 -> name", "expected direction.N with a layer N of at least 1, found 'direction.0'")], [], False),
-    "layer 10^10": (VECTOR, {"direction.10000000000": (96,)}, [
-        (f"{ROWS}0 -> name", "expected direction.N with a layer N of at least 1, found 'direction.10000000000'")], [], False),
-    "no layer": (VECTOR, {"direction.x": (96,)}, [
-        (f"{ROWS}0 -> name", "expected direction.N with a layer N of at least 1, found 'direction.x'")], [], False),
-    "lengths": (VECTOR, {"direction.1": (96,), "direction.2": (95,)}, [
-        (f"{ROWS}1 -> dims", "expected dims [96] as direction.1, found [95]")], [
-        (f"{ROWS}1 -> dims", "expected the base's embedding length, 96, found [95]")], False),
-    "matrices": (VECTOR, {"direction.1": (2, 48)}, [
-        (f"{ROWS}0 -> dims", "expected F32 with one dim, found F32 [48, 2]")], [], False),
-    "no hint": ({"general.architecture": "controlvector"}, {"direction.1": (96,)}, [
-        ("metadata", "expected the key controlvector.model_hint, found 1 other key")], [], True),
-    "a layer too many": (VECTOR, {"direction.3": (96,)}, [], [
-        (f"{ROWS}0 -> name", "expected a layer below the base's number of layers, 3, found 3")], True),
+VECTORS: dict[str, tuple[Any, ...]] = {
+    "two layers": (VECTOR, {"direction.1": (96,), "direction.2": (96,)}, True),
+    "leading zeros": (VECTOR | {"controlvector.layer_count": Typed(1, "int32")}, {"direction.01": (96,)}, True),
+    "layer 0": (VECTOR, {"direction.0": (96,)}, False,
+        [f"{ROWS}0 -> name: expected direction.N with a layer N of at least 1, found 'direction.0'"]),
+    "layer 10^10": (VECTOR, {"direction.10000000000": (96,)}, False,
+        [f"{ROWS}0 -> name: expected direction.N with a layer N of at least 1, found 'direction.10000000000'"]),
+    "no layer": (VECTOR, {"direction.x": (96,)}, False,
+        [f"{ROWS}0 -> name: expected direction.N with a layer N of at least 1, found 'direction.x'"]),
+    "lengths": (VECTOR, {"direction.1": (96,), "direction.2": (95,)}, False,
+        [f"{ROWS}1 -> dims: expected dims [96] as direction.1, found [95]"],
+        [f"{ROWS}1 -> dims: expected the base's embedding length, 96, found [95]"]),
+    "matrices": (VECTOR, {"direction.1": (2, 48)}, False, [f"{ROWS}0 -> dims: expected F32 with one dim, found F32 [48, 2]"]),
+    "no hint": ({"general.architecture": "controlvector"}, {"direction.1": (96,)}, True,
+        ["metadata: expected the key controlvector.model_hint, found 1 other key"]),
+    "a layer too many": (VECTOR, {"direction.3": (96,)}, True,
+        [], [f"{ROWS}0 -> name: expected a layer below the base's number of layers, 3, found 3"]),
 }
 # fmt: on
 
 
-def check(path: Path, role: str, own: list[tuple[str, str]], misfits: list[tuple[str, str]], base: Path, loads: bool) -> None:
+def check(path: Path, role: str, base: Path, loads: bool, own: Sequence[str] = (), misfits: Sequence[str] = ()) -> None:
     """Checks the findings of an adapter. If llama.cpp loads it, its own ones are no misfits."""
     with glft_schema.open(path) as file, glft_schema.open(base) as model:
         found, unfit = check_rules(file, role), check_fit(file, model)
-    assert [(finding.path, finding.problem) for finding in found] == own
+    assert [f"{finding.path}: {finding.problem}" for finding in found] == [*own]
     assert glft("verify", path).returncode == bool(own and not loads)
-    assert [(finding.path, finding.problem) for finding in unfit] == [*([] if loads else own), *misfits]
+    assert [f"{finding.path}: {finding.problem}" for finding in unfit] == [*([] if loads else own), *misfits]
     assert all(finding.offset is not None and finding.rule.startswith(f"{role}-") for finding in [*found, *unfit])
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_adapters_are_judged_as_llama_cpp_does(name: str, base: Path, model: llama_cpp.AdapterTarget, tmp_path: Path) -> None:
-    metadata, shapes, own, misfits, loads = ADAPTERS[name]
+    metadata, shapes, loads, *findings = ADAPTERS[name]
     path = write(tmp_path / "a.gguf", metadata, shapes)
-    check(path, "lora", own, misfits, base, loads)
+    check(path, "lora", base, loads, *findings)
     assert model.loads(path) is loads
 
 
 @pytest.mark.parametrize("name", VECTORS)
 def test_control_vectors_are_judged_as_llama_cpp_does(name: str, base: Path, tmp_path: Path) -> None:
-    metadata, shapes, own, misfits, loads = VECTORS[name]
+    metadata, shapes, loads, *findings = VECTORS[name]
     path = write(tmp_path / "a.gguf", metadata, shapes)
-    check(path, "controlvector", own, misfits, base, loads)
+    check(path, "controlvector", base, loads, *findings)
     assert (llama_cpp.control_vector_size(path) > 0) is loads
 
 

@@ -52,7 +52,7 @@ def on_a_terminal(*arguments: object, **environment: str) -> subprocess.Complete
 
 
 def in_this_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs a verb; returns the result as of a process."""
+    """Runs the command; returns the result as of a process."""
     out, err = io.StringIO(), io.StringIO()
     command = [str(argument) for argument in arguments]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
