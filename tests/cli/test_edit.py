@@ -27,7 +27,7 @@ def test_values(gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "words").write_text('["x", "y"]\n')
     values = {
         "general.name": ("@@home", "@home", "string"),
-        "tokenizer.chat_template": (f"@{tmp_path / 'text'}", "a line\r\n@ü=b\n", "string"),
+        "toy.text": (f"@{tmp_path / 'text'}", "a line\r\n@ü=b\n", "string"),
         "toy.words": (f"@{tmp_path / 'words'}", ["x", "y"], "array[string]"),
         "toy.n:int8": ("-3", -3, "int8"),
         "toy.new": ("", "", "string"),
@@ -64,7 +64,7 @@ def test_a_new_key_that_resembles_a_known_one(gguf: Path) -> None:
 def test_a_value_that_names_a_file(gguf: Path, tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
     path.write_text("{{ bos_token }}")
-    done = glft("edit", gguf, "--set", f"tokenizer.chat_template={path}", "--dry-run")
+    done = glft("edit", gguf, "--set", f"toy.text={path}", "--dry-run")
     assert (done.returncode, done.stderr) == (
         0,
         f"glft: warning: the value is '{path}' itself; @{path} is the text of the file\n",

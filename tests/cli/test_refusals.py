@@ -7,6 +7,7 @@ which a command refuses.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import safetensors.torch
 import torch
 
 import glft_schema
+from tests.catalogue.gguf_cases import placed, w
 from tests.golden import golden
 from tests.tools.command_line import assert_refused
 from tests.tools.command_line import in_this_process as glft
@@ -45,6 +47,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text("{}")
     (folder / "four.glft").write_bytes(golden("four_types"))
     (folder / "cut.glft").write_bytes(golden("four_types")[:60])
+    (folder / "late.gguf").write_bytes(placed(32, w(dims=(8,), offset=4)))
+    glft_schema.save_file({"w": torch.ones(999, 8)}, folder / "short.gguf", LLAMA)
+    os.truncate(folder / "short.gguf", (folder / "short.gguf").stat().st_size - 1)
     (folder / "text").write_text("hello")
     (folder / "binary").write_bytes(b"ab\xff")
     return folder
@@ -156,6 +161,7 @@ REFUSED = {
     "convert model.gguf out": "an output file that ends in .glft, .gguf-lite",
     "convert model.gguf out.safetensors --gguf-version 3": "header: expected no fields, found 'version'",
     "convert model.gguf back": "found 'back'; convert writes a Hugging Face folder to back/\n",
+    "convert model.gguf back.bin": ".safetensors, found 'back.bin'\n",
     "convert nan.safetensors out.gguf --scheme q8_0": "glft: nan.safetensors: tensor 'w' at [0, 0]: NaN",
     "convert u16.safetensors out.gguf": "glft: u16.safetensors: tensor 'w': ggml has no type for uint16: exclude the tensor, "
     "or convert it to one of float32, float16, int8, int16, int32, int64, float64, bfloat16\n",
@@ -171,6 +177,9 @@ REFUSED = {
     "give one of its GGUF files: model.gguf\n",
     "inspect cut.glft": "cut.glft: header -> n_tensors: expected at most 1 (bytes left: 22",
     "verify cut.glft": "; the file may be truncated, or a count, length or offset before it is wrong\n",
+    "verify late.gguf": "glft: late.gguf: tensor_infos -> 0 -> offset: expected a multiple of the alignment, 32, found 4; "
+    "from there, 32 bytes extend past the end of the file (tensor 'w', at byte 49)\n",
+    "verify short.gguf": " bytes (99.9 %), 0 of 1 tensor complete; download the rest (tensor 'w', at byte ",  # not rounded up
     "split model.gguf part": "expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither\n",
     "split model.gguf v --split-max-tensors 2": "expected no file at the output paths, found 'v-00001-of-00002.gguf': ",
     "get-tensor model.gguf blk.* w.npy": "found 3: 'blk.0.attn_q.weight', 'blk.0.attn_v.weight', 'blk.0.attn_o.weight'\n",
