@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import glft_schema as glft
-from glft_schema import Container, OptionError, SchemeError, TensorError, convert, save_file
+from glft_schema import OptionError, SchemeError, TensorError, convert, save_file
 from glft_schema.checks import Derivation, NumberErrors, check_derivation
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.catalogue.gguf_cases import READ
@@ -23,20 +23,17 @@ TYPES = {"a": "Q8_0", "b": "Q4_K", "c": "Q4_0", "d": "F16", "norm": "F32"}
 IMPORTANCE = {name: torch.rand(512, generator=generator) + 0.1 for name in ("a", "b", "c", "d")}
 
 
-def by_llama_cpp(path: Path, importance: dict[str, torch.Tensor], types: dict[str, str] = TYPES) -> Path:
+def by_llama_cpp(path: Path, importance: dict[str, torch.Tensor]) -> Path:
     """Writes a file whose quantized payloads llama.cpp has made."""
-    data: dict[str, Any] = {}
-    for name, type_name in types.items():
-        type_ = GGML_TYPES[type_name]
-        if type_.exact:
-            data[name] = {"weights": BASE[name].numpy().astype(type_.dtype)}
-        else:
-            columns = importance.get(name)
-            size = type_.nbytes([1, 512])
-            made = llama_cpp.quantize(type_.code, BASE[name].numpy(), size, None if columns is None else columns.numpy())
-            data[name] = {"blocks": made.reshape(8, -1, type_.nbytes([1, type_.least_row]))}
-    infos = [{"name": name, "dims": list(BASE[name].shape)[::-1], "dtype": type_name} for name, type_name in types.items()]
-    Container.build_file({"format": "GGUF", "metadata": {}, "tensor_infos": infos, "data": data}, path)
+    save_file(BASE, path, format="gguf", schemes={name: type_.lower() for name, type_ in TYPES.items()})
+    with glft.open(path) as file, path.open("r+b") as stream:
+        for name, tensor in file.tensors.items():
+            if not tensor.type.exact:
+                columns, size = importance.get(name), tensor.type.nbytes([1, 512])
+                stream.seek(tensor.position)
+                stream.write(
+                    llama_cpp.quantize(tensor.type.code, BASE[name].numpy(), size, None if columns is None else columns.numpy())
+                )
     return path
 
 

@@ -295,17 +295,6 @@ def test_tied_tensors_are_checked_once(path: Path, monkeypatch: pytest.MonkeyPat
     assert (found, checked) == ([("a", "NaN"), ("b", "NaN"), ("c", "NaN")], ["a"])
 
 
-@pytest.mark.parametrize("numbers", [1, 100, 300, 1 << 20])
-@pytest.mark.parametrize("scheme", ["f32", "q8_per_channel", "q4_per_group_64"])
-def test_chunks_are_the_tensor_in_order(scheme: str, numbers: int, path: Path) -> None:
-    save_file({"w": torch.randn(3, 2, 64), "empty": torch.zeros(3, 0)}, path, schemes={"w": scheme})
-    with Container.parse_file(path, mmap=False) as file:
-        chunks = list(file.tensors["w"].chunks(numbers))
-        assert torch.equal(torch.cat(chunks), file.tensors["w"].dequantize().flatten())
-        assert max(map(len, chunks)) <= max(numbers, 64)
-        assert list(file.tensors["empty"].chunks()) == []
-
-
 @pytest.fixture
 def odd_file(tmp_path: Path) -> Path:
     path = tmp_path / "odd.gguf"
