@@ -15,7 +15,7 @@ import pytest
 
 import glft_schema as glft
 import glft_schema.numpy
-from tests.tools.command_line import in_this_process
+from tests.tools.command_line import glft as glft_with_torch
 
 BLOCKED = "import sys; sys.modules['torch'] = None\n"
 COMMAND = f"{BLOCKED}from glft_schema.cli import main; main()"
@@ -83,7 +83,7 @@ def test_the_command_prints_and_writes_the_same_as_with_torch(line: str, folder:
 
     monkeypatch.chdir(folder)
     done, files = run(*line.split()), written()
-    expected = in_this_process(*line.split())
+    expected = glft_with_torch(*line.split())
     assert done == (expected.returncode, expected.stdout, expected.stderr)
     assert done[0] == line.startswith("compare")  # the files differ
     assert files == written()
