@@ -1,4 +1,7 @@
-"""The size of the package, as in docs/background/design.md: ``python -m tests.tools.sizes [FOLDER]``."""
+"""The size of the package, as docs/background/design.md states it.
+
+python -m tests.tools.sizes [FOLDER]
+"""
 
 from __future__ import annotations
 
