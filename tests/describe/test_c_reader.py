@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from glft_schema import Container, File, FormatError, load_file, save_file
+from glft_schema import Container, File, FormatError, save_file
 from glft_schema.describe.as_c import as_c
 from glft_schema.describe.schema import schema_of
 from glft_schema.formats.format import Format
@@ -47,26 +48,24 @@ Reader = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 @pytest.fixture(scope="module")
-def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Reader]:
-    """Returns a function that compiles the reader of a format, and returns its runs."""
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    """Returns a function that runs the reader of a format on the bytes of a file."""
     folder = tmp_path_factory.mktemp("c")
 
     @cache
-    def reader(format: Format) -> Reader:
+    def program(format: Format) -> Path:
         name = format.name.lower()
-        program = folder / f"{name}_read"
         (folder / f"{name}.h").write_text(as_c(schema_of(format)), "utf-8")
-        command = ["cc", *STRICT, f"-I{folder}", "-o", program, EXAMPLES / f"{name}_read.c"]
+        command = ["cc", *STRICT, f"-I{folder}", "-o", folder / f"{name}_read", EXAMPLES / f"{name}_read.c"]
         if subprocess.run([*command, *SANITIZED], capture_output=True, check=False).returncode:  # no libraries of sanitizers
             subprocess.run(command, check=True)
-        return lambda *arguments: subprocess.run([program, *arguments], capture_output=True, check=False)
+        return folder / f"{name}_read"
 
-    return reader
+    def run(format: Format, stored: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        (folder / "model").write_bytes(stored)
+        return subprocess.run([program(format), folder / "model", *arguments], capture_output=True, check=False)
 
-
-@pytest.fixture(scope="module")
-def reader(readers: Callable[[Format], Reader]) -> Reader:
-    return readers(GLFT)
+    return run
 
 
 def printed(file: File) -> bytes:
@@ -81,21 +80,19 @@ def printed(file: File) -> bytes:
     return made
 
 
-def assert_right(done: subprocess.CompletedProcess[bytes], file: File) -> None:
+def assert_right(done: subprocess.CompletedProcess[bytes], stored: bytes) -> None:
     """Asserts that a reader printed what this package reads."""
+    expected = printed(Container.parse(stored))
     assert (done.returncode, done.stderr) == (0, b"")
-    assert re.fullmatch(printed(file), done.stdout)
+    assert re.fullmatch(expected, done.stdout)
 
 
 def assert_right_or_refused(done: subprocess.CompletedProcess[bytes], stored: bytes) -> None:
     """Asserts that a reader printed what this package reads, or refused a file for a reason."""
     assert done.returncode in (0, REFUSED), done.stderr.decode()
-    try:
-        file = Container.parse(stored)
-    except FormatError:  # the reader may read it: it does not check for duplicate names, for example
-        return
     if not any(limit in done.stderr for limit in LIMITS):
-        assert_right(done, file)
+        with suppress(FormatError):  # the reader may read it: it does not check for duplicate names, for example
+            assert_right(done, stored)
 
 
 def test_all_types_and_awkward_numbers(reader: Reader, tmp_path: Path) -> None:
@@ -112,8 +109,7 @@ def test_all_types_and_awkward_numbers(reader: Reader, tmp_path: Path) -> None:
     }
     schemes = {"q8*": "q8_per_channel", "q4": "q4_per_group_64"}
     save_file(tensors, path, {"arch": "toy"}, schemes=schemes, alignment=32)
-    assert_right(reader(path), Container.parse(path.read_bytes()))
-    assert list(load_file(path)) == list(tensors)
+    assert_right(reader(GLFT, path.read_bytes()), path.read_bytes())
 
 
 def blocks_of(type_: TensorType) -> np.ndarray:
@@ -146,41 +142,26 @@ def all_ggml_types() -> bytes:
     return ggml_file(split)
 
 
-def test_weights_of_all_ggml_types(readers: Callable[[Format], Reader], tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    path.write_bytes(stored := all_ggml_types())
-    file = Container.parse(stored)
-    assert len(file.tensors) == 2 * len(gguf_reference.BLOCKS)
-    assert_right(readers(GGUF)(path), file)
-    for name, tensor in some(list(file.tensors.items()), 9):
-        found = np.array(readers(GGUF)(path, name).stdout.split(), np.float64).astype(np.float32)
+def test_weights_of_all_ggml_types(reader: Reader) -> None:
+    stored = all_ggml_types()
+    tensors = Container.parse(stored).tensors
+    assert len(tensors) == 2 * len(gguf_reference.BLOCKS)
+    assert_right(reader(GGUF, stored), stored)
+    for name, tensor in some(list(tensors.items()), 9):
+        found = np.array(reader(GGUF, stored, name).stdout.split(), np.float64).astype(np.float32)
         assert same_bits(found, tensor.dequantize(torch.float32).flatten().numpy())
-    assert readers(GGUF)(path, "x").stderr == b"gguf_read: no tensor of this name\n"
+    assert reader(GGUF, stored, "x").stderr == b"gguf_read: no tensor of this name\n"
 
 
-@pytest.mark.parametrize(
-    ("format", "name"),
-    [(GLFT, "four_types"), (GLFT, "loose_layout"), (GGUF, "gguf_little")],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_golden_files(readers: Callable[[Format], Reader], tmp_path: Path, format: Format, name: str) -> None:
-    path = tmp_path / "model"
-    path.write_bytes(golden(name))
-    assert_right(readers(format)(path), Container.parse(golden(name)))
-
-
-def test_the_other_byte_order_is_refused(readers: Callable[[Format], Reader], tmp_path: Path) -> None:
-    path = tmp_path / "model"
-    path.write_bytes(golden("gguf_big"))
-    done = readers(GGUF)(path)
-    assert (done.returncode, done.stdout) == (REFUSED, b"")
-    assert b"an unknown version, or the other byte order" in done.stderr
+@pytest.mark.parametrize(("format", "name"), [(GLFT, "four_types"), (GLFT, "loose_layout"), (GGUF, "gguf_little")])
+def test_golden_files(reader: Reader, format: Format, name: str) -> None:
+    assert_right(reader(format, golden(name)), golden(name))
 
 
 @pytest.mark.parametrize("format", [GLFT, GGUF], ids=["glft", "gguf"])
-def test_random_and_damaged_files(readers: Callable[[Format], Reader], tmp_path: Path, format: Format) -> None:
+def test_random_and_damaged_files(reader: Reader, format: Format) -> None:
     """Files of the corpus, half of them damaged, and random bytes in files with all types."""
-    whole, random, path = golden("four_types") if format is GLFT else all_ggml_types(), Random(0), tmp_path / "model"
+    whole, random = golden("four_types") if format is GLFT else all_ggml_types(), Random(0)
     files = [drawn.stored for drawn in some(corpus(format.name), 10)]
     for _ in range(MUTANTS):
         mutant, changed = bytearray(whole), random.choice([100, 2000, len(whole)])
@@ -189,34 +170,25 @@ def test_random_and_damaged_files(readers: Callable[[Format], Reader], tmp_path:
         files.append(bytes(mutant[: random.choice([len(whole), len(whole), changed])]))
     found = set()
     for stored in files:
-        path.write_bytes(stored)
-        assert_right_or_refused(done := readers(format)(path), stored)
+        assert_right_or_refused(done := reader(format, stored), stored)
         found.add(done.returncode)
     assert found == {0, REFUSED}
 
 
 @pytest.mark.parametrize("cut", range(0, len(golden("four_types")), 7))
-def test_truncations_are_refused(reader: Reader, tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "cut"
-    path.write_bytes(golden("four_types")[:cut])
-    assert reader(path).returncode == REFUSED
+def test_truncations_are_refused(reader: Reader, cut: int) -> None:
+    assert reader(GLFT, golden("four_types")[:cut]).returncode == REFUSED
 
 
-@pytest.mark.parametrize(("dims", "accepted"), [([2**31, 2**27, 1, 0], True), ([2**31, 2**28, 1, 0], False)])
-def test_both_readers_draw_the_same_line(reader: Reader, tmp_path: Path, dims: list[int], accepted: bool) -> None:
-    path = tmp_path / "large"
-    path.write_bytes(reference.write(b"", [Row("w", dims, F32, b"")], b""))
-    assert (reader(path).returncode == 0) == accepted
-    if accepted:
-        assert Container.parse_file(path).tensors["w"].nbytes == 0
-    else:
-        with pytest.raises(FormatError, match=r"the size in bytes of dims \[.*\] overflows 64 bits"):
-            Container.parse_file(path)
+def test_the_largest_dims(reader: Reader) -> None:
+    stored = reference.write(b"", [Row("w", [2**31, 2**27, 1, 0], F32, b"")], b"")
+    assert_right(reader(GLFT, stored), stored)
 
 
 @pytest.mark.parametrize(
     ("row", "data", "message"),
     [
+        (Row("w", [2**31, 2**28, 1, 0], F32, b""), b"", "the tensor is too large"),
         (Row("w", [2**32 - 1] * 4, F32, b""), b"", "the tensor is too large"),
         (Row("w", [0, 2**32 - 1, 2**32 - 1], F32, b""), b"", "the tensor is too large"),
         (Row("w", [1] * 65, F32, b""), b"", "more dims than this reader takes"),
@@ -225,9 +197,15 @@ def test_both_readers_draw_the_same_line(reader: Reader, tmp_path: Path, dims: l
         (Row("w", [1], 9, b""), bytes(4), "unknown type"),
     ],
 )
-def test_lies_are_refused(reader: Reader, tmp_path: Path, row: Row, data: bytes, message: str) -> None:
-    path = tmp_path / "bad"
-    path.write_bytes(reference.write(b"", [row], data))
-    done = reader(path)
-    assert done.returncode == REFUSED
-    assert message in done.stderr.decode()
+def test_lies_are_refused_by_both_readers(reader: Reader, row: Row, data: bytes, message: str) -> None:
+    stored = reference.write(b"", [row], data)
+    done = reader(GLFT, stored)
+    assert (done.returncode, message in done.stderr.decode()) == (REFUSED, True)
+    with pytest.raises(FormatError):
+        Container.parse(stored)
+
+
+def test_the_other_byte_order_is_refused(reader: Reader) -> None:
+    done = reader(GGUF, golden("gguf_big"))
+    assert (done.returncode, done.stdout) == (REFUSED, b"")
+    assert b"an unknown version, or the other byte order" in done.stderr
