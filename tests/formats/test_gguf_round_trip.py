@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from glft_schema import Container
 from glft_schema.codec.typed_text import from_text, to_text
 from glft_schema.formats.gguf import VALUE_TYPES
-from tests.oracles import gguf_reference as reference
 from tests.oracles.gguf_reference import ARRAY, File
 from tests.tools import gguf_strategies as strategies
 
@@ -78,11 +77,3 @@ def test_plain_values_come_back(entries: dict[str, Any]) -> None:
 @given(strategies.loose_files())
 def test_unusual_but_legal_files_build_back(stored: bytes) -> None:
     assert Container.build(Container.parse(stored)) == stored
-
-
-def test_a_whole_format_over_a_plain_stream() -> None:
-    entries = [(b"k", ARRAY, (reference.STRING, [b"a", b"bc"])), (b"n", ARRAY, (4, [1, 2]))]
-    file = File(entries, [reference.Info(b"w", [1], 24, b"x")])
-    record = Container.parse(file.bytes()).format.struct.parse(file.bytes())
-    assert dict(record.metadata) == {"k": ["a", "bc"], "n": [1, 2]}
-    assert record.data["w"].dequantize().tolist() == [120]
