@@ -4,58 +4,34 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
+from contextlib import suppress
 from random import Random
 from typing import Any
 
-BITS = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
-    **dict.fromkeys(("I32", "U32", "F32"), 32),
-    **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
+OF_BITS = {
+    8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+    16: "I16 U16 F16 BF16",
+    32: "I32 U32 F32",
+    64: "C64 F64 I64 U64",
+    4: "F4",
+    6: "F6_E2M3 F6_E3M2",
 }
+BITS = {name: bits for bits, names in OF_BITS.items() for name in names.split()}
 NAMES = ("a", "b", "w.0", "", "ä", "日本", "😀", 'q"', "\\", "\n", "\x00", "\x7f", "__metadata__x", "/", "\ud7ff", "\u2028")
 # Tokens that replace others: numbers and texts that readers of JSON treat differently.
+WORDS = r"""0 1 -0 -1 1.0 1e0 01 1E2 1e999 -1e999 0e999 1e-999 +1 1. .5 0x1 NaN Infinity -Infinity null true
+9223372036854775807 9223372036854775808 18446744073709551615 18446744073709551616 -9223372036854775809
+[] {} [1] [0,4] {"F32":null} ["F32",[1],[0,4]] , : } ] { [ // 'a' "
+"F32" "f32" "F4" "F6_E2M3" "BOOL" "dtype" "shape" "data_offsets" "__metadata__" "a" ""
+"\ud800" "\udc00\ud800" "\ud83d\ude00" "\u00e4" "\x" "\u12" """
 TOKENS = (
-    *("0", "1", "-0", "-1", "1.0", "1e0", "01", "1E2", "1e999", "-1e999", "0e999", "1e-999", "+1", "1.", ".5", "0x1"),
-    *("9223372036854775807", "9223372036854775808", "18446744073709551615", "18446744073709551616", "-9223372036854775809"),
-    *(
-        "9" * 400,
-        "1" * 309,
-        "4" * 5000,
-        "null",
-        "true",
-        "NaN",
-        "Infinity",
-        "-Infinity",
-        "[]",
-        "{}",
-        "[1]",
-        "[0,4]",
-        '{"F32":null}',
-    ),
-    *('"F32"', '"f32"', '"F4"', '"F6_E2M3"', '"BOOL"', '"dtype"', '"shape"', '"data_offsets"', '"__metadata__"', '"a"', '""'),
-    *(r'"\ud800"', r'"\udc00\ud800"', r'"\ud83d\ude00"', r'"\u00e4"', r'"\x"', r'"\u12"', '"\x01"', '"\x7f"', "'a'", '"'),
-    *(
-        "[" * 130 + "]" * 130,
-        "[" * 124 + "]" * 124,
-        '["F32",[1],[0,4]]',
-        ",",
-        ":",
-        "}",
-        "]",
-        "{",
-        "[",
-        " ",
-        "\n\t\r ",
-        "\x0b",
-        "//",
-        "\ufeff",
-    ),
+    *WORDS.split(),
+    *("9" * 400, "1" * 309, "4" * 5000, "[" * 130 + "]" * 130, "[" * 124 + "]" * 124),
+    *(" ", "\n\t\r ", "\x0b", "\ufeff", '"\x01"', '"\x7f"'),
 )
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"?|[^{}\[\],: \n\t\r"]+|.', re.DOTALL)
 
 
 def file_of(header: str | bytes, payloads: bytes = b"") -> bytes:
@@ -105,45 +81,44 @@ def random_header(random: Random) -> tuple[list[tuple[str, Any]], bytes]:
 
 
 def corrupt(entries: list[tuple[str, Any]], random: Random) -> None:
-    """Changes something that some reader looks at, but leaves JSON."""
-    at = random.randrange(len(entries)) if entries else None
-    if at is None:
+    """Changes something that some reader looks at, but leaves JSON.
+
+    A second change that does not fit the first is left out.
+    """
+    if not entries:
         entries.append(random.choice((("a", []), ("__metadata__", None), ("a", ["F32", [0], [0, 0]]))))
         return
+    at, anywhere = random.randrange(len(entries)), random.randint(0, len(entries))
     name, pairs = entries[at]
-    kind = random.randrange(12)
-    if kind == 0:  # twice
-        entries.insert(random.randint(0, len(entries)), (name, list(pairs) if isinstance(pairs, list) else pairs))
-    elif kind == 1:
-        entries.insert(
-            random.randint(0, len(entries)), ("__metadata__", random.choice((None, [], [["a", "b"]], "x", [["a", 1]])))
-        )
-    elif not isinstance(pairs, list) or not pairs or not isinstance(pairs[0], list) or len(pairs) < 3:
-        entries[at] = (random.choice(NAMES), pairs)
-    elif kind == 2:
-        pairs.insert(
-            random.randint(0, len(pairs)), [random.choice(("x", "dtype", "shape")), random.choice((1, 1.5, "F32", [1], None))]
-        )
-    elif kind == 3:
-        del pairs[random.randrange(len(pairs))]
-    elif kind == 4:
-        random.shuffle(pairs)
-    elif kind == 5:
-        entries[at] = (name, [value for _, value in pairs])
-    elif kind == 6:
-        pairs[0] = ["dtype", random.choice((*BITS, [["F32", None]], [["F32", 1]], "f32", 1))]
-    elif kind == 7 and isinstance(pairs[2][1], list) and all(isinstance(number, int) for number in pairs[2][1]):
-        by = random.choice((-1, 1, 4, 8))  # a hole, an overlap, or bytes past the end
-        pairs[2][1] = [number + by for number in pairs[2][1]]
-    elif kind == 8 and isinstance(entries[0][1], list) and len(entries[0][1]) > 2 and isinstance(entries[0][1][2], list):
-        entries[at] = (name, [*pairs[:2], entries[0][1][2]])  # shared bytes
-    else:
-        numbers = random.choice([value for _, value in pairs if isinstance(value, list) and value] or [[0]])
-        i = random.randrange(len(numbers))
-        if isinstance(numbers[i], int):
-            numbers[i] = random.choice(
-                (numbers[i] + 1, numbers[i] - 1, 0, 1, numbers[i] * 2, 1 << 32, (1 << 64) - 1, 1 << 64, [1])
-            )
+    with suppress(TypeError, ValueError, IndexError):
+        match random.randrange(12):
+            case 0:  # twice
+                entries.insert(anywhere, (name, list(pairs)))
+            case 1:
+                entries.insert(anywhere, ("__metadata__", random.choice((None, [], [["a", "b"]], "x", [["a", 1]]))))
+            case 2:
+                entries[at] = (random.choice(NAMES), pairs)
+            case 3:
+                pair = [random.choice(("x", "dtype", "shape")), random.choice((1, 1.5, "F32", [1], None))]
+                pairs.insert(random.randint(0, len(pairs)), pair)
+            case 4:
+                del pairs[random.randrange(len(pairs))]
+            case 5:
+                random.shuffle(pairs)
+            case 6:
+                entries[at] = (name, [value for _, value in pairs])
+            case 7:
+                pairs[0] = ["dtype", random.choice((*BITS, [["F32", None]], [["F32", 1]], "f32", 1))]
+            case 8:  # a hole, an overlap, or bytes past the end
+                by = random.choice((-1, 1, 4, 8))
+                pairs[2] = ["data_offsets", [number + by for number in pairs[2][1]]]
+            case 9:  # shared bytes
+                pairs[2] = entries[0][1][2]
+            case _:
+                numbers = pairs[random.randint(1, 2)][1]
+                i = random.randrange(len(numbers))
+                changed = (numbers[i] + 1, numbers[i] - 1, 0, 1, numbers[i] * 2, 1 << 32, (1 << 64) - 1, 1 << 64, [1])
+                numbers[i] = random.choice(changed)
 
 
 def json_text(entries: list[tuple[str, Any]], random: Random) -> str:
@@ -169,7 +144,7 @@ def is_pair(value: Any) -> bool:
 
 def with_other_tokens(text: str, random: Random) -> str:
     """Replaces, removes, doubles or inserts tokens of JSON."""
-    tokens = split_tokens(text)
+    tokens = TOKEN.findall(text)
     for _ in range(random.randint(1, 2)):
         at = random.randrange(len(tokens)) if tokens else 0
         kind = random.random()
@@ -182,23 +157,6 @@ def with_other_tokens(text: str, random: Random) -> str:
         else:
             tokens.insert(at, random.choice(TOKENS))
     return "".join(tokens)
-
-
-def split_tokens(text: str) -> list[str]:
-    """Returns the tokens of JSON."""
-    tokens, at = [], 0
-    while at < len(text):
-        end = at + 1
-        if text[at] == '"':
-            while end < len(text) and text[end] != '"':
-                end += 2 if text[end] == "\\" else 1
-            end += 1
-        elif text[at] not in '{}[],: \n\t\r"':
-            while end < len(text) and text[end] not in '{}[],: \n\t\r"':
-                end += 1
-        tokens.append(text[at:end])
-        at = end
-    return tokens
 
 
 def damage(stored: bytearray, random: Random) -> None:

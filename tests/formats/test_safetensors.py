@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from random import Random
@@ -24,13 +24,12 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules, trace_fields
 from glft_schema.formats.safetensors import SAFETENSORS, TYPES
 from glft_schema.storage.torch_tensors import as_array, dtype_in_torch
-from glft_schema.tensor_types.copied import COPIED_TYPES, F4
-from glft_schema.tensor_types.ggml.unquantized import F32
-from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.tensor_types.copied import F4
 from tests.formats.safetensors_files import BITS, file_of, random_file
 from tests.tools.depth import in_full
 
 FILES = {25: 500, 300: 2000}.get(settings().max_examples, settings().max_examples)  # random files, more by default
+MOST = (1 << 64) - 1
 EXPLAINED = 0.05  # at most this part of random files is refused by this package only
 
 ONE = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
@@ -53,8 +52,9 @@ def in_file(file: File) -> dict[str, tuple[str, list[int], bytes]]:
     """Returns dtype, shape as stored, and payload of each tensor."""
     found = {}
     for name, tensor in file.tensors.items():
-        *outer, last = (*tensor.shape, 0)[: len(tensor.shape)] or (0,)
-        shape = [*outer, last * 2] if tensor.type is F4 else list(tensor.shape)
+        shape = list(tensor.shape)
+        if tensor.type is F4:
+            shape[-1] *= 2
         found[name] = (tensor.type.name, shape, bytes(tensor.raw))
     return found
 
@@ -138,22 +138,21 @@ def test_rules_of_the_readme_and_of_the_library(header: str, data: int, rules: l
         ("F32", "F33", f"tensor_infos -> 0 -> dtype: expected {TYPES}, found 'F33' (tensor 'a', at byte 22)"),
         ("F32", "f32", f"tensor_infos -> 0 -> dtype: expected {TYPES}, found 'f32' (tensor 'a', at byte 22)"),
     ],
-)  # fmt: skip
+)
 def test_files_that_are_refused(old: str, new: str, message: str) -> None:
     stored = file_of(f"{{{A}}}".replace(old, new), bytes(4))
     with pytest.raises(FormatError) as caught:
         Container.parse(stored)
-    assert str(caught.value) == message
-    assert in_library(stored) is None
+    assert (str(caught.value), in_library(stored)) == (message, None)
 
 
 def test_a_payload_past_the_end() -> None:
+    problem = (
+        "the file is truncated: 65 of 66 bytes (98.5 %), 0 of 1 tensor complete; download the rest (tensor 'a', at byte 62)"
+    )
     with pytest.raises(FormatError) as caught:
         Container.parse(file_of(f"{{{A}}}", bytes(3)))
-    assert str(caught.value) == (
-        "data -> 'a' -> weights: the file is truncated: 65 of 66 bytes (98.5 %), 0 of 1 tensor complete; download the rest "
-        "(tensor 'a', at byte 62)"
-    )
+    assert str(caught.value) == f"data -> 'a' -> weights: {problem} (tensor 'a', at byte 62)"
 
 
 @pytest.mark.long  # the limit is 100 MB, so the header is
@@ -164,39 +163,42 @@ def test_headers_of_100_megabytes(size: int, rules: list[str]) -> None:
     assert (in_library(stored) is not None) == (not rules)
 
 
-def test_tensors_that_torch_cannot_hold_are_refused(tmp_path: Path) -> None:
-    most = (1 << 64) - 1
-    for dtype, shape, nbytes in (("F32", [most, 0], 0), ("F32", [0, most, 2], 0), ("F4", [2, 3], 3), ("F4", [0, 1], 0)):
-        header = {"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, nbytes]}}
-        path = tmp_path / "a.safetensors"
-        path.write_bytes(file_of(json.dumps(header), bytes(nbytes)))
-        with pytest.raises(FormatError, match=r"overflows 64 bits|share a byte"):
-            glft_schema.open(path)
-        with safetensors.safe_open(path, "pt") as opened, pytest.raises(Exception, match=r"torch|overflow|range|F4"):
-            opened.get_tensor("a")
+def header_of(dtype: str, shape: Sequence[int], nbytes: int) -> str:
+    return json.dumps({"a": {"dtype": dtype, "shape": shape, "data_offsets": [0, nbytes]}})
 
 
-OF_NO_ELEMENTS = {  # whether this package opens the file, and whether the library does, as the page says
-    (1 << 58, 0): (True, True),
-    (1 << 59, 0): (False, True),
-    (0, 1 << 40, 1 << 40): (False, True),
-    (0, 1 << 32, 1 << 31): (False, True),
-    (1 << 63, 0): (False, True),
-    (1 << 32, 1 << 32, 0): (False, False),
-}
-
-
-@pytest.mark.parametrize("shape", OF_NO_ELEMENTS)
-def test_large_shapes_of_no_elements(shape: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "shape", "nbytes"),
+    [("F32", [MOST, 0], 0), ("F32", [0, MOST, 2], 0), ("F4", [2, 3], 3), ("F4", [0, 1], 0)],
+)
+def test_tensors_that_torch_cannot_hold_are_refused(dtype: str, shape: list[int], nbytes: int, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    path.write_bytes(file_of(json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}), b""))
-    opens, library_opens = OF_NO_ELEMENTS[shape]
+    path.write_bytes(file_of(header_of(dtype, shape, nbytes), bytes(nbytes)))
+    with pytest.raises(FormatError, match=r"overflows 64 bits|share a byte"):
+        glft_schema.open(path)
+    with safetensors.safe_open(path, "pt") as opened, pytest.raises(Exception, match=r"torch|overflow|range|F4"):
+        opened.get_tensor("a")
+
+
+@pytest.mark.parametrize(
+    ("shape", "opens", "library_opens"),  # as the page says
+    [
+        ((1 << 58, 0), True, True),
+        ((1 << 59, 0), False, True),
+        ((0, 1 << 40, 1 << 40), False, True),
+        ((0, 1 << 32, 1 << 31), False, True),
+        ((1 << 63, 0), False, True),
+        ((1 << 32, 1 << 32, 0), False, False),
+    ],
+)
+def test_large_shapes_of_no_elements(shape: tuple[int, ...], opens: bool, library_opens: bool) -> None:
+    stored = file_of(header_of("F32", shape, 0))
+    assert (in_library(stored) is not None) == library_opens
     if opens:
-        assert glft_schema.load_file(path)["a"].shape == shape
+        assert Container.parse(stored).get_tensor("a").shape == shape
     else:
         with pytest.raises(FormatError, match=r"the size in bytes of dims \[.*\] overflows 64 bits"):
-            glft_schema.open(path)
-    assert (in_library(path.read_bytes()) is not None) == library_opens
+            Container.parse(stored)
 
 
 def samples() -> dict[str, torch.Tensor]:
@@ -210,22 +212,19 @@ def samples() -> dict[str, torch.Tensor]:
 
 
 def built(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None) -> bytes:
-    types: dict[torch.dtype, TensorType] = {dtype_in_torch(type_.dtype): type_ for type_ in TYPES if not type_.bytes_only}
+    types = {dtype_in_torch(type_.dtype): type_ for type_ in TYPES if not type_.bytes_only}
     rows = [{"name": name, "dims": list(tensor.shape), "dtype": types[tensor.dtype]} for name, tensor in tensors.items()]
-    data = {name: {"weights": tensor} for name, tensor in tensors.items()}
-    regions = {"format": "safetensors", "metadata": metadata, "tensor_infos": sorted(rows, key=SAFETENSORS.order), "data": data}
-    return bytes(Container.build(regions, rules=("spec", "rust")))
+    table = {"tensor_infos": sorted(rows, key=SAFETENSORS.order), "data": {n: {"weights": t} for n, t in tensors.items()}}
+    return bytes(Container.build({"format": "safetensors", "metadata": metadata, **table}, rules=("spec", "rust")))
 
 
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {'"ä\\/\n\x01\x7f': "\t\b\f\u2028😀"}])
 def test_new_files_are_those_of_the_library(metadata: dict[str, str] | None) -> None:
-    assert built(samples(), metadata) == safetensors.torch.save(samples(), metadata)
-    for name, tensor in samples().items():
-        assert built({name: tensor}, metadata) == safetensors.torch.save({name: tensor}, metadata)
+    for tensors in (samples(), *({name: tensor} for name, tensor in samples().items())):
+        assert built(tensors, metadata) == safetensors.torch.save(tensors, metadata)
 
 
 def test_all_dtypes_of_the_library() -> None:
-    assert {type_.name for type_ in TYPES} == set(BITS)
     with pytest.raises(safetensors.SafetensorError, match="expected one of `BOOL`") as caught:
         safetensors.deserialize(file_of('{"a":{"dtype":"","shape":[0],"data_offsets":[0,0]}}'))
     assert str(caught.value).split("`")[3::2] == [type_.name for type_ in TYPES]
@@ -262,15 +261,14 @@ def test_f4_comes_in_pairs() -> None:
 
 def test_f6_is_copied_but_is_no_tensor() -> None:
     header = '{"a":{"dtype":"F6_E2M3","shape":[2,4],"data_offsets":[0,6]}}'
-    file = Container.parse(file_of(header, b"abcdef"))
-    tensor = file.tensors["a"]
+    tensor = Container.parse(file_of(header, b"abcdef")).tensors["a"]
     assert (bytes(tensor.raw), b"".join(tensor.pieces()), tensor.nbytes) == (b"abcdef", b"abcdef", 6)
     rows = [{"name": "b", "dims": tensor.dims, "dtype": "F6_E2M3"}]
     copy = Container.build({"format": "safetensors", "tensor_infos": rows, "data": {"b": tensor}})
     assert in_library(copy) == {"b": ("F6_E2M3", [2, 4], b"abcdef")}
     problem = "neither numpy nor torch has float6_e2m3fn: F6_E2M3 can be copied and hashed only"
     for values in (tensor.dequantize, lambda: tensor[0], lambda: tensor.payload, lambda: list(tensor.chunks())):
-        with pytest.raises(TensorError, match=f"^tensor 'a': {problem}$".replace("+", r"\+")):
+        with pytest.raises(TensorError, match=f"^tensor 'a': {problem}$"):
             values()
     with pytest.raises(FormatError, match="F6_E3M2: expected numbers of 6 bits that fill whole bytes, found"):
         Container.parse(file_of(header.replace("2M3", "3M2").replace("2,4", "2,3"), b"abcdef"))
@@ -340,12 +338,6 @@ def test_arrays_and_members_are_counted_before_they_are_decoded(name: str) -> No
         pytest.raises(LimitError, match=r"^tensor_infos: expected at most 1000 tensors, entries and arrays"),
     ):
         Container.parse(file_of(text % long(element, 40_000), b""))
-
-
-def test_no_type_has_two_codes() -> None:
-    assert [TYPES.code_of(type_) for type_ in TYPES] == [type_.name for type_ in TYPES]
-    assert set(COPIED_TYPES) < set(TYPES)
-    assert F32 in TYPES
 
 
 def test_a_row_with_an_end_of_its_own() -> None:
