@@ -43,7 +43,8 @@ from tests.tools import glft_strategies as strategies
 from tests.tools.depth import some
 from tests.tools.real_files import downloaded
 
-LETTERS = dict(zip(["u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64", "f16", "f32", "f64"], "BbHhIiQqefd", strict=True))
+NUMBERS = "u8=B i8=b u16=H i16=h u32=I i32=i u64=Q i64=q f16=e f32=f f64=d"
+LETTERS = dict(pair.split("=") for pair in NUMBERS.split())
 
 
 def mapped(stored: bytes) -> ByteMap:
