@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 from construct import Bytes, Const, Default, Switch, this
 
 from glft_schema.codec import (
+    ByteOrderOf,
     Count,
     Derived,
     KeyValueLines,
@@ -30,6 +32,7 @@ from glft_schema.codec import (
     u32,
     u64,
 )
+from glft_schema.codec.context import BIG
 from glft_schema.codec.expressions import reverse_
 from glft_schema.codec.metadata_lines import nbytes_of_lines
 from glft_schema.codec.metadata_rules import has_key
@@ -76,13 +79,16 @@ LINES = Format("lines", (b"LINES",), LINES_TYPES, Struct(
     NamesOnce("lines-names", "rows"),
 ), endings=(".lines",))
 
-# Typed metadata without arrays, a magic of one byte, a constant alignment, and other codes.
+# Big-endian, with typed metadata without arrays, a magic of one byte, a constant alignment and
+# other codes.
 TYPED_TYPES = TypeTable("typed", {0: F16, 7: F32, 9: Q8_0})
 string = Text(u32)
 VALUES = TypeTable("typed value", ValueType("uint32", 1, u32), ValueType("float32", 2, f32), ValueType("string", 3, string))
 TYPED = Format("typed", (b"\xb7",), TYPED_TYPES, Struct(
     "head" / Struct(
         "magic" / Default(Bytes(1), b"\xb7")      * "0xb7",
+        "byte_order" / ByteOrderOf(BIG)           * "big",
+        "steps" / Default(u16[2], np.array([1, 2], np.uint16)) * "two numbers",
         "n_kv"  / Count(u16, this._.metadata)     * "number of entries",
         "n"     / Count(u16, this._.infos)        * "number of rows",
         Rule("typed-magic", this.magic, equals(b"\xb7")),

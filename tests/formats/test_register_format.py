@@ -111,7 +111,7 @@ def test_opened_loaded_and_rebuilt(format: Format, path: Path) -> None:
 def test_the_codes_are_those_of_the_format(format: Format, path: Path) -> None:
     code = 7 if format is TYPED else 1
     *_, dtype = (byte_range for byte_range in byte_map(glft.open(path)) if byte_range.name == "dtype")
-    assert path.read_bytes()[dtype.start : dtype.end] == code.to_bytes(dtype.nbytes, "little")
+    assert path.read_bytes()[dtype.start : dtype.end] == code.to_bytes(dtype.nbytes, "big" if format is TYPED else "little")
     assert f"= {code}, F32" in in_this_process("explain", path).stdout
 
 
