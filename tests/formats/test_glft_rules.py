@@ -6,7 +6,6 @@ import io
 import struct
 from pathlib import Path
 from typing import Any
-from typing import Any
 
 import pytest
 import torch

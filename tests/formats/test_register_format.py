@@ -26,8 +26,6 @@ from glft_schema.codec import (
     KeyValueLines,
     KeyValues,
     NamesOnce,
-    Numbers,
-    Padding,
     Picked,
     Rule,
     Sizes,
@@ -115,27 +113,25 @@ def test_the_codes_are_those_of_the_format(format: Format, path: Path) -> None:
     assert f"= {code}, F32" in in_this_process("explain", path).stdout
 
 
-@pytest.mark.parametrize("verb", ["inspect", "inspect --json", "verify", "verify --values", "explain", "hash"])
-def test_verbs(path: Path, format: Format, verb: str) -> None:
-    name, *options = verb.split()
-    done = in_this_process(name, path, *options)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["format"] == format.name if "--json" in verb else f"{path}" in done.stdout
-
-
-def test_verbs_that_write(path: Path, format: Format, tmp_path: Path) -> None:
-    page, values, copied = tmp_path / "page.html", tmp_path / "w.npy", tmp_path / "out.lines"
-    for arguments in (
+def test_commands(path: Path, format: Format, tmp_path: Path) -> None:
+    page, copied = tmp_path / "page.html", tmp_path / "out.lines"
+    for command, *options in (
+        ("inspect", path),
+        ("verify", path),
+        ("verify", path, "--values"),
+        ("explain", path),
+        ("hash", path),
         ("view", path, "-o", page),
-        ("get-tensor", path, "w", values),
+        ("get-tensor", path, "w", tmp_path / "w.npy"),
         ("edit", path, "--rename", "w=v", "-o", tmp_path / "edited"),
         ("convert", path, copied, "--scheme", "w=f32"),
         ("fuzz", path, "--examples", "10"),
         ("fuzz", format.name, "--examples", "10"),
         ("schema", format.name, "--as", "c"),
     ):
-        done = in_this_process(*arguments)
-        assert (done.returncode, done.stderr) == (0, ""), arguments
+        done = in_this_process(command, *options)
+        assert (done.returncode, done.stderr) == (0, ""), (command, options)
+    assert json.loads(in_this_process("inspect", path, "--json").stdout)["format"] == format.name
     assert format.name in page.read_text("utf-8")
     assert list(load_file(tmp_path / "edited")) == ["v", "b"]
     assert torch.equal(load_file(copied)["w"], STATE["w"])
@@ -189,11 +185,6 @@ def test_values_without_a_type_of_the_table(tmp_path: Path) -> None:
         save_file(STATE, tmp_path / "in.gguf", {"k": glft.Typed(5, "uint8")}, rules=())
         with pytest.raises(FormatError, match=f"{expected} 'uint8'"):
             glft.convert(tmp_path / "in.gguf", path)
-    with registered(declared(endings=(".texts",), **typed())):
-        save_file(STATE, tmp_path / "m.texts", {"n": 3})
-        assert glft.open(tmp_path / "m.texts").metadata.type_of("n") == "int64"
-        with pytest.raises(FormatError, match=r"found 'float32'$"):
-            save_file(STATE, tmp_path / "m.texts", {"k": 0.5})
 
 
 def test_metadata_for_a_format_without(tmp_path: Path) -> None:
@@ -389,7 +380,6 @@ MISTAKES = [
     (lambda: rows(flags=u16), "own: rows -> 0: a trial fails: expected a value for 'flags', found none"),
     *((lambda of=of: regions(alignment=of), ALIGNMENT) for of in (Derived("64"), Derived(True), Derived(0), u32)),
 
-    (lambda: {"sniff": "OWN"}, "own: a trial raises TypeError: 'str' object is not callable"),
     (lambda: {"sniff": _raises}, "own: a trial raises LookupError: nothing here"),
     (lambda: {"order": _raises}, "own: a trial raises LookupError: nothing here"),
     (lambda: {"magics": (b"ABC",)},
@@ -398,14 +388,11 @@ MISTAKES = [
        f"own: rows: a trial fails: expected ['w'], as built, found []: {COUNTED}")
       for count in (u8, Count(u32, this._.tensors), Count(u32, this._._.rows), Count(u32, this._root.tensors))),
     (lambda: {"header": Struct("magic" / Const(b"OWN"), "m" / u8)}, "own: rows: a trial raises KeyError: 'n'"),
-    (lambda: header("z" / Count(u32, this._.rows + 1)),
-     'own: header -> z: a trial raises TypeError: can only concatenate list (not "int") to list'),
     (lambda: {**header("size" / Count(u32, this._.metadata)), "metadata": KeyValueLines(this.header.size)},
      "own: metadata -> line 1: a trial fails: expected key=value, found b'k'"),
     *((lambda size=size: {**header("size" / size), "metadata": KeyValueLines(this.header.size)},
        f"own: metadata: a trial fails: expected {{'k': 'v'}}, as built, found {{}}: {COUNTED}")
       for size in (u8, Count(u8, nbytes_of_lines(this._.meta)))),
-    (lambda: {"metadata": KeyValueLines(4)}, "own: metadata: a trial fails: expected 4 bytes, found 3"),
     (lambda: header(Rule("own-version", this.version, equals(1))),
      "own: header: a trial raises KeyError: 'version'"),
     (lambda: regions(NamesOnce("q2", "infos"), metadata=KeyValueLines(3)),
@@ -423,13 +410,7 @@ MISTAKES = [
      "own: metadata -> 0 -> type: a trial fails: expected a number in the range of u8, found int64"),
     (lambda: typed(value=i64),
      "own: metadata -> 1 -> value: a trial fails: expected a number in the range of i64, found 'v'"),
-    (lambda: typed(extra=u16),
-     "own: metadata -> 0: a trial fails: expected a value for 'extra', found none"),
-    (lambda: header("z" / Numbers(Text(u8), 1)),
-     "expected a number of glft_schema.codec and a count, Numbers(f32, 3), found <Text>"),
     (lambda: header("z" / Count(u32, _raises)), "own: header -> z: a trial raises LookupError: nothing here"),
-    (lambda: header("z" / Padding(0)), "own: header -> z: a trial raises ZeroDivisionError: integer modulo by zero"),
-    (lambda: header("z" / Default(u32[this.q], 0)), "own: header -> z: a trial raises KeyError: 'q'"),
     (lambda: rows(shape=Derived(_raises)), "own: rows -> 0 -> shape: a trial raises LookupError: nothing here"),
     (lambda: {"table": lambda count, row: Table(_raises, row)},
      "own: rows: a trial raises LookupError: nothing here"),

@@ -14,14 +14,10 @@ from typing import Any
 from tests.families.config_cases import BASES, Config, cases
 
 PATH = Path(__file__).with_name("configs.json")
-FIELDS = (
-    "num_key_value_heads", "rms_norm_eps", "norm_epsilon", "hidden_act", "hidden_activation", "sliding_window",
-    "norm_topk_prob", "use_sliding_window",
-    "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "head_dim",
-    "query_pre_attn_scalar", "swiglu_limit", "swiglu_alpha", "use_bias", "decoder_sparse_step",
-    "mlp_only_layers", "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention",
-    "original_max_position_embeddings",
-)  # fmt: skip
+FIELDS = """num_key_value_heads rms_norm_eps norm_epsilon hidden_act hidden_activation sliding_window norm_topk_prob
+use_sliding_window attention_multiplier embedding_multiplier residual_multiplier logits_scaling head_dim
+query_pre_attn_scalar swiglu_limit swiglu_alpha use_bias decoder_sparse_step mlp_only_layers attn_logit_softcapping
+final_logit_softcapping use_bidirectional_attention original_max_position_embeddings"""
 Reading = dict[str, list[float]] | str
 
 
@@ -62,7 +58,7 @@ def missing(architecture: str) -> dict[str, Any]:
     from transformers import CONFIG_MAPPING
 
     class_, values = CONFIG_MAPPING[BASES[architecture]["model_type"]], {}
-    for field in FIELDS:
+    for field in FIELDS.split():
         config = {name: value for name, value in BASES[architecture].items() if name != field}
         values[field] = class_.from_dict(config).to_dict().get(field)
     return values
