@@ -123,8 +123,10 @@ def ggml_file(payloads: dict[str, np.ndarray]) -> bytes:
 
 @cache
 def all_ggml_types() -> bytes:
-    """Returns a GGUF file with random blocks and blocks of equal bytes, in two tensors of each type,
-    one of them with NaN among the weights of each block."""
+    """Returns a GGUF file with random blocks and blocks of equal bytes.
+
+    Each type has two tensors, one of them with NaN among the weights of each block.
+    """
     payloads, split = {}, {}
     for type_ in GGML_TYPES:
         shape = 48, gguf_reference.BLOCKS[type_.code][1]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import glft_schema
-from glft_schema import ClosedError, Container, File, FormatError, TensorError, convert, load_file, save_file
+from glft_schema import ClosedError, Container, File, FormatError, OptionError, TensorError, convert, load_file, save_file
 from glft_schema.codec.typed_values import Typed
 from glft_schema.files.parsing import check_rules, parse_source
 from glft_schema.tensor_types.ggml import GGML_TYPES
@@ -169,14 +169,16 @@ def test_dtypes_by_name(tmp_path: Path) -> None:
     with glft_schema.open(path) as file:
         tensor = file.tensors["w"]
         assert (tensor.get_shape(), tensor.get_dtype()) == ([2, 64], "Q4_1")
-        found = (tensor.dequantize("bfloat16"), file.get_tensor("w", "torch.bfloat16"), tensor.read(..., dtype="bfloat16"))
-        assert all(torch.equal(values, tensor.dequantize(torch.bfloat16)) for values in found)
-        for dtype in ("bfloat17", "Tensor", 7):
-            problem = f"^expected a dtype of torch, such as torch.float16 or 'float16', found {dtype!r}$"
-            with pytest.raises(glft_schema.OptionError, match=problem):
-                tensor.dequantize(dtype)
-        with pytest.raises(glft_schema.OptionError, match="found 7"):
-            load_file(path, dtype=7)
+        for found in (
+            tensor.dequantize("bfloat16"),
+            file.get_tensor("w", "torch.bfloat16"),
+            tensor.read(..., dtype="bfloat16"),
+        ):
+            assert torch.equal(found, tensor.dequantize(torch.bfloat16))
+    for dtype in ("bfloat17", "Tensor", 7):
+        problem = f"^expected a dtype of torch, such as torch.float16 or 'float16', found {dtype!r}$"
+        with pytest.raises(OptionError, match=problem):
+            load_file(path, dtype=dtype)
 
 
 def test_alignment_is_stated_and_kept_to(tmp_path: Path) -> None:
@@ -194,20 +196,6 @@ def test_alignment_is_stated_and_kept_to(tmp_path: Path) -> None:
         assert [finding.rule for finding in check_rules(file, "ggml")] == ["gguf-alignment-power"]
 
 
-def test_what_llama_cpp_would_refuse_is_not_written(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    for tensors, metadata, message in (
-        ({"n" * 64: torch.zeros(1)}, {}, "tensor_infos -> 0 -> name: expected at most 63 bytes"),
-        ({"w": torch.zeros(1, 1, 1, 1, 1)}, {}, "tensor_infos -> 0 -> dims: expected at most 4"),
-        ({}, {"k": [[1]]}, "metadata -> 0 -> value: expected no nested arrays"),
-    ):
-        with pytest.raises(FormatError, match=f"^{message}"):
-            save_file(tensors, path, metadata)
-        assert not path.exists()
-        save_file(tensors, path, metadata, rules=["required"])
-        path.unlink()
-
-
 UNKNOWN = reference.File(
     [],
     [Info(b"a", [5], 200, b"abcde", 0), Info(b"b", [2], I8, b"xy", 32), Info(b"c", [9, 9], 201, b"", 64)],
@@ -215,14 +203,16 @@ UNKNOWN = reference.File(
 ).bytes()
 
 
+ADD_IT = "type 200 is unknown; add it with glft_schema.types.register_type"
+
+
 def test_a_tensor_of_an_unknown_type_keeps_its_bytes() -> None:
     file = Container.parse(UNKNOWN)
     a, b, c = file.tensors.values()
     assert (a.type.name, a.type.code, a.nbytes, bytes(a.raw)) == ("type 200", 200, 32, b"abcde".ljust(32, b"\1"))
     assert (b.dequantize().tolist(), c.nbytes, bytes(c.raw)) == ([120, 121], 1, b"z")
-    problem = r"tensor 'a': type 200 is unknown; add it with glft_schema.types.register_type"
     for access in (a.dequantize, lambda: a.payload, lambda: a[0], lambda: list(a.pieces("big"))):
-        with pytest.raises(TensorError, match=problem):
+        with pytest.raises(TensorError, match=f"tensor 'a': {ADD_IT}"):
             access()
     assert pickle.loads(pickle.dumps(a.type)) == a.type != c.type
     with pytest.raises(FormatError, match="expected a type of known size, found type 200"):
@@ -237,10 +227,10 @@ def test_unknown_types_are_copied_if_possible(tmp_path: Path) -> None:
         payloads = [bytes(file.tensors[name].raw) for name in "ac"]
         assert payloads == [b"abcde".ljust(32, b"\1"), b"z" + bytes(31)]  # of unknown size: it includes the padding
     first, *_ = convert(source, out, schemes={"*": "i16"})
-    assert (first.type.name, first.note) == ("type 200", "type 200 is unknown; add it with glft_schema.types.register_type")
+    assert (first.type.name, first.note) == ("type 200", ADD_IT)
     glft = tmp_path / "out.glft"
     for target, options in ((out, {"schemes": {"a": "q8_0"}}), (glft, {}), (out, {"header": {"byte_order": "big"}})):
-        with pytest.raises(TensorError, match=r"tensor 'a': .*type 200 is unknown; add it"):
+        with pytest.raises(TensorError, match=f"tensor 'a': .*{ADD_IT}"):
             convert(source, target, **options)
 
 
@@ -248,13 +238,12 @@ def test_unknown_types_are_built_from_bytes() -> None:
     infos = [{"name": "a", "dims": [3], "dtype": 77}, {"name": "b", "dims": [1], "dtype": OpaqueType.of(78)}]
     file = build(tensor_infos=infos, data={"a": b"abc", "b": memoryview(b"defg")})
     assert [bytes(tensor.raw).rstrip(b"\0") for tensor in file.tensors.values()] == [b"abc", b"defg"]
-    row = infos[0]
-    for payload in (None, 5, {}):
-        with pytest.raises(FormatError, match="data -> 'a': expected a payload of bytes, found"):
-            build(tensor_infos=[row], data={"a": payload})
-    for dtype in ([1], "q4_x"):
-        with pytest.raises(FormatError, match="tensor_infos -> 0 -> dtype: expected a ggml type"):
-            build(tensor_infos=[{**row, "dtype": dtype}], data={"a": b""})
+    for change, payload, problem in (
+        *(({}, payload, "data -> 'a': expected a payload of bytes, found") for payload in (None, 5, {})),
+        *(({"dtype": dtype}, b"", "tensor_infos -> 0 -> dtype: expected a ggml type") for dtype in ([1], "q4_x")),
+    ):
+        with pytest.raises(FormatError, match=problem):
+            build(tensor_infos=[{**infos[0], **change}], data={"a": payload})
 
 
 def test_huge_dims_beside_a_zero_take_no_time() -> None:
@@ -278,10 +267,6 @@ ROW = {"name": "a", "dims": [1, 2], "dtype": 0}
         ({"alignment": 64}, "expected only the regions header, metadata, tensor_infos, padding, data, found 'alignment'"),
         ({"tensor_infos": [{**ROW, "shape": [1, 2]}]}, "shape: expected [2, 1] (computed from the other fields), found [1, 2]"),
         ({"tensor_infos": [{**ROW, "dims": [1] * 65}]}, "dims: expected at most 64 (a limit of glft_schema)"),
-        (
-            {"header": {"version": 1}, "tensor_infos": [{**ROW, "dims": [1 << 32, 0]}]},
-            "tensor_infos -> 0 -> dims: expected a number in the range of u32, found 4294967296",
-        ),
     ],
 )
 def test_values_that_are_not_a_file(regions: dict[str, Any], message: str) -> None:
@@ -294,6 +279,5 @@ def test_padding_of_another_length_becomes_zeros() -> None:
     stored = reference.File([], [Info(b"w", [1], F32, bytes(4))], padding=b"\1" * 7).bytes()
     file = Container.parse(stored)
     assert (file.padding, Container.build(file)) == (b"\1" * 7, stored)
-    longer = Container.parse(Container.build({"format": "GGUF", **file.regions, "metadata": {"k": "longer"}}))
-    assert not any(longer.padding)
-    assert longer.metadata == {"k": "longer"}
+    longer = build(**{**file.regions, "metadata": {"k": "longer"}})
+    assert (any(longer.padding), longer.metadata) == (False, {"k": "longer"})

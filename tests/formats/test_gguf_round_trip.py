@@ -58,21 +58,6 @@ def test_metadata_from_text_in_any_version_and_byte_order(file: File, version: i
         assert Container.build({"format": "GGUF", "header": header, "metadata": entries}) == expected
 
 
-plain_arrays = st.one_of(
-    st.lists(st.integers(-(1 << 31), (1 << 31) - 1), min_size=1),
-    st.lists(st.booleans(), min_size=1),
-    st.lists(st.text(max_size=4), min_size=1),
-    st.lists(st.floats(width=32, allow_nan=False), min_size=1),
-)
-
-
-@pytest.mark.fuzz
-@given(st.dictionaries(strategies.keys.map(bytes.decode), st.one_of(st.text(), st.booleans(), plain_arrays), max_size=4))
-def test_plain_values_come_back(entries: dict[str, Any]) -> None:
-    parsed = Container.parse(Container.build({"format": "gguf", "metadata": entries}))
-    assert dict(parsed.metadata) == entries
-
-
 @pytest.mark.fuzz
 @given(strategies.loose_files())
 def test_unusual_but_legal_files_build_back(stored: bytes) -> None:

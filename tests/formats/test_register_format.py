@@ -474,30 +474,26 @@ def taken(w, d):
     w[0] = d[0]
 
 
-@pytest.mark.parametrize(
-    ("block", "weights", "sentence"),
-    [
-        (Struct("d" / f16), 1, "d: write an array of numbers with constant dims, such as f16[1], found f16"),
-        (Struct("d" / f16[this.n]), 1, "d: write an array of numbers with constant dims, such as u8[16], found f16[n]"),
-        (Struct("d" / construct.Bytes(2)), 1, "d: write an array of numbers with constant dims, such as u8[16], found <Bytes>"),
-        (Struct(f16[1]), 1, 'give each field of the block a name, such as "d" / f16[1], found f16[1] without one'),
-        (["d" / f16[1]], 1, 'write the block as Struct("d" / f16[1], ...) of glft_schema.codec, found [<Renamed d f16[1]>]'),
-        (Struct("w" / f32[1]), 1, "w: choose another name, because functions have a parameter of this name"),
-        (Struct("d" / f16[1]), 0, "expected at least one weight per block, found 0"),
-        (Struct("d" / f16[1]), True, "expected at least one weight per block, found True"),
-        (Struct(), 1, 'expected at least one field, such as "d" / f16[1], found none'),
-        (Struct("d" / f16[0]), 1, "d: write an array of numbers with constant dims, such as u8[16], found f16[0]"),
-    ],
-)
-def test_mistakes_in_blocks(block: Any, weights: int, sentence: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011
-        block_type("SLIP", 9, weights, block, dequantize=taken)
-    assert str(caught.value).startswith(f"SLIP: {sentence}")
+D = Struct("d" / f16[1])
+NUMBERS = "write an array of numbers with constant dims, such as"
 
 
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [
+        ({"block": Struct("d" / f16)}, f"d: {NUMBERS} f16[1], found f16"),
+        ({"block": Struct("d" / f16[this.n])}, f"d: {NUMBERS} u8[16], found f16[n]"),
+        ({"block": Struct("d" / construct.Bytes(2))}, f"d: {NUMBERS} u8[16], found <Bytes>"),
+        ({"block": Struct("d" / f16[0])}, f"d: {NUMBERS} u8[16], found f16[0]"),
+        ({"block": Struct(f16[1])}, 'give each field of the block a name, such as "d" / f16[1], found f16[1] without one'),
+        (
+            {"block": ["d" / f16[1]]},
+            'write the block as Struct("d" / f16[1], ...) of glft_schema.codec, found [<Renamed d f16[1]>]',
+        ),
+        ({"block": Struct("w" / f32[1])}, "w: choose another name, because functions have a parameter of this name"),
+        ({"block": Struct()}, 'expected at least one field, such as "d" / f16[1], found none'),
+        ({"weights": 0}, "expected at least one weight per block, found 0"),
+        ({"weights": True}, "expected at least one weight per block, found True"),
         ({"dequantize": "d"}, "write the formula as a function of (w, d), found 'd'"),
         ({"quantize": "q"}, "write the encoder as a function of (w, d), found 'q'"),
         ({"scales": ["d"]}, "write scales as a mapping of fields to functions, found ['d']"),
@@ -507,11 +503,14 @@ def test_mistakes_in_blocks(block: Any, weights: int, sentence: str) -> None:
         ({"reserved": [Reserved("e", "code 3", taken)]}, "expected a field of the block, d, in scales and reserved, found 'e'"),
     ],
 )
-def test_mistakes_beside_a_block(declared: Any, sentence: str) -> None:
+def test_mistakes_in_blocks(declared: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=f"^SLIP: {re.escape(sentence)}$"):
-        block_type("SLIP", 9, 1, Struct("d" / f16[1]), **{"dequantize": taken, **declared})
+        block_type("SLIP", 9, **{"weights": 1, "block": D, "dequantize": taken, **declared})
+
+
+def test_a_name_of_a_block_that_is_no_text() -> None:
     with pytest.raises(ValueError, match=r"^5: write the name as text, found 5$"):
-        block_type(5, 9, 1, Struct("d" / f16[1]), dequantize=taken)
+        block_type(5, 9, 1, D, dequantize=taken)
 
 
 def test_constructs_without_a_description(tmp_path: Path) -> None:
