@@ -71,8 +71,8 @@ def test_types_of_keys() -> None:
         "tokenizer.chat_template.tool_use": "string",
         "nomic-bert.block_count": "uint32",
         "llama.rope.scale_linear": "float32",
+        **dict.fromkeys(("tokenizer.block_count", "general.block_count", "block_count", "")),
     }
-    types |= dict.fromkeys(("tokenizer.block_count", "general.block_count", "block_count", ""), None)
     assert {key: type_of_key(key) for key in types} == types
 
 
@@ -200,14 +200,16 @@ def test_a_wrong_type_is_reported_with_key_and_offset(key: str, value: Any, expe
     assert found.offset == 24 + (8 + 1 + 4 + 4) + 8 + len(key)
 
 
+INTEGERS = [f"{sign}int{bits}" for bits in (8, 16, 32, 64) for sign in ("u", "")]
+
+
 def test_every_width_suits_and_no_other_kind() -> None:
-    integers, floats = ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"], ["float32", "float64"]
-    scalars = [*integers, *floats, "bool", "string"]
+    scalars = [*INTEGERS, "float32", "float64", "bool", "string"]
     nested = ["array[array[int8]]", "array[array[int8],array[string]]", "array[array]"]
     every = [*scalars, *(f"array[{type_}]" for type_ in scalars), *nested]
     for key, type_ in TYPES.items():
         element = type_.removeprefix("array[").removesuffix("]")
-        family = next((widths for widths in (integers, floats) if element in widths), [element])
+        family = INTEGERS if element in INTEGERS else ["float32", "float64"] if element == "float32" else [element]
         arrays = {f"array[{one}]" for one in family}
         suitable = arrays if element != type_ else set(family)
         if key.startswith(ARCH) and type_ in ("uint32", "float32"):
