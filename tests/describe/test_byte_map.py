@@ -343,23 +343,28 @@ def test_closed_files() -> None:
             access()
 
 
+class Watched(BytesSource):
+    """Records the start and size of each view."""
+
+    def __init__(self, stored: bytes) -> None:
+        super().__init__(stored)
+        self.asked: list[tuple[int, int]] = []
+
+    def _view(self, start: int, nbytes: int) -> memoryview:
+        self.asked.append((start, nbytes))
+        return super()._view(start, nbytes)
+
+
 def test_only_the_range_asked_for_is_read() -> None:
     """An array of numbers and a payload are opened without a look at what lies before or after."""
-
-    seen: list[tuple[int, int]] = []
-
-    class Watched(BytesSource):
-        def _view(self, start: int, nbytes: int) -> memoryview:
-            seen.append((start, start + nbytes))
-            return super()._view(start, nbytes)
-
     stored = Written([(b"k", 9, (5, list(range(5000))))], [Info(b"w", [32, 4000], 2, bytes(18 * 4000))]).bytes()
-    found = byte_map(parse_source(Watched(stored)))
+    found = byte_map(parse_source(source := Watched(stored)))
     for byte_range in (max((s for s in found if s.key), key=lambda s: s.nbytes), found.tensors["w"][-1]):
-        seen.clear()
+        source.asked.clear()
         middle = (byte_range.start + byte_range.end) // 2
         assert len(list(found.inside(byte_range, middle, middle + 40))) in (10, 11, 3, 4)
-        assert all(middle - 18 <= start and end <= middle + 58 for start, end in seen)
+        assert all(middle - 18 <= start and start + nbytes <= middle + 58 for start, nbytes in source.asked)
+    assert source.asked  # for blocks; long arrays are views
 
 
 @pytest.mark.network

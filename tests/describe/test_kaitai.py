@@ -16,6 +16,7 @@ import safetensors.torch as safetensors
 import torch
 from construct import Bytes, len_, this
 
+from glft_schema import Container
 from glft_schema.codec.numbers import Picked, Sizes, f16, u8, u16, u32, u64
 from glft_schema.codec.predicates import differs_from, meets
 from glft_schema.codec.rules import Rule
@@ -23,13 +24,10 @@ from glft_schema.codec.structs import Derived, Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode, TypeTable
-from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.as_kaitai import as_kaitai
 from glft_schema.describe.schema import schema_of
 from glft_schema.formats.format import Format
 from glft_schema.formats.safetensors import SAFETENSORS
-from glft_schema.storage.cursor import Cursor
-from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types.blocks import block_type
 from tests.corpus import corpus
 from tests.golden import golden
@@ -38,15 +36,14 @@ from tests.oracles.gguf_reference import ARRAY, STRING, File, Info
 from tests.oracles.kaitai_readers import (
     FORMATS,
     SCHEMAS,
+    Ours,
     Theirs,
     compiled,
     installed,
     javascript,
     node,
-    number,
     ours,
     python_reader,
-    stored,
 )
 from tests.tools.depth import some
 
@@ -195,24 +192,21 @@ def test_rules_refuse(name: str, stored: bytes, problem: str, readers: Path) -> 
 
 @pytest.mark.network
 def test_tensor_types_alone(cache: Path, tmp_path: Path) -> None:
-    types = {type_.scheme: type_ for type_ in some(TYPES, 4)}
-    compiled(cache, tmp_path, {scheme: schema_of(type_) for scheme, type_ in types.items()})
+    types = {type_.scheme: (type_, format) for format in FORMATS.values() for type_ in some(list(format.types), 4)}
+    compiled(cache, tmp_path, {scheme: schema_of(type_) for scheme, (type_, _) in types.items()})
     kaitaistruct = pytest.importorskip("kaitaistruct")
-    generator = random.Random(0)
-    for scheme, type_ in types.items():
-        reader, schema = python_reader(tmp_path, scheme), schema_of(type_)
-        given = schema.types[0]
-        raw = generator.randbytes(type_.nbytes([1, given.weights]))
-        sizes = () if given.block else (1, given.weights)
-        read = reader(*sizes, kaitaistruct.KaitaiStream(io.BytesIO(raw)))
-        payload, fields = type_.parse(Cursor(BytesSource(raw)), [1, given.weights]), {}
-        for name, declared in type_.fields():
-            fields |= declared.columns(name, payload[name])
-        for part in schema.structs[given.block or given.payload].fields:
-            assert isinstance(part.node, s.ArrayNode)
-            value = getattr(read, part.name)
-            found = [number(item) for item in (value if isinstance(value, (list, bytes)) else [value])]
-            assert found == stored(fields[part.name], part.node.item.kind), (scheme, part.name)
+    for scheme, (type_, format) in types.items():
+        shape, schema = [1, type_.least_row], SCHEMAS[format.name]
+        raw = random.Random(0).randbytes(type_.nbytes(shape))
+        rows = [{"name": "w", "dims": format.dims_of(shape), "dtype": type_}]
+        file = Container.parse(Container.build({"format": format.name, format.table: rows, "data": {"w": raw}}))
+        (given,) = (known for known in schema["tensor_types"] if known["code"] == type_.code)
+        expected = Ours(schema, file).fields(schema["structs"][given["payload"]], file.tensors["w"])
+        if given["block"]:
+            ((expected, *_),) = expected.values()
+        sizes = () if given["block"] else shape
+        read = python_reader(tmp_path, scheme)(*sizes, kaitaistruct.KaitaiStream(io.BytesIO(raw)))
+        assert Theirs(schema, read).struct(schema["structs"][given["block"] or given["payload"]], read) == expected, scheme
 
 
 @pytest.mark.network
