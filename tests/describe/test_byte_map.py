@@ -363,6 +363,7 @@ def test_only_the_range_asked_for_is_read() -> None:
         source.asked.clear()
         middle = (byte_range.start + byte_range.end) // 2
         assert len(list(found.inside(byte_range, middle, middle + 40))) in (10, 11, 3, 4)
+        assert list(found.leaves(middle, middle + 40))
         assert all(middle - 18 <= start and start + nbytes <= middle + 58 for start, nbytes in source.asked)
     assert source.asked  # for blocks; long arrays are views
 
