@@ -409,46 +409,43 @@ def test_of_a_whole_file_it_is_the_map() -> None:
     assert (list(found), error, found.byte_order) == (list(mapped(golden("gguf_big"))), None, "big")
 
 
-REPLACED = '"w": {"dtype":"F32", "shape":[], "data_offsets":[0,1]}'
-JSON_TOKENS = [  # with what is on the left of each but syntax: its path
-    ("", " {"),
-    ("tensor_infos -> 'w'", REPLACED),
-    ("", ' , "__metadata__": {'),
-    ("metadata -> 0 -> key", '"k"'),
-    ("", ":"),
-    ("metadata -> 0 -> value", '"v"'),
-    ("", ", "),
-    ("metadata -> 1 -> key", '"k"'),
-    ("", ":"),
-    ("metadata -> 1 -> value", '"\\u00e4"'),
-    ("", "},"),
-    ("tensor_infos -> 0 -> name", '"w"'),
-    ("", ':{"shape" : '),
-    ("tensor_infos -> 0 -> dims", "[2]"),
-    ("", ","),
-    ("tensor_infos -> 0 -> 'x'", '"x":{"y":[1]}'),
-    ("", ',"data_offsets":['),
-    ("tensor_infos -> 0 -> offset", "0"),
-    ("", ","),
-    ("tensor_infos -> 0 -> end", "2"),
-    ("", "],"),
-    ("tensor_infos -> 0 -> 'dtype'", '"dtype":"U8"'),
-    ("", ',"dtype":'),
-    ("tensor_infos -> 0 -> dtype", '{"I8":null}'),
-    ("", "}}"),
-    ("tensor_infos", " \n"),
-]
+# the path of a byte range, empty for syntax, and its token; the last token is " \n"
+JSON_TOKENS = r"""# {
+tensor_infos -> 'w'#"w": {"dtype":"F32", "shape":[], "data_offsets":[0,1]}
+# , "__metadata__": {
+metadata -> 0 -> key#"k"
+#:
+metadata -> 0 -> value#"v"
+#,
+metadata -> 1 -> key#"k"
+#:
+metadata -> 1 -> value#"\u00e4"
+#},
+tensor_infos -> 0 -> name#"w"
+#:{"shape" :
+tensor_infos -> 0 -> dims#[2]
+#,
+tensor_infos -> 0 -> 'x'#"x":{"y":[1]}
+#,"data_offsets":[
+tensor_infos -> 0 -> offset#0
+#,
+tensor_infos -> 0 -> end#2
+#],
+tensor_infos -> 0 -> 'dtype'#"dtype":"U8"
+#,"dtype":
+tensor_infos -> 0 -> dtype#{"I8":null}
+#}}"""
 
 
 def test_every_token_of_a_json_table() -> None:
     """Replaced entries and values, and unknown keys, are told from syntax; the last counts."""
-    text = "".join(token for _, token in JSON_TOKENS).encode()
+    tokens = [line.split("#") for line in JSON_TOKENS.splitlines()] + [["tensor_infos", " \n"]]
+    text = "".join(token for _, token in tokens)
     _, *found, data = map = mapped(file_of(text, b"\xff\x02"))
-    syntax = [byte_range.path if byte_range.doc != "JSON syntax and known keys" else "" for byte_range in found]
-    assert list(zip(syntax, [text[s.start - 8 : s.end - 8].decode() for s in found], strict=True)) == JSON_TOKENS
-    assert [byte_range.value for byte_range in found if byte_range.type == "JSON"] == [
-        token for path, token in JSON_TOKENS if not path or path.endswith("'")
-    ]
+    paths = [byte_range.path if byte_range.doc != "JSON syntax and known keys" else "" for byte_range in found]
+    assert [[path, text[s.start - 8 : s.end - 8]] for path, s in zip(paths, found, strict=True)] == tokens
+    values = [byte_range.value for byte_range in found if byte_range.type == "JSON"]
+    assert values == [token for path, token in tokens if not path or path.endswith("'")]
     by_path = {byte_range.path: byte_range for byte_range in found}
     assert by_path["tensor_infos"].kind == "padding"
     assert by_path["tensor_infos -> 0 -> 'x'"].tensors == by_path["tensor_infos -> 'w'"].tensors == ("w",)

@@ -243,11 +243,10 @@ def made_up() -> Format:
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_format_of_ones_own(tmp_path: Path, compiler: str) -> None:
     header = header_of(made_up())
-    names = [f"made_up_struct_{a}_magic_is_1_{b}_raw_is_above_3" for a in ("if", "unless") for b in ("if", "unless")]
+    names = [f"struct_{a}_magic_is_1_{b}_raw_is_above_3" for a in ("if", "unless") for b in ("if", "unless")]
     structs = structs_of(header)
-    assert list(structs) == ["made_up_point", *names, "made_up_made__up_____d"]
-    assert structs["made_up_point"] == ["x", "new_"]
-    assert structs[names[0]] == ["magic", "raw", "point", "a", "b", "int_"]
+    fields = "point: x new_", *(f"{name}: magic raw point a b int_" for name in names), "made__up_____d: class_ qs"
+    assert [f"{name}: {' '.join(members)}" for name, members in structs.items()] == [f"made_up_{struct}" for struct in fields]
     body = "".join(f'printf("%d\\n", (int)sizeof(struct {name}));' for name in structs)
     body += r"""
     printf("%d %d\n", MADE_UP_STRUCT_MAGIC == UINT64_MAX / (1 << 24) + 1, (int)MADE_UP_STRUCT_RAW);

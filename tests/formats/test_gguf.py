@@ -266,7 +266,6 @@ ROW = {"name": "a", "dims": [1, 2], "dtype": 0}
         ({"padding": 3}, "padding: expected bytes, found 3"),
         ({"alignment": 64}, "expected only the regions header, metadata, tensor_infos, padding, data, found 'alignment'"),
         ({"tensor_infos": [{**ROW, "shape": [1, 2]}]}, "shape: expected [2, 1] (computed from the other fields), found [1, 2]"),
-        ({"tensor_infos": [{**ROW, "dims": [1] * 65}]}, "dims: expected at most 64 (a limit of glft_schema)"),
     ],
 )
 def test_values_that_are_not_a_file(regions: dict[str, Any], message: str) -> None:

@@ -65,21 +65,6 @@ def test_a_finding_names_rule_field_and_byte() -> None:
         check_rules(Container.parse(entries()), "strict")
 
 
-@pytest.mark.parametrize(
-    ("metadata", "type_", "rules"),
-    [
-        ({}, "q8_0", ["gguf-architecture", "gguf-quantization-version"]),
-        ({"general.architecture": "toy"}, "f32", []),
-        ({"general.architecture": "toy", "general.quantization_version": 2}, "q8_0", []),
-    ],
-)
-def test_keys_that_the_specification_requires(metadata: dict[str, object], type_: str, rules: list[str]) -> None:
-    infos = [{"name": "w", "dims": [32], "dtype": type_}]
-    regions = {"metadata": metadata, "tensor_infos": infos, "data": {"w": bytes(GGUF.types[type_].nbytes([32]))}}
-    file = Container.parse(Container.build({"format": "GGUF", **regions}, rules=SPEC))
-    assert [finding.rule for finding in check_rules(file, SPEC)] == rules
-
-
 def test_building_keeps_to_the_rule_sets_asked_for() -> None:
     regions = {"format": "GGUF", "metadata": {"Key": 1}}
     assert Container.parse(Container.build(regions)).metadata == {"Key": 1}

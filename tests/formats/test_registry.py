@@ -81,12 +81,8 @@ def test_formats_by_name() -> None:
 
 
 def test_formats_by_ending() -> None:
-    assert target_format(Path("a.b/OUT.GGUF"), None) is GGUF
-    assert target_format("out.gguf-lite", None) is GLFT
-    assert target_format("out.gguf", "glft") is GLFT
-    assert target_format("out.bin", "glft") is GLFT
-    assert target_format("out.safetensors", "gguf") is GGUF
-    assert target_format("out.safetensors", None) is SAFETENSORS
-    assert target_format("out.gguf", "SafeTensors") is SAFETENSORS
+    assert target_format(Path("a.b/OUT.GGUF"), None) is target_format("out.safetensors", "gguf") is GGUF
+    assert target_format("out.gguf-lite", None) is target_format("out.gguf", "glft") is target_format("out.bin", "glft") is GLFT
+    assert target_format("out.safetensors", None) is target_format("out.gguf", "SafeTensors") is SAFETENSORS
     with pytest.raises(OptionError, match=r"that ends in .glft, .gguf-lite, .gguf, .safetensors, found 'out.bin'$"):
         target_format("out.bin", None)

@@ -95,35 +95,35 @@ def test_the_library_and_this_package_accept_the_same_files(record_property: Any
 @pytest.mark.parametrize(
     ("header", "data", "rules"),
     [
-        (f"{{{A}}}", 4, []),
-        ("{}", 0, []),
-        (f"{{{A}}}   ", 4, []),
-        (f" {{{A}}}", 4, ["safetensors-brace"]),
-        (f"{{{A}}}\n", 4, ["safetensors-padding"]),
-        (f"{{{A},{A}}}", 4, ["safetensors-names-once"]),
-        (f'{{{A.replace("[1]", "[7]")},{A}}}', 4, ["safetensors-names-once"]),
-        (f'{{"__metadata__":{{"x":"1","x":"2"}},{A}}}', 4, ["safetensors-metadata-keys-once"]),
-        (f'{{"__metadata__":null,{A}}}', 4, ["safetensors-metadata-object"]),
-        (f'{{"__metadata__":{{}},{A},"__metadata__":{{}}}}', 4, ["safetensors-metadata-once rust"]),
-        (UNKNOWN % "1", 4, ["safetensors-known-keys"]),
-        (UNKNOWN % ("[" * 125 + "]" * 125), 4, ["safetensors-known-keys"]),
-        (UNKNOWN % ("[" * 126 + "]" * 126), 4, ["safetensors-known-keys", "safetensors-nesting rust"]),
-        (f'{{"a":{{{ONE},"shape":[1]}}}}', 4, ["safetensors-keys-once rust"]),
-        ('{"a":["F32",[1],[0,4]]}', 4, ["safetensors-plain-entries"]),
-        (f'{{"a":{{{ONE}}}}}'.replace('"F32"', '{"F32":null}'), 4, ["safetensors-plain-entries"]),
-        (f"{{{A}}}".replace("[0,4]", "[1,5]"), 5, ["safetensors-contiguous rust"]),
-        (f'{{{A},{A.replace("a", "b", 1)}}}', 4, ["safetensors-contiguous rust"]),
-        (f"{{{A},{EMPTY % (2, 2)}}}", 4, ["safetensors-contiguous rust"]),
-        (f"{{{EMPTY % (4, 4)},{A},{EMPTY.replace('e', 'f', 1) % (0, 0)}}}", 4, []),
-        (f"{{{A}}}", 5, ["safetensors-end rust"]),
+        (f"{{{A}}}", 4, ""),
+        ("{}", 0, ""),
+        (f"{{{A}}}   ", 4, ""),
+        (f" {{{A}}}", 4, "safetensors-brace"),
+        (f"{{{A}}}\n", 4, "safetensors-padding"),
+        (f"{{{A},{A}}}", 4, "safetensors-names-once"),
+        (f'{{{A.replace("[1]", "[7]")},{A}}}', 4, "safetensors-names-once"),
+        (f'{{"__metadata__":{{"x":"1","x":"2"}},{A}}}', 4, "safetensors-metadata-keys-once"),
+        (f'{{"__metadata__":null,{A}}}', 4, "safetensors-metadata-object"),
+        (f'{{"__metadata__":{{}},{A},"__metadata__":{{}}}}', 4, "safetensors-metadata-once rust"),
+        (UNKNOWN % "1", 4, "safetensors-known-keys"),
+        (UNKNOWN % ("[" * 125 + "]" * 125), 4, "safetensors-known-keys"),
+        (UNKNOWN % ("[" * 126 + "]" * 126), 4, "safetensors-known-keys, safetensors-nesting rust"),
+        (f'{{"a":{{{ONE},"shape":[1]}}}}', 4, "safetensors-keys-once rust"),
+        ('{"a":["F32",[1],[0,4]]}', 4, "safetensors-plain-entries"),
+        (f'{{"a":{{{ONE}}}}}'.replace('"F32"', '{"F32":null}'), 4, "safetensors-plain-entries"),
+        (f"{{{A}}}".replace("[0,4]", "[1,5]"), 5, "safetensors-contiguous rust"),
+        (f'{{{A},{A.replace("a", "b", 1)}}}', 4, "safetensors-contiguous rust"),
+        (f"{{{A},{EMPTY % (2, 2)}}}", 4, "safetensors-contiguous rust"),
+        (f"{{{EMPTY % (4, 4)},{A},{EMPTY.replace('e', 'f', 1) % (0, 0)}}}", 4, ""),
+        (f"{{{A}}}", 5, "safetensors-end rust"),
     ],
 )  # fmt: skip
-def test_rules_of_the_readme_and_of_the_library(header: str, data: int, rules: list[str]) -> None:
+def test_rules_of_the_readme_and_of_the_library(header: str, data: int, rules: str) -> None:
     stored = file_of(header, bytes(data))
     findings = broken(stored)
-    assert [finding.rule + " rust" * ("rust" in finding.sets) for finding in findings] == rules
+    assert ", ".join(finding.rule + " rust" * ("rust" in finding.sets) for finding in findings) == rules
     assert all(finding.offset is not None and finding.offset >= 8 for finding in findings)
-    assert (in_library(stored) is not None) == (not any("rust" in rule for rule in rules))
+    assert (in_library(stored) is not None) == ("rust" not in rules)
     assert Container.build(Container.parse(stored)) == stored
     for finding in findings:
         with pytest.raises(FormatError) as caught:
