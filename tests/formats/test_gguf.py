@@ -235,21 +235,20 @@ def test_unknown_types_are_copied_if_possible(tmp_path: Path) -> None:
 
 
 def test_unknown_types_are_built_from_bytes() -> None:
-    infos = [{"name": "a", "dims": [3], "dtype": 77}, {"name": "b", "dims": [1], "dtype": OpaqueType.of(78)}]
-    file = build(tensor_infos=infos, data={"a": b"abc", "b": memoryview(b"defg")})
+    a, b = {"name": "a", "dims": [3], "dtype": 77}, {"name": "b", "dims": [1], "dtype": OpaqueType.of(78)}
+    file = build(tensor_infos=[a, b], data={"a": b"abc", "b": memoryview(b"defg")})
     assert [bytes(tensor.raw).rstrip(b"\0") for tensor in file.tensors.values()] == [b"abc", b"defg"]
     for change, payload, problem in (
         *(({}, payload, "data -> 'a': expected a payload of bytes, found") for payload in (None, 5, {})),
         *(({"dtype": dtype}, b"", "tensor_infos -> 0 -> dtype: expected a ggml type") for dtype in ([1], "q4_x")),
     ):
         with pytest.raises(FormatError, match=problem):
-            build(tensor_infos=[{**infos[0], **change}], data={"a": payload})
+            build(tensor_infos=[{**a, **change}], data={"a": payload})
 
 
 def test_huge_dims_beside_a_zero_take_no_time() -> None:
     for code, dims in ((reference.Q4_0, [0, 1 << 50]), (F32, [0, 1 << 58]), (F32, [1 << 58, 0])):
-        stored = reference.File([], [Info(b"w", dims, code)]).bytes()
-        tensor = Container.parse(stored).tensors["w"]
+        tensor = Container.parse(reference.File([], [Info(b"w", dims, code)]).bytes()).tensors["w"]
         assert tensor.dequantize(torch.bfloat16).shape == tuple(reversed(dims))
         assert tensor.type.round_trip(tensor.dequantize(), "w").size == 0
 
