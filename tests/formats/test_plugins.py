@@ -93,8 +93,9 @@ def test_a_plugin_that_takes_a_used_code(package: Package) -> None:
 
 def test_values_that_are_not_registered(package: Package) -> None:
     package("other", "VALUE = 5", formats="VALUE", types="VALUE")
-    assert loaded(plugins.FORMATS)[0].endswith("TypeError: expected a Format, found 5")
-    assert loaded(plugins.TYPES)[0].endswith("TypeError: expected a type that register_type has returned, found 5")
+    (format,), (type_,) = loaded(plugins.FORMATS), loaded(plugins.TYPES)
+    assert format.endswith("TypeError: expected a Format, found 5")
+    assert type_.endswith("TypeError: expected a type that register_type has returned, found 5")
 
 
 OPEN = """
