@@ -251,12 +251,6 @@ def test_metadata_has_its_key() -> None:
     ]
 
 
-def test_hostile_names_are_shown_as_text() -> None:
-    name = "a -> '\x1b[2J"
-    byte_range = mapped(Written([], [Info(name.encode(), [1], 24, b"x")]).bytes()).tensors[name][-1]
-    assert (byte_range.path, byte_range.name) == ('data -> "a -> \'\\x1b[2J" -> weights', "weights")
-
-
 def test_an_unknown_type() -> None:
     found = mapped(READ["a type of a fork, 200"].stored)
     opaque = next(s for s in found if s.doc == "of an unknown type")

@@ -54,15 +54,6 @@ GOLDEN = {"GLFT": ["four_types", "loose_layout"], "GGUF": ["gguf_little", "gguf_
 # The text, without the compiler
 
 
-@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-def test_every_type_is_in_its_enum(format: Format) -> None:
-    schema = schema_of(format)
-    enums = json.loads(as_kaitai(schema))["enums"]
-    for name, table in schema.tables.items():
-        names = {str(entry.code): entry.name for entry in table}
-        assert {code: entry["-orig-id"] for code, entry in enums[name].items()} == names
-
-
 def test_a_json_text_is_not_described() -> None:
     spec = json.loads(as_kaitai(schema_of(SAFETENSORS)))
     assert [attr["id"] for attr in spec["seq"]] == ["header", "tensor_infos", "data"]
