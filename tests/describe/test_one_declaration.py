@@ -221,19 +221,18 @@ def test_every_language_has_them(copy: Copy, format: str, language: str) -> None
     assert (IN_JSON[0] in text) == (expected != [])
 
 
+ASSERTIONS = {
+    "glft": "sizeof(struct glft_header) == 18 && offsetof(struct glft_header, flags) == 8",
+    "gguf": "sizeof(struct gguf_qx_32) == 34 && offsetof(struct gguf_header_unless_version_is_1, flags) == 8",
+    "toy": "sizeof(struct toy_header) == 15 && sizeof(struct toy_qx_16) == 18 && TOY_TYPE_QX_16 == 77",
+}
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
 @pytest.mark.parametrize("format", FORMATS)
 def test_c_compiles_with_them(copy: Copy, format: str) -> None:
-    header = copy.folder / f"{format}.h"
-    header.write_text(copy.glft("schema", format, "--as", "c"), "utf-8")
-    assertions = {
-        "glft": ["sizeof(struct glft_header) == 18", "offsetof(struct glft_header, flags) == 8"],
-        "gguf": ["sizeof(struct gguf_qx_32) == 34", "offsetof(struct gguf_header_unless_version_is_1, flags) == 8"],
-        "toy": ["sizeof(struct toy_header) == 15", "sizeof(struct toy_qx_16) == 18", "TOY_TYPE_QX_16 == 77"],
-    }
-    program = copy.folder / f"{format}.c"
-    lines = [f'#include "{header.name}"', *(f'_Static_assert({text}, "it is");' for text in assertions[format])]
-    program.write_text("\n".join([*lines, "int main(void) { return 0; }", ""]), "utf-8")
+    program, header = copy.folder / f"{format}.c", copy.glft("schema", format, "--as", "c")
+    program.write_text(f'{header}\n_Static_assert({ASSERTIONS[format]}, "it is");\nint main(void) {{ return 0; }}\n', "utf-8")
     subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", program], check=True)
 
 
