@@ -7,7 +7,7 @@ import json
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -337,7 +337,8 @@ FIELDS = 'own: rows: expected the fields "name", "dims", "shape" / Derived(this.
 ALIGNMENT = "own: alignment: expected Derived(64), with a number above 0 or an expression"
 COUNTED = "the number before it must be a Count of it"
 
-# What a declaration changes, and the error: first of constructs, then of `Format` and the trial.
+# What a declaration changes, and the error: first of constructs, which raise it, then of `Format`
+# and the trial.
 # fmt: off
 MISTAKES = [
     (lambda: rows(_n=u8), f"{A_NAME} '_n'"),
@@ -352,72 +353,72 @@ MISTAKES = [
     (lambda: typed({1: F32}, value=i64),
      "expected the types as TypeTable('toy value', ValueType('int64', 1, i64)), found {1: F32}"),
 
-    *((lambda magics=magics: {"magics": magics},
+    *(({"magics": magics},
        f"own: magics: expected a tuple such as (b'TOY1',), or a function sniff, found {magics!r}")
       for magics in (b"OWN", (b"",), ())),
-    *((lambda endings=endings: {"endings": endings},
+    *(({"endings": endings},
        f"own: endings: expected a tuple such as ('.toy',), in lower case with one dot, found {endings!r}")
       for endings in (".own", ("own",), (".Own",), (".o.n",))),
-    (lambda: {"types": {0: F32}}, "own: types: expected TypeTable('toy', {0: F32}), found {0: F32}"),
-    (lambda: {"keeps_to": "spec"}, "own: keeps_to: expected a tuple of spec, ggml, rust or required, found 'spec'"),
-    (lambda: {"unshared_by": ("all",)}, "own: unshared_by: expected a tuple of spec, ggml, rust or required, found ('all',)"),
-    (lambda: {"regions": ["header" / Struct("version" / u8)]},
+    ({"types": {0: F32}}, "own: types: expected TypeTable('toy', {0: F32}), found {0: F32}"),
+    ({"keeps_to": "spec"}, "own: keeps_to: expected a tuple of spec, ggml, rust or required, found 'spec'"),
+    ({"unshared_by": ("all",)}, "own: unshared_by: expected a tuple of spec, ggml, rust or required, found ('all',)"),
+    ({"regions": ["header" / Struct("version" / u8)]},
      'own: data: expected a last region "data" / TensorData("tensors")'),
-    (lambda: regions(format=Default(u8, 0)), "own: format: expected another name of a region"),
-    (lambda: {"regions": ["header" / Struct("version" / u8), "data" / TensorData("tensors")]}, f"own: tensors: {A_TABLE}"),
-    (lambda: {"table": construct.Array}, f"own: rows: {A_TABLE}"),
-    (lambda: {"row": u8}, f"own: rows: {A_TABLE}"),
-    (lambda: rows(name=None), FIELDS),
-    (lambda: rows(shape=Sizes(u8, u32, "dims")), FIELDS),
-    (lambda: rows(dtype=u8), 'own: rows: expected "dtype" / TypeCode(u8, TYPES), with the types lines'),
-    (lambda: {"types": TypeTable("other", F32)},
+    (regions(format=Default(u8, 0)), "own: format: expected another name of a region"),
+    ({"regions": ["header" / Struct("version" / u8), "data" / TensorData("tensors")]}, f"own: tensors: {A_TABLE}"),
+    ({"table": construct.Array}, f"own: rows: {A_TABLE}"),
+    ({"row": u8}, f"own: rows: {A_TABLE}"),
+    (rows(name=None), FIELDS),
+    (rows(shape=Sizes(u8, u32, "dims")), FIELDS),
+    (rows(dtype=u8), 'own: rows: expected "dtype" / TypeCode(u8, TYPES), with the types lines'),
+    ({"types": TypeTable("other", F32)},
      'own: rows: expected "dtype" / TypeCode(u8, TYPES), with the types other'),
-    (lambda: {"row": Struct(*(part for part in row().subcons if part.name))},
+    ({"row": Struct(*(part for part in row().subcons if part.name))},
      'own: rows: expected the rule TensorFits("toy-dims", "dims")'),
-    (lambda: rows(flags=u16), "own: rows -> 0: a trial fails: expected a value for 'flags', found none"),
-    *((lambda of=of: regions(alignment=of), ALIGNMENT) for of in (Derived("64"), Derived(True), Derived(0), u32)),
+    (rows(flags=u16), "own: rows -> 0: a trial fails: expected a value for 'flags', found none"),
+    *((regions(alignment=of), ALIGNMENT) for of in (Derived("64"), Derived(True), Derived(0), u32)),
 
-    (lambda: {"sniff": _raises}, "own: a trial raises LookupError: nothing here"),
-    (lambda: {"order": _raises}, "own: a trial raises LookupError: nothing here"),
-    (lambda: {"magics": (b"ABC",)},
+    ({"sniff": _raises}, "own: a trial raises LookupError: nothing here"),
+    ({"order": _raises}, "own: a trial raises LookupError: nothing here"),
+    ({"magics": (b"ABC",)},
      "own: magics: a trial fails: expected the start of its files, b'OWN\\x00\\x00\\x00\\x00', found (b'ABC',)"),
-    *((lambda count=count: {"header": Struct("magic" / Const(b"OWN"), "n" / count)},
+    *(({"header": Struct("magic" / Const(b"OWN"), "n" / count)},
        f"own: rows: a trial fails: expected ['w'], as built, found []: {COUNTED}")
       for count in (u8, Count(u32, this._.tensors), Count(u32, this._._.rows), Count(u32, this._root.tensors))),
-    (lambda: {"header": Struct("magic" / Const(b"OWN"), "m" / u8)}, "own: rows: a trial raises KeyError: 'n'"),
-    (lambda: {**header("size" / Count(u32, this._.metadata)), "metadata": KeyValueLines(this.header.size)},
+    ({"header": Struct("magic" / Const(b"OWN"), "m" / u8)}, "own: rows: a trial raises KeyError: 'n'"),
+    ({**header("size" / Count(u32, this._.metadata)), "metadata": KeyValueLines(this.header.size)},
      "own: metadata -> line 1: a trial fails: expected key=value, found b'k'"),
-    *((lambda size=size: {**header("size" / size), "metadata": KeyValueLines(this.header.size)},
+    *(({**header("size" / size), "metadata": KeyValueLines(this.header.size)},
        f"own: metadata: a trial fails: expected {{'k': 'v'}}, as built, found {{}}: {COUNTED}")
       for size in (u8, Count(u8, nbytes_of_lines(this._.meta)))),
-    (lambda: header(Rule("own-version", this.version, equals(1))),
+    (header(Rule("own-version", this.version, equals(1))),
      "own: header: a trial raises KeyError: 'version'"),
-    (lambda: regions(NamesOnce("q2", "infos"), metadata=KeyValueLines(3)),
+    (regions(NamesOnce("q2", "infos"), metadata=KeyValueLines(3)),
      "own: a trial raises KeyError: 'infos'"),
-    (lambda: rows(dims=u32[4]),
+    (rows(dims=u32[4]),
      "own: rows -> 0 -> dims: a trial fails: expected a numpy array or torch tensor, found [1, 1]"),
-    (lambda: rows(offset=f64),
+    (rows(offset=f64),
      "own: a trial raises TypeError: "
      "slice indices must be integers or None or have an __index__ method"),
-    (lambda: header("byte_order" / Derived("big")),
+    (header("byte_order" / Derived("big")),
      "own: header -> byte_order: a trial fails: expected ByteOrderOf(BIG), which sets the order of what follows"),
-    (lambda: typed(key=None),
+    (typed(key=None),
      "own: metadata -> 0: a trial fails: expected the fields type, value, found 'key'"),
-    (lambda: typed(type=u8),
+    (typed(type=u8),
      "own: metadata -> 0 -> type: a trial fails: expected a number in the range of u8, found int64"),
-    (lambda: typed(value=i64),
+    (typed(value=i64),
      "own: metadata -> 1 -> value: a trial fails: expected a number in the range of i64, found 'v'"),
-    (lambda: header("z" / Count(u32, _raises)), "own: header -> z: a trial raises LookupError: nothing here"),
-    (lambda: rows(shape=Derived(_raises)), "own: rows -> 0 -> shape: a trial raises LookupError: nothing here"),
-    (lambda: {"table": lambda count, row: Table(_raises, row)},
+    (header("z" / Count(u32, _raises)), "own: header -> z: a trial raises LookupError: nothing here"),
+    (rows(shape=Derived(_raises)), "own: rows -> 0 -> shape: a trial raises LookupError: nothing here"),
+    ({"table": lambda count, row: Table(_raises, row)},
      "own: rows: a trial raises LookupError: nothing here"),
-    (lambda: {"table": lambda count, row: Table(2, row)},
+    ({"table": lambda count, row: Table(2, row)},
      "own: rows: a trial fails: expected at most 0 (bytes left: 0, at least 8 each), found 2"),
-    (lambda: header("z" / Default(construct.GreedyBytes, b"")),
+    (header("z" / Default(construct.GreedyBytes, b"")),
      "own: header -> n: a trial fails: expected 4 bytes, found 0"),
-    (lambda: {"row": Struct(*row().subcons, spec("own-rule", this.name, meets(_raises, "a rule")))},
+    ({"row": Struct(*row().subcons, spec("own-rule", this.name, meets(_raises, "a rule")))},
      "own: rows -> 0: a trial raises LookupError: nothing here"),
-    (lambda: header("z" / Default(construct.ExprAdapter(u8, lambda *_: "text", lambda number, _: number + 0), 1)),
+    (header("z" / Default(construct.ExprAdapter(u8, lambda *_: "text", lambda number, _: number + 0), 1)),
      'own: header -> z: a trial raises TypeError: can only concatenate str (not "int") to str'),
 ]
 # fmt: on
@@ -456,10 +457,10 @@ def test_mistakes_in_parts() -> None:
 
 
 @pytest.mark.parametrize(("mistake", "sentence"), MISTAKES, ids=lambda value: value[:50] if isinstance(value, str) else "")
-def test_mistakes(mistake: Callable[[], dict[str, Any]], sentence: str) -> None:
+def test_mistakes(mistake: Any, sentence: str) -> None:
     before = list(FORMATS)
     with pytest.raises((TypeError, ValueError)) as caught:
-        register_format(declared(**mistake()))
+        register_format(declared(**(mistake() if callable(mistake) else mistake)))
     assert (str(caught.value), before) == (sentence, FORMATS)
 
 
