@@ -87,13 +87,11 @@ class Walk:
     Args:
         schema: the format's schema as data.
         root: the file, from the reader.
-        deep: whether payloads are walked over, too, not only hashed.
     """
 
-    def __init__(self, schema: dict[str, Any], root: Any, deep: bool = True) -> None:
+    def __init__(self, schema: dict[str, Any], root: Any) -> None:
         self.schema = schema
         self.root = root
-        self.deep = deep
         nodes = [field["node"] for field in schema["structs"]["file"]["fields"]]
         self.table = next((node["table"] for node in nodes if node["kind"] == "payloads"), "")
 
@@ -140,7 +138,7 @@ class Theirs(Walk):
             assert (row.nbytes, row.payload_bytes, row.payload) == (-1, None, None)
             return None
         hashed = {"nbytes": number(row.nbytes), "sha256": hashlib.sha256(row.payload_bytes).hexdigest()}
-        return hashed | (self.struct(struct, row.payload) if self.deep else {})
+        return hashed | self.struct(struct, row.payload)
 
     def node(self, node: dict[str, Any], value: Any, before: dict[str, Any]) -> Any:
         match node["kind"]:
@@ -177,7 +175,7 @@ class Ours(Walk):
         hashed = {"nbytes": tensor.nbytes, "sha256": hashlib.sha256(tensor.raw).hexdigest()}
         struct = self.payload_struct(code)
         assert struct
-        return hashed | (self.fields(struct, tensor) if self.deep else {})
+        return hashed | self.fields(struct, tensor)
 
     def fields(self, payload: dict[str, Any], tensor: Tensor) -> dict[str, Any]:
         """Returns the payload's fields; for blocks, the fields of each block."""
@@ -224,17 +222,17 @@ def is_utf8(text: bytes) -> bool:
     return text.decode(errors="ignore").encode() == text
 
 
-def ours(stored: bytes, deep: bool = True) -> dict[str, Any]:
+def ours(stored: bytes) -> dict[str, Any]:
     """Returns a file as this package reads it."""
     file = Container.parse(stored)
-    return Ours(SCHEMAS[file.format.name], file, deep).file()
+    return Ours(SCHEMAS[file.format.name], file).file()
 
 
-def javascript(cache: Path, folder: Path, files: list[Path], deep: bool = True) -> list[Any]:
+def javascript(cache: Path, folder: Path, files: list[Path]) -> list[Any]:
     """Returns files, named ``FORMAT-...``, as the generated readers in JavaScript read them."""
     (folder / "schemas.json").write_text(json.dumps(SCHEMAS), "utf-8")
     (folder / "files.json").write_text(json.dumps([[path.name.partition("-")[0], str(path)] for path in files]), "utf-8")
     walk = Path(__file__).with_name("kaitai_walk.js")
-    result = json.loads(node(cache, walk, folder, "deep" if deep else "flat"))
+    result = json.loads(node(cache, walk, folder))
     assert isinstance(result, list)
     return result

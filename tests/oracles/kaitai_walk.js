@@ -1,6 +1,6 @@
 // Prints files as the generated readers in JavaScript read them, in the form of kaitai_readers.py.
 "use strict"
-const [folder, depth] = process.argv.slice(2), crypto = require("crypto"), fs = require("fs")
+const [folder] = process.argv.slice(2), crypto = require("crypto"), fs = require("fs")
 const KaitaiStream = require("kaitai-struct/KaitaiStream")
 const read = name => JSON.parse(fs.readFileSync(`${folder}/${name}`, "utf8"))
 const schemas = read("schemas.json")
@@ -48,7 +48,7 @@ function file(schema, root) {
     made[table][i].payload = null
     if (type === undefined) return
     made[table][i].payload = { nbytes: plain(row.nbytes), sha256: sha256(row.payloadBytes) }
-    if (depth === "deep") Object.assign(made[table][i].payload, struct(schema, type.payload, row.payload))
+    Object.assign(made[table][i].payload, struct(schema, type.payload, row.payload))
   })
   return made
 }
