@@ -86,36 +86,6 @@ def test_schemes_of_another_kind(tmp_path: Path, schemes: Any) -> None:
         save_file(STATE, tmp_path / "out.gguf", schemes=schemes)
 
 
-@pytest.mark.parametrize(("scheme", "expected"), [("q8_0", 7), ("q4_k", 15), ("iq4_nl", 25), ("f16", 1), ("bf16", 32)])
-def test_the_file_type_is_that_of_most_weights(source: Path, tmp_path: Path, scheme: str, expected: int) -> None:
-    convert(source, tmp_path / "out.gguf", schemes={"*": scheme})
-    with glft.open(tmp_path / "out.gguf") as file:
-        assert (file.metadata["general.file_type"], file.metadata.type_of("general.file_type")) == (expected, "uint32")
-    convert(tmp_path / "out.gguf", tmp_path / "again.gguf", schemes={"*": "f32"}, metadata={"general.file_type": 3})
-    with glft.open(tmp_path / "again.gguf") as file:
-        assert file.metadata["general.file_type"] == 3
-
-
-def test_no_file_type_without_need(source: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "same.gguf")
-    convert(source, tmp_path / "other.gguf", schemes={"*": "f64"})  # no file type has it
-    save_file(STATE, tmp_path / "plain.gguf", {"toy.key": 1})
-    convert(tmp_path / "plain.gguf", tmp_path / "no_model.gguf", schemes={"*": "q8_0"})
-    for name in ("same", "other", "no_model"):
-        with glft.open(tmp_path / f"{name}.gguf") as file:
-            assert "general.file_type" not in file.metadata
-
-
-def test_a_file_type_that_no_weights_have_is_removed(source: Path, tmp_path: Path) -> None:
-    convert(source, tmp_path / "q8.gguf", schemes={"*": "q8_0"})
-    convert(tmp_path / "q8.gguf", tmp_path / "f64.gguf", schemes={"*": "f64"})  # no file type has it
-    found = {}
-    for name in ("q8", "f64"):
-        with glft.open(tmp_path / f"{name}.gguf") as file:
-            found[name] = file.metadata.get("general.file_type")
-    assert found == {"q8": 7, "f64": None}
-
-
 def test_a_new_key_that_resembles_a_known_one(source: Path, tmp_path: Path) -> None:
     with pytest.warns(SimilarKeyWarning, match="'general.nmae' resembles the well-known key 'general.name'") as warned:
         convert(source, tmp_path / "out.gguf", metadata={"general.nmae": "x", "general.name": "x", "own.key": "x"})
