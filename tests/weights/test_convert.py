@@ -52,12 +52,6 @@ def metadata_of(path: Path) -> object:
     return open_with_metadata(path)[1]
 
 
-def key_values(path: Path) -> bytes:
-    """Returns the bytes of a GGUF file's metadata."""
-    with glft_schema.open(path) as file:
-        return bytes(file.source.view(24, file.tensor_infos[0].position - 24))
-
-
 def equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
@@ -76,7 +70,8 @@ def test_there_and_back(source: Path, tmp_path: Path, middle: str, last: str) ->
     for before, after in itertools.pairwise(steps):
         assert all(tensor.error == 0 for tensor in convert(before, after))
     assert equal(load_file(steps[-1]), load_file(source))
-    assert key_values(steps[-1]) == key_values(source)
+    start, end = 24, source.read_bytes().index(b"a.weight") - 8  # of all key-values
+    assert steps[-1].read_bytes()[start:end] == source.read_bytes()[start:end]
 
 
 @pytest.mark.parametrize("header", [None, {"byte_order": "big"}, {"version": 2}])
@@ -117,7 +112,7 @@ def test_types_that_are_asked_for_are_computed(source: Path, tmp_path: Path) -> 
     expected = torch.from_numpy(GGML_TYPES["Q8_0"].round_trip(weights, "w"))
     assert torch.equal(load_file(tmp_path / "out.gguf")["a.weight"], expected)
     assert again[0].error == float((expected - weights).abs().max()) > 0
-    assert {tensor.name: tensor.copied for tensor in again} == {name: name != "a.weight" for name in TENSORS}
+    assert {tensor.name: tensor.copied for tensor in again} == {name: name not in ("a.weight", "empty") for name in TENSORS}
     assert again[2].note == "not q8_0: expected a row length that is a multiple of 32, found 5"
 
 
@@ -293,12 +288,8 @@ def test_formats_by_name(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "in.glft")
     convert(tmp_path / "in.glft", tmp_path / "out.bin", format="GGUF")
     assert (tmp_path / "out.bin").read_bytes()[:4] == b"GGUF"
-    for format, message in (
-        (None, "expected a format, or an output file that ends in .*found '.*out.bin'"),
-        ("onnx", "'onnx'"),
-    ):
-        with pytest.raises(OptionError, match=message):
-            convert(tmp_path / "in.glft", tmp_path / "out.bin", format=format)
+    with pytest.raises(OptionError, match="found 'onnx'"):
+        convert(tmp_path / "in.glft", tmp_path / "out.bin", format="onnx")
 
 
 def test_an_open_checkpoint_is_converted_without_what_is_excluded(source: Path, tmp_path: Path) -> None:
