@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import struct
@@ -31,7 +30,6 @@ from glft_schema.formats import registry
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import TYPES
 from glft_schema.formats.registry import FORMATS
-from glft_schema.storage.file_source import FileSource
 from glft_schema.tensors.region import TensorData, TensorFits
 from glft_schema.testing import containers
 from tests.golden import golden
@@ -55,7 +53,6 @@ METADATA = {
     "toy.flag": True,
     "toy.nan": np.frombuffer(bytes.fromhex("0100a07f"), "<f4")[0],
 }
-NESTED = {"toy.nested": [[1, 2], ["x"]], "toy.none": Typed([], "array[array]")}
 SOURCES = ("gguf", "big", "v1", "gguf 64", "glft", "glft 64", "loose", "safetensors")
 
 
@@ -68,7 +65,7 @@ def write_source(path: Path, name: str) -> None:
         save_file(TENSORS, path, {"general.name": "Toy", "note": "a=b"}, alignment=64 if "64" in name else None, format="glft")
     else:
         header = {"big": {"byte_order": "big"}, "v1": {"version": 1}}.get(name, {})
-        save_file(TENSORS, path, METADATA | (NESTED if header else {}), schemes={"blk.*": "f16"}, header=header, format="gguf",
+        save_file(TENSORS, path, METADATA, schemes={"blk.*": "f16"}, header=header, format="gguf",
                   alignment=64 if "64" in name else None, rules=())  # fmt: skip
 
 
@@ -84,19 +81,16 @@ def gguf(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
-def facts(path: Path) -> dict[str, Any]:
+def layout(path: Path) -> dict[str, Any]:
     """Returns everything in a file except names, keys, values, and the lengths that they change."""
     with glft_schema.open(path) as file:
         tensors = list(file.tensors.values())
         step = file.regions.counts.get("alignment", 64)
-        before_payloads = [gap for gap in file.tensors.gaps if gap.offset == 0]
         return {
             "header": dict(file.header.items()),
-            "payloads": [hashlib.sha256(tensor.raw).hexdigest() for tensor in tensors],
-            "rows": [(tensor.dims, tensor.type) for tensor in tensors],
-            "distances": [tensor.offset - tensors[0].offset for tensor in tensors],
+            "rows": [(bytes(tensor.raw), tensor.dims, tensor.type, tensor.offset - tensors[0].offset) for tensor in tensors],
             "aligned": all(tensor.position % step == 0 for tensor in tensors),
-            "gaps": [b"".join(file.tensors.gap_pieces(gap)) for gap in file.tensors.gaps[len(before_payloads) :]],
+            "gaps": [b"".join(file.tensors.gap_pieces(gap)) for gap in file.tensors.gaps if gap.offset],
         }
 
 
@@ -107,32 +101,30 @@ def stored(path: Path) -> dict[str, Any]:
         return {key: repr(file.metadata.stored_value(key)) if typed else file.metadata[key] for key in file.metadata}
 
 
-def test_a_tensor_renamed_and_renamed_back(any_source: Path) -> None:
-    before, names = any_source.read_bytes(), list(Container.parse_file(any_source).tensors)
-    for name in ("n", names[0] + "é", "x" * 40):
-        was = facts(any_source)
-        edited = edit(any_source, rename={names[0]: name})
-        assert [str(change) for change in edited.changes] == [f"rename {names[0]!r} -> {name!r}"]
-        assert edited.nbytes == any_source.stat().st_size
-        assert facts(any_source) == was
-        assert list(Container.parse_file(any_source).tensors) == [name, *names[1:]]
-        edit(any_source, rename={name: names[0]})
-        assert any_source.read_bytes() == before
-
-
-def test_metadata_set_and_set_back(any_source: Path, tmp_path: Path) -> None:
-    before, was, entries = any_source.read_bytes(), facts(any_source), stored(any_source)
+def test_everything_else_stays(any_source: Path, tmp_path: Path) -> None:
+    """The file comes back, byte for byte, when the edits are taken back."""
+    before, was, entries, out = any_source.read_bytes(), layout(any_source), stored(any_source), tmp_path / "out"
     key = next(key for key in entries if key in ("general.name", "k"))
+    first, *others = Container.parse_file(any_source).tensors
     old = Container.parse_file(any_source).metadata[key]
-    edited = edit(any_source, tmp_path / "out", set={key: "a longer text", "toy.new": "x"})
-    assert any_source.read_bytes() == before
-    assert [change.action for change in edited.changes] == ["set", "add"]
-    assert facts(tmp_path / "out") == was
-    now = stored(tmp_path / "out")
-    assert list(now) == [*entries, "toy.new"]
-    assert {k: v for k, v in now.items() if k not in (key, "toy.new")} == {k: v for k, v in entries.items() if k != key}
-    edit(tmp_path / "out", set={key: old}, remove=["toy.new"])
-    assert (tmp_path / "out").read_bytes() == before
+    edited = edit(any_source, out, set={key: "a longer text", "toy.new": "x"}, rename={first: first + "é" * 20})
+    assert [change.action for change in edited.changes] == ["set", "add", "rename"]
+    assert edited.nbytes == out.stat().st_size
+    assert layout(out) == was
+    assert list(Container.parse_file(out).tensors) == [first + "é" * 20, *others]
+    assert list(now := stored(out)) == [*entries, "toy.new"]
+    assert [now[other] for other in entries if other != key] == [entries[other] for other in entries if other != key]
+    edit(out, set={key: old}, remove=["toy.new"], rename={first + "é" * 20: first})
+    assert out.read_bytes() == any_source.read_bytes() == before
+
+
+def test_dry_run(gguf: Path) -> None:
+    before, status = gguf.read_bytes(), gguf.stat()
+    planned = edit(gguf, set={"general.name": "A longer name"}, dry_run=True)
+    assert (gguf.read_bytes(), gguf.stat(), os.listdir(gguf.parent)) == (before, status, [gguf.name])
+    with glft_schema.open(gguf) as file:
+        assert planned.copied == file.tensors.size
+    assert edit(gguf, set={"general.name": "A longer name"}) == planned
 
 
 @settings(max_examples=max(settings.default.max_examples // 10, 10))
@@ -205,11 +197,8 @@ def test_against_the_safetensors_library(tmp_path: Path) -> None:
         safetensors.torch.save_file(TENSORS, expected, after)
         edit(path, **edits)
         assert path.read_bytes() == expected.read_bytes()
-    edit(path, rename={"norm": "ü" * 100})
-    loaded = safetensors.torch.load_file(path)
-    assert {name: tensor.tolist() for name, tensor in loaded.items()} == {
-        name.replace("norm", "ü" * 100): tensor.tolist() for name, tensor in TENSORS.items()
-    }
+    edit(path, rename={"norm": "ü"})
+    assert torch.equal(safetensors.torch.load_file(path)["ü"], TENSORS["norm"])
 
 
 def test_llama_cpp_sees_only_the_edit(gguf: Path) -> None:
@@ -232,19 +221,15 @@ def test_llama_cpp_sees_only_the_edit(gguf: Path) -> None:
         ("toy.u8", "255", 255, "uint8"),
         ("toy.u8", 256, None, "expected a number in the range of u8, found 256"),
         ("toy.words", '["c"]', ["c"], "array[string]"),
-        ("toy.words", "[]", [], "array[string]"),
-        ("toy.words", ["d", "e"], ["d", "e"], "array[string]"),
         ("toy.bytes", "[3]", [3], "array[uint8]"),
         ("toy.bytes", "[300]", None, "expected an array[uint8], found '[300]'"),
         ("toy.flag", "false", False, "bool"),
-        ("toy.flag", "0", False, "bool"),
         ("general.name", "5", "5", "string"),
         ("toy.u8", Typed(5, "int64"), 5, "int64"),
         ("toy.context_length", "5", 5, "uint32"),  # well known
         ("tokenizer.ggml.scores", "[0.5]", [0.5], "array[float32]"),
         ("toy.new", "5", "5", "string"),
         ("toy.new", 5, 5, "uint32"),
-        ("toy.new", Typed(5, "uint16"), 5, "uint16"),
     ],
 )
 def test_types(gguf: Path, key: str, value: Any, expected: Any, type_: str) -> None:
@@ -256,14 +241,6 @@ def test_types(gguf: Path, key: str, value: Any, expected: Any, type_: str) -> N
     with glft_schema.open(gguf) as file:
         assert (file.metadata[key], file.metadata.type_of(key)) == (expected, type_)
         assert change.after == Typed(expected, type_)
-
-
-def test_nested_arrays(path: Path) -> None:
-    write_source(path, "big")
-    edit(path, set={"toy.nested": '[[3, 4], ["y"]]'})
-    with glft_schema.open(path) as file:
-        assert file.metadata["toy.nested"] == [[3, 4], ["y"]]
-        assert file.metadata.type_of("toy.nested") == "array[array[int32],array[string]]"
 
 
 def test_typed_values_in_text(gguf: Path, tmp_path: Path) -> None:
@@ -318,16 +295,6 @@ def test_a_check_sees_both_files_and_can_refuse(gguf: Path) -> None:
     assert (seen, gguf.read_bytes()) == (["Toy", "B", ["blk.0.weight", "n", "none", "scale"]], before)
 
 
-def test_dry_run(gguf: Path) -> None:
-    before, status = gguf.read_bytes(), gguf.stat()
-    planned = edit(gguf, set={"general.name": "A longer name"}, dry_run=True)
-    assert (gguf.read_bytes(), gguf.stat(), os.listdir(gguf.parent)) == (before, status, [gguf.name])
-    with glft_schema.open(gguf) as file:
-        assert planned.copied == file.tensors.size
-    assert edit(gguf, set={"general.name": "A longer name"}) == planned
-    assert gguf.stat().st_size == planned.nbytes
-
-
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "expected at least one change, found none to set, remove or rename"),
     ({"remove": ["toy.gone"]}, "expected an existing metadata key to remove, found 'toy.gone'"),
@@ -336,20 +303,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rename": {"gone": "x"}}, "expected an existing tensor to rename, found 'gone'"),
     ({"rename": {"blk.0.wieght": "x"}},
      "expected an existing tensor to rename, found 'blk.0.wieght'; did you mean 'blk.0.weight'?"),
-    ({"remove": ["general.nam"]},
-     "expected an existing metadata key to remove, found 'general.nam'; did you mean 'general.name'?"),
     ({"rename": {"blk.*": "x"}}, "expected an existing tensor to rename, found 'blk.*': patterns are not supported"),
     ({"rename": {"general.name": "x"}}, "expected an existing tensor to rename, found 'general.name', which is a metadata key"),
     ({"rename": {"norm": "scale"}}, "expected a new name for tensor 'norm', found 'scale', which is taken"),
-    ({"rename": {"norm": "norm"}}, "expected a new name for tensor 'norm', found 'norm', which is taken"),
     ({"rename": {"norm": "x", "scale": "x"}}, "found 'x', which is taken"),
     ({"set": {"toy.u8": 1}, "remove": ["toy.u8"]}, "expected each key to be set or removed, found both for 'toy.u8'"),
     ({"set": {"general.alignment": 64}}, "found 'general.alignment', which describes the file's layout"),
-    ({"remove": ["general.alignment"]}, "found 'general.alignment', which describes the file's layout"),
     ({"set": {"split.count": 1}}, "found 'split.count', which describes the file's layout"),
     ({"set": {"toy.block_count": "x"}}, "metadata -> toy.block_count: expected a uint32, found 'x'"),
     ({"set": {"toy.block_count": Typed("x", "string")}}, "expected an integer or an array of integers for toy.block_count"),
-    ({"set": {"toy.new": Typed("x", "text")}}, "expected one of uint8, "),
     ({"set": {"toy.new": []}}, "expected at least one element, found none: give the type"),
     ({"remove": ["general.architecture"]}, "expected the key general.architecture, found 7 other keys"),
     ({"set": {"General.Name": "x"}}, "expected lower_snake_case segments joined by dots, found 'General.Name'"),
@@ -387,9 +349,7 @@ def test_text_takes_no_types(path: Path) -> None:
 
 
 def test_sets_of_shards(gguf: Path, tmp_path: Path) -> None:
-    with glft_schema.open(gguf) as file:
-        paths = split(file, tmp_path / "part", max_tensors=2)
-    for number, path in enumerate(paths):
+    for number, path in enumerate(split(gguf, tmp_path / "part", max_tensors=2)):
         text = f"not part of a set, found file {number + 1} of 2 .part-00001-of-00002.gguf.: merge the set first"
         with pytest.raises(OptionError, match=text):
             edit(path, set={"general.name": "x"})
@@ -397,21 +357,14 @@ def test_sets_of_shards(gguf: Path, tmp_path: Path) -> None:
 
 def test_sets_with_an_index(tmp_path: Path) -> None:
     write_source(tmp_path / "whole.safetensors", "safetensors")
-    (tmp_path / "no.safetensors.index.json").write_text("{}")
-    with glft_schema.open(tmp_path / "whole.safetensors") as file:
-        *paths, index = split(file, tmp_path / "part", max_tensors=2)
-    edit(tmp_path / "whole.safetensors", set={"k": "v"})
-    for path in paths:
-        with pytest.raises(
-            OptionError, match=r"found one of the files of an index \(part\.safetensors\.index\.json\): merge the set first"
-        ):
-            edit(path, set={"k": "v"})
     (tmp_path / "set").mkdir()
-    for path in (*paths, index):
-        os.rename(path, tmp_path / "set" / Path(path).name)
-    for source in (tmp_path / "set", tmp_path / "set" / Path(index).name):
-        with pytest.raises(OptionError, match="expected a single file, found the index of a set: merge the set first"):
-            edit(source, set={"k": "v"})
+    part, *_, index = split(tmp_path / "whole.safetensors", tmp_path / "set" / "part", max_tensors=2)
+    edit(tmp_path / "whole.safetensors", set={"k": "v"})
+    of_an_index = r"found one of the files of an index \(part\.safetensors\.index\.json\): merge the set first"
+    an_index = "expected a single file, found the index of a set: merge the set first"
+    for path, problem in ((part, of_an_index), (index, an_index), (tmp_path / "set", an_index)):
+        with pytest.raises(OptionError, match=problem):
+            edit(path, set={"k": "v"})
 
 
 def test_a_folder_with_one_file(tmp_path: Path) -> None:
@@ -423,9 +376,8 @@ def test_a_folder_with_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["out.safetensors", "out.GLFT"])
 def test_the_format_is_kept(gguf: Path, tmp_path: Path, name: str) -> None:
     text = f"edit keeps the format, GGUF, found the output '{name}': write GGUF, then use glft convert"
-    for options in ({}, {"dry_run": True}):
-        with pytest.raises(OptionError, match=re.escape(text)):
-            edit(gguf, tmp_path / name, set={"general.name": "x"}, **options)
+    with pytest.raises(OptionError, match=re.escape(text)):
+        edit(gguf, tmp_path / name, set={"general.name": "x"})
     edit(gguf, tmp_path / "out.bin", set={"general.name": "x"})
     assert sorted(os.listdir(tmp_path)) == ["model.gguf", "out.bin"]
 
@@ -487,20 +439,16 @@ def test_a_format_without_metadata(path: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ("general.nmae", "general.name"),  # swapped
         ("general.nam", "general.name"),
-        ("general.namee", "general.name"),
         ("generalname", "general.name"),
         ("toy.bloc_count", "toy.block_count"),
         ("tby.block_count", "toy.block_count"),  # known for any architecture, but the file's is another
         ("tokenizer.ggml.bos_token_jd", "tokenizer.ggml.bos_token_id"),
         ("toy.u9", None),  # not well known
-        ("general.base_model.1.name", None),
-        ("general.author", None),
         ("toy.context_length", None),
         ("general.nmea", None),  # two typos
     ],
 )
 def test_typos(gguf: Path, key: str, known: str | None) -> None:
-    edit(gguf, set={"general.base_model.0.name": "x"})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         edit(gguf, set={key: Typed("x", "string") if known is None and "length" not in key else "1"})
@@ -509,34 +457,13 @@ def test_typos(gguf: Path, key: str, known: str | None) -> None:
     assert [(warning.category, str(warning.message)) for warning in caught] == expected
 
 
-def test_a_slip_in_case(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    save_file(TENSORS, path, {"No": 1}, format="gguf", rules=())  # breaks the rule about keys already
-    with pytest.warns(SimilarKeyWarning, match="'General.Name' resembles the well-known key 'general.name'"):
-        edit(path, set={"General.Name": "x"})
-
-
 def test_a_file_without_tensors(tmp_path: Path) -> None:
     """The padding has its full length again, and stays missing if the file has none."""
     path = tmp_path / "vocabulary.gguf"
     Container.build_file({"format": "GGUF", "metadata": METADATA}, path)
-    for cut in (0, 7):
-        source = path.read_bytes().removesuffix(bytes(cut))
+    for source in (path.read_bytes(), path.read_bytes().rstrip(b"\0")):
         path.write_bytes(source)
-        for name in ("T", "A name of another length", "Toy"):
-            edit(path, set={"general.name": name})
-            assert cut or path.stat().st_size % 32 == 0
+        edit(path, set={"general.name": "A name of another length"})
+        assert (path.stat().st_size % 32 == 0) is (source[-1:] == b"\0")
+        edit(path, set={"general.name": "Toy"})
         assert path.read_bytes() == source
-
-
-def test_payloads_do_not_pass_through_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hasattr(os, "copy_file_range"):
-        pytest.skip("the system has no copy_file_range")
-    path, read = tmp_path / "model.gguf", []
-    save_file({"w": torch.zeros(3, 1 << 20)}, path, METADATA, format="gguf")
-    before, of = hashlib.sha256(Container.parse_file(path).tensors["w"].raw).digest(), FileSource._view
-    monkeypatch.setattr(FileSource, "_view", lambda self, start, nbytes: read.append(nbytes) or of(self, start, nbytes))
-    edited = edit(path, set={"general.name": "Another"})
-    monkeypatch.undo()
-    assert (edited.copied, sum(read) < 1 << 20) == (3 << 22, True)
-    assert hashlib.sha256(Container.parse_file(path).tensors["w"].raw).digest() == before

@@ -75,6 +75,7 @@ def test_few_keys_are_checked_for_typos(monkeypatch: pytest.MonkeyPatch) -> None
     architecture = "a" * (LONGEST - len(".block_cuont"))
     assert similar_key(f"{architecture}.block_cuont", metadata) == f"{architecture}.block_count"
     assert similar_key(f"{architecture}a.block_cuont", metadata) is None
+    assert similar_key("General.Name", metadata) == "general.name"
     checked = list[str]()
     monkeypatch.setattr(similar_keys, "similar_key", lambda key, metadata: checked.append(key))
     warn_of_typos((f"key.{number}" for number in range(2 * KEYS)), metadata)
