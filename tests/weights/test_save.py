@@ -34,7 +34,6 @@ from glft_schema.storage.dtypes import FLOATS, NAMES, dtype_of
 from glft_schema.storage.torch_tensors import as_array
 from glft_schema.tensor_types import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.weights.checkpoints import open_checkpoint
 from glft_schema.weights.payloads import WrittenTensor
 from tests.tools import forked
 
@@ -62,7 +61,6 @@ STATE = {
     [
         ({}, ["f32", "f32", "f32", "f32", "f16"]),
         ({"*": Q4}, [Q4, Q4, "f32", "f32", Q4]),
-        ({"*": "Q4_per_group_64"}, [Q4, Q4, "f32", "f32", Q4]),
         ({"*": Q8, "layers.*": Q4}, [Q8, Q4, "f32", Q8, Q4]),
         ({"layers.*": Q4, "*": Q8}, [Q8, Q8, "f32", Q8, Q8]),
         ({"layers.0.fc1.weight": Q8, "layers.*": Q4}, ["f32", Q8, "f32", "f32", Q4]),
@@ -118,14 +116,12 @@ with FakeTensorMode():
         (torch.tensor([[0.0], [70000.0]]), {"w": "f16"}, "at [1, 0]: a finite number is too large for float16"),
         (torch.ones(2, device="meta"), {}, "expected a dense tensor with values in memory, found a Tensor (meta)"),
         (torch.eye(2).to_sparse(), {}, "found a Tensor (torch.sparse_coo)"),
-        (torch.nn.UninitializedParameter(), {}, "found a UninitializedParameter"),
         (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), {}, "found a NestedTensor"),
         (FAKE, {}, "expected a dense tensor with values in memory, found a FakeTensor"),
         (np.ma.masked_less(np.arange(4.0), 2), {"w": "f32"}, "expected an array without masked elements: fill them"),
         (np.zeros(2, dtype_of("float4_e2m1fn_x2")), {}, "GLFT has no type for float4_e2m1fn_x2"),
         (torch.zeros(2, dtype=torch.uint8).view(torch.bits8), {}, "no format has a type for torch.bits8"),
         ([1.0], {}, "expected a tensor of torch or an array of numpy, found [1.0]"),
-        (np.ones(1), {}, "no type stores float64 exactly"),
         (np.ones(1, object), {}, "expected an array of numbers, found object"),
         (np.ones(1, [("bfloat16", "<f4")]), {}, "expected an array of numbers, found [('bfloat16', '<f4')]"),
     ],
@@ -218,28 +214,11 @@ def test_tied_tensors_of_different_types_are_warned_of(path: Path) -> None:
     assert written[1].note == "tied to 'a', which has a different type, so it is stored separately"
 
 
-def test_metadata_and_names_that_the_format_cannot_hold(path: Path) -> None:
-    bad = [
-        ({}, {"a": "1\nb=2"}, "metadata"),
-        ({"": torch.ones(1)}, {}, "descriptors -> 0 -> name"),
-        ({"\ud800": torch.ones(1)}, {}, "descriptors -> 0 -> name"),
-        ({"n" * 65536: torch.ones(1)}, {}, "descriptors -> 0 -> name"),
-    ]
-    for tensors, metadata, field in bad:
-        with pytest.raises(FormatError) as caught:
-            save_file(tensors, path, metadata)
-        assert caught.value.path == field
-    with pytest.raises(TensorError, match="expected a string as the name of a tensor"):
-        save_file({1: torch.ones(1)}, path)
-    assert not list(path.parent.iterdir())
-
-
-def test_the_name_is_that_of_the_mapping(path: Path) -> None:
-    """Tensors of a checkpoint may be written under other names."""
-    safetensors.torch.save_file({"a": torch.randn(2, 64)}, path.parent / "in.safetensors")
-    stored = open_checkpoint(path.parent / "in.safetensors")
-    (written,) = save_file({"b": stored["a"]}, path, schemes={"b": Q8})
-    assert (written.name, written.type.scheme) == ("b", Q8)
+@pytest.mark.parametrize("name", ["", "\ud800", "n" * 65536])
+def test_names_that_the_format_cannot_hold(path: Path, name: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        save_file({name: torch.ones(1)}, path)
+    assert caught.value.path == "descriptors -> 0 -> name"
 
 
 @pytest.mark.parametrize(
@@ -248,10 +227,10 @@ def test_the_name_is_that_of_the_mapping(path: Path) -> None:
         ({"tensors": [1]}, OptionError, r"expected tensors by name, such as model.state_dict\(\), found \[1\]"),
         ({"schemes": Q4}, SchemeError, "expected names or patterns with types, as a mapping or pairs"),
         ({"schemes": {1: Q4}}, SchemeError, "expected a name or pattern, found 1"),
-        ({"schemes": {"*": None}}, SchemeError, "GLFT has no type None: expected f32, f16, "),
         ({"metadata": ["a=1"]}, FormatError, "expected a mapping of text to text"),
+        ({"metadata": {"a": "1\nb=2"}}, FormatError, "^metadata: "),
+        ({"tensors": {1: torch.ones(1)}}, TensorError, "expected a string as the name of a tensor"),
         ({"alignment": "4"}, OptionError, "expected an alignment of at least 1, found '4'"),
-        ({"alignment": 0}, OptionError, "expected an alignment of at least 1, found 0"),
         ({"alignment": 1 << 40}, LimitError, r"expected at most 1048576 bytes \(a limit of glft_schema\), found 1099511627776"),
         ({"exclude": [1]}, SchemeError, "expected a name or pattern, found 1"),
         ({"exclude": ["emb.weihgt"]}, SchemeError, "matches 'emb.weihgt', found none; did you mean 'emb.weight'"),
@@ -360,7 +339,6 @@ def test_peak_memory_is_two_tensors_and_a_constant(path: Path, dtype: str, schem
         ("w.ggfu", "; did you mean '.gguf'?"),
         ("w.pt", ""),
         ("w", "; convert writes a Hugging Face folder to {}/"),
-        ("w.gguf.part", ""),
     ],
 )
 def test_an_ending_of_no_format_is_refused(name: str, hint: str, tmp_path: Path) -> None:
@@ -444,7 +422,7 @@ def test_the_labs_two_functions(path: Path) -> None:
     assert torch.equal(weights["0.weight"], fake_quantize(model[0].weight, Q4))
 
 
-@pytest.mark.parametrize(("count", "prefix"), [(1, ""), (2, "tensor."), (16, "nnn")])
+@pytest.mark.parametrize(("count", "prefix"), [(1, ""), (16, "nnn")])
 @pytest.mark.parametrize("alignment", [1, 16, 1024])
 def test_alignment_after_a_text(path: Path, alignment: int, count: int, prefix: str) -> None:
     """The text is padded, so a file without gaps follows the rules."""
@@ -456,14 +434,6 @@ def test_alignment_after_a_text(path: Path, alignment: int, count: int, prefix: 
         with Container.parse_file(written) as file:
             places = {name: (tensor.position % step, bytes(tensor.raw)) for name, tensor in file.tensors.items()}
         assert places == {name: (0, bytes([i])) for i, name in enumerate(tensors)}
-
-
-@pytest.mark.parametrize("alignment", [1, 2, 32, 4096])
-def test_gaps_of_alignment_are_zeros(path: Path, alignment: int) -> None:
-    save_file({**STATE, "last": torch.zeros(0)}, path, {"k": "v"}, schemes={"*": Q4}, alignment=alignment)
-    with Container.parse_file(path) as file:
-        assert not any(any(map(any, file.tensors.gap_pieces(gap))) for gap in file.tensors.gaps)
-        assert alignment > 1 or not file.tensors.gaps
 
 
 def test_exact_names_may_look_like_patterns(path: Path) -> None:
@@ -486,8 +456,8 @@ def test_tensors_of_an_open_file_are_copied(tmp_path: Path) -> None:
         start = file.tensors["norm"].position
         expected[start : start + 256] = new.numpy().tobytes()
         assert out.read_bytes() == expected
-        save_file({**file.tensors, "blk.1.w": tensors["blk.1.w"]}, out, file.metadata, schemes={"blk.1.w": "q8_0"})
-    assert types(out) == {"blk.0.w": "q4_1", "blk.1.w": "q8_0", "norm": "f32"}
+        save_file({"other": file.tensors["blk.0.w"], "blk.1.w": tensors["blk.1.w"]}, out, schemes={"blk.1.w": "q8_0"})
+    assert types(out) == {"other": "q4_1", "blk.1.w": "q8_0"}
 
 
 def test_a_payload_is_not_copied_for_thousands_of_names(tmp_path: Path) -> None:
