@@ -25,16 +25,11 @@ def source(tmp_path: Path) -> Path:
     ("recipe", "options", "error", "message"),
     [
         ("Q4_K_X", {}, OptionError, "expected a file type or the path of a recipe file, found 'Q4_K_X'; did you mean 'Q4_K_"),
-        ("mine.txt", {}, OptionError, "found 'mine.txt'; file types are F32, F16"),
         (99, {}, OptionError, "a recipe file, found 99; file types are"),
-        (True, {}, OptionError, "a recipe file, found True; file types are"),
         ("NVFP4", {}, OptionError, "found 'NVFP4'"),  # llama-quantize has no such file type
         ("IQ2_M", {}, SchemeError, "iq2_s, for tensor 'blk.0.attn_k.weight', requires an importance matrix, found none"),
-        ("Q2_K_S", {}, SchemeError, "q2_k, for tensor .*, requires an importance matrix, found none"),
         ("Q8_0", {"tensor_types": [("(", "q8_0")]}, OptionError, r"expected a regular expression, found '\(': missing \)"),
-        ("Q8_0", {"tensor_types": [(1, "q8_0")]}, OptionError, "expected a regular expression, found 1"),
         ("Q8_0", {"prune_layers": [1, 2, 9]}, OptionError, "expected layers of the model to prune, of 2 layers, found 2"),
-        ("Q8_0", {"tensor_types": ["ffn=q8_0"]}, SchemeError, "expected names or patterns with types, as a mapping or pairs"),
         ("Q8_0", {"tensor_types": {"attn_q": "i32"}}, SchemeError, "'blk.0.attn_q.weight' cannot be stored as i32: "),
         ("Q8_0", {"importance": 5}, OptionError, "expected an importance matrix, its file, or importance by tensor, found 5"),
         ("Q8_0", {"importance": {"blk.0.attn_q.weight": torch.ones(64)}}, OptionError,
@@ -44,14 +39,11 @@ def source(tmp_path: Path) -> Path:
         ("Q8_0", {"importance": {"a": torch.ones(1)}, "exclude_weights": ["b"]}, OptionError,
          "expected names with 'b' in the importance matrix: all of 1 would be used"),
         ("Q8_0", {"tensor_types": [("ffn", "q9")]}, SchemeError, "ggml has no type 'q9': expected"),
-        ("Q8_0", {"output_tensor_type": "q8_1x"}, SchemeError, "ggml has no type 'q8_1x': expected"),
         ("Q8_0", {"include_weights": ["a"], "exclude_weights": ["b"]}, OptionError,
          "expected include_weights or exclude_weights .*, found both"),
         ("Q8_0", {"include_weights": ["a"]}, OptionError, "include_weights and exclude_weights require an importance matrix"),
         ("o.gguf", {}, OptionError, "expected a file type or a recipe file after the output, found the weights file 'o.gguf'"),
         ("Q8_0", {"keep_split": True}, OptionError, "keep_split .* requires a set of GGUF files as the source"),
-        ("Q8_0", {"importance": {"blk.7.attn_q.weight": torch.ones(64)}}, OptionError,
-         "the importance matrix covers none of these tensors"),
     ],
 )  # fmt: skip
 def test_refused(source: Path, recipe: str | int, options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -61,35 +53,11 @@ def test_refused(source: Path, recipe: str | int, options: dict[str, Any], error
     assert not out.exists()
 
 
-def test_the_old_file_stays(source: Path) -> None:
-    out = source.with_name("old.gguf")
-    out.write_bytes(b"old")
-    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=64)
-    weights["blk.1.ffn_up.weight"][0, 0] = torch.nan
-    models.write(source, models.keys("llama", 2, 2, 1, 0), weights)
-    with pytest.raises(glft.TensorError, match=r"'blk.1.ffn_up.weight' at \[0, 0\]: NaN and infinities cannot be quantized"):
-        quantize(source, out, "Q8_0")
-    assert out.read_bytes() == b"old"
-
-
-def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
-    quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
-    with pytest.raises(
-        SchemeError, match=r"^14 tensors \(Q8_0\) are quantized already, such as 'token_embd.weight': requantizing adds error"
-    ):
-        quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "Q4_K_M")
-    again = quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "q4_k_m", allow_requantize=True)
-    assert {tensor.type.name for tensor in again.tensors} >= {"F32", "Q4_K", "Q6_K"}
-    same = quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", 7)
-    assert all(tensor.copied for tensor in same.tensors)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"general.architecture": None}, "expected the key general.architecture, found none: a recipe needs"),
         ({"llama.block_count": None}, "expected an integer at the key llama.block_count, found None"),
-        ({"llama.block_count": Typed("2", "string")}, "expected an integer at the key llama.block_count, found '2'"),
         ({"llama.block_count": Typed(True, "bool")}, "expected an integer at the key llama.block_count, found True"),
         ({"llama.attention.head_count": Typed([], "array[uint32]")}, r"the key llama.attention.head_count, found \[\]"),
     ],
@@ -110,10 +78,11 @@ def test_a_layer_of_experts_without_its_number(tmp_path: Path, name: str) -> Non
 
 def test_a_number_too_long_for_python(tmp_path: Path) -> None:
     """Of a layer, in a name of more digits than Python converts."""
-    name = f"blk.{'9' * 5000}.ffn_up.weight"
-    glft.save_file({name: torch.zeros(4, 256)}, tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), rules=[])
-    choices = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", dry_run=True).tensors
-    assert [(tensor.name, tensor.type.name) for tensor in choices] == [(name, "Q4_K")]
+    models.write(
+        tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), {f"blk.{'9' * 5000}.ffn_up.weight": torch.zeros(4, 256)}
+    )
+    (tensor,) = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "q4_k_m", dry_run=True)
+    assert tensor.type.name == "Q4_K"
 
 
 def test_a_model_without_metadata(tmp_path: Path) -> None:
@@ -136,23 +105,23 @@ def test_a_dry_run_says_what_would_be_refused(source: Path, tmp_path: Path) -> N
     assert note.startswith(f"would be refused: {refusal}")
 
 
-def test_a_matrix_that_lacks_tensors(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_a_file", [True, False])
+def test_a_matrix_that_lacks_tensors(in_a_file: bool, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named, and so is a way out. Types that need none say which tensors went without."""
     monkeypatch.chdir(tmp_path)  # a short path
     sums = glft.weights.ColumnSums(torch.ones(1, 256), torch.tensor([1]))
-    glft.weights.ImportanceMatrix({f"blk.{i}.attn_q.weight": sums for i in range(2)}).save(tmp_path / "some.gguf")
-    path, given = "some.gguf", {f"blk.{i}.attn_q.weight": torch.ones(256) for i in range(2)}
-    for importance, matrix in ((path, f"the importance matrix '{path}'"), (given, "the importance matrix")):
-        with pytest.raises(SchemeError) as refused:
-            quantize(source, tmp_path / "out.gguf", "IQ2_M", importance=importance)
-        way_out = "measure it, or give it another type (--tensor-type)"
-        found = f"requires its importance, which {matrix} lacks: {way_out}"
-        assert str(refused.value) == f"iq2_s, for tensor 'blk.0.attn_k.weight', {found}"
-        done = quantize(source, tmp_path / "out.gguf", "Q4_K_M", importance=importance, tensor_types={"ffn_up": "q8_0"})
-        names = "'blk.0.attn_k.weight', 'blk.0.attn_output.weight', 'blk.0.attn_v.weight', ..."
-        assert done.notes == (f"without importance, which {matrix} lacks: 9 tensors: {names}",)
-    again = quantize(tmp_path / "out.gguf", tmp_path / "again.gguf", "COPY", importance=given)
-    assert again.notes == ()
+    given = glft.weights.ImportanceMatrix({f"blk.{i}.attn_q.weight": sums for i in range(2)})
+    given.save("some.gguf")
+    importance = "some.gguf" if in_a_file else given.importance()
+    lacks = f"which the importance matrix{' ' + repr(importance) if in_a_file else ''} lacks"
+    with pytest.raises(SchemeError) as refused:
+        quantize(source, tmp_path / "out.gguf", "IQ2_M", importance=importance)
+    way_out = "measure it, or give it another type (--tensor-type)"
+    assert str(refused.value) == f"iq2_s, for tensor 'blk.0.attn_k.weight', requires its importance, {lacks}: {way_out}"
+    done = quantize(source, tmp_path / "out.gguf", "Q4_K_M", importance=importance, tensor_types={"ffn_up": "q8_0"})
+    names = "'blk.0.attn_k.weight', 'blk.0.attn_output.weight', 'blk.0.attn_v.weight', ..."
+    assert done.notes == (f"without importance, {lacks}: 9 tensors: {names}",)
+    assert quantize(tmp_path / "out.gguf", tmp_path / "again.gguf", "COPY", importance=importance).notes == ()
 
 
 def test_options_without_effect(source: Path, tmp_path: Path) -> None:
@@ -165,22 +134,23 @@ def test_a_dry_run_foretells_the_file(tmp_path: Path) -> None:
     models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights)
     plan = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", dry_run=True)
     assert not (tmp_path / "out.gguf").exists()
-    done = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
-    planned, written = ([(t.name, t.type, t.nbytes, t.note) for t in result.tensors] for result in (plan, done))
+    done = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", 15)
+    planned, written = ([(t.name, t.type, t.nbytes, t.note) for t in result] for result in (plan, done))
     assert planned == written
-    assert [*done] == done.tensors == done[:] == [done[i] for i in range(len(done))]
+    assert [*done] == done.tensors == done[:]
     assert repr(done[0]).startswith(f"<WrittenTensor: name {done[0].name}, source float32, type ")
     assert plan.bits_per_weight == 8 * done.nbytes / sum(tensor.numel() for tensor in weights.values())
     with glft.open(tmp_path / "out.gguf") as file:
         assert sum(tensor.nbytes for tensor in file.tensors.values()) == plan.nbytes
 
 
+def in_two_files(folder: Path, weights: dict[str, torch.Tensor]) -> list[str]:
+    models.write(folder / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
+    return glft.split(folder / "in.gguf", folder / "part", max_tensors=13)
+
+
 def test_a_set_is_never_written_over(tmp_path: Path) -> None:
-    models.write(
-        tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
-    )
-    with glft.open(tmp_path / "in.gguf") as file:
-        paths = glft.split(file, tmp_path / "part", max_tensors=13)
+    paths = in_two_files(tmp_path, models.tensors(2, 0, tied=True, fused=False, width=64, down=64))
     before = [Path(path).read_bytes() for path in paths]
     with pytest.raises(OptionError, match=r"expected no file at the output paths, found 'part-00001-of-00002\.gguf'"):
         quantize(paths[0], tmp_path / "part.gguf", "Q8_0", keep_split=True)
@@ -189,10 +159,8 @@ def test_a_set_is_never_written_over(tmp_path: Path) -> None:
 
 def test_a_set_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     weights = models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
-    weights["blk.0.ffn_up.weight"][0, 0] = float("inf")  # in the second file
-    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
-    with glft.open(tmp_path / "in.gguf") as file:
-        first, _ = glft.split(file, tmp_path / "part", max_tensors=13)
+    weights["blk.0.ffn_up.weight"][0, 0] = torch.inf  # in the second file
+    first, _ = in_two_files(tmp_path, weights)
     with pytest.raises(glft.TensorError, match=r"blk\.0\.ffn_up\.weight"):
         quantize(first, tmp_path / "out", "Q8_0", keep_split=True)
     assert not [*tmp_path.glob("out*")]

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -58,8 +59,6 @@ def test_errors(tmp_path: Path, experts: int, weighted: bool) -> None:
     source = write(tmp_path / "in.gguf", weights)
     importance = importances(weights) if weighted else None
     planned = plan(source, importance=importance, types=["q4_0", "q5_1"], rows=100)
-    names = [name for name, tensor in weights.items() if tensor.dim() > 1 and "gate_inp" not in name]
-    assert {tensor.name for tensor in planned.tensors} == set(names)
     for type_ in ("q4_0", "q5_1"):
         found = decoded(source, type_, importance)
         for tensor in planned.tensors:
@@ -71,7 +70,6 @@ def test_errors(tmp_path: Path, experts: int, weighted: bool) -> None:
             assert candidate.error == pytest.approx(noise, rel=1e-6)
             assert candidate.snr == pytest.approx(-10 * math.log10(noise))
             assert candidate.nbytes == candidate.type.nbytes(original.shape)
-            assert tensor.rows == math.prod(original.shape[:-1])
 
 
 def random_plan(seed: int, scale: int = 1) -> Plan:
@@ -171,8 +169,8 @@ def test_the_size_of_a_mix_is_that_of_its_file(tmp_path: Path, columns: int, ali
 
 def test_the_candidates(source: Path) -> None:
     columns = {"blk.0.attn_q.weight": torch.arange(1.0, 257)}
-    by_name = {tensor.name: tensor for tensor in plan(source, importance=columns, rows=1).tensors}
-    types = {name: {one.type.scheme for one in tensor.candidates} for name, tensor in by_name.items()}
+    planned = plan(source, importance=columns, rows=1)
+    types = {tensor.name: {one.type.scheme for one in tensor.candidates} for tensor in planned.tensors}
     legacy = {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "f16"}
     k_quants = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"}
     assert types["blk.0.ffn_down.weight"] == legacy  # of 64 columns
@@ -180,12 +178,13 @@ def test_the_candidates(source: Path) -> None:
     of_few_bits = {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"}
     assert types["blk.0.attn_q.weight"] == legacy | k_quants | of_few_bits
     assert "output_norm.weight" not in types
-    assert {tensor.rows for tensor in by_name.values()} == {1}
-    few = {
-        tensor.name: [one.type.scheme for one in tensor.candidates] for tensor in plan(source, types=["q4_k", "iq2_xs"]).tensors
-    }
-    assert few["blk.0.ffn_down.weight"] == ["iq4_nl", "q5_0"]  # the fallback types
-    assert few["blk.0.attn_q.weight"] == ["q4_k"]  # iq2_xs requires an importance
+    assert {tensor.rows for tensor in planned.tensors} == {1}
+
+
+def test_candidates_that_do_not_fit(source: Path) -> None:
+    few = {tensor.name: tensor.candidates for tensor in plan(source, types=["q4_k", "iq2_xs"]).tensors}
+    assert [one.type.scheme for one in few["blk.0.ffn_down.weight"]] == ["iq4_nl", "q5_0"]  # the fallback types
+    assert [one.type.scheme for one in few["blk.0.attn_q.weight"]] == ["q4_k"]  # iq2_xs requires an importance
 
 
 def test_rows() -> None:
@@ -198,13 +197,10 @@ def test_rows() -> None:
 def test_tensors_of_no_energy(source: Path) -> None:
     weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=64)
     weights["blk.0.attn_q.weight"][:] = 0
-    columns = {"blk.0.attn_k.weight": torch.zeros(256)}
-    planned = plan(write(source, weights), importance=columns, types=["q8_0"])
-    errors = {tensor.name: tensor.candidates[0].error for tensor in planned.tensors}
-    assert errors["blk.0.attn_q.weight"] == errors["blk.0.attn_k.weight"] == 0
+    planned = plan(write(source, weights), importance={"blk.0.attn_k.weight": torch.zeros(256)}, types=["q8_0"])
     chosen = planned.smallest.chosen
-    assert chosen["blk.0.attn_q.weight"].snr == math.inf
-    assert planned.smallest.snr < math.inf
+    assert chosen["blk.0.attn_q.weight"].error == chosen["blk.0.attn_k.weight"].error == 0
+    assert chosen["blk.0.attn_q.weight"].snr == math.inf > planned.smallest.snr
 
 
 @pytest.mark.parametrize(("number", "types"), [(math.nan, ["f16", "q8_0"]), (1e5, ["f16"]), (math.inf, ["bf16"])])
@@ -214,55 +210,45 @@ def test_numbers_that_no_type_holds(source: Path, number: float, types: list[str
     write(source, weights)
     with pytest.raises(TensorError, match=r"tensor 'blk.1.attn_q.weight'.*: none of the types can hold it; "):
         plan(source, types=types)
-
-
-def test_a_type_that_cannot_hold_a_tensor(source: Path) -> None:
-    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=64)
-    weights["blk.1.attn_q.weight"][0, 3] = 1e5
-    planned = plan(write(source, weights), types=["f16", "q8_0"])
-    assert [len(tensor.candidates) for tensor in planned.tensors if tensor.name == "blk.1.attn_q.weight"] == [1]
+    if number == 1e5:
+        planned = plan(source, types=["f16", "q8_0"])
+        assert [len(tensor.candidates) for tensor in planned.tensors if tensor.name == "blk.1.attn_q.weight"] == [1]
 
 
 def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
-    quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
+    quantized, page = tmp_path / "q8_0.gguf", tmp_path / "page.html"
+    quantize(source, quantized, "Q8_0")
     refusal = r"15 tensors \(Q8_0\) are quantized already, such as 'token_embd.weight': requantizing adds error"
     with pytest.raises(SchemeError, match=refusal):
-        plan(tmp_path / "q8_0.gguf", types=FEW)
-    planned = plan(tmp_path / "q8_0.gguf", types=FEW, allow_requantize=True)
-    assert len(planned.tensors) == 15
+        plan(quantized, types=FEW)
+    planned = plan(quantized, types=FEW, allow_requantize=True)
     assert planned.warning == "quantized already: 15 tensors (Q8_0); errors are against these, not the original weights"
     assert repr(planned) == f"<Plan: {planned.warning}; 15 tensors and 4 types to choose from>"
-    assert plan(source, types=["q8_0"]).warning == ""
-    options = ("--allow-requantize", "--types", "q4_0,q8_0", "--bpw", "9", "--html", tmp_path / "page.html")
-    done = glft("plan", tmp_path / "q8_0.gguf", *options)
-    assert done.stdout.splitlines()[0] == planned.warning
-    assert f"{planned.warning[1:]}." in (tmp_path / "page.html").read_text("utf-8")
-    assert json.loads(glft("plan", tmp_path / "q8_0.gguf", *options[:-2], "--json").stdout)["warning"] == planned.warning
+    command = ("plan", quantized, "--allow-requantize", "--types", "q4_0,q8_0", "--bpw", "9")
+    assert glft(*command, "--html", page).stdout.splitlines()[0] == planned.warning
+    assert f"{planned.warning[1:]}." in page.read_text("utf-8")
+    assert json.loads(glft(*command, "--json").stdout)["warning"] == planned.warning
 
 
 def test_types_that_few_tensors_can_have_are_last(source: Path) -> None:
     planned = plan(source, types=["q2_k", "q4_0", "q8_0"])
+    assert planned.warning == ""
     names = [name for name, _ in planned.compare(planned.mix(bpw=9))]
     assert names == ["Q4_0", "mix", "Q8_0", "Q2_K"]  # the rows of ffn_down are not a multiple of 256
-    rows = [line.split() for line in glft("plan", source, "--types", "q2_k,q4_0,q8_0").stdout.splitlines()[2:]]
-    assert [" ".join(row[:4]) for row in rows][-1].startswith("Q2_K 13 of 15")
 
 
 def test_file_types_beside_the_mix(source: Path) -> None:
     types = ["f16", "q4_0", "q4_k", "q5_0", "q5_k", "q6_k", "q8_0"]
     planned = plan(source, types=types)
-    sizes = {name: mix.size for name, mix in planned.recipes.items()}
-    for limit in (planned.smallest.size, sizes["Q4_K_M"], sizes["F16"]):
+    recipes = planned.recipes
+    for limit in (planned.smallest.size, recipes["Q4_K_M"].size, recipes["F16"].size):
         size = planned.mix(size=limit).size
         line = glft("plan", source, "--size", limit, "--types", ",".join(types)).stdout.splitlines()[1]
-        found = re.findall(r"(\S+) would be \S+ \wB at ([\d.]+) dB", line)
-        fitting = [name for name in sizes if sizes[name] <= size]
-        larger = [name for name in sizes if sizes[name] > size]
-        assert len(found) == bool(fitting) + bool(larger)
-        if fitting:
-            assert float(found[0][1]) == round(max(planned.recipes[name].snr for name in fitting), 2)
-        if larger:
-            assert sizes[found[-1][0]] == min(sizes[name] for name in larger)
+        found = [recipes[name] for name in re.findall(r"(\S+) would be ", line)]
+        fitting = [mix.snr for mix in recipes.values() if mix.size <= size]
+        larger = [mix.size for mix in recipes.values() if mix.size > size]
+        assert [mix.snr for mix in found if mix.size <= size] == ([max(fitting)] if fitting else [])
+        assert [mix.size for mix in found if mix.size > size] == ([min(larger)] if larger else [])
 
 
 @pytest.mark.parametrize(
@@ -285,42 +271,36 @@ def test_one_limit(limits: dict[str, float]) -> None:
 
 
 def test_a_recipe_for_quantize(source: Path, tmp_path: Path) -> None:
-    recipe, out = tmp_path / "recipe.txt", tmp_path / "out.gguf"
-    types = [*FEW, "q3_k"]
-    least, sizes = plan(source, types=types).smallest.size, []
+    recipe, out, types = tmp_path / "recipe.txt", tmp_path / "out.gguf", [*FEW, "q3_k"]
+    least = plan(source, types=types).smallest.size
     for size in some((least, least + 300, least + 900, least + 3000, 30000), 2):
         done = glft("plan", source, "--size", size, "-o", recipe, "--types", ",".join(types))
         assert (done.returncode, done.stderr) == (0, "")
         nbytes = quantize(source, out, recipe).nbytes
+        assert done.stdout.startswith(f"mix: {nbytes:,} bytes of tensors, ")
         assert f"a file of {out.stat().st_size:,} bytes" in done.stdout
         assert out.stat().st_size <= size
-        assert done.stdout.startswith(f"mix: {nbytes:,} bytes of tensors, ")
-        sizes.append(nbytes)
         with glft_schema.open(out) as file:
             stored = {name: tensor.type.scheme for name, tensor in file.tensors.items()}
         asked = read_recipe(recipe)
-        assert {name: stored[name] for name in asked.tensors} == asked.tensors
+        assert asked.tensors.items() <= stored.items()
         assert asked.default in stored.values()
-    assert sizes == sorted(set(sizes))
 
 
 def test_the_report(source: Path, tmp_path: Path) -> None:
-    done = glft("plan", source, "--bpw", "9", "--types", "q4_0,q8_0")
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("mix: ")
-    table = [line.split() for line in lines[lines.index("") + 1 :]]
-    assert lines[lines.index("") + 1] == "31 rows of 15 tensors measured"
-    assert [row[:4] for row in table[2::2]] == [["Q4_0", "15", "4,032", "4.50"], ["Q8_0", "15", "7,616", "8.50"]]
-    assert table[3][:2] == ["mix", "15"]
-    assert 4.5 < float(table[3][3]) < 8.5
-    data = json.loads(glft("plan", source, "--json", "--bpw", "9", "--types", "q4_0,q8_0").stdout)
+    options = ("plan", source, "--bpw", "9", "--types", "q4_0,q8_0")
+    mix, *_, rows, _, q4_0, chosen, q8_0 = glft(*options).stdout.splitlines()
+    assert mix.startswith("mix: ")
+    assert rows == "31 rows of 15 tensors measured"
+    assert [row.split()[:4] for row in (q4_0, q8_0)] == [["Q4_0", "15", "4,032", "4.50"], ["Q8_0", "15", "7,616", "8.50"]]
+    assert chosen.split()[:2] == ["mix", "15"]
+    data = json.loads(glft(*options, "--json").stdout)
     assert data["types"]["q4_0"]["bits_per_weight"] == 4.5
     first = data["tensors"][0]
     assert (first["name"], first["weights"], first["rows"]) == ("token_embd.weight", 768, 3)
     assert 15 < first["types"]["q4_0"]["snr"] < first["types"]["q8_0"]["snr"]
-    chosen = data["mix"]["tensors"]
-    assert data["mix"]["bytes"] == 3120 + sum(tensor["types"][chosen[tensor["name"]]]["bytes"] for tensor in data["tensors"])
-    assert data["mix"]["bits_per_weight"] <= 9
+    types = data["mix"]["tensors"]
+    assert data["mix"]["bytes"] == 3120 + sum(tensor["types"][types[tensor["name"]]]["bytes"] for tensor in data["tensors"])
     assert "mix" not in json.loads(glft("plan", source, "--json", "--types", "q4_0", "--rows", "1").stdout)
 
 
@@ -332,24 +312,18 @@ def test_the_report(source: Path, tmp_path: Path) -> None:
         (["--size", "-1"], "expected --size in bytes"),
         (["--bpw", "nan"], "expected a finite number of bits per weight, found nan"),
         (["-o", "recipe"], "expected --size or --bpw for the recipe (--out), found neither"),
-        (["--types", "q4_0,q9"], "ggml has no type 'q9'"),
         (["--bpw", "1", "--types", "q4_0", "-o", "recipe"], "bits per weight), found 1 bits per weight"),
+        (["--bpw", "9", "-o", "in.gguf"], "the output would overwrite the input"),
+        (["--bpw", "9", "--html", "in.gguf"], "the output would overwrite the input"),
+        (["--bpw", "9", "--imatrix", "matrix", "-o", "matrix"], "the output would overwrite the input"),
+        (["--bpw", "9", "--like", "matrix", "--html", "matrix"], "the output would overwrite the input"),
     ],
 )
-def test_refused_on_the_command_line(source: Path, tmp_path: Path, options: list[str], problem: str) -> None:
-    options = [str(tmp_path / option) if option == "recipe" else option for option in options]
+def test_refused_on_the_command_line(source: Path, options: list[str], problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(source.parent)
+    Path("matrix").write_bytes(b"old")
     assert_refused(glft("plan", source, *options), problem)
-    assert not (tmp_path / "recipe").exists()
-
-
-@pytest.mark.parametrize("option", ["-o", "--html"])
-def test_overwriting(source: Path, option: str) -> None:
-    assert_refused(glft("plan", source, "--bpw", "9", option, source), "the output would overwrite the input")
-    matrix = source.with_name("imatrix.gguf")
-    matrix.write_bytes(b"old")
-    for other in ("--imatrix", "--like"):
-        done = glft("plan", source, "--bpw", "9", other, matrix, option, matrix)
-        assert_refused(done, "the output would overwrite the input")
+    assert sorted(os.listdir()) == ["in.gguf", "matrix"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -387,20 +361,18 @@ def test_the_page(source: Path, tmp_path: Path, mixed: bool) -> None:
     for found in re.findall("<svg.*?</svg>", page, re.DOTALL):
         svg = ElementTree.fromstring(found)
         dots = {dot.findtext("title", "").partition(":")[0]: dot.find("circle") for dot in svg.iter("g")}
-        assert {"Q4_0", "Q8_0"} < dots.keys()
         assert ("mix" in dots) is mixed
-        places = [[float(dots[name].get(axis)) for axis in ("cx", "cy")] for name in ("Q4_0", "Q8_0")]  # type: ignore[union-attr, arg-type]
-        assert places[0][0] < places[1][0]  # more bits
-        assert places[0][1] > places[1][1]  # less error is above
+        (x, y), (other_x, other_y) = ([float(dots[name].get(axis)) for axis in ("cx", "cy")] for name in ("Q4_0", "Q8_0"))  # type: ignore[union-attr, arg-type]
+        assert x < other_x  # more bits
+        assert y > other_y  # less error is above
         assert any(strip.findtext("title", "").startswith("best mix: ") for strip in svg.iter("rect"))
     assert re.search(r'"note">Not in the table: F32 \(not measured: f32\); .* IQ1_S \(requires an importance matrix', page)
     recipes = re.findall(r"<bdi>(\w+)</bdi></th><td>[\d.]+ \wB</td><td>([\d.]+)", page.partition('id="tables"')[2])
-    assert [name for name, _ in recipes if name == "mix"] == ["mix"] * mixed
-    assert [float(bits) for _, bits in recipes] == sorted(float(bits) for _, bits in recipes)
-    rows = re.findall(r"<tr><th scope=\"row\"><bdi>([^<]*)</bdi></th>(.*)</tr>", page.partition('id="tensors"')[2])
-    assert len(rows) == 15
-    assert all(len(re.findall(r'title="Q[48]_0: [\d.]+ dB', cells)) == 2 for _, cells in rows)
-    assert sum("chosen" in cells for _, cells in rows) == 15 * mixed
+    assert ("mix" in dict(recipes)) is mixed
+    assert recipes == sorted(recipes, key=lambda recipe: float(recipe[1]))
+    rows = re.findall(r"<tr><th scope=\"row\"><bdi>[^<]*</bdi></th>(.*)</tr>", page.partition('id="tensors"')[2])
+    assert [len(re.findall(r'title="Q[48]_0: [\d.]+ dB', cells)) for cells in rows] == [2] * 15
+    assert sum("chosen" in cells for cells in rows) == 15 * mixed
 
 
 @pytest.mark.parametrize("width", [360, 960])

@@ -142,45 +142,45 @@ def test_other_sources(folder: Path, tmp_path: Path, type_: str) -> None:
 
 def test_keys_of_the_matrix(folder: Path, tmp_path: Path) -> None:
     """The tool llama-quantize adds four keys, by overrides that it passes to the function."""
+    source, out, file = tmp_path / "in.gguf", tmp_path / "out.gguf", str(tmp_path / "imatrix.gguf")
     weights = models.tensors(2, 0, tied=False, fused=False, width=256, down=256)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights)
-    count = torch.tensor([3])
+    models.write(source, models.keys("llama", 2, 4, 2, 0), weights)
+    count, long = torch.tensor([3]), "d" * 200
     columns = {name: glft.weights.ColumnSums(column[None] * 3, count) for name, column in importances(weights).items()}
-    long = "d" * 200
-    ImportanceMatrix(columns, (long, "other"), 5).save(tmp_path / "imatrix.gguf")
-    file = str(tmp_path / "imatrix.gguf")
+    ImportanceMatrix(columns, (long, "other"), 5).save(file)
     overrides = {"file": file[:127], "dataset": long[:127], "entries_count": len(columns), "chunks_count": 5}
     given = {"overrides": {f"quantize.imatrix.{key}": value for key, value in overrides.items()}}
-    matrix = {name: column.means for name, column in ImportanceMatrix.open(file).columns.items()}
-    given["importance"] = {name: means.tolist() for name, means in matrix.items()}
-    job = {"source": str(tmp_path / "in.gguf"), "out": str(tmp_path / "c.gguf"), "ftype": 15, **given}
+    given["importance"] = {name: means.tolist() for name, means in glft.read_importance(file).items()}
+    job = {"source": str(source), "out": str(tmp_path / "c.gguf"), "ftype": 15, **given}
     assert llama_quantize.quantize(folder, [job]) == [0]
-    quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", importance=file)
-    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
-    quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", importance=file, imatrix_keys=False)
-    with glft.open(tmp_path / "out.gguf") as bare:
+    quantize(source, out, "Q4_K_M", importance=file)
+    assert out.read_bytes() == (tmp_path / "c.gguf").read_bytes()
+    quantize(source, out, "Q4_K_M", importance=file, imatrix_keys=False)
+    with glft.open(out) as bare:
         assert not any(key.startswith("quantize.") for key in bare.metadata)
 
 
 def test_a_set(folder: Path, tmp_path: Path) -> None:
+    """Quantized as a set, as one file, and without a layer."""
     weights = models.tensors(3, 0, tied=False, fused=False, width=256, down=64)
     models.write(tmp_path / "in.gguf", models.keys("llama", 3, 4, 2, 0), weights)
-    with glft.open(tmp_path / "in.gguf") as file:
-        first, *rest = glft.split(file, tmp_path / "part", max_tensors=13)
-    assert len(rest) == 2
-    job = {"source": first, "out": str(tmp_path / "c"), "ftype": 15, "keep_split": True}
-    whole, pruned = {"out": str(tmp_path / "whole.c"), "keep_split": False}, {"out": str(tmp_path / "c.pruned"), "pruned": [0]}
-    assert llama_quantize.quantize(folder, [job, {**job, **whole}, {**job, **pruned}]) == [0, 0, 0]
-    quantize(first, tmp_path / "ours.gguf", "Q4_K_M", keep_split=True)
-    quantize(first, tmp_path / "ours.pruned", "Q4_K_M", keep_split=True, prune_layers=[0])
-    theirs, ours = (sorted(tmp_path.glob(f"{name}.pruned-*")) for name in ("c", "ours"))
-    assert [path.name[-19:] for path in ours] == [path.name[-19:] for path in theirs]
-    assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
-    quantize(first, tmp_path / "whole.gguf", "Q4_K_M")
-    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "whole.c").read_bytes()
-    for number in range(1, 4):
-        theirs, ours = (tmp_path / f"{name}-0000{number}-of-00003.gguf" for name in ("c", "ours"))
-        assert ours.read_bytes() == theirs.read_bytes()
+    first, *_ = glft.split(tmp_path / "in.gguf", tmp_path / "part", max_tensors=13)
+    ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # llama.cpp's options, ours
+        "set": ({"keep_split": True}, {"keep_split": True}),
+        "one.gguf": ({}, {}),
+        "a.pruned": ({"keep_split": True, "pruned": [0]}, {"keep_split": True, "prune_layers": [0]}),
+    }
+    written = {}
+    for side in ("theirs", "ours"):
+        (tmp_path / side).mkdir()
+    jobs = [{"source": first, "out": f"{tmp_path}/theirs/{out}", "ftype": 15, **theirs} for out, (theirs, _) in ways.items()]
+    assert llama_quantize.quantize(folder, jobs) == [0, 0, 0]
+    for out, (_, options) in ways.items():
+        quantize(first, tmp_path / "ours" / out, "Q4_K_M", **options)
+    for side in ("theirs", "ours"):
+        written[side] = {path.name: path.read_bytes() for path in (tmp_path / side).iterdir()}
+    assert len(written["ours"]) == 6
+    assert written["ours"] == written["theirs"]
 
 
 def test_dims_of_one_and_what_is_kept(folder: Path, tmp_path: Path) -> None:
