@@ -26,7 +26,7 @@ def damaged(stored: bytes, random: Random) -> bytes:
 
 def test_the_promises_hold() -> None:
     random = Random(0)
-    for stored in SEEDS:
+    for stored in (b"", *SEEDS):
         check_promises(stored)
     for _ in range(3000 if FULL else 150):
         stored = damaged(random.choice(SEEDS), random)
@@ -39,15 +39,3 @@ def test_the_promises_hold() -> None:
 def test_seeds_are_read_and_refused() -> None:
     verdicts = {(stored[0], read(stored) is None) for stored in SEEDS}
     assert verdicts == {(file, is_refused) for file in range(3) for is_refused in (False, True)}
-
-
-def test_a_broken_promise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_promises(b"")
-    monkeypatch.setattr("tests.fuzz.adapters.has_rows", lambda update: False)
-    with pytest.raises(
-        PropertyError, match=r"expected float32 rows of the shape, found others in blk.0.attn_q.weight: \(8, 8\)"
-    ):
-        check_promises(SEEDS[0])
-    monkeypatch.setattr("tests.fuzz.adapters.read_updates", lambda *given: {}["none"])
-    with pytest.raises(PropertyError, match="escaped: expected a FormatError or no error, found KeyError: 'none'"):
-        check_promises(SEEDS[0])
