@@ -74,29 +74,23 @@ def test_equals_peft(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "scale"),
     [
-        {"use_rslora": True},
-        {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"layers.1.self_attn.q_proj": 64, "k_proj": 5}},
-        {"alpha_pattern": {r"^model\.layers\.[1-9]+\.(self_attn|mlp)\.q_proj$": 64, ".*k_p.{1,3}j": 5}},
-        {"lora_alpha": 1, "layers_to_transform": [1]},
+        ({"use_rslora": True}, 1),
+        ({"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"layers.1.self_attn.q_proj": 64, "k_proj": 5}}, 1),
+        ({"alpha_pattern": {r"^model\.layers\.[1-9]+\.(self_attn|mlp)\.q_proj$": 64, ".*k_p.{1,3}j": 5}}, 1),
+        ({"lora_alpha": 1, "layers_to_transform": [1]}, 1),
+        ({}, -0.5),
     ],
     ids=str,
 )
-def test_scales_of_peft(options: dict[str, Any], tmp_path: Path) -> None:
+def test_scales_of_peft(options: dict[str, Any], scale: float, tmp_path: Path) -> None:
     path = gguf_of(tmp_path, "tiny-llama")
     model = adapted(path, tmp_path / "adapter", ["q_proj", "k_proj"], **options)
-    glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
-    assert_same_model(tmp_path / "out.gguf", model.merge_and_unload(), atol=1e-5, rtol=1e-5)
-
-
-def test_a_factor(tmp_path: Path) -> None:
-    path = gguf_of(tmp_path, "tiny-llama")
-    model = adapted(path, tmp_path / "adapter", ["q_proj"])
-    glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf", scale=-0.5)
+    glft.adapters.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf", scale=scale)
     for layer in model.modules():
         if isinstance(layer, peft.tuners.lora.LoraLayer):
-            layer.scale_layer(-0.5)
+            layer.scale_layer(scale)
     assert_same_model(tmp_path / "out.gguf", model.merge_and_unload(), atol=1e-5, rtol=1e-5)
 
 
@@ -113,14 +107,10 @@ def test_types_stay(type_: str, tmp_path: Path) -> None:
         for name, tensor in before.tensors.items():
             assert after.tensors[name].type == tensor.type
             assert (after.tensors[name].raw == tensor.raw) == (name not in names)
-    state = load_model(tmp_path / "out.gguf").state_dict()
-    for layer, name in (("mlp.down_proj", "ffn_down"), ("self_attn.q_proj", "attn_q")):
-        (report,) = (tensor for tensor in merged if tensor.name == f"blk.1.{name}.weight")
-        expected = model.state_dict()[f"model.layers.1.{layer}.weight"]
-        found = state[f"model.layers.1.{layer}.weight"]
-        error = float((found - expected).norm() / expected.norm())
-        assert error == pytest.approx(report.errors.relative, rel=1e-3, abs=1e-7)
-        assert float((found - expected).abs().max()) == pytest.approx(report.errors.largest, rel=1e-3, abs=1e-6)
+    layer, (report,) = "model.layers.1.mlp.down_proj.weight", (one for one in merged if one.name == "blk.1.ffn_down.weight")
+    expected, found = (each.state_dict()[layer] for each in (model, load_model(tmp_path / "out.gguf")))
+    assert report.errors.relative == pytest.approx(float((found - expected).norm() / expected.norm()), rel=1e-3, abs=1e-7)
+    assert report.errors.largest == pytest.approx(float((found - expected).abs().max()), rel=1e-3, abs=1e-6)
 
 
 def test_nothing_to_add(tmp_path: Path) -> None:
@@ -260,15 +250,6 @@ def test_a_folder_without_settings(llama: Path, tmp_path: Path) -> None:
         glft.adapters.merge_lora(llama / "model.gguf", tmp_path, tmp_path / "out.gguf")
 
 
-def test_settings_without_a_bias(llama: Path, tmp_path: Path) -> None:
-    """peft's own default, which older files leave out."""
-    file = changed(llama, tmp_path, {}, {}) / "adapter_config.json"
-    file.write_text(json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "bias"}))
-    for adapter, out in ((llama / "adapter", "expected.gguf"), (file.parent, "out.gguf")):
-        glft.adapters.merge_lora(llama / "model.gguf", adapter, tmp_path / out)
-    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
-
-
 def test_a_tied_output(tmp_path: Path) -> None:
     path = gguf_of(tmp_path, "tiny-qwen2", "Q8_0")
     adapted(path, tmp_path / "adapter", ["q_proj"])
@@ -325,7 +306,6 @@ def test_other_models(tmp_path: Path) -> None:
     ("first", "scale", "error", "names"),
     [
         (float("inf"), 1.0, glft.FormatError, r"^'blk\.0\.attn_q\.weight\.lora_a': expected finite .* in .*adapter\.gguf$"),
-        (float("nan"), 1.0, glft.FormatError, r"^'blk\.0\.attn_q\.weight\.lora_a': expected finite .* in .*adapter\.gguf$"),
         (1.0, 1e300, glft.TensorError, r"blk\.0\.attn_q\.weight"),
     ],
 )
