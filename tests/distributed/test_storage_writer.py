@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.distributed import checkpoint
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import Shard
 
 import glft_schema as glft
 from glft_schema.distributed import StorageWriter
@@ -124,26 +123,12 @@ def test_tied_tensors_are_stored_once(rows: int, tmp_path: Path) -> None:
         assert (tmp_path / f"out.{ending}").read_bytes() == (tmp_path / f"alone.{ending}").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("state", "options", "problem"),
-    [
-        ({"step": 3, "w": torch.zeros(3)}, {}, "tensor 'step': expected a tensor, found another object"),
-        ({"w": torch.zeros(3, dtype=torch.complex64)}, {}, "has no type for complex64"),
-        ({"w": torch.zeros(3)}, {"schemes": {"none": "q8_0"}}, "none"),
-        ({"w": torch.zeros(2, 33)}, {"schemes": {"w": "q4_k"}}, "tensor 'w': cannot be stored as q4_k"),
-        ({"w": torch.zeros(2, 3)}, {"like": "none.gguf"}, "No such file or directory"),
-        ({"w": torch.zeros(2, 3)}, {"format": "none"}, "expected GLFT, GGUF or safetensors, found 'none'"),
-        ({"w": torch.zeros(2, 3)}, {"format": "glft", "like": "x"}, "expected GGUF as the output for like, found GLFT"),
-    ],
-)
-def test_what_cannot_be_stored_is_refused_on_all_ranks(
-    state: dict[str, Any], options: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_stored_is_refused_on_all_ranks(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     out.write_bytes(b"old")
     with pytest.raises(RankError) as raised:
-        run(2, tensors.save_state, out, state, options)
-    assert str(raised.value).count(problem) >= 2
+        run(2, tensors.save_state, out, {"step": 3, "w": torch.zeros(3)})
+    assert str(raised.value).count("tensor 'step': expected a tensor, found another object") >= 2
     assert out.read_bytes() == b"old"
     assert left_in(tmp_path) == set()
 
@@ -185,26 +170,7 @@ def test_options_that_exclude_each_other() -> None:
     assert writer.path == "other.gguf"
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_an_ending_of_no_format(tmp_path: Path) -> None:
-    with pytest.raises(checkpoint.CheckpointException, match=r"that ends in \.glft, .*, found '.*/out\.pt'"):
-        checkpoint.save({"w": torch.ones(2)}, storage_writer=StorageWriter(tmp_path / "out.pt"))
-    assert left_in(tmp_path) == set()
-    assert not (tmp_path / "out.pt").exists()
-
-
 def test_shards_are_no_tensors_of_save_file(tmp_path: Path) -> None:
     hint = r"save its full_tensor\(\), or use StorageWriter \(docs/guides/scale.md\)"
     with pytest.raises(RankError, match=rf"'w': .*, found a DTensor \(torch.strided\): {hint}"):
         run(1, tensors.save_file_of_shards, tmp_path / "out.gguf")
-
-
-def test_a_single_process_without_a_group(tmp_path: Path) -> None:
-    glft.save_file(tensors.example(), tmp_path / "alone.gguf")
-    with pytest.warns(UserWarning, match="torch.distributed"):
-        checkpoint.save(tensors.example(), storage_writer=StorageWriter(tmp_path / "out.gguf"))
-    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "alone.gguf").read_bytes()
-
-
-def test_placements_of_one_rank(tmp_path: Path) -> None:
-    assert len(run(1, tensors.save, tmp_path / "out.gguf", (1,), (Replicate(),), {})) == 1

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,7 +19,6 @@ import glft_schema as glft
 from glft_schema.distributed import together
 from glft_schema.distributed.ranks import Ranks, RanksError
 from glft_schema.storage.atomic import atomic_write
-from glft_schema.weights.importance import ColumnSums
 from tests.tools import forked
 from tests.tools.command_line import glft as glft_command
 from tests.tools.depth import FULL
@@ -97,19 +95,6 @@ def test_smollm2(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         found = run(ranks, ("quantize", path, out, "Q4_K_M", "--allow-requantize"))
         assert [each.code for each in found] == [0] * ranks
         assert sha256(out) == sha256(tmp_path / "alone.gguf")
-
-
-@pytest.mark.full
-def test_with_an_importance_matrix(source: Path, tmp_path: Path) -> None:
-    columns = {
-        "a": ColumnSums(torch.rand(1, 4096).numpy(), np.array([1])),
-        "stack": ColumnSums(torch.rand(6, 768).numpy(), np.ones(6, np.int64)),
-    }
-    matrix, alone, out = (tmp_path / name for name in ("imatrix.gguf", "alone.gguf", "out.gguf"))
-    glft.weights.ImportanceMatrix(columns, ("text",), 1).save(matrix)
-    glft.convert(source, alone, schemes={"*": "q4_k"}, importance=glft.read_importance(matrix))
-    assert [each.code for each in run(3, (*converted(source, out), "--imatrix", matrix))] == [0] * 3
-    assert sha256(out) == sha256(alone)
 
 
 def converted(source: Path, out: Path) -> tuple[object, ...]:
@@ -225,18 +210,6 @@ def test_a_rank_that_cannot_read(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     found = run(2, converted(source, out), of_rank={1: converted(tmp_path / "none.gguf", out)})
     failed(found, 1, "none.gguf: No such file or directory")
-
-
-def test_a_source_that_changes_while_it_is_read(source: Path, tmp_path: Path) -> None:
-    path, out = tmp_path / "in.safetensors", tmp_path / "out.gguf"
-    shutil.copyfile(source, path)
-    out.write_bytes(OLD)
-    with (
-        pytest.raises(glft.OptionError, match=r"input in\.safetensors has changed from .* to .*changed at 1 ns"),
-        together([path]) as ranks,
-    ):
-        glft.convert(path, out, schemes={"*": "q8_0"}, progress=lambda name, share: os.utime(path, ns=(1, 1)), ranks=ranks)
-    assert out.read_bytes() == OLD
 
 
 def test_a_folder_as_output(source: Path, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def rewritten(folder: Path, change: Any) -> None:
 EXPERT = "base_model.model.model.layers.0.mlp.experts"
 FAULTS: dict[str, tuple[str, list[str], Any, str]] = {
     "tied": ("tiny-qwen2", ["embed_tokens"], None, "llama.cpp aborts with an adapter of an embedding that is also the output"),
+    "always tied": ("tiny-gemma2", ["embed_tokens"], None,
+                    "llama.cpp aborts with an adapter of an embedding that is also the output"),
     "positions": ("tiny-gpt2", ["wpe"], None, "expected a tensor to which llama.cpp applies adapters, found another"),
     "rank": ("tiny-llama", ["q_proj"], lambda t: {n: v[:2] if "lora_A" in n else v[:, :2] for n, v in t.items()},
              "expected the rank that adapter_config.json states, 4, found 2"),
