@@ -140,18 +140,22 @@ def in_threads(count: int, work: Callable[[Ranks], object], timeout: float = 30.
         return list(pool.map(run, range(count)))
 
 
-def test_ranks_write_a_set(tmp_path: Path) -> None:
-    weights = models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
-    with glft.open(tmp_path / "in.gguf") as file:
-        first, *_ = glft.split(file, tmp_path / "part", max_tensors=8)
-    glft.quantize(first, tmp_path / "alone", "Q8_0", keep_split=True)
+def quantized(source: object, out: Path, **options: Any) -> list[object]:
+    """Returns the number of tensors that each of 3 ranks reports, or what it raises."""
 
     def work(ranks: Ranks) -> object:
         with together(ranks=ranks) as writers:
-            return len(glft.quantize(first, tmp_path / "out", "Q8_0", keep_split=True, ranks=writers))
+            return len(glft.quantize(source, out, "Q8_0", ranks=writers, **options))
 
-    assert in_threads(3, work) == [len(weights)] * 3
+    return in_threads(3, work)
+
+
+def test_ranks_write_a_set(tmp_path: Path) -> None:
+    weights = models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
+    first, *_ = glft.split(tmp_path / "in.gguf", tmp_path / "part", max_tensors=8)
+    glft.quantize(first, tmp_path / "alone", "Q8_0", keep_split=True)
+    assert quantized(first, tmp_path / "out", keep_split=True) == [len(weights)] * 3
     alone, written = sorted(tmp_path.glob("alone-*")), sorted(tmp_path.glob("out-*"))
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in alone]
     assert len(written) > 2
@@ -162,12 +166,8 @@ def test_ranks_that_fail_keep_the_old_file(tmp_path: Path) -> None:
     weights["blk.1.ffn_up.weight"][0, 0] = torch.nan
     models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
     (tmp_path / "out.gguf").write_bytes(b"old")
-
-    def work(ranks: Ranks) -> object:
-        with together(ranks=ranks) as writers:
-            return glft.quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q8_0", ranks=writers)
-
-    assert all("NaN and infinities cannot be quantized" in str(found) for found in in_threads(3, work))
+    found = quantized(tmp_path / "in.gguf", tmp_path / "out.gguf")
+    assert all("NaN and infinities cannot be quantized" in str(each) for each in found)
     assert (tmp_path / "out.gguf").read_bytes() == b"old"
 
 

@@ -6,7 +6,6 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import Shard
@@ -18,7 +17,6 @@ from tests.distributed import models, tensors
 from tests.distributed.test_loading import MESHES, TYPES
 from tests.docs.test_docs import ROOT, blocks
 from tests.families.tiny_folders import make_folder
-from tests.oracles.llama_model import LlamaModel
 from tests.tools import launch
 from tests.tools.depth import FULL, some_by_default
 from tests.tools.launch import left_in
@@ -81,10 +79,6 @@ def test_models_of_transformers(how: str, ranks: int, tmp_path: Path) -> None:
     with glft.open(out) as found, glft.open(tmp_path / "alone.gguf") as expected:
         assert all(found.tensors[name].raw == tensor.raw for name, tensor in expected.tensors.items())
         assert dict(found.metadata) == dict(expected.metadata)
-    with LlamaModel(out) as oracle, torch.no_grad():
-        tokens = models.TOKENS[0].tolist()
-        own = load_model(out)(models.TOKENS).logits[0, -1].numpy()
-        assert np.abs(oracle.logits(tokens) - own).max() < 0.02 * np.abs(own).max()
 
 
 @pytest.mark.long

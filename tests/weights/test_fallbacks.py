@@ -80,12 +80,6 @@ def test_more_than_three_that_strict_refuses(tmp_path: Path) -> None:
         save_file(state, tmp_path / "out.gguf", schemes={"*": "q8_0"}, strict=True)
 
 
-@pytest.mark.parametrize("schemes", ["q8_0", [("*",)], ["*=q8_0"], 7])
-def test_schemes_of_another_kind(tmp_path: Path, schemes: Any) -> None:
-    with pytest.raises(SchemeError, match="expected names or patterns with types, as a mapping or pairs, found"):
-        save_file(STATE, tmp_path / "out.gguf", schemes=schemes)
-
-
 def test_a_new_key_that_resembles_a_known_one(source: Path, tmp_path: Path) -> None:
     with pytest.warns(SimilarKeyWarning, match="'general.nmae' resembles the well-known key 'general.name'") as warned:
         convert(source, tmp_path / "out.gguf", metadata={"general.nmae": "x", "general.name": "x", "own.key": "x"})

@@ -16,7 +16,6 @@ import glft_schema
 from glft_schema import FormatError, TensorError, convert, read_importance, save_file
 from glft_schema.errors import OptionError, TiedWarning
 from glft_schema.formats.imatrix import OldImatrix
-from glft_schema.tensor_types import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.weights import ImportanceMatrix
 from glft_schema.weights.importance import ColumnSums
@@ -295,8 +294,8 @@ def test_inspect_shows_statistics_of_both_forms(tmp_path: Path) -> None:
     assert glft("inspect", new).stdout.splitlines()[-3:] == table
     data, other = (json.loads(glft("inspect", path, "--json").stdout) for path in (old, new))
     assert (data["format"], data["datasets"], data["chunks"]) == ("imatrix.dat", ["text.txt"], 7)
+    assert [row["name"] for row in data["statistics"]] == ["blk.1.attn_q.weight", "blk.0.attn_q.weight"]
     assert data["statistics"] == other["statistics"]
-    assert (data["statistics"][1]["name"], data["statistics"][1]["cosine"]) == ("blk.0.attn_q.weight", None)
     assert_refused(
         glft("verify", old), "imatrix.dat has no rules to verify: use glft inspect, or convert it with glft imatrix IN OUT.gguf"
     )
@@ -479,13 +478,3 @@ def test_what_is_searched_needs_no_gradient(mode: type) -> None:
         found = [GGML_TYPES["Q4_K"].encode(given, "w", importance=one)["blocks"] for one in (None, its)]
     for blocks, columns in zip(found, (None, importance.numpy()), strict=True):
         assert np.array_equal(blocks, encoded("Q4_K", weights.numpy(), columns))
-
-
-def test_a_fault_is_told_with_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CHUNK", 512)
-    weights = torch.randn(40, 256)
-    weights[33, 7] = float("nan")
-    for type_ in ("Q4_K", "IQ4_NL"):
-        with pytest.raises(TensorError, match="NaN and infinities cannot be quantized") as caught:
-            GGML_TYPES[type_].encode(weights, "w")
-        assert caught.value.index == (33, 7)

@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 import glft_schema as glft
 from glft_schema.codec.context import BIG, LITTLE
-from glft_schema.formats.registry import FORMATS, target_format
+from glft_schema.formats.registry import FORMATS
 from glft_schema.storage.dtypes import as_dtype, is_float
 from glft_schema.storage.torch_tensors import dtype_in_torch
-from glft_schema.tensors.region import Payload
 from glft_schema.tensors.stored_tensor import of_file
 from glft_schema.weights import payloads
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import Writing, plan_file, save_file
 from glft_schema.weights.schemes import TypeChoice
 from tests.tools.depth import some_by_default
 
@@ -83,37 +81,3 @@ def test_spans_of_copied_and_converted_tensors(file: glft.File, data: st.DataObj
     whole = payload.to_bytes(order)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
     assert joined(payload.span(first, last, order), first, last) == whole[first:last]
-
-
-def test_the_index_of_a_weight_that_cannot_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payloads, "PART", 64)
-    tensor = torch.zeros(7, 64)
-    tensor[5, 3] = torch.inf
-    type_ = TYPES["gguf q8_0"] if "gguf q8_0" in TYPES else next(t for t in TYPES.values() if t.scheme == "q8_0")
-    payload = PlannedPayload("x", in_memory({"x": tensor})["x"], TypeChoice(type_, "", None))
-    with pytest.raises(glft.TensorError, match=r"tensor 'x' at \[5, 3\]"):
-        [*payload.span(0, payload.nbytes)]
-
-
-def test_a_missing_importance() -> None:
-    type_ = next(t for t in TYPES.values() if t.scheme == "iq2_xxs")
-    payload = PlannedPayload("x", in_memory({"x": torch.zeros(2, 256)})["x"], TypeChoice(type_, "", None))
-    with pytest.raises(glft.TensorError, match=r"IQ2_XXS requires an importance matrix"):
-        [*payload.span(0, payload.nbytes)]
-
-
-@pytest.mark.parametrize("ending", ["gguf", "glft", "safetensors"])
-def test_the_layout_is_that_of_the_file(ending: str, tmp_path: Path) -> None:
-    path = tmp_path / f"m.{ending}"
-    weight = torch.randn(3, 64)
-    tensors = {"a": weight, "b": torch.randn(5), "tied": weight, "empty": torch.zeros(0)}
-    alignment = None if ending == "safetensors" else 128
-    save_file(tensors, path, alignment=alignment)
-    plan = plan_file(in_memory(tensors), target_format(path, None), None, Writing(alignment=alignment))
-    stored, built = path.read_bytes(), bytearray(plan.layout.nbytes)
-    for start, nbytes, content in plan.layout.spans:
-        if isinstance(content, bytes):
-            built[start : start + nbytes] = content
-        elif isinstance(content, Payload):
-            built[start : start + nbytes] = content.content.to_bytes(plan.layout.order)
-    assert bytes(built) == stored
