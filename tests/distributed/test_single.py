@@ -151,8 +151,8 @@ def quantized(source: object, out: Path, **options: Any) -> list[object]:
 
 
 def test_ranks_write_a_set(tmp_path: Path) -> None:
-    weights = models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
+    weights = models.tensors(width=64)
+    models.write(tmp_path / "in.gguf", models.keys(), weights)
     first, *_ = glft.split(tmp_path / "in.gguf", tmp_path / "part", max_tensors=8)
     glft.quantize(first, tmp_path / "alone", "Q8_0", keep_split=True)
     assert quantized(first, tmp_path / "out", keep_split=True) == [len(weights)] * 3
@@ -162,9 +162,9 @@ def test_ranks_write_a_set(tmp_path: Path) -> None:
 
 
 def test_ranks_that_fail_keep_the_old_file(tmp_path: Path) -> None:
-    weights = models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
+    weights = models.tensors(width=64)
     weights["blk.1.ffn_up.weight"][0, 0] = torch.nan
-    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
+    models.write(tmp_path / "in.gguf", models.keys(), weights)
     (tmp_path / "out.gguf").write_bytes(b"old")
     found = quantized(tmp_path / "in.gguf", tmp_path / "out.gguf")
     assert all("NaN and infinities cannot be quantized" in str(each) for each in found)

@@ -21,7 +21,7 @@ EPSILON = {  # the keys that llama.cpp requires of an architecture
 WIDTHS = (256, 64, 32, 24)  # the last two need fallback types, the last one F16
 
 
-def keys(architecture: str, layers: int, heads: int, kv_heads: int, experts: int) -> dict[str, Any]:
+def keys(architecture: str = "llama", layers: int = 2, heads: int = 4, kv_heads: int = 2, experts: int = 0) -> dict[str, Any]:
     """Returns a model's metadata."""
     own = {
         "context_length": 64,
@@ -39,7 +39,14 @@ def keys(architecture: str, layers: int, heads: int, kv_heads: int, experts: int
 
 
 def tensors(
-    layers: int, experts: int, *, tied: bool, fused: bool, width: int, down: int, seed: int = 0
+    layers: int = 2,
+    experts: int = 0,
+    *,
+    tied: bool = True,
+    fused: bool = False,
+    width: int = 256,
+    down: int = 64,
+    seed: int = 0,
 ) -> dict[str, torch.Tensor]:
     """Returns a model's tensors, f32[rows, columns], out of order.
 

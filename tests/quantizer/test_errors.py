@@ -17,7 +17,7 @@ from tests.quantizer import models
 def source(tmp_path: Path) -> Path:
     """A llama of two layers, in F32."""
     path = tmp_path / "in.gguf"
-    models.write(path, models.keys("llama", 2, 2, 1, 0), models.tensors(2, 0, tied=True, fused=False, width=256, down=64))
+    models.write(path, models.keys(), models.tensors())
     return path
 
 
@@ -63,24 +63,22 @@ def test_refused(source: Path, recipe: str | int, options: dict[str, Any], error
     ],
 )
 def test_a_key_that_recipes_need(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    metadata = {key: value for key, value in (models.keys("llama", 2, 2, 1, 0) | changes).items() if value is not None}
-    models.write(tmp_path / "in.gguf", metadata, models.tensors(2, 0, tied=True, fused=False, width=64, down=64))
+    metadata = {key: value for key, value in (models.keys() | changes).items() if value is not None}
+    models.write(tmp_path / "in.gguf", metadata, models.tensors(width=64))
     with pytest.raises(SchemeError, match=message):
         quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
 
 
 @pytest.mark.parametrize("name", ["ffn_down.weight", "blk.2.ffn_down_exps.weight", f"blk.{'9' * 50}.ffn_down_exps.weight"])
 def test_a_layer_of_experts_without_its_number(tmp_path: Path, name: str) -> None:
-    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 4), {name: torch.zeros(4, 2, 256)})
+    models.write(tmp_path / "in.gguf", models.keys(experts=4), {name: torch.zeros(4, 2, 256)})
     with pytest.raises(SchemeError, match=f"expected a name that begins with blk.N. with N below 2, found '{name}'"):
         quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
 
 
 def test_a_number_too_long_for_python(tmp_path: Path) -> None:
     """Of a layer, in a name of more digits than Python converts."""
-    models.write(
-        tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), {f"blk.{'9' * 5000}.ffn_up.weight": torch.zeros(4, 256)}
-    )
+    models.write(tmp_path / "in.gguf", models.keys(), {f"blk.{'9' * 5000}.ffn_up.weight": torch.zeros(4, 256)})
     (tensor,) = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "q4_k_m", dry_run=True)
     assert tensor.type.name == "Q4_K"
 
@@ -130,8 +128,8 @@ def test_options_without_effect(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_foretells_the_file(tmp_path: Path) -> None:
-    weights = models.tensors(2, 0, tied=False, fused=False, width=64, down=24)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights)
+    weights = models.tensors(tied=False, width=64, down=24)
+    models.write(tmp_path / "in.gguf", models.keys(), weights)
     plan = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", dry_run=True)
     assert not (tmp_path / "out.gguf").exists()
     done = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", 15)
@@ -145,12 +143,12 @@ def test_a_dry_run_foretells_the_file(tmp_path: Path) -> None:
 
 
 def in_two_files(folder: Path, weights: dict[str, torch.Tensor]) -> list[str]:
-    models.write(folder / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
+    models.write(folder / "in.gguf", models.keys(), weights)
     return glft.split(folder / "in.gguf", folder / "part", max_tensors=13)
 
 
 def test_a_set_is_never_written_over(tmp_path: Path) -> None:
-    paths = in_two_files(tmp_path, models.tensors(2, 0, tied=True, fused=False, width=64, down=64))
+    paths = in_two_files(tmp_path, models.tensors(width=64))
     before = [Path(path).read_bytes() for path in paths]
     with pytest.raises(OptionError, match=r"expected no file at the output paths, found 'part-00001-of-00002\.gguf'"):
         quantize(paths[0], tmp_path / "part.gguf", "Q8_0", keep_split=True)
@@ -158,7 +156,7 @@ def test_a_set_is_never_written_over(tmp_path: Path) -> None:
 
 
 def test_a_set_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    weights = models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
+    weights = models.tensors(width=64)
     weights["blk.0.ffn_up.weight"][0, 0] = torch.inf  # in the second file
     first, _ = in_two_files(tmp_path, weights)
     with pytest.raises(glft.TensorError, match=r"blk\.0\.ffn_up\.weight"):

@@ -36,11 +36,11 @@ FEW = ["q4_0", "q5_0", "q8_0", "f16"]
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """A llama of two layers, in F32."""
-    return write(tmp_path / "in.gguf", models.tensors(2, 0, tied=True, fused=False, width=256, down=64))
+    return write(tmp_path / "in.gguf", models.tensors())
 
 
 def write(path: Path, weights: dict[str, torch.Tensor]) -> Path:
-    models.write(path, models.keys("llama", 2, 2, 1, 0), weights)
+    models.write(path, models.keys(), weights)
     return path
 
 
@@ -55,7 +55,7 @@ def decoded(source: Path, type_: str, importance: dict[str, torch.Tensor] | None
 @pytest.mark.parametrize("experts", [0, 4])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_errors(tmp_path: Path, experts: int, weighted: bool) -> None:
-    weights = models.tensors(1, experts, tied=False, fused=True, width=256, down=64)
+    weights = models.tensors(1, experts=experts, tied=False, fused=True)
     source = write(tmp_path / "in.gguf", weights)
     importance = importances(weights) if weighted else None
     planned = plan(source, importance=importance, types=["q4_0", "q5_1"], rows=100)
@@ -147,10 +147,10 @@ def test_a_mix_beside_recipes(seed: int) -> None:
 @pytest.mark.parametrize(("columns", "alignment"), [(256, 32), (64, 32), (256, 64)])
 def test_the_size_of_a_mix_is_that_of_its_file(tmp_path: Path, columns: int, alignment: int) -> None:
     """At the size of each file type the mix is no worse, and the file has exactly its size."""
-    weights = models.tensors(1, 0, tied=False, fused=False, width=columns, down=64)
+    weights = models.tensors(1, tied=False, width=columns)
     sums = glft_schema.weights.ColumnSums(torch.ones(1, columns), torch.tensor([1]))
     glft_schema.weights.ImportanceMatrix({"blk.0.attn_q.weight": sums}, ("a text",), 3).save(tmp_path / "imatrix.gguf")
-    keys = models.keys("llama", 1, 2, 1, 0) | {"general.alignment": Typed(alignment, "uint32")}
+    keys = models.keys(layers=1) | {"general.alignment": Typed(alignment, "uint32")}
     models.write(tmp_path / "in.gguf", keys, weights)
     given, out = {"importance": tmp_path / "imatrix.gguf"}, tmp_path / "out.gguf"
     planned = plan(tmp_path / "in.gguf", types=["q4_0", "q4_k", "q5_0", "q6_k", "q8_0", "f16"], **given)
@@ -195,7 +195,7 @@ def test_rows() -> None:
 
 
 def test_tensors_of_no_energy(source: Path) -> None:
-    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=64)
+    weights = models.tensors()
     weights["blk.0.attn_q.weight"][:] = 0
     planned = plan(write(source, weights), importance={"blk.0.attn_k.weight": torch.zeros(256)}, types=["q8_0"])
     chosen = planned.smallest.chosen
@@ -205,7 +205,7 @@ def test_tensors_of_no_energy(source: Path) -> None:
 
 @pytest.mark.parametrize(("number", "types"), [(math.nan, ["f16", "q8_0"]), (1e5, ["f16"]), (math.inf, ["bf16"])])
 def test_numbers_that_no_type_holds(source: Path, number: float, types: list[str]) -> None:
-    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=64)
+    weights = models.tensors()
     weights["blk.1.attn_q.weight"][0, 3] = number
     write(source, weights)
     with pytest.raises(TensorError, match=r"tensor 'blk.1.attn_q.weight'.*: none of the types can hold it; "):

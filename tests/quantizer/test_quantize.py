@@ -30,8 +30,8 @@ THREE = ["Q4_K_M", "Q3_K_M", "Q5_0"]
 @pytest.mark.long
 @pytest.mark.parametrize("experts", [0, pytest.param(8, marks=pytest.mark.full)])
 def test_three_types(folder: Path, tmp_path: Path, experts: int) -> None:
-    weights = models.tensors(9, experts, tied=not experts, fused=False, width=256, down=64)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 9, 4, 2, experts), weights)
+    weights = models.tensors(9, experts=experts, tied=not experts)
+    models.write(tmp_path / "in.gguf", models.keys(layers=9, experts=experts), weights)
     for importance, names in ((None, THREE), (importances(weights), THREE if FULL else THREE[:1])):
         assert compare(folder, tmp_path / "in.gguf", names, importance) == dict.fromkeys(names, "equal")
 
@@ -88,9 +88,9 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # llama.cpp's, ours
 @pytest.mark.parametrize("tied", some_by_default([True, False], 2))
 def test_options(folder: Path, tmp_path: Path, number: int, tied: bool) -> None:
     theirs, ours = OPTIONS[number]
-    weights = models.tensors(layers := 9 if FULL else 5, 0, tied=tied, fused=False, width=256, down=64)
+    weights = models.tensors(layers := 9 if FULL else 5, tied=tied)
     weights["per_layer_token_embd.weight"] = torch.randn(2, 256)
-    models.write(tmp_path / "in.gguf", models.keys("llama", layers, 4, 2, 0), weights)
+    models.write(tmp_path / "in.gguf", models.keys(layers=layers), weights)
     ended = compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "F16"], **theirs, ours=ours)
     assert ended == {"Q4_K_M": "equal", "F16": "equal"}
 
@@ -99,9 +99,9 @@ def test_options(folder: Path, tmp_path: Path, number: int, tied: bool) -> None:
 @pytest.mark.parametrize("pruned", some_by_default([[0], [3, 1], [4], [0, 1, 2, 3, 4]], 2))
 def test_pruned_layers(folder: Path, tmp_path: Path, pruned: list[int], experts: int) -> None:
     """Names, types by layer and importance by the old names; a copy, too."""
-    weights = models.tensors(5, experts, tied=False, fused=False, width=256, down=64)
+    weights = models.tensors(5, experts=experts, tied=False)
     weights |= {"a.blk.1.weight": torch.ones(2, 256), "blk.x.weight": torch.ones(2, 256)}
-    models.write(tmp_path / "in.gguf", models.keys("llama", 5, 4, 2, experts), weights)
+    models.write(tmp_path / "in.gguf", models.keys(layers=5, experts=experts), weights)
     for importance in (None, importances(weights)):
         given, ours = {"pruned": sorted(pruned)}, {"prune_layers": pruned, "tensor_types": {"blk.1.ffn_up": "q8_0"}}
         given["patterns"] = [["blk.1.ffn_up", code("q8_0")]]
@@ -117,9 +117,9 @@ def test_pruned_layers(folder: Path, tmp_path: Path, pruned: list[int], experts:
 @pytest.mark.parametrize("stated", [True, False])
 def test_a_copy(folder: Path, tmp_path: Path, type_: str, stated: bool) -> None:
     """A file type that is not stated is guessed; a tie of types is decided by the order."""
-    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=256)
+    weights = models.tensors(down=256)
     weights |= {"one.weight": torch.ones(1, 2, 256), **{f"bias.{i}": torch.ones(2) for i in range(5)}}
-    keys = models.keys("llama", 2, 4, 2, 0) | {"general.file_type": Typed(99, "uint32")}
+    keys = models.keys() | {"general.file_type": Typed(99, "uint32")}
     models.write(
         tmp_path / "in.gguf", {key: value for key, value in keys.items() if stated or "file" not in key}, weights, type_
     )
@@ -132,8 +132,8 @@ def test_a_copy(folder: Path, tmp_path: Path, type_: str, stated: bool) -> None:
 
 @pytest.mark.parametrize("type_", ["f16", "bf16", "q8_0", "q4_k"])
 def test_other_sources(folder: Path, tmp_path: Path, type_: str) -> None:
-    weights = models.tensors(2, 0, tied=True, fused=True, width=256, down=256)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights, type_)
+    weights = models.tensors(fused=True, down=256)
+    models.write(tmp_path / "in.gguf", models.keys(), weights, type_)
     again = {"allow_requantize": True}
     assert compare(folder, tmp_path / "in.gguf", ["Q4_K_S", "BF16"], **again, ours=again) == dict.fromkeys(
         ["Q4_K_S", "BF16"], "equal"
@@ -143,8 +143,8 @@ def test_other_sources(folder: Path, tmp_path: Path, type_: str) -> None:
 def test_keys_of_the_matrix(folder: Path, tmp_path: Path) -> None:
     """The tool llama-quantize adds four keys, by overrides that it passes to the function."""
     source, out, file = tmp_path / "in.gguf", tmp_path / "out.gguf", str(tmp_path / "imatrix.gguf")
-    weights = models.tensors(2, 0, tied=False, fused=False, width=256, down=256)
-    models.write(source, models.keys("llama", 2, 4, 2, 0), weights)
+    weights = models.tensors(tied=False, down=256)
+    models.write(source, models.keys(), weights)
     count, long = torch.tensor([3]), "d" * 200
     columns = {name: glft.weights.ColumnSums(column[None] * 3, count) for name, column in importances(weights).items()}
     ImportanceMatrix(columns, (long, "other"), 5).save(file)
@@ -162,8 +162,8 @@ def test_keys_of_the_matrix(folder: Path, tmp_path: Path) -> None:
 
 def test_a_set(folder: Path, tmp_path: Path) -> None:
     """Quantized as a set, as one file, and without a layer."""
-    weights = models.tensors(3, 0, tied=False, fused=False, width=256, down=64)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 3, 4, 2, 0), weights)
+    weights = models.tensors(3, tied=False)
+    models.write(tmp_path / "in.gguf", models.keys(layers=3), weights)
     first, *_ = glft.split(tmp_path / "in.gguf", tmp_path / "part", max_tensors=13)
     ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # llama.cpp's options, ours
         "set": ({"keep_split": True}, {"keep_split": True}),
@@ -185,22 +185,22 @@ def test_a_set(folder: Path, tmp_path: Path) -> None:
 
 def test_dims_of_one_and_what_is_kept(folder: Path, tmp_path: Path) -> None:
     """llama.cpp drops leading dims of one; small and odd tensors keep their types."""
-    weights = models.tensors(1, 0, tied=True, fused=False, width=256, down=256)
+    weights = models.tensors(1, down=256)
     numbers = torch.Generator().manual_seed(3)
     for name, shape in {
         "blk.0.odd.weight": (1, 1, 256), "blk.0.two.weight": (1, 2, 256), "blk.0.ssm_conv1d.weight": (2, 256),
         "position_embd.weight": (2, 256), "v.patch_embd.weight": (2, 256), "blk.0.ids": (2, 256), "a.weight": (2, 3, 256),
     }.items():  # fmt: skip
         weights[name] = torch.randn(shape, generator=numbers)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 1, 4, 2, 0), weights)
+    models.write(tmp_path / "in.gguf", models.keys(layers=1), weights)
     assert compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "MXFP4_MOE"]) == {"Q4_K_M": "equal", "MXFP4_MOE": "equal"}
 
 
 @pytest.mark.full
 def test_a_part_of_the_importance(folder: Path, tmp_path: Path) -> None:
     """An embedding's entry of another width counts as an entry, but is not used."""
-    weights = models.tensors(9, 0, tied=True, fused=False, width=256, down=256)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 9, 4, 2, 0), weights)
+    weights = models.tensors(9, down=256)
+    models.write(tmp_path / "in.gguf", models.keys(layers=9), weights)
     every = importances(weights) | {"token_embd.weight": torch.ones(64)}
     some = {name: column for name, column in every.items() if "attn" not in name}
     given = {"importance": {name: column.tolist() for name, column in some.items()}}

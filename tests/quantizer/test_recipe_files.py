@@ -26,7 +26,7 @@ output_norm.weight=q8_0
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     path = tmp_path / "in.gguf"
-    models.write(path, models.keys("llama", 3, 2, 1, 0), models.tensors(3, 0, tied=True, fused=False, width=256, down=64))
+    models.write(path, models.keys(layers=3), models.tensors(3))
     return path
 
 
