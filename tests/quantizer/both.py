@@ -30,6 +30,11 @@ def importances(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
+def kind_of(name: str) -> dict[str, Any]:
+    """Returns llama.cpp's options for a recipe, or for a copy."""
+    return {"ftype": 0, "only_copy": True} if name == "COPY" else {"ftype": recipe_named(name).code}
+
+
 def compare(
     folder: Path, source: Path, names: list[str], importance: Mapping[str, torch.Tensor] | None = None, **options: Any
 ) -> dict[str, str]:
@@ -38,21 +43,19 @@ def compare(
     Args:
         folder: of llama.cpp's shared objects.
         source: the model.
-        names: of the recipes.
+        names: of the recipes, or COPY.
         importance: by tensor.
         options: fields of llama.cpp's options, and ``ours``, the options here.
     """
     ours, ended = options.pop("ours", {}), {}
     given = {"importance": {name: column.flatten().tolist() for name, column in importance.items()}} if importance else {}
     outs = {name: source.with_name(f"{source.stem}-{name}.c.gguf") for name in names}
-    jobs = [
-        {"source": str(source), "out": str(outs[name]), "ftype": recipe_named(name).code, **given, **options} for name in names
-    ]
+    jobs = [{"source": str(source), "out": str(outs[name]), **kind_of(name), **given, **options} for name in names]
     codes = llama_quantize.quantize(folder, jobs)
     for name, code in zip(names, codes, strict=True):
         out = source.with_name(f"{source.stem}-{name}.gguf")
         try:
-            quantize(source, out, name, importance=importance, **ours)
+            quantize(source, out, name, **{"importance": importance, **ours})
             ended[name] = "equal" if code == 0 and sha256(out) == sha256(outs[name]) else f"differs ({code})"
             out.unlink()
         except SchemeError as error:

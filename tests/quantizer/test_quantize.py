@@ -99,18 +99,16 @@ def test_options(folder: Path, tmp_path: Path, number: int, tied: bool) -> None:
 @pytest.mark.parametrize("pruned", some_by_default([[0], [3, 1], [4], [0, 1, 2, 3, 4]], 2))
 def test_pruned_layers(folder: Path, tmp_path: Path, pruned: list[int], experts: int) -> None:
     """Names, types by layer and importance by the old names; a copy, too."""
-    weights = models.tensors(5, experts=experts, tied=False)
+    weights = models.tensors(5, experts, tied=False)
     weights |= {"a.blk.1.weight": torch.ones(2, 256), "blk.x.weight": torch.ones(2, 256)}
     models.write(tmp_path / "in.gguf", models.keys(layers=5, experts=experts), weights)
+    given, ours = {"pruned": sorted(pruned)}, {"prune_layers": pruned}
+    patterns, types = [["blk.1.ffn_up", code("q8_0")]], {"blk.1.ffn_up": "q8_0"}
     for importance in (None, importances(weights)):
-        given, ours = {"pruned": sorted(pruned)}, {"prune_layers": pruned, "tensor_types": {"blk.1.ffn_up": "q8_0"}}
-        given["patterns"] = [["blk.1.ffn_up", code("q8_0")]]
-        ended = compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "IQ4_XS"], importance, **given, ours=ours)
+        ended = compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "IQ4_XS"], importance, **given, patterns=patterns,
+                        ours=ours | {"tensor_types": types})  # fmt: skip
         assert ended == {"Q4_K_M": "equal", "IQ4_XS": "equal"}
-    job = {"source": str(tmp_path / "in.gguf"), "out": str(tmp_path / "c.gguf"), "pruned": sorted(pruned), "only_copy": True}
-    assert llama_quantize.quantize(folder, [{**job, "ftype": 0}]) == [0]
-    quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "COPY", prune_layers=pruned)
-    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
+    assert compare(folder, tmp_path / "in.gguf", ["COPY"], **given, ours=ours) == {"COPY": "equal"}
 
 
 @pytest.mark.parametrize("type_", ["f16", "q8_0", "q3_k", "tq1_0"])
@@ -123,11 +121,8 @@ def test_a_copy(folder: Path, tmp_path: Path, type_: str, stated: bool) -> None:
     models.write(
         tmp_path / "in.gguf", {key: value for key, value in keys.items() if stated or "file" not in key}, weights, type_
     )
-    job = {"source": str(tmp_path / "in.gguf"), "out": str(tmp_path / "c.gguf"), "ftype": 0, "only_copy": True}
-    assert llama_quantize.quantize(folder, [job]) == [0]
-    quantized = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "copy")
-    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
-    assert all(tensor.copied for tensor in quantized)
+    assert compare(folder, tmp_path / "in.gguf", ["COPY"]) == {"COPY": "equal"}
+    assert all(tensor.copied for tensor in quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "copy"))
 
 
 @pytest.mark.parametrize("type_", ["f16", "bf16", "q8_0", "q4_k"])
@@ -150,11 +145,9 @@ def test_keys_of_the_matrix(folder: Path, tmp_path: Path) -> None:
     ImportanceMatrix(columns, (long, "other"), 5).save(file)
     overrides = {"file": file[:127], "dataset": long[:127], "entries_count": len(columns), "chunks_count": 5}
     given = {"overrides": {f"quantize.imatrix.{key}": value for key, value in overrides.items()}}
-    given["importance"] = {name: means.tolist() for name, means in glft.read_importance(file).items()}
-    job = {"source": str(source), "out": str(tmp_path / "c.gguf"), "ftype": 15, **given}
-    assert llama_quantize.quantize(folder, [job]) == [0]
-    quantize(source, out, "Q4_K_M", importance=file)
-    assert out.read_bytes() == (tmp_path / "c.gguf").read_bytes()
+    assert compare(folder, source, ["Q4_K_M"], glft.read_importance(file), **given, ours={"importance": file}) == {
+        "Q4_K_M": "equal"
+    }
     quantize(source, out, "Q4_K_M", importance=file, imatrix_keys=False)
     with glft.open(out) as bare:
         assert not any(key.startswith("quantize.") for key in bare.metadata)
@@ -203,13 +196,9 @@ def test_a_part_of_the_importance(folder: Path, tmp_path: Path) -> None:
     models.write(tmp_path / "in.gguf", models.keys(layers=9), weights)
     every = importances(weights) | {"token_embd.weight": torch.ones(64)}
     some = {name: column for name, column in every.items() if "attn" not in name}
-    given = {"importance": {name: column.tolist() for name, column in some.items()}}
-    for ftype in (2, 15):
-        job = {"source": str(tmp_path / "in.gguf"), "out": str(tmp_path / "c.gguf"), "ftype": ftype, **given}
-        assert llama_quantize.quantize(folder, [job]) == [0]
-        for options in ({"exclude_weights": "attn"}, {"include_weights": ["token_embd", "ffn"]}):
-            quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", ftype, importance=every, **options)
-            assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
+    for options in ({"exclude_weights": "attn"}, {"include_weights": ["token_embd", "ffn"]}):
+        ended = compare(folder, tmp_path / "in.gguf", ["Q4_0", "Q4_K_M"], some, ours={"importance": every, **options})
+        assert ended == {"Q4_0": "equal", "Q4_K_M": "equal"}
     sums = {name: glft.weights.ColumnSums(column[None], torch.tensor([1])) for name, column in every.items()}
     quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", importance=ImportanceMatrix(sums))
     with glft.open(tmp_path / "out.gguf") as file:
