@@ -378,17 +378,11 @@ def test_the_page(source: Path, tmp_path: Path, mixed: bool) -> None:
 @pytest.mark.parametrize("width", [360, 960])
 def test_labels_in_a_picture(width: int) -> None:
     points = [Point(f"Q{i}_K_M", 4 + i % 5 / 10, 20 + i // 5) for i in range(12)]
-    svg = ElementTree.fromstring(picture([], points, width))
-    boxes = []
-    for dot in svg.iter("g"):
-        label = dot.find("text")
-        assert label is not None
-        x, y = float(label.get("x", "")), float(label.get("y", ""))
-        assert 0 <= x <= width - 7 * len(label.text or "")
-        assert all(abs(y - b) >= 14 or abs(x - a) >= 40 for a, b in boxes)
-        boxes.append((x, y))
+    labels = [*ElementTree.fromstring(picture([], [*points, Point("exact", 4, math.inf)], width)).findall(".//{*}g/{*}text")]
+    boxes = [(float(label.get("x", "")), float(label.get("y", ""))) for label in labels]
     assert len(boxes) == 12
-    assert ElementTree.fromstring(picture([], [Point("exact", 4, math.inf)])).find("g") is None
+    assert all(0 <= x <= width - 7 * len(label.text or "") for label, (x, _) in zip(labels, boxes, strict=True))
+    assert all(abs(y - b) >= 14 or abs(x - a) >= 40 for (x, y), (a, b) in itertools.combinations(boxes, 2))
 
 
 def test_sizes() -> None:

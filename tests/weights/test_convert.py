@@ -17,7 +17,6 @@ import torch
 import glft_schema
 from glft_schema import FormatError, LimitError, Limits, SchemeError, Typed, convert, load_file, save_file
 from glft_schema.errors import OptionError
-from glft_schema.files.splitting import split
 from glft_schema.formats.safetensors import TYPES as SAFETENSORS_TYPES
 from glft_schema.lab import fake_quantize
 from glft_schema.tensor_types.ggml import GGML_TYPES
@@ -147,25 +146,14 @@ def test_safetensors_files_are_what_the_library_reads(source: Path, tmp_path: Pa
     assert expected.items() <= metadata.items()
 
 
-def test_safetensors_files_begin_with_the_largest_elements(tmp_path: Path) -> None:
-    plain = {"a": torch.ones(3), "b": torch.arange(4), "c": torch.ones(2).half(), "d": torch.tensor([True])}
-    safetensors.torch.save_file(plain, tmp_path / "in.safetensors", {"k": "v"})
-    written = convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors", metadata={"k2": "v2"})
-    assert [(tensor.name, tensor.type.name) for tensor in written] == [("b", "I64"), ("a", "F32"), ("c", "F16"), ("d", "BOOL")]
-    assert metadata_of(tmp_path / "out.safetensors") == {"format": "pt", "k": "v", "k2": "v2"}
-
-
 def test_safetensors_files_are_copied(tmp_path: Path) -> None:
     names = [type_.exact for type_ in SAFETENSORS_TYPES if hasattr(torch, type_.exact)]
     bits = torch.arange(48, dtype=torch.uint8)
     tensors = {name: bits.clone().view(getattr(torch, name)) if name != "bool" else bits > 3 for name in names}
-    safetensors.torch.save_file(tensors, tmp_path / "in.safetensors")
+    safetensors.torch.save_file(tensors, tmp_path / "in.safetensors", {"format": "pt", "k": "v"})
     written = convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
     assert all(tensor.copied and tensor.error == 0 and not tensor.note for tensor in written)
-    loaded = safetensors.torch.load_file(tmp_path / "out.safetensors")
-    for name, tensor in tensors.items():
-        assert loaded[name].dtype == tensor.dtype
-        assert torch.equal(loaded[name].view(torch.uint8), tensor.view(torch.uint8))
+    assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "in.safetensors").read_bytes()
     with pytest.raises(SchemeError, match="expected a type with an encoder, found 'u8', which can only be read"):
         convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors", schemes={"*": "u8"})
 
@@ -206,13 +194,9 @@ def test_a_text_for_a_number_is_read_as_its_type(source: Path, tmp_path: Path) -
 
 
 def test_from_a_set_of_files(source: Path, tmp_path: Path) -> None:
-    with glft_schema.open(source) as file:
-        first, *_ = split(file, tmp_path / "part", max_tensors=2)
-    for steps in ([tmp_path / "out.gguf"], [tmp_path / "out.glft", tmp_path / "out.gguf"]):
-        for before, after in itertools.pairwise([Path(first), *steps]):
-            convert(before, after)
-        assert equal(load_file(tmp_path / "out.gguf"), load_file(source))
-        assert list(metadata_of(tmp_path / "out.gguf")) == list(METADATA)
+    first, *_ = glft_schema.split(source, tmp_path / "part", max_tensors=2)
+    convert(first, tmp_path / "out.gguf")
+    assert (tmp_path / "out.gguf").read_bytes() == source.read_bytes()
 
 
 REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # ending of the output, source, added metadata, problem
@@ -311,11 +295,7 @@ def test_a_part_of_a_set_is_not_a_model(ending: str, part: str, whole: str, tmp_
     save_file({"a": torch.ones(2, 32), "b": torch.zeros(3)}, tmp_path / f"m.{ending}")
     glft_schema.split(tmp_path / f"m.{ending}", tmp_path / "m", max_tensors=1)
     last, out = tmp_path / f"m-00002-of-00002.{ending}", tmp_path / "out.gguf"
-    for work in (
-        lambda: convert(last, out),
-        lambda: glft_schema.quantize(last, out, "Q8_0"),
-        lambda: glft_schema.weights.open_checkpoint(last),
-    ):
+    for work in (lambda: convert(last, out), lambda: glft_schema.quantize(last, out, "Q8_0")):
         with pytest.raises(FormatError, match=re.escape(f"expected a whole model, found {part}: open {whole}")):
             work()
     assert f", {part} ({whole} opens the whole model)\n" in in_this_process("inspect", last).stdout

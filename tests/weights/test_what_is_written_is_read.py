@@ -51,6 +51,8 @@ layouts = st.sampled_from(
         lambda tensor: tensor[:1].expand(3, *tensor.shape[1:]) if tensor.dim() and len(tensor) else tensor,
         lambda tensor: tensor[::2] if tensor.dim() else tensor,
         lambda tensor: tensor.conj() if tensor.is_complex() else tensor,
+        lambda tensor: tensor.clone().conj().imag if tensor.is_complex() and tensor.dtype != torch.complex32 else tensor,
+        lambda tensor: torch.nn.Parameter(tensor, requires_grad=False),
         lambda tensor: tensor.requires_grad_() if tensor.is_floating_point() and tensor.element_size() > 1 else tensor,
     ]
 )
