@@ -42,13 +42,15 @@ def distributed(tensors: dict[str, torch.Tensor], mesh_shape: tuple[int, ...], p
 
 
 def load(
-    path: Path, mesh_shape: tuple[int, ...], placements: Placements, dtype: torch.dtype = torch.float32
+    path: Path, mesh_shape: tuple[int, ...], placements: Placements, targets: dict[str, torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Returns the whole tensors that ranks have loaded."""
-    with glft.open(path) as file:
-        empty = {name: torch.zeros(tensor.shape, dtype=dtype) for name, tensor in file.tensors.items()}
-    state = distributed(empty, mesh_shape, placements)
-    checkpoint.load(state, storage_reader=StorageReader(path))
+    """Returns the whole tensors that ranks have loaded; by default all, as float32."""
+    if targets is None:
+        with glft.open(path) as file:
+            targets = {name: torch.zeros(tensor.shape) for name, tensor in file.tensors.items()}
+    packed = [name for name, target in targets.items() if target.dtype == torch.uint8]
+    state = distributed(targets, mesh_shape, placements)
+    checkpoint.load(state, storage_reader=StorageReader(path, packed=packed))
     return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
 
 
@@ -60,15 +62,6 @@ def load_into(
     assert own is not None
     checkpoint.load(state, storage_reader=StorageReader(own, packed=packed))
     return state
-
-
-def load_packed(
-    path: Path, name: str, shape: tuple[int, int], mesh_shape: tuple[int, ...], placements: Placements
-) -> torch.Tensor:
-    """Returns the bytes of a tensor that ranks have loaded."""
-    state = distributed({name: torch.zeros(shape, dtype=torch.uint8)}, mesh_shape, placements)
-    checkpoint.load(state, storage_reader=StorageReader(path, packed=[name]))
-    return state[name].full_tensor()
 
 
 def bytes_read(path: Path, name: str, shape: tuple[int, ...], ranks: int, dim: int) -> int:
@@ -122,17 +115,12 @@ def save_state(
 
 def save_and_fail(path: Path, how: str) -> None:
     """Writes the example, while rank 1 fails in some way."""
-    if torch.distributed.get_rank() == 1:
-        if how == "disk":
-            import resource
-
-            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))  # more than the store of the ranks
-        elif how == "killed":
-            os.kill(os.getpid(), 9)
+    if torch.distributed.get_rank() == 1 and how == "killed":
+        os.kill(os.getpid(), 9)
     state = distributed(example(), (torch.distributed.get_world_size(),), (Shard(0),))
     if how == "numbers" and torch.distributed.get_rank() == 1:
         state["big"].to_local()[5, 7] = torch.nan
-    checkpoint.save(state, storage_writer=StorageWriter(path, schemes={"*": "f32" if how == "disk" else "q8_0"}, timeout=5))
+    checkpoint.save(state, storage_writer=StorageWriter(path, schemes={"*": "q8_0"}, timeout=5))
 
 
 def memory_for(path: Path, name: str, shape: tuple[int, int], ranks: int, packed: bool) -> int:

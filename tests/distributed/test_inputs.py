@@ -12,11 +12,7 @@ import torch
 import glft_schema as glft
 from glft_schema.distributed import together
 from glft_schema.distributed.fingerprints import Inputs
-
-
-def tensors() -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    return {"a": torch.randn(600, 2048), "b": torch.randn(5), "c": torch.randn(4, 300, 1024), "d": torch.randn(500, 1024)}
+from tests.distributed.test_together import model
 
 
 def test_fingerprints(tmp_path: Path) -> None:
@@ -50,8 +46,7 @@ def test_many_inputs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["written", "replaced", "touched"])
 def test_an_input_that_changes(how: str, tmp_path: Path) -> None:
     """Also with the old size and time: inode and time of the status tell it."""
-    path, other, out = tmp_path / "m.safetensors", tmp_path / "other", tmp_path / "out.gguf"
-    glft.save_file(tensors(), path)
+    path, other, out = model(tmp_path, 1), tmp_path / "other", tmp_path / "out.gguf"
     shutil.copyfile(path, other)
     before = os.stat(path)
 
@@ -65,7 +60,7 @@ def test_an_input_that_changes(how: str, tmp_path: Path) -> None:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     with (
-        pytest.raises(glft.OptionError, match=r"^input m\.safetensors has changed from .* to .*inode \d+$"),
+        pytest.raises(glft.OptionError, match=r"^input in\.safetensors has changed from .* to .*inode \d+$"),
         together([path]) as ranks,
     ):
         glft.convert(path, out, schemes={"*": "q8_0"}, progress=change, ranks=ranks)
@@ -74,4 +69,4 @@ def test_an_input_that_changes(how: str, tmp_path: Path) -> None:
 
 def test_an_input_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), together([tmp_path / "none.json"]) as ranks:
-        glft.save_file(tensors(), tmp_path / "out.gguf", ranks=ranks)
+        glft.save_file({"a": torch.ones(1)}, tmp_path / "out.gguf", ranks=ranks)

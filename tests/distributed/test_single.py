@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import threading
@@ -15,15 +14,12 @@ import numpy as np
 import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore, TCPStore, checkpoint
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 import glft_schema as glft
 from glft_schema.codec.context import BIG
 from glft_schema.distributed import StorageReader, StorageWriter, together
 from glft_schema.distributed.exchange import Chunk, Cut, Holdings, Request
 from glft_schema.distributed.ranks import Ranks, RanksError, check_equal
-from glft_schema.distributed.storage_writer import entries_of
 from tests.quantizer import models
 from tests.tools.launch import left_in
 
@@ -169,20 +165,6 @@ def test_ranks_that_fail_keep_the_old_file(tmp_path: Path) -> None:
     found = quantized(tmp_path / "in.gguf", tmp_path / "out.gguf")
     assert all("NaN and infinities cannot be quantized" in str(each) for each in found)
     assert (tmp_path / "out.gguf").read_bytes() == b"old"
-
-
-def test_tensors_that_are_cut_alike_share_their_chunks() -> None:
-    """Rank 0 tells the others one list, whatever the number of tensors."""
-    properties = TensorProperties(dtype=torch.bfloat16)
-    plans = []
-    for rank in range(4):
-        chunk = ChunkStorageMetadata(torch.Size([rank * 2, 0]), torch.Size([2, 3]))
-        data = TensorWriteData(chunk, properties, torch.Size([8, 3]))
-        items = [WriteItem(MetadataIndex(f"w{i}"), WriteItemType.SHARD, tensor_data=data) for i in range(50)]
-        plans.append(SavePlan(items, storage_data=[f"w{i}" for i in range(50)]))
-    chunks, tensors = json.loads(json.dumps(entries_of(plans)))
-    assert chunks == [[[[2 * rank, 0], [2, 3], rank] for rank in range(4)]]
-    assert tensors == [[f"w{i}", [8, 3], "bfloat16", 0] for i in range(50)]
 
 
 def test_ranks_tell_each_other() -> None:

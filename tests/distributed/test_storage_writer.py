@@ -133,13 +133,12 @@ def test_ranks_with_other_schemes(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize(("how", "problem"), [("disk", "tensor 'big': File too large"), ("numbers", "tensor 'big' at [")])
-def test_a_rank_that_fails(how: str, problem: str, tmp_path: Path) -> None:
+def test_a_rank_that_fails(tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     out.write_bytes(b"old")
     with pytest.raises(RankError) as raised:
-        run(3, tensors.save_and_fail, out, how)
-    assert str(raised.value).count(problem) >= 3
+        run(3, tensors.save_and_fail, out, "numbers")
+    assert str(raised.value).count("tensor 'big' at [") >= 3
     assert out.read_bytes() == b"old"
     assert left_in(tmp_path) == set()
 

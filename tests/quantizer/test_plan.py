@@ -282,9 +282,7 @@ def test_a_recipe_for_quantize(source: Path, tmp_path: Path) -> None:
         assert out.stat().st_size <= size
         with glft_schema.open(out) as file:
             stored = {name: tensor.type.scheme for name, tensor in file.tensors.items()}
-        asked = read_recipe(recipe)
-        assert asked.tensors.items() <= stored.items()
-        assert asked.default in stored.values()
+        assert read_recipe(recipe).tensors.items() <= stored.items()
 
 
 def test_the_report(source: Path, tmp_path: Path) -> None:

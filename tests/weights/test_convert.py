@@ -90,12 +90,11 @@ def test_a_torch_file_gives_the_file_of_its_tensors(suffix: str, zipped: bool, t
         "transposed": base.T,
         "strided": base[::2, ::3],
         "bf16": base[:4, :64].bfloat16(),
-        "f8": base[0].to(torch.float8_e5m2),
         "f64": base[1].double(),
         "imaginary": torch.complex(base[2], base[2]).conj().imag,
-        "s": torch.tensor(1.5).half(),
-        "empty": torch.zeros(0, 4),
-    } | ({} if suffix == ".glft" else {"i": torch.arange(6).view(2, 3).T})
+        "scalar": base[0, 0],
+        "empty": base[:0],
+    }
     torch.save(tensors, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
     schemes = {"f64": "f32"} | ({"transposed": "q8_0"} if suffix == ".gguf" else {})
     convert(tmp_path / "model.pt", tmp_path / f"out{suffix}", schemes=schemes, rules=[])

@@ -246,10 +246,9 @@ def test_flags_count_even_if_they_are_false(storage: str, flag: str, tmp_path: P
     assert torch.equal(as_tensor(found), torch.load(tmp_path / "m.pt", weights_only=True)["a"])
 
 
-@pytest.mark.parametrize(("storage", "found"), [("Bool", "bool"), ("Int", "int32"), ("BFloat16", "bfloat16")])
-def test_only_floats_are_negated(storage: str, found: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("storage", "payload", "found"), [("Int", FOUR, "int32"), ("BFloat16", FOUR[:8], "bfloat16")])
+def test_only_floats_are_negated(storage: str, payload: bytes, found: str, tmp_path: Path) -> None:
     negated = tensor(f"torch\n{storage}Storage", more=b"}" + text("neg") + b"\x88s")
-    payload = bytes({"bool": 4, "int32": 16, "bfloat16": 8}[found])
     with pytest.raises(TensorError, match=f"tensor 'a': expected numbers that can be negated, found {found}"):
         opened(with_pickle(entry(negated), payload), tmp_path)
 
@@ -273,7 +272,6 @@ ONCE = "expected each storage once, with the number of its elements, found "
     [
         (legacy(protocol=7), "expected protocol 1001 and little-endian numbers, found protocol 7"),
         (legacy(system={"little_endian": False}), "protocol 1001, little-endian False"),
-        (legacy(system=[]), "protocol 1001, little-endian None"),
         (legacy(["1"]), f"{ONCE}'1'"),
         (legacy([(1,)]), rf"{ONCE}\(1,\) \(at byte"),
         (legacy(["0", "0"], 2 * (struct.pack("<Q", 4) + FOUR)), ONCE),
