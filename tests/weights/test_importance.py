@@ -383,17 +383,11 @@ def test_types_that_require_it() -> None:
         GGML_TYPES["IQ2_XXS"].encode(WEIGHTS, "w")
 
 
-@pytest.mark.parametrize(
-    ("sums", "counts", "found"),
-    [
-        (torch.ones(2, 512), torch.ones(3), "[2, 512] and [3]"),
-        (torch.ones(512), torch.ones(1), "[512] and [1]"),
-    ],
-)
-def test_counts_that_do_not_fit_the_sums(sums: torch.Tensor, counts: object, found: str) -> None:
-    problem = f"'w': expected sums [matrices, columns] and a count of each matrix, found {found}"
-    with pytest.raises(OptionError, match=f"^{re.escape(problem)}$"):
-        ImportanceMatrix({"w": ColumnSums(sums, counts)})  # type: ignore[arg-type]
+def test_counts_that_do_not_fit_the_sums() -> None:
+    for sums, counts, found in ((torch.ones(2, 512), 3, "[2, 512] and [3]"), (torch.ones(512), 1, "[512] and [1]")):
+        problem = f"'w': expected sums [matrices, columns] and a count of each matrix, found {found}"
+        with pytest.raises(OptionError, match=f"^{re.escape(problem)}$"):
+            ImportanceMatrix({"w": ColumnSums(sums, torch.ones(counts))})  # type: ignore[arg-type]
 
 
 def test_tensors_without_numbers() -> None:
