@@ -18,7 +18,6 @@ from glft_schema.codec.typed_values import Typed
 from glft_schema.models.from_gguf import load_model
 from tests.families.conftest import any_fingerprint, libraries  # noqa: F401
 from tests.families.tiny_folders import CONFIGS, make_folder
-from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
 from tests.tools.depth import some_by_default
 
@@ -131,26 +130,6 @@ def in_gguf(path: Path, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], 
 def pair(out: int, columns: int, rank: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(out + columns)
     return torch.randn(rank, columns, generator=generator) / 4, torch.randn(out, rank, generator=generator) / 4
-
-
-@pytest.mark.parametrize("alpha", [8.0, 0.0])
-@pytest.mark.filterwarnings("ignore::glft_schema.errors.TiedWarning")
-def test_equals_llama_cpp(alpha: float, tmp_path: Path) -> None:
-    """llama.cpp applies the adapter as it runs; the embedding's A is [rows, rank]."""
-    path = gguf_of(tmp_path, "tiny-llama")
-    pairs = {f"blk.{i}.{name}.weight": pair(64, 64) for i in range(2) for name in ("attn_q", "attn_output")}
-    pairs["blk.1.ffn_up.weight"] = pair(96, 64)
-    rows, columns = pair(64, 264)
-    pairs["token_embd.weight"] = rows.T.contiguous(), columns
-    adapter = in_gguf(tmp_path / "adapter.gguf", pairs, **{"adapter.lora.alpha": alpha})
-    glft.adapters.merge_lora(path, adapter, tmp_path / "out.gguf")
-    tokens = TOKENS[0].tolist()
-    with LlamaModel(path, exact=True) as model, LlamaModel(tmp_path / "out.gguf", exact=True) as merged:
-        before = model.all_logits(tokens)
-        model.apply(adapter)
-        expected, found = model.all_logits(tokens), merged.all_logits(tokens)
-    assert abs(expected - before).max() > 0.1
-    assert abs(expected - found).max() < 1e-3
 
 
 def test_importance(tmp_path: Path) -> None:
