@@ -55,13 +55,14 @@ def load(path: Path, how: str, ranks: int, packed: bool = False) -> tuple[Any, d
     return model, state
 
 
-def load_and_compare(path: Path, how: str, ranks: int, packed: bool = False) -> float:
-    """Loads a sharded model. Returns the greatest difference of a logit from the whole model's.
+def load_and_compare(path: Path, ranks: int) -> float:
+    """Loads a packed model, sharded by FSDP. Returns the greatest difference of a logit from the
+    whole model's.
 
     Raises AssertionError unless the weights are those of the whole model.
     """
-    model, state = load(path, how, ranks, packed)
-    whole, _ = glft.transformers.load(path, packed=packed)
+    model, state = load(path, "fsdp", ranks, packed=True)
+    whole, _ = glft.transformers.load(path, packed=True)
     expected = whole.state_dict()
     assert state.keys() == expected.keys()
     assert any(isinstance(tensor, DTensor) for tensor in state.values())
@@ -69,8 +70,7 @@ def load_and_compare(path: Path, how: str, ranks: int, packed: bool = False) -> 
         full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         assert torch.equal(full, expected[name]), name
     with torch.no_grad():
-        logits = model(TOKENS).logits
-        return float((logits - whole(TOKENS).logits).abs().max())
+        return float((model(TOKENS).logits - whole(TOKENS).logits).abs().max())
 
 
 def save(path: Path, out: Path, quantized: Path, how: str, ranks: int, recipe: str) -> None:

@@ -158,13 +158,8 @@ def test_names_and_the_targets_dtype(folder: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "how", "ranks"),
-    [("tiny-llama", "fsdp", 2), ("tiny-llama", "tensor", 2), ("tiny-llama", "both", 4), ("tiny-gemma3", "fsdp", 3)],
-)
-def test_models_of_transformers(name: str, how: str, ranks: int, tmp_path: Path) -> None:
-    """Weights are bit-equal to the whole model's; rows of q and k are in another order in GGUF."""
+def test_packed_models_of_transformers(tmp_path: Path) -> None:
+    """Other models are saved, too."""
     pytest.importorskip("transformers")
-    glft.quantize(make_folder(tmp_path, name), tmp_path / "m.gguf", "Q8_0")
-    for packed in {False, how == "fsdp"}:
-        assert max(run(ranks, models.load_and_compare, tmp_path / "m.gguf", how, ranks, packed)) < 1e-5
+    glft.quantize(make_folder(tmp_path, "tiny-gemma3"), tmp_path / "m.gguf", "Q8_0")
+    assert max(run(3, models.load_and_compare, tmp_path / "m.gguf", 3)) < 1e-5

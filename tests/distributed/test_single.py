@@ -54,11 +54,8 @@ def test_targets_that_are_refused(path: Path, state: dict[str, torch.Tensor], pa
 
 
 def test_files_that_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    state = {"w": torch.zeros(1)}
-    found = refusal(lambda: checkpoint.load(state, storage_reader=StorageReader(tmp_path / "m.gguf")))
-    assert "TruncatedError" in found
-    assert "No such file" in refusal(lambda: checkpoint.load(state, storage_reader=StorageReader(tmp_path / "none")))
+    reader = StorageReader(tmp_path / "none")
+    assert "No such file" in refusal(lambda: checkpoint.load({"w": torch.zeros(1)}, storage_reader=reader))
 
 
 def test_parts_inside_a_block(path: Path) -> None:
