@@ -75,11 +75,8 @@ def test_parts_inside_a_block(path: Path) -> None:
         (glft.nn.Linear(64, 2, "Q8_0").state_dict()["weight"], {},
          "tensor 'w': expected dense weights, found packed ones, which glft_schema.save_file saves"),
         (torch.full((2, 64), torch.nan), {"schemes": {"w": "q8_0"}}, "tensor 'w' at [0, 0]: "),
-        (torch.zeros(3, dtype=torch.complex64), {}, "has no type for complex64"),
-        (torch.zeros(3), {"schemes": {"none": "q8_0"}}, "none"),
         (torch.zeros(2, 33), {"schemes": {"w": "q4_k"}}, "tensor 'w': cannot be stored as q4_k"),
         (torch.zeros(2, 3), {"like": "none.gguf"}, "No such file or directory"),
-        (torch.zeros(2, 3), {"format": "none"}, "expected GLFT, GGUF or safetensors, found 'none'"),
         (torch.zeros(2, 3), {"format": "glft", "like": "x"}, "expected GGUF as the output for like, found GLFT"),
     ],
 )  # fmt: skip

@@ -28,7 +28,6 @@ def source(tmp_path: Path) -> Path:
         (99, {}, OptionError, "a recipe file, found 99; file types are"),
         ("NVFP4", {}, OptionError, "found 'NVFP4'"),  # llama-quantize has no such file type
         ("IQ2_M", {}, SchemeError, "iq2_s, for tensor 'blk.0.attn_k.weight', requires an importance matrix, found none"),
-        ("Q8_0", {"tensor_types": [("(", "q8_0")]}, OptionError, r"expected a regular expression, found '\(': missing \)"),
         ("Q8_0", {"prune_layers": [1, 2, 9]}, OptionError, "expected layers of the model to prune, of 2 layers, found 2"),
         ("Q8_0", {"tensor_types": {"attn_q": "i32"}}, SchemeError, "'blk.0.attn_q.weight' cannot be stored as i32: "),
         ("Q8_0", {"importance": 5}, OptionError, "expected an importance matrix, its file, or importance by tensor, found 5"),

@@ -208,7 +208,7 @@ def test_llama_cpp_sees_only_the_edit(gguf: Path) -> None:
     ("key", "value", "expected", "type_"),
     [
         ("toy.block_count", "3", 3, "uint32"),
-        ("toy.block_count", "[3, 4]", None, "expected a uint32, found '[3, 4]'"),
+        ("toy.block_count", "[3, 4]", None, "metadata -> toy.block_count: expected a uint32, found '[3, 4]'"),
         ("toy.block_count", Typed([3, 4], "array[int32]"), [3, 4], "array[int32]"),  # a number for each layer
         ("toy.u8", "255", 255, "uint8"),
         ("toy.u8", 256, None, "expected a number in the range of u8, found 256"),
@@ -302,7 +302,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"set": {"toy.u8": 1}, "remove": ["toy.u8"]}, "expected each key to be set or removed, found both for 'toy.u8'"),
     ({"set": {"general.alignment": 64}}, "found 'general.alignment', which describes the file's layout"),
     ({"set": {"split.count": 1}}, "found 'split.count', which describes the file's layout"),
-    ({"set": {"toy.block_count": "x"}}, "metadata -> toy.block_count: expected a uint32, found 'x'"),
     ({"set": {"toy.block_count": Typed("x", "string")}}, "expected an integer or an array of integers for toy.block_count"),
     ({"set": {"toy.new": []}}, "expected at least one element, found none: give the type"),
     ({"remove": ["general.architecture"]}, "expected the key general.architecture, found 7 other keys"),
