@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import logging
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.storage.torch_tensors import PINNED, to_device
 from glft_schema.tensor_types import TensorType, on_torch
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.library.loading import MODE
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
+from tests.scalar.sources import same_bits
+from tests.tools.depth import some_by_default
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -29,25 +31,34 @@ def test_chunks_of_fixed_sizes_cover_all_rows(rows: int, columns: int, sizes: tu
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(on_torch, "SIZES", sizes)
         parts = list(on_torch.fixed_chunks(rows, columns))
-    assert parts[0][0].start == 0
-    assert parts[-1][0].stop == rows
-    assert all(one.stop >= two.start > one.start and two.stop > one.stop for (one, _), (two, _) in pairwise(parts))
+    covered = [row for part, _ in parts for row in range(part.start, part.stop)]
+    assert {*covered} == {*range(rows)}
     allowed = {rows - rows % 16 if rows > 16 else rows for rows in (size // columns for size in sizes)} - {0}
-    if fixed := [part for part, is_fixed in parts if is_fixed]:
-        assert len(fixed) == len(parts)
-        assert {part.stop - part.start for part in fixed} <= allowed
-        assert sum(part.stop - part.start for part in fixed) < rows + min(allowed)  # only the last one goes back
+    if all(is_fixed for _, is_fixed in parts):
+        assert {part.stop - part.start for part, _ in parts} <= allowed
+        assert len(covered) < rows + min(allowed)  # only the last one goes back
+        assert [part.start for part, _ in parts] == sorted({part.start for part, _ in parts})
     else:
         assert parts == [(slice(0, rows), False)]
-        assert not any(step <= rows for step in allowed)
+        assert all(step > rows for step in allowed)
 
 
 QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
 
 
-def fields_of(type_: TensorType, rows: int, columns: int) -> dict[str, torch.Tensor]:
-    weights = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
-    return {name: torch.from_numpy(field) for name, field in type_.encode(weights, "w").items()}
+def random_fields(type_: TensorType, rows: int, columns: int = 256) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Returns fields and their weights, by the functions for arrays."""
+    random = np.random.default_rng(0)
+    if type_.needs_importance:
+        arrays = {"blocks": random.integers(0, 256, (rows, type_.nbytes([1, columns])), np.uint8)}
+    else:
+        arrays = type_.encode(random.standard_normal((rows, columns), np.float32), "w")
+    return {name: torch.from_numpy(field) for name, field in arrays.items()}, torch.from_numpy(type_.decode(arrays, columns))
+
+
+def are(found: torch.Tensor, weights: torch.Tensor) -> bool:
+    """Tells whether numbers have the bits of weights in their dtype."""
+    return same_bits(found.cpu().float().numpy(), weights.to(found.dtype).float().numpy())
 
 
 def triple(w: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
@@ -55,52 +66,65 @@ def triple(w: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Formulas are compiled for the CPU as for a GPU."""
+    monkeypatch.setattr(on_torch, "SIZES", (16 * 256, 8 * 256))
+    monkeypatch.setattr(on_torch, "compiles", lambda out: not on_torch.in_mode())
+    monkeypatch.setattr(on_torch, "_COMPILED", {})
+
+
+@pytest.fixture
+def graphs(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Keeps the graphs that a code generator would get, and runs them as they are."""
     graphs: list[object] = []
     monkeypatch.setattr(on_torch, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
-    monkeypatch.setattr(on_torch, "SIZES", (16 * 256, 8 * 256))
-    monkeypatch.setattr(on_torch, "_COMPILED", {})
-    monkeypatch.setenv(MODE, "off")
     return graphs
 
 
-@pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64, GGML_TYPES["Q4_1"]], ids=str)
+EACH = [(Q8_PER_CHANNEL, torch.float32), (Q4_PER_GROUP_64, torch.bfloat16), (GGML_TYPES["Q4_1"], torch.bfloat16)]
+
+
+@pytest.mark.parametrize(
+    ("type_", "dtype"), [*EACH, *some_by_default([(type_, torch.float32) for type_ in GGML_TYPES if type_.block], 4)], ids=str
+)
+def test_decodes_by_a_graph_for_each_size(type_: TensorType, dtype: torch.dtype, graphs: list[object]) -> None:
+    """Into memory that begins anywhere; the second time nothing is compiled."""
+    fields, weights = random_fields(type_, 43)
+    for first in range(3):
+        memory = torch.full((44 * 256,), 7.0, dtype=dtype)
+        out = memory[first : first + weights.numel()].view(weights.shape)
+        assert on_torch.decode(type_, fields, 256, out=out) is out
+        assert are(out, weights)
+        assert torch.equal(torch.cat((memory[:first], memory[first + weights.numel() :])), torch.full((256,), 7.0, dtype=dtype))
+    assert len(graphs) == 2
+    few = {name: field[:4] for name, field in fields.items()}
+    assert are(on_torch.decode(type_, few, 256, dtype=dtype), weights[:4])
+    assert len(graphs) == 2 if type_.least_row == 256 else graphs
+
+
+# One for each kind of expression: halves, computed scales, offsets, a table, a grid, digits, E4M3.
+KINDS = ["Q3_K", "Q5_1", "Q4_K", "Q8_K", "IQ4_XS", "IQ1_M", "IQ3_S", "TQ1_0", "NVFP4"]
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+@pytest.mark.full
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("type_", [*map(GGML_TYPES.__getitem__, KINDS), Q4_PER_GROUP_64, Q8_PER_CHANNEL], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decodes_in_a_graph_for_each_size(
-    type_: TensorType, dtype: torch.dtype, backend: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fields = fields_of(type_, 40, 256)
-    expected = on_torch.decode(type_, fields, 256, dtype=dtype)
-    assert not backend
-    monkeypatch.setattr(on_torch, "compiles", lambda out: True)
-    for _ in range(2):  # the second time nothing is compiled
-        assert torch.equal(on_torch.decode(type_, fields, 256, dtype=dtype), expected)
-    assert len(backend) == 2
-    monkeypatch.setattr(on_torch, "compiles", lambda out: False)
-    assert torch.equal(
-        on_torch.decode(type_, {name: field[:16] for name, field in fields.items()}, 256, dtype=dtype), expected[:16]
-    )
-    assert len(backend) == 2
+def test_a_real_code_generator(type_: TensorType, dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
+    fields, weights = random_fields(type_, 16)
+    with caplog.at_level(logging.INFO, "glft_schema"):
+        found = on_torch.decode(type_, fields, 256, dtype=dtype)
+    assert are(found, weights)
+    assert [message.partition(" for {'")[0] for message in caplog.messages] == ["compiled a formula"]
 
 
-@pytest.mark.parametrize("first", [0, 1, 2, 3])
-def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    fields, memory = fields_of(Q4_PER_GROUP_64, 43, 256), torch.full((44 * 256,), 7.0)
-    expected = on_torch.decode(Q4_PER_GROUP_64, fields, 256)
-    monkeypatch.setattr(on_torch, "compiles", lambda out: True)
-    on_torch.decode(Q4_PER_GROUP_64, fields, 256, out=memory[first : first + 43 * 256].view(43, 256))
-    assert torch.equal(memory[first : first + 43 * 256].view(43, 256), expected)
-    assert torch.equal(torch.cat((memory[:first], memory[first + 43 * 256 :])), torch.full((256,), 7.0))
-    assert len(backend) == 2
-
-
-def test_more_shapes_than_torch_compiles_of_one_function(backend: list[object]) -> None:
+def test_more_shapes_than_torch_compiles_of_one_function(graphs: list[object]) -> None:
     for rows in range(1, 13):
         weights, out = torch.randn(rows, 64), torch.empty(rows, 64)
         on_torch.run_compiled(triple, {"numbers": weights}, out)
         assert torch.equal(out, 3 * weights)
-    assert len(backend) == 12
+    assert len(graphs) == 12
 
 
 def test_without_a_compiler_a_warning_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,17 +158,9 @@ def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("type_", QUANTIZED, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decodes_on_a_gpu(type_: TensorType, dtype: torch.dtype) -> None:
-    rows, columns = 5001, 1024  # in the last chunk scales begin at odd places
-    if not type_.needs_importance:
-        fields = fields_of(type_, rows, columns)
-    else:
-        size = type_.nbytes([rows, columns]) // rows
-        fields = {"blocks": torch.randint(0, 256, (rows, size), dtype=torch.uint8)}
-    expected = on_torch.decode(type_, fields, columns, dtype=dtype)
-    found = on_torch.decode(
-        type_, {name: to_device(field, "cuda") for name, field in fields.items()}, columns, dtype=dtype
-    ).cpu()
-    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+    fields, weights = random_fields(type_, 5001, 1024)  # in the last chunk scales begin at odd places
+    found = on_torch.decode(type_, {name: to_device(field, "cuda") for name, field in fields.items()}, 1024, dtype=dtype)
+    assert are(found, weights)
 
 
 @on_gpu
@@ -165,17 +181,12 @@ def test_large_payloads_arrive_whole_on_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "IQ3_S", "TQ1_0"])
-def test_a_call_under_a_mode_leaves_nothing_behind(name: str) -> None:
+def test_a_call_under_a_mode_leaves_nothing_behind(name: str, graphs: list[object]) -> None:
     """Tensors that FakeTensorMode makes are not cached, nor are cached ones used under it."""
-    type_ = GGML_TYPES[name]
-    packed = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (4, type_.nbytes([256])), np.uint8))
-    fields = on_torch.unpack(type_, packed, 256)
-    expected = type_.decode({key: field.numpy() for key, field in fields.items()}, 256)
+    fields, weights = random_fields(GGML_TYPES[name], 4)
     on_torch._formula.cache_clear()
     for _ in range(2):
         with FakeTensorMode() as mode:
             fakes = {key: mode.from_tensor(field) for key, field in fields.items()}
-            assert on_torch.decode(type_, fakes, 256).shape == (4, 256)
-        out = torch.empty(4, 256)
-        on_torch._by_operations(type_, fields, 256, out)
-        assert np.array_equal(out.numpy(), expected, equal_nan=True)
+            assert on_torch.decode(GGML_TYPES[name], fakes, 256).shape == (4, 256)
+        assert are(on_torch.decode(GGML_TYPES[name], fields, 256), weights)
