@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -43,19 +45,9 @@ def test_codes_and_scales_are_those_of_the_scalar_loop(w: np.ndarray, group: int
     assert_as_reference(w, codes, scales, group, 7)
 
 
-@pytest.mark.filterwarnings("ignore::glft_schema.errors.QuantizationWarning")
-@given(weights)
-def test_error_is_at_most_half_a_scale_where_nothing_was_clamped(w: np.ndarray) -> None:
-    codes, scales = quantize_symmetric_per_group(torch.tensor(w), 4)
-    error = (dequantize_symmetric(codes, scales) - torch.tensor(w)).abs().reshape(*scales.shape, 4)
-    free = ((codes > -8) & (codes < 7)).reshape(error.shape) & (scales > 0).unsqueeze(-1)
-    assert bool((error <= scales.float().unsqueeze(-1) / 2 * (1 + 1e-6))[free].all())
-
-
 def test_the_labs_toy_of_4_by_8_in_groups_of_4() -> None:
     w = torch.arange(32, dtype=torch.float32).reshape(4, 8) - 16
     codes, scales = quantize_symmetric_per_group(w, group_size=4)
-    assert scales.shape == (4, 2)
     assert scales[0].tolist() == [np.float16(16 / 7), np.float16(12 / 7)]
     assert codes[0].tolist() == [-7, -7, -6, -6, -7, -6, -6, -5]
     again = dequantize_symmetric(codes, scales)
@@ -65,8 +57,7 @@ def test_the_labs_toy_of_4_by_8_in_groups_of_4() -> None:
 
 def test_all_zero_rows_have_scale_zero_and_no_warning() -> None:
     codes, scales = quantize_symmetric_per_channel(torch.zeros(2, 3))  # warnings are errors
-    assert not codes.any()
-    assert scales.tolist() == [0, 0]
+    assert (codes.tolist(), scales.tolist()) == ([[0] * 3] * 2, [0, 0])
     assert dequantize_symmetric(codes, scales).tolist() == [[0] * 3] * 2
     codes, scales = quantize_symmetric_per_channel(torch.tensor([[2.0], [-3.0], [0.0]]))  # rows of one weight
     assert (codes.tolist(), scales.shape) == ([[127], [-127], [0]], (3,))
@@ -78,17 +69,13 @@ def test_subnormal_scales_are_used_as_stored() -> None:
     codes, scales = quantize_symmetric_per_channel(w)
     assert scales.item() == 13 * F16_TINIEST
     assert codes.tolist() == [[127, -128, 65, 0]]  # 129 before the clamp
-    q4, scale = quantize_symmetric_per_group(torch.tensor([[1e-6, -1e-6, 5e-7, 0]]), 4)
-    assert scale.item() == 2 * F16_TINIEST
-    assert q4.tolist() == [[7, -8, 4, 0]]
 
 
 def test_scale_that_underflows_gives_zeros_and_a_warning_with_the_name() -> None:
     w = torch.tensor([[1e-7, -1e-7, 0, 0], [1, 2, 3, 4]])
     with pytest.warns(QuantizationWarning, match="tensor 'fc1': 2 non-zero weights are stored as 0"):
         codes, scales = quantize_symmetric_per_group(w, 4, name="fc1")
-    assert codes[0].tolist() == [0, 0, 0, 0]
-    assert scales.flatten().tolist()[0] == 0
+    assert (codes[0].tolist(), scales[0].item()) == ([0, 0, 0, 0], 0)
 
 
 @pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64])
@@ -115,24 +102,28 @@ def test_scale_that_overflows_float16(quantize: object, largest: int) -> None:
     quantize(edge, scale_dtype=torch.float32)
 
 
-def test_layouts_and_dtypes_give_what_plain_float32_gives() -> None:
-    base = torch.randn(64, 128)
-    half = base.to(torch.bfloat16)
-    cases = {
-        "transposed": (base.t(), base.t().contiguous()),
-        "strided": (base[::2, ::2], base[::2, ::2].contiguous()),
-        "expanded": (base[:1].expand(8, 128), base[:1].repeat(8, 1)),
-        "requires_grad": (base.clone().requires_grad_(), base),
-        "float64": (base.double(), base),
-        "bfloat16": (half, half.float()),
-        "three dims": (base.view(64, 2, 64).transpose(1, 2), base.view(64, 2, 64).transpose(1, 2).contiguous()),
-    }
-    for case, (given_, plain) in cases.items():
-        for quantize in (quantize_symmetric_per_channel, lambda w: quantize_symmetric_per_group(w, 64)):
-            found, expected = quantize(given_), quantize(plain)
-            assert torch.equal(found.codes, expected.codes), case
-            assert torch.equal(found.scales, expected.scales), case
-            assert not found.codes.requires_grad
+BASE = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "given_",
+    [
+        BASE.t(),
+        BASE[::2, ::2],
+        BASE[:1].expand(8, 128),
+        BASE.clone().requires_grad_(),
+        BASE.double(),
+        BASE.to(torch.bfloat16),
+        BASE.view(64, 2, 64).transpose(1, 2),
+    ],
+    ids=["transposed", "strided", "expanded", "requires_grad", "float64", "bfloat16", "three dims"],
+)
+def test_layouts_and_dtypes_give_what_plain_float32_gives(given_: torch.Tensor) -> None:
+    for quantize in (quantize_symmetric_per_channel, lambda w: quantize_symmetric_per_group(w, 64)):
+        found, expected = quantize(given_), quantize(given_.detach().float().contiguous().clone())
+        assert torch.equal(found.codes, expected.codes)
+        assert torch.equal(found.scales, expected.scales)
+        assert not found.codes.requires_grad
 
 
 def test_chunks_give_what_one_chunk_gives(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,26 +141,20 @@ def test_float32_scales_differ_from_stored_ones_by_less_than_a_step() -> None:
     assert 0 < (stored - unrounded).abs().max() < 1.01 * step
 
 
-def test_nibbles_pack_low_first_in_twos_complement() -> None:
-    every = torch.arange(256).to(torch.uint8).view(2, 128)
-    weights = torch.from_numpy(Q4_PER_GROUP_64.decode({"scales": np.ones((2, 4), np.float16), "nibbles": every.numpy()}, 256))
-    assert (weights.min(), weights.max()) == (-8, 7)
-    codes = weights.to(torch.int32) & 15
-    assert torch.equal(codes[:, 0::2] | codes[:, 1::2] << 4, every.to(torch.int32))
-
-
 @pytest.mark.parametrize(
-    ("w", "message"),
+    ("w", "group", "message"),
     [
-        (torch.ones(4), r"expected at least 2 dims and 1 weight, found torch.float32 \[4\]"),
-        (torch.ones(2, 4, dtype=torch.int32), r"expected a float dtype, found torch.int32"),
-        (torch.ones(0, 4), r"found torch.float32 \[0, 4\]"),
-        (torch.ones(2, 66), "expected a row length that is a multiple of 64, found 66"),
+        (torch.ones(4), 64, r"expected at least 2 dims and 1 weight, found torch.float32 \[4\]"),
+        (torch.ones(2, 4, dtype=torch.int32), 64, r"expected a float dtype, found torch.int32"),
+        (torch.ones(0, 4), 64, r"found torch.float32 \[0, 4\]"),
+        (torch.ones(2, 66), 64, "expected a row length that is a multiple of 64, found 66"),
+        (torch.ones(1, 64), 0, "expected a row length that is a multiple of 0, found 64"),
+        (torch.ones(1, 64), -4, "expected a row length that is a multiple of -4, found 64"),
     ],
 )
-def test_tensors_that_cannot_be_quantized(w: torch.Tensor, message: str) -> None:
+def test_tensors_that_cannot_be_quantized(w: torch.Tensor, group: int, message: str) -> None:
     with pytest.raises(TensorError, match=message):
-        quantize_symmetric_per_group(w)
+        quantize_symmetric_per_group(w, group)
 
 
 def test_fake_quantize_knows_the_schemes() -> None:
@@ -178,17 +163,28 @@ def test_fake_quantize_knows_the_schemes() -> None:
     assert torch.equal(fake_quantize(w, "f16"), w.half().float())
     codes = quantize_symmetric_per_group(w, group_size=1)
     assert torch.equal(fake_quantize(w, "q4_per_group_1"), dequantize_symmetric(*codes))
-    for scheme in ("q5", "q4_per_group_", "q4_per_group_0", "q8_per_group_64"):
-        with pytest.raises(SchemeError, match=f"expected one of f32, f16, .*, q4_per_group_N, found '{scheme}'"):
-            fake_quantize(w, scheme)
-    with pytest.raises(SchemeError, match="expected the name of a scheme, found None"):
-        fake_quantize(w, None)
-    with pytest.raises(OptionError, match=r"expected a float scale_dtype of at least 16 bits, found torch.float8_e4m3fn"):
-        fake_quantize(w, "q8_per_channel", scale_dtype=torch.float8_e4m3fn)
-    with pytest.raises(TensorError, match=r"expected a float dtype, found int64"):
-        fake_quantize(torch.ones(3, dtype=torch.int64), "f32")
-    with pytest.raises(TensorError, match="a finite number is too large"):
-        fake_quantize(torch.tensor([[7e4]]), "f16")
-    for group in (0, -4):
-        with pytest.raises(TensorError, match=f"expected a row length that is a multiple of {group}, found 64"):
-            quantize_symmetric_per_group(torch.ones(1, 64), group)
+
+
+ONES, SCHEMES = torch.ones(1, 64), "expected one of f32, f16, .*, q4_per_group_N, found"
+
+
+@pytest.mark.parametrize(
+    ("w", "scheme", "options", "error", "problem"),
+    [
+        *((ONES, scheme, {}, SchemeError, f"{SCHEMES} '{scheme}'") for scheme in ("q5", "q4_per_group_", "q8_per_group_64")),
+        (ONES, "q4_per_group_0", {}, SchemeError, f"{SCHEMES} 'q4_per_group_0'"),
+        (ONES, None, {}, SchemeError, "expected the name of a scheme, found None"),
+        (
+            ONES,
+            "q8_per_channel",
+            {"scale_dtype": torch.float8_e4m3fn},
+            OptionError,
+            "expected a float scale_dtype of at least 16 bits, found torch.float8_e4m3fn",
+        ),
+        (torch.ones(3, dtype=torch.int64), "f32", {}, TensorError, "expected a float dtype, found int64"),
+        (torch.tensor([[7e4]]), "f16", {}, TensorError, "a finite number is too large"),
+    ],
+)
+def test_fake_quantize_refuses(w: torch.Tensor, scheme: Any, options: Any, error: type[Exception], problem: str) -> None:
+    with pytest.raises(error, match=problem):
+        fake_quantize(w, scheme, **options)

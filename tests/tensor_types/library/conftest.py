@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,13 +36,3 @@ def folder(compiled_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     loading.forget()
     yield tmp_path / "compiled"
     loading.forget()
-
-
-@pytest.fixture
-def change_manifest(folder: Path) -> Callable[[Callable[[Any], object]], None]:
-    def change(changed: Callable[[Any], object]) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        changed(manifest)
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-
-    return change

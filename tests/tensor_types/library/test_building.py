@@ -8,22 +8,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from glft_schema.codec import Struct, f16, f32, u8
-from glft_schema.scalar.checking import check
-from glft_schema.scalar.language import float32, floats, run
+from glft_schema.scalar.language import float32, floats
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.compiling import DECLARED
 from glft_schema.tensor_types.library import building, loading
-from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
-from tests.scalar.sources import by_numpy, pointer, same_bits
-from tests.scalar.test_as_torch import columns
+from tests.scalar.sources import pointer, same_bits
 from tests.tensor_types.library.conftest import FUNCTIONS, TYPES
 from tests.tensor_types.test_ggml_types import random_blocks
+from tests.tensor_types.test_scalar_decoders import by_llama_cpp, by_plain_python
 
 X86_64 = loading.this_machine().startswith("x86_64-")
 FLAGS = {  # of Linux, by level; abm is LZCNT
@@ -49,28 +48,17 @@ def test_the_level_of_this_processor(compiled_once: Path) -> None:
 
 
 @pytest.mark.parametrize("level", ["1", "3", "4"])
-def test_all_levels_of_this_processor_have_the_bits_of_the_arrays(level: str, compiled_once: Path) -> None:
+def test_all_levels_of_this_processor_have_the_bits_of_llama_cpp(level: str, compiled_once: Path) -> None:
     if level != "1" and (not X86_64 or opened(compiled_once, "1").x86_64_level() < int(level)):
         pytest.skip("this processor cannot run it")
     library = opened(compiled_once, level)
     for type_ in TYPES[:2]:
         blocks = random_blocks(type_)[:2000]
-        layout = type_.functions.layout
-        expected = torch.from_numpy(by_numpy(check(type_.formula, layout.arrays()), columns(layout, blocks)))
+        expected = torch.from_numpy(by_llama_cpp(type_, blocks))
         for dtype, suffix in loading.DTYPES.items():
             found = torch.zeros(expected.shape, dtype=getattr(torch, dtype))
             library[type_.scheme + suffix](pointer(blocks), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(len(blocks)))
             assert same_bits(found.float().numpy(), expected.to(found.dtype).float().numpy())
-
-
-def test_a_type_of_rows_decodes_as_by_its_formula(compiled_once: Path) -> None:
-    random = np.random.default_rng(0)
-    scales, nibbles = random.random((50, 3)).astype(np.float16), random.integers(0, 256, (50, 96), np.uint8)
-    found = np.zeros((50, 192), np.float32)
-    function = opened(compiled_once, "1").q4_per_group_64
-    function(pointer(scales), pointer(nibbles), pointer(found), ctypes.c_int64(50), ctypes.c_int64(192))
-    expected = Q4_PER_GROUP_64.decode({"scales": scales, "nibbles": nibbles}, 192)
-    assert same_bits(found, expected)
 
 
 def test_equal_sources_compile_to_equal_bytes_in_place_of_older_libraries(compiled_once: Path, tmp_path: Path) -> None:
@@ -120,85 +108,51 @@ def test_decoders_with_a_large_array_or_tiny_weights(tmp_path: Path) -> None:
         pytest.skip("no C compiler")
     building.build([LARGE.functions, TINY.functions], tmp_path)
     library = loading.Library(tmp_path)
-    blocks, found = np.random.default_rng(1).integers(0, 256, (1, 256), np.uint8), np.zeros(256, np.float32)
+    blocks, found = np.random.default_rng(1).integers(0, 256, (1, 256), np.uint8), np.zeros((1, 256), np.float32)
     library.function("large_own")(blocks.ctypes.data, found.ctypes.data, 1)
-    expected = np.zeros(256, np.float32)
-    run(decode_large, w=expected, qs=blocks[0])
-    assert same_bits(found, expected)
+    assert same_bits(found, by_plain_python(LARGE, blocks))
     assert library.function("tiny_own")
 
 
 def test_a_decoder_of_nan_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(building.BuildError) as raised:
+    problem = "nan_own: expected a decoder of numbers, found NaN in each of 100 random blocks"
+    with pytest.raises(building.BuildError, match=f"^{problem}$"):
         building.build([NAN.functions], tmp_path)
-    assert str(raised.value) == "nan_own: expected a decoder of numbers, found NaN in each of 100 random blocks"
 
 
-@pytest.fixture
-def no_ziglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ziglang", None)
+TWO_ERRORS = "echo types.c: warning: w >&2; echo types.c:3: error: boom >&2; exit 1"
+OF_ZIG = "[ $2 = --version ] && exit; echo error: $1 $2 $3 >&2; exit 1"  # tells its arguments
 
 
-@pytest.mark.usefixtures("no_ziglang")
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(building.BuildError) as raised:
-        building.build(FUNCTIONS, tmp_path / "compiled")
-    assert str(raised.value) == "no C compiler: install clang or gcc, or pip install ziglang"
-    with pytest.raises(building.BuildError) as raised:
-        building.build(FUNCTIONS, tmp_path / "compiled", "x86_64-windows")
-    assert str(raised.value) == "no C compiler: pip install ziglang"
-    assert not (tmp_path / "compiled").exists()
-
-
-def test_an_unknown_target(tmp_path: Path) -> None:
-    with pytest.raises(building.BuildError) as raised:
-        building.build(FUNCTIONS, tmp_path, "x86-linux")
-    assert str(raised.value) == (
-        "expected a target x86_64-linux, aarch64-linux, x86_64-macos, aarch64-macos or x86_64-windows, found 'x86-linux'"
-    )
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a script is the compiler")
-def test_zig_compiles_for_no_certain_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise level 1 would need this one."""
-    path = tmp_path / "zig"
-    path.write_text("#!/bin/sh\n[ $2 = --version ] && exit\necho error: $1 $2 $3 >&2; exit 1\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("CC", f"{path} cc")
-    for machine, option in (("x86_64-linux", "-target x86_64-linux-gnu.2.17"), ("riscv64-linux", "-mcpu=baseline -std=gnu11")):
-        monkeypatch.setattr(building, "this_machine", lambda machine=machine: machine)
-        with pytest.raises(building.BuildError) as raised:
-            building.build(FUNCTIONS, tmp_path / "compiled")
-        assert str(raised.value).endswith(f"failed: error: cc {option}")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="a script is the compiler")
+@pytest.mark.skipif(sys.platform == "win32", reason="scripts are compilers")
 @pytest.mark.parametrize(
-    ("script", "problem"),
+    ("script", "command", "target", "problem"),
     [
-        ("echo types.c: warning: w >&2; echo types.c:3: error: boom >&2; exit 1", "failed: types.c:3: error: boom"),
-        ("echo killed >&2; exit 137", "failed: killed"),
-        ("exit 1", "failed: no message"),
+        ("", "", "", "no C compiler: install clang or gcc, or pip install ziglang"),
+        ("", "", "x86_64-windows", "no C compiler: pip install ziglang"),
+        ("", "", "x86-linux", "expected a target x86_64-linux, .* or x86_64-windows, found 'x86-linux'"),
+        ("", "no-such-compiler", "", "the compiler no-such-compiler cannot run: No such file or directory"),
+        (TWO_ERRORS, "{} -pipe", "", "the compiler {} -pipe failed: types.c:3: error: boom"),
+        ("echo killed >&2; exit 137", "{} -pipe", "", "the compiler {} -pipe failed: killed"),
+        ("exit 1", "{}", "", "the compiler {} failed: no message"),
+        # no certain processor, otherwise level 1 would need this one
+        (OF_ZIG, "{} cc", "x86_64-linux", ".* failed: error: cc -target x86_64-linux-gnu.2.17"),
+        (OF_ZIG, "{} cc", "riscv64-linux", ".* failed: error: cc -mcpu=baseline -std=gnu11"),
     ],
 )
-def test_a_compiler_that_fails(script: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "cc"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setenv("CC", f"{path} -pipe")
-    with pytest.raises(building.BuildError) as raised:
-        building.build(FUNCTIONS, tmp_path / "compiled")
-    assert str(raised.value) == f"the compiler {path} -pipe {problem}"
+def test_compilers_that_fail(
+    script: str, command: str, target: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", command.format(tmp_path / "zig"))
+    if script:
+        (tmp_path / "zig").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "zig").chmod(0o755)
+        monkeypatch.setattr(building, "this_machine", lambda: target or "x86_64-linux")
+    with pytest.raises(building.BuildError, match=f"^{problem.format(tmp_path / 'zig')}$"):
+        building.build(FUNCTIONS, tmp_path / "compiled", "" if script else target)
     assert not (tmp_path / "compiled").exists()
-
-
-def test_a_compiler_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(building.BuildError) as raised:
-        building.build(FUNCTIONS, tmp_path)
-    assert str(raised.value) == "the compiler no-such-compiler cannot run: No such file or directory"
 
 
 @pytest.mark.full
@@ -215,16 +169,16 @@ def test_all_types_compile_to_small_libraries(tmp_path: Path) -> None:
     assert all(map(library.function, library.names))
 
 
-def test_machines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the names of targets, whatever Python calls them."""
-    for machine, system, expected in (
+@pytest.mark.parametrize(
+    ("machine", "system", "expected"),
+    [
         ("AMD64", "win32", "x86_64-windows"),
         ("arm64", "darwin", "aarch64-macos"),
         ("aarch64", "linux", "aarch64-linux"),
         ("riscv64", "freebsd14", "riscv64-freebsd14"),
-    ):
-        monkeypatch.setattr(platform, "machine", lambda machine=machine: machine)
-        monkeypatch.setattr(sys, "platform", system)
-        found = loading.this_machine()
-        monkeypatch.undo()
-        assert found == expected
+    ],
+)
+def test_machines_by_name(machine: str, system: str, expected: str) -> None:
+    """As in the names of targets, whatever Python calls them."""
+    with patch.object(platform, "machine", lambda: machine), patch.object(sys, "platform", system):
+        assert loading.this_machine() == expected

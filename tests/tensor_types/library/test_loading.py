@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import logging
+import shutil
 import subprocess
 import sys
 import types
@@ -13,90 +15,104 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from glft_schema.errors import OptionError
 from glft_schema.scalar import language
-from glft_schema.scalar.checking import check
 from glft_schema.tensor_types.compiling import DECLARED
 from glft_schema.tensor_types.library import loading
-from tests.scalar.sources import by_numpy, same_bits
-from tests.scalar.test_as_torch import columns
 from tests.tensor_types.library.conftest import TYPES
-from tests.tensor_types.test_ggml_types import random_blocks
 
 COMMAND = f"`{sys.executable} -m glft_schema.tensor_types.compiling`"
 AGAIN = f"types are converted by slower formulas; {COMMAND} compiles them again"
-Change = Callable[[Callable[[Any], object]], None]
 
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[tuple[int, str]]:
     return [(record.levelno, record.getMessage()) for record in caplog.records if record.name == "glft_schema"]
 
 
-@pytest.fixture
-def passed_over(folder: Path, caplog: pytest.LogCaptureFixture) -> Callable[[str], None]:
+def change_manifest(folder: Path, change: Callable[[Any], object]) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def library_in(folder: Path) -> Path:
+    return next(folder.glob("*-1-*"))
+
+
+DAMAGED = "the compiled functions are damaged:"
+PASSED_OVER: list[tuple[Callable[[Path], object], str]] = [
+    (
+        lambda folder: change_manifest(folder, lambda manifest: manifest.update(sources="0" * 32)),
+        "the functions are compiled from other sources",
+    ),
+    (
+        lambda folder: change_manifest(folder, lambda manifest: manifest.update(machine="sparc-solaris")),
+        f"the functions are compiled for 'sparc-solaris', not for {loading.this_machine()}",
+    ),
+    (lambda folder: library_in(folder).write_bytes(b"cut"), f"{DAMAGED} {{library.name}} does not match its digest"),
+    (lambda folder: library_in(folder).unlink(), f"{DAMAGED} [Errno 2] No such file or directory: '{{library}}'"),
+    *(
+        (lambda folder, content=content: (folder / "manifest.json").write_bytes(content), f"{DAMAGED} {problem}")
+        for content, problem in (
+            (b"{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+            (b"{}", "'machine'"),
+            (b"[]", "list indices must be integers or slices, not str"),
+            (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
+        )
+    ),
+]
+
+
+def assert_passed_over(problem: str, caplog: pytest.LogCaptureFixture) -> None:
     """Asserts that no function is used, and the one message."""
+    with caplog.at_level(logging.INFO, "glft_schema"):
+        assert [loading.function_of(scheme, "float32") for scheme in ("q4_k", "iq2_xxs", "q4_k")] == [None] * 3
+    assert messages(caplog) == [(logging.WARNING, problem)]
 
-    def check(problem: str) -> None:
-        with caplog.at_level(logging.INFO, "glft_schema"):
-            for scheme in ("q4_k", "iq2_xxs", "q4_k"):
-                assert loading.function_of(scheme, "float32") is None
-        assert messages(caplog) == [(logging.WARNING, problem)]
 
-    return check
+@pytest.mark.parametrize(("change", "problem"), PASSED_OVER)
+def test_a_library_that_cannot_be_used(
+    change: Callable[[Path], object], problem: str, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = library_in(folder)
+    change(folder)
+    assert_passed_over(f"{problem.format(library=library)}: {AGAIN}", caplog)
+
+
+def test_no_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+    assert_passed_over(f"no compiled functions: types are converted by slower formulas; {COMMAND} compiles them", caplog)
 
 
 @pytest.mark.usefixtures("folder")
 def test_functions_of_all_dtypes(caplog: pytest.LogCaptureFixture) -> None:
+    keys = [(type_.scheme, dtype) for type_ in TYPES for dtype in loading.DTYPES]
     with caplog.at_level(logging.INFO, "glft_schema"):
-        functions = {
-            (type_.scheme, dtype): loading.function_of(type_.scheme, dtype) for type_ in TYPES for dtype in loading.DTYPES
-        }
-        assert all(functions.values())
-        assert all(loading.function_of(*key) is function for key, function in functions.items())
+        functions = [loading.function_of(*key) for key in keys]
+        assert all(functions)
+        assert [loading.function_of(*key) for key in keys] == functions
         assert loading.function_of("q4_own", "float32") is None
-    blocks = random_blocks(TYPES[0])[:100]
-    found = np.zeros((100, 256), np.float32)
-    functions["q4_k", "float32"](blocks.ctypes.data, found.ctypes.data, 100)
-    layout = TYPES[0].functions.layout
-    assert same_bits(found, by_numpy(check(TYPES[0].formula, layout.arrays()), columns(layout, blocks)))
-    assert loading.encoder_of("q4_k", False)
-    assert loading.encoder_of("q4_k", True) is None
-    assert loading.encoder_of("iq2_xxs", True) is None
+        encoders = [loading.encoder_of(*key) for key in (("q4_k", False), ("q4_k", True), ("iq2_xxs", True))]
+    assert [encoder is None for encoder in encoders] == [False, True, True]
     assert messages(caplog) == []
-
-
-def test_no_folder(folder: Path, passed_over: Callable[..., None]) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-    problem = f"no compiled functions: types are converted by slower formulas; {COMMAND} compiles them"
-    passed_over(problem)
-
-
-def test_other_sources(change_manifest: Change, passed_over: Callable[..., None]) -> None:
-    change_manifest(lambda manifest: manifest.update(sources="0" * 32))
-    passed_over(f"the functions are compiled from other sources: {AGAIN}")
 
 
 def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pattern finds files, and a changed byte in any file changes the digest."""
-    expected, files = loading.digest_of_sources(), []
-    for pattern in loading.SOURCES:
-        found = list(loading.PACKAGE.glob(pattern))
-        assert found, pattern
-        files += found
-    for path in files:
-        copy = tmp_path / path.relative_to(loading.PACKAGE)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
+    expected = loading.digest_of_sources()
+    shutil.copytree(loading.PACKAGE, tmp_path, ignore=shutil.ignore_patterns("compiled"), dirs_exist_ok=True)
     monkeypatch.setattr(loading, "PACKAGE", tmp_path)
     assert loading.digest_of_sources() == expected
-    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
-        content = path.read_bytes()
-        path.write_bytes(content[:-1] + b"?")
-        assert loading.digest_of_sources() != expected, path
-        path.write_bytes(content)
+    for pattern in loading.SOURCES:
+        paths = list(tmp_path.glob(pattern))
+        assert paths, pattern
+        for path in paths:
+            content = path.read_bytes()
+            path.write_bytes(content[:-1] + b"?")
+            assert loading.digest_of_sources() != expected, path
+            path.write_bytes(content)
 
 
 def test_the_sources_have_all_functions_and_tables() -> None:
@@ -125,65 +141,29 @@ def test_the_sources_have_all_functions_and_tables() -> None:
     assert len(seen) > 100
 
 
-def test_another_machine(change_manifest: Change, passed_over: Callable[..., None]) -> None:
-    change_manifest(lambda manifest: manifest.update(machine="sparc-solaris"))
-    passed_over(f"the functions are compiled for 'sparc-solaris', not for {loading.this_machine()}: {AGAIN}")
-
-
-@pytest.mark.parametrize("changed", [lambda content: content[:-1], lambda content: content[:-1] + bytes([content[-1] ^ 1])])
-def test_a_damaged_library(changed: Callable[[bytes], bytes], folder: Path, passed_over: Callable[..., None]) -> None:
-    path = next(folder.glob("*-1-*"))
-    path.write_bytes(changed(path.read_bytes()))
-    passed_over(f"the compiled functions are damaged: {path.name} does not match its digest: {AGAIN}")
-
-
-def test_a_library_that_the_system_refuses(folder: Path, change_manifest: Change, passed_over: Callable[..., None]) -> None:
+def test_a_library_that_the_system_refuses(folder: Path) -> None:
     """The system's text depends on the system."""
     (folder / "no.so").write_bytes(b"no library")
     name = f"no-{loading.digest(folder / 'no.so')}.so"
     (folder / "no.so").rename(folder / name)
-    change_manifest(lambda manifest: manifest.update(levels={"1": name}))
-    with pytest.raises(loading.LibraryError) as raised:
+    change_manifest(folder, lambda manifest: manifest.update(levels={"1": name}))
+    with pytest.raises(loading.LibraryError, match=rf"\A{DAMAGED} [^\n]*\Z"):
         loading.Library(folder)
-    assert str(raised.value).startswith("the compiled functions are damaged: ")
-    assert "\n" not in str(raised.value)
-    passed_over(f"{raised.value}: {AGAIN}")
 
 
-def test_a_missing_library(folder: Path, passed_over: Callable[..., None]) -> None:
-    path = next(folder.glob("*-1-*"))
-    path.unlink()
-    passed_over(f"the compiled functions are damaged: [Errno 2] No such file or directory: '{path}': {AGAIN}")
-
-
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"{", "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        (b"{}", "'machine'"),
-        (b"[]", "list indices must be integers or slices, not str"),
-        (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
-    ],
-)
-def test_a_damaged_manifest(content: bytes, problem: str, folder: Path, passed_over: Callable[..., None]) -> None:
-    (folder / "manifest.json").write_bytes(content)
-    passed_over(f"the compiled functions are damaged: {problem}: {AGAIN}")
-
-
-def test_a_function_that_fails_its_self_test(change_manifest: Change, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_that_fails_its_self_test(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It is not used; the others are."""
-    change_manifest(lambda manifest: manifest["functions"]["q4_k_f16"].update(expected="0" * 64))
+    change_manifest(folder, lambda manifest: manifest["functions"]["q4_k_f16"].update(expected="0" * 64))
     with caplog.at_level(logging.INFO, "glft_schema"):
-        assert loading.function_of("q4_k", "float16") is None
-        assert loading.function_of("q4_k", "float16") is None
+        assert [loading.function_of("q4_k", "float16") for _ in range(2)] == [None] * 2
         assert loading.function_of("q4_k", "float32")
         assert loading.function_of("iq2_xxs", "float16")
     problem = "the compiled function q4_k_f16 fails its self-test: some " + AGAIN
     assert messages(caplog) == [(logging.WARNING, problem)]
 
 
-def test_a_damaged_self_test(change_manifest: Change, caplog: pytest.LogCaptureFixture) -> None:
-    change_manifest(lambda manifest: manifest["functions"]["q4_k"].update(inputs=["0"]))
+def test_a_damaged_self_test(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change_manifest(folder, lambda manifest: manifest["functions"]["q4_k"].update(inputs=["0"]))
     assert loading.function_of("q4_k", "float32") is None
     [(level, problem)] = messages(caplog)
     assert level == logging.WARNING
@@ -207,8 +187,8 @@ def test_turned_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
         loading.function_of("q4_k", "float32")
 
 
-def test_threads_that_begin_together(change_manifest: Change, caplog: pytest.LogCaptureFixture) -> None:
-    change_manifest(lambda manifest: manifest["functions"]["q4_k_f16"].update(expected="0" * 64))
+def test_threads_that_begin_together(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change_manifest(folder, lambda manifest: manifest["functions"]["q4_k_f16"].update(expected="0" * 64))
     keys = [(type_.scheme, dtype) for type_ in TYPES for dtype in loading.DTYPES] * 20
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda key: loading.function_of(*key), keys))
