@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import linecache
+import random
+import re
 import shutil
 import subprocess
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from glft_schema.scalar import language
 from glft_schema.scalar.as_c import FLAGS
+from glft_schema.scalar.as_torch import decoder
+from glft_schema.scalar.kinds import KINDS
+from glft_schema.scalar.language import run
 from glft_schema.scalar.side_by_side import run_side_by_side
 from glft_schema.scalar.tree import Function
+from glft_schema.tensor_types.scalar_layout import ScalarLayout
 
-ARITHMETIC = {  # bodies of decoders of 16 weights, with fields d and qs
-    "arithmetic": """
-        for i in range(16):
-            x = float32(qs[i] - 8) * d[0]
-            w[i] = -x / 3 + 0.1 - d[1] * x""",
-    "constants": """
-        for i in range(16):
-            x = float32(0.1) / float32(3) * float32(1.5) - float32(-3)
-            w[i] = x + abs(float32(-0.1)) * d[0] / (float32(0.1) * 3) + max(d[1], float32(1) / float32(i))""",
-}
 GNU = ("-std=gnu11", "-Wno-psabi")  # lanes use vectors of gcc and clang
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
 NAMES = (
@@ -74,6 +71,49 @@ def by_numpy(function: Function, fields: dict[str, np.ndarray[Any, Any]]) -> np.
     arrays["w"] = np.zeros((length, blocks), np.float32)
     run_side_by_side(function, arrays, blocks)
     return np.ascontiguousarray(arrays["w"].T)
+
+
+def by_torch(function: Function, fields: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Returns the weights [blocks, weights] of fields; torch gets unsigned words as signed ones."""
+    words = {name: field for name, field in fields.items() if field.itemsize > 1}
+    signed = fields | {name: field.view(field.dtype.str.replace("u", "i")) for name, field in words.items()}
+    given = {name: torch.from_numpy(signed[name]) for name in function.parameters if name != "w"}
+    weights = decoder(function)[0](w=torch.empty(len(next(iter(fields.values())))), **given)
+    return weights.flatten(1).numpy()
+
+
+def by_plain_python(function: Any, fields: dict[str, np.ndarray[Any, Any]], length: int) -> np.ndarray[Any, Any]:
+    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
+    weights = np.zeros((len(next(iter(fields.values()))), length), np.float32)
+    for block, w in enumerate(weights):
+        run(function, w=w, **{name: fields[name][block] for name in names})
+    return weights
+
+
+def by_c(function: Any, blocks: np.ndarray[Any, Any], length: int) -> np.ndarray[Any, Any]:
+    found = np.zeros((len(blocks), length), np.float32)
+    function(pointer(blocks), pointer(found), ctypes.c_int64(len(blocks)))
+    return found
+
+
+def columns(layout: ScalarLayout, blocks: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns the fields of blocks."""
+    spans = zip(layout.fields, pairwise(layout.offsets), strict=True)
+    return {
+        field.name: np.ascontiguousarray(blocks[:, start:end]).view(KINDS[field.number].numpy) for field, (start, end) in spans
+    }
+
+
+def grown(random_: random.Random, text: str, depth: int, rules: dict[str, tuple[str, str]]) -> str:
+    """Replaces the symbols of a text by rules, up to a depth, and then by leaves."""
+
+    def replaced(symbol: re.Match[str]) -> str:
+        grammar, leaves = (text.split(";") for text in rules[symbol[0]])
+        if depth == 0 or random_.random() < 0.2:
+            return random_.choice(leaves).strip()
+        return grown(random_, random_.choice(grammar).strip(), depth - 1, rules)
+
+    return re.sub(rf"\b[{''.join(rules)}]\b", replaced, text)
 
 
 def pointer(array: np.ndarray[Any, Any]) -> ctypes.c_void_p:

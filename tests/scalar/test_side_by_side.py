@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import random
 import re
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,13 @@ from glft_schema.scalar.language import ScalarError, run
 from glft_schema.scalar.side_by_side import run_side_by_side
 from glft_schema.tensor_types.library.printing import TypesInC
 from glft_schema.tensor_types.scalar_layout import ScalarField, ScalarLayout
-from tests.scalar.sources import GNU, compiled, declared, pointer
+from tests.scalar.sources import GNU, compiled, declared, grown, pointer, same_bits
 from tests.tools.depth import FULL
 
 LAYOUT = ScalarLayout(
     "own", (ScalarField("d", "f16", 2), ScalarField("e", "f32", 1), ScalarField("qs", "u8", 16), ScalarField("n", "u32", 2)), 16
 )
+RECORD = np.dtype([(field.name, KINDS[field.number].numpy, (field.count or 0,)) for field in LAYOUT.fields])
 BLOCKS, PER_ROW = 21, 3  # the last lanes have no block
 WIDTHS = (2, 4, 8, 16)
 PROGRAMS = 200 if FULL else 12
@@ -145,21 +145,23 @@ def longest(x, codes):
         codes[k & 7] = steps
     return steps
 """
-# Z is a statement, N an integer, X a float, T a test; each becomes a rule of its kind, or a leaf.
-GRAMMAR = {
-    "Z": ["k = N", "y = X", "k, y = N, X", "qs[i] = N", "c[N & 15] = N", "s[i] = X", "y += s[N & 15]", "e[0] = X",
-          "INDENT if T", "INDENT if T:", "INDENT for j in range(3)", "INDENT for j in range(N & 3)",
-          "INDENT while y > 0.1 and t < 20"],
-    "N": ["N + N", "(N - N)", "N * N", "(N & N)", "N ^ (N)", "(N) >> 3", "(N) << (N & 7)", "min(N, N)", "abs(N)",
-          "(N if T else N)", "int32(T)", "c[N & 15]", "truncated(X)", "TABLE[N & 3]", "helper(N, X)"],
-    "X": ["X + X", "(X - X)", "X * (X)", "X / (X)", "float32(N)", "-(X)", "max(X, X)", "(X if T else X)", "w[N & 15]"],
-    "T": ["N < N", "(N == N)", "X <= X", "(T and T)", "(T or T)", "(not T)"],
-}
-LEAVES = {
-    "Z": ["k += 1", "y = y * 0.5", "break", "return"],
-    "N": ["i", "k", "7", "-3", "c[i]"],
-    "X": ["w[i]", "y", "float32(0.1)", "s[i]", "importance[0]"],
-    "T": ["w[i] > 0.0", "i < 12", "k > 5"],
+# Z is a statement, N an integer, X a float, T a test; the rules of each, and its leaves.
+RULES = {
+    "Z": (
+        "k = N; y = X; k, y = N, X; qs[i] = N; c[N & 15] = N; s[i] = X; y += s[N & 15]; e[0] = X; INDENT if T; INDENT if T:;"
+        "INDENT for j in range(3); INDENT for j in range(N & 3); INDENT while y > 0.1 and t < 20",
+        "k += 1; y = y * 0.5; break; return",
+    ),
+    "N": (
+        "N + N; (N - N); N * N; (N & N); N ^ (N); (N) >> 3; (N) << (N & 7); min(N, N); abs(N); (N if T else N); int32(T);"
+        "c[N & 15]; truncated(X); TABLE[N & 3]; helper(N, X)",
+        "i; k; 7; -3; c[i]",
+    ),
+    "X": (
+        "X + X; (X - X); X * (X); X / (X); float32(N); -(X); max(X, X); (X if T else X); w[N & 15]",
+        "w[i]; y; float32(0.1); s[i]; importance[0]",
+    ),
+    "T": ("N < N; (N == N); X <= X; (T and T); (T or T); (not T)", "w[i] > 0.0; i < 12; k > 5"),
 }
 # fmt: on
 HELPER = """
@@ -183,13 +185,12 @@ def inputs() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
 
 def by_plain_python(function: Any) -> np.ndarray[Any, Any]:
     weights, importance = inputs()
-    names, encoded = function.__code__.co_varnames[: function.__code__.co_argcount], []
+    names, encoded = function.__code__.co_varnames[: function.__code__.co_argcount], np.zeros(BLOCKS, RECORD)
     for block, w in enumerate(weights):
-        arrays = {"w": w, "importance": importance[block % PER_ROW], "mean_square": means()[:, block]}
-        arrays |= {field.name: np.zeros(field.count or 0, KINDS[field.number].numpy) for field in LAYOUT.fields}
+        arrays = {name: encoded[name][block] for name in RECORD.names or ()}
+        arrays |= {"w": w, "importance": importance[block % PER_ROW], "mean_square": means()[:, block]}
         run(function, **{name: arrays[name] for name in names})
-        encoded.append(np.concatenate([arrays[field.name].view(np.uint8) for field in LAYOUT.fields]))
-    return np.array(encoded)
+    return encoded
 
 
 def means() -> np.ndarray[Any, Any]:
@@ -205,10 +206,10 @@ def means() -> np.ndarray[Any, Any]:
 
 def by_c(library: ctypes.CDLL, name: str) -> np.ndarray[Any, Any]:
     weights, importance = inputs()
-    found = np.zeros((BLOCKS + 1, LAYOUT.offsets[-1]), np.uint8)
+    found = np.zeros(BLOCKS + 1, RECORD)
     given = [pointer(weights), *[pointer(importance)] * name.endswith("_by_importance"), pointer(found)]
     library[name](*given, ctypes.c_int64(BLOCKS // PER_ROW), ctypes.c_int64(PER_ROW * 16))
-    assert not found[BLOCKS].any()
+    assert found[BLOCKS].tobytes() == bytes(RECORD.itemsize)
     return found[:BLOCKS]
 
 
@@ -218,21 +219,15 @@ def by_numpy(function: Any) -> np.ndarray[Any, Any]:
     for field in LAYOUT.fields:
         arrays[field.name] = np.zeros((field.count or 0, BLOCKS), np.float32 if field.number[0] == "f" else np.int32)
     run_side_by_side(check(function, LAYOUT.encoder_arrays()), arrays, BLOCKS)
+    encoded = np.zeros(BLOCKS, RECORD)
     with np.errstate(all="ignore"):
-        stored = [arrays[field.name].T.astype(KINDS[field.number].numpy, order="C") for field in LAYOUT.fields]
-    return np.concatenate([part.view(np.uint8) for part in stored], 1)
+        for name in RECORD.names or ():
+            encoded[name] = arrays[name].T
+    return encoded
 
 
-def numbers(encoded: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Returns encoded blocks in which NaN has the same bits everywhere."""
-    kept = encoded.copy()
-    for field, (start, end) in zip(LAYOUT.fields, pairwise(LAYOUT.offsets), strict=True):
-        part = kept[:, start:end]
-        if field.number[0] == "f":
-            floats = np.ascontiguousarray(part).view(KINDS[field.number].numpy)
-            floats[np.isnan(floats)] = np.nan
-            part[:] = floats.view(np.uint8)
-    return kept
+def are_equal(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> bool:
+    return all(same_bits(found[name], expected[name]) for name in RECORD.names or ())
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -240,38 +235,27 @@ def test_all_forms_are_equal(body: str, tmp_path: Path) -> None:
     unused = "d, e, qs, n" if body != "functions" else "importance, d, e, qs, n"
     given = f"w, {'mean_square, ' * (body == 'calls')}{unused}"
     function = declared(f"{HELPERS}\ndef encode({given}):{ZEROS}{BODIES[body]}\n", CODES=(200, 3, 70, 11))
-    expected = numbers(by_plain_python(function))
-    assert len(np.unique(expected, axis=0)) > 5
+    expected = by_plain_python(function)
+    assert len({block.tobytes() for block in expected}) > 5
     plain, lanes = TypesInC(), TypesInC()
     name = plain.encoder(LAYOUT, function)
     assert lanes.encoder(LAYOUT, function, lanes=True) == name
-    assert (numbers(by_c(compiled(str(plain), tmp_path, "-O1"), name)) == expected).all()
+    assert are_equal(by_c(compiled(str(plain), tmp_path, "-O1"), name), expected)
     for width in WIDTHS:
         library = compiled(str(lanes), tmp_path, "-O1", f"-DLANES={width}", *GNU)
-        assert (numbers(by_c(library, name)) == expected).all(), width
+        assert are_equal(by_c(library, name), expected), width
     if body == "calls":
         with pytest.raises(ScalarError, match=r"^encode: longest is marked alone, so it cannot run on arrays$"):
             by_numpy(function)
     else:
-        assert (numbers(by_numpy(function)) == expected).all()
-
-
-def grown(random_: random.Random, text: str, depth: int) -> str:
-    """Replaces the symbols of a text by rules, up to a depth."""
-
-    def replaced(symbol: re.Match[str]) -> str:
-        if depth == 0 or random_.random() < 0.2:
-            return random_.choice(LEAVES[symbol[0]])
-        return grown(random_, random_.choice(GRAMMAR[symbol[0]]), depth - 1)
-
-    return re.sub(r"\b[ZNXT]\b", replaced, text)
+        assert are_equal(by_numpy(function), expected)
 
 
 def statements(random_: random.Random, indent: str, depth: int, left: list[str]) -> str:
     """Returns a few statements, some with blocks."""
     text = ""
     for _ in range(random_.randint(1, 3)):
-        line = grown(random_, "Z", 3)
+        line = grown(random_, "Z", 3, RULES)
         if not line.startswith("INDENT"):
             text += f"{indent}{line}\n"
             continue
@@ -309,7 +293,7 @@ def test_random_programs(tmp_path: Path) -> None:
     libraries = [compiled(str(plain), tmp_path, "-O1", "-w")]
     libraries += [compiled(str(lanes), tmp_path, "-O1", "-w", f"-DLANES={width}", *GNU) for width in (4, 8)]
     for function, name in functions:
-        expected = numbers(by_plain_python(function))
+        expected = by_plain_python(function)
         for library in libraries:
-            assert (numbers(by_c(library, name)) == expected).all(), name
-        assert (numbers(by_numpy(function)) == expected).all(), name
+            assert are_equal(by_c(library, name), expected), name
+        assert are_equal(by_numpy(function), expected), name

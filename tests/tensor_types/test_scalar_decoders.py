@@ -3,7 +3,6 @@ as plain Python, and as C that is compiled with other options."""
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,14 +13,13 @@ import numpy as np
 import pytest
 
 from glft_schema.scalar.checking import check
-from glft_schema.scalar.language import run
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.compiling import DECLARED
 from glft_schema.tensor_types.library.printing import TypesInC
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
-from tests.scalar.sources import by_numpy, compiled, pointer, same_bits
-from tests.scalar.test_as_torch import by_torch, columns
+from tests.scalar import sources
+from tests.scalar.sources import by_c, by_numpy, by_torch, columns, compiled, same_bits
 from tests.tensor_types.test_ggml_types import BLOCK_TYPES, BLOCKS, by_type, decoded, random_blocks
 from tests.tools.depth import FULL
 
@@ -50,11 +48,7 @@ def by_arrays(run_on_arrays: Callable[..., Blocks], type_: TensorType, blocks: B
 
 
 def by_plain_python(type_: TensorType, blocks: Blocks) -> Blocks:
-    weights, fields = np.zeros((len(blocks), type_.least_row), np.float32), columns(type_.functions.layout, blocks)
-    used = type_.formula.__code__.co_varnames[1 : type_.formula.__code__.co_argcount]
-    for at, w in enumerate(weights):
-        run(type_.formula, w=w, **{name: fields[name][at] for name in used})
-    return weights
+    return sources.by_plain_python(type_.formula, columns(type_.functions.layout, blocks), type_.least_row)
 
 
 FORMS: dict[str, tuple[Callable[..., Blocks], slice]] = {  # with the blocks that it decodes
@@ -92,9 +86,7 @@ def test_the_c_of_all_types_has_no_warnings_and_their_bits(tmp_path: Path) -> No
     library = compiled(str(unit), tmp_path, "-O0")
     for type_ in BLOCK_TYPES:
         blocks = some_blocks(type_)[:: 1 if FULL else 20].copy()
-        found = np.zeros((len(blocks), type_.least_row), np.float32)
-        library[type_.scheme](pointer(blocks), pointer(found), ctypes.c_int64(len(blocks)))
-        assert same_bits(found, by_llama_cpp(type_, blocks)), type_
+        assert same_bits(by_c(library[type_.scheme], blocks, type_.least_row), by_llama_cpp(type_, blocks)), type_
 
 
 def test_all_types_have_a_decoder_and_print_without_torch() -> None:
