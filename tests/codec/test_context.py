@@ -5,33 +5,13 @@ from __future__ import annotations
 import construct
 from construct import this
 
-from glft_schema import Limits
-from glft_schema.codec.context import BIG, LITTLE, byte_order, limits_of, new_context
+from glft_schema.codec.context import new_context
 from glft_schema.codec.numbers import u8, u16
 from glft_schema.codec.structs import Derived, Struct
 from tests.codec.assertions import cursor
 
 Inner = Struct("b" / u8, "seen" / Derived(lambda at: [at._.a, at._root.a, at.b, at["b"], at._params.given]))
 Outer = Struct("a" / u8, "inner" / Inner)
-
-
-def test_the_parameters_are_the_context_around_a_container() -> None:
-    context = new_context(True, byte_order=BIG, dims=[2, 3])
-    assert context._params is context
-    assert (context._parsing, context._building, context._sizing) == (True, False, False)
-    assert (context.byte_order, context.dims) == ("big", [2, 3])
-    assert new_context(False)._building
-    assert byte_order(context) == "big"
-    assert byte_order(new_context(True)) == LITTLE == "little"
-
-
-def test_limits_are_given_or_those_of_the_block() -> None:
-    assert limits_of(new_context(True)) == Limits()
-    assert limits_of(new_context(True)).dims == 64
-    with Limits(dims=3):
-        assert limits_of(new_context(True)).dims == 3
-        assert limits_of(new_context(True, limits=Limits(dims=5))).dims == 5
-    assert limits_of(new_context(True)).dims == 64
 
 
 def test_fields_see_each_other_and_the_parameters() -> None:

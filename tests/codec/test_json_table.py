@@ -31,7 +31,7 @@ from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.trace import Trace
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
-from tests.codec.assertions import build_error
+from tests.codec.assertions import build_error, parse_error
 
 Row = Struct(
     "name" / Key(),
@@ -109,17 +109,13 @@ def test_what_is_unchanged_is_built_as_it_was(text: str) -> None:
 
 
 def test_what_is_new_has_no_spaces_but_padding() -> None:
-    text = '{"meta":{"ü":"\\n\\u001f\\u007f\\""},' + A.replace("\\u007f", "\x7f") + "}"
-    text = text.replace("\\u007f", "\x7f")
-    text += " " * (-len(text.encode()) % 8)
-    assert File.build({"table": [ROW], "texts": {"ü": '\n\x1f\x7f"'}}) == stored(text)
+    text = '{"meta":{"ü":"\\n\\u001f\x7f\\""},' + A + "}"
+    assert File.build({"table": [ROW], "texts": {"ü": '\n\x1f\x7f"'}}) == stored(text + " " * (-len(text.encode()) % 8))
     assert File.build({"table": ()}) == stored("{}      ")
     changed = parsed("{ " + A + "}")
     assert File.build({"table": changed.table, "texts": {"k": "v"}}) == stored('{"meta":{"k":"v"},' + A + "}" + " " * 2)
-    assert (
-        File.build({"table": [{**changed.table[0], "kind": "j"}], "texts": changed.texts})[2:].rstrip()
-        == f"{{{A}}}".replace('"k"', '"j"').encode()
-    )
+    built = File.build({"table": [{**changed.table[0], "kind": "j"}], "texts": changed.texts})
+    assert built[2:].rstrip().decode() == "{" + A.replace('"k"', '"j"') + "}"
 
 
 def test_the_last_of_several_entries_is_the_row() -> None:
@@ -165,14 +161,16 @@ def test_bad_texts(text: str | bytes, message: str) -> None:
 
 
 def test_limits() -> None:
-    with pytest.raises(TruncatedError, match="table: expected 9 bytes, found 2"), our_errors():
-        File._parse(Cursor(BytesSource(b"\x09\0{}")), new_context(True), "(parsing)")
     for limits, where in (({"metadata": 1}, "table"), ({"objects": 0}, "table"), ({"dims": 1}, "table -> 0 -> sizes")):
         with Limits(**limits):
-            error = error_of("{" + A + "}")
-            assert (type(error), error.path) == (LimitError, where)
-            assert build_error(File, {"table": [ROW]}).path == where
+            for error in (error_of("{" + A + "}"), build_error(File, {"table": [ROW]})):
+                assert (type(error), error.path) == (LimitError, where)
     assert type(error_of('{"a":' + "[" * 20_000 + "]" * 20_000 + "}")) is LimitError
+
+
+def test_a_table_that_is_cut_off() -> None:
+    error = parse_error(File, "0900 7B7D")
+    assert (type(error), str(error)) == (TruncatedError, "table: expected 9 bytes, found 2 (at byte 2)")
 
 
 @pytest.mark.parametrize(

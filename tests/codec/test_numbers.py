@@ -6,10 +6,9 @@ from typing import Any
 
 import construct
 import pytest
-from construct import this
 
 from glft_schema import LimitError, Limits, TruncatedError
-from glft_schema.codec.numbers import ByteOrderOf, Number, Picked, Sizes, bf16, f16, f32, f64, i8, i16, i64, u8, u16, u32
+from glft_schema.codec.numbers import ByteOrderOf, Number, Sizes, bf16, f16, f32, f64, i8, i16, i64, u8, u16, u32
 from glft_schema.codec.structs import Struct
 from glft_schema.errors import quote
 from glft_schema.tensor_types.conversions import float32_of
@@ -31,23 +30,11 @@ def test_numbers_in_both_byte_orders() -> None:
         assert_stored(field, big, number, size=field.itemsize, byte_order="big")
 
 
-def test_the_bits_of_nan_are_kept() -> None:
-    """7FA00001 is a signaling NaN with a payload."""
-    nan = f32.parse(bytes.fromhex("0100A07F"))
-    assert f32.build(nan) == bytes.fromhex("0100A07F")
-    assert f32.build(nan, byte_order="big") == bytes.fromhex("7FA00001")
-
-
 @pytest.mark.parametrize(("field", "value"), [(u8, 256), (u8, -1), (i8, 128), (u16, 1.0), (u8, True), (f16, 65520)])
 def test_a_number_that_does_not_fit(field: Number, value: object) -> None:
     assert f16.build(65519) == bytes.fromhex("FF7B")  # rounded to 65504, the largest
     message = f"a: expected a number in the range of {field}, found {value}"
     assert str(build_error(Struct("a" / field), {"a": value})) == message
-
-
-def test_a_number_that_is_cut_off() -> None:
-    error = parse_error(Struct("a" / u8, "b" / u32), "01 02 03")
-    assert (type(error), str(error)) == (TruncatedError, "b: expected 4 bytes, found 2 (at byte 1)")
 
 
 def test_tensors_in_both_byte_orders() -> None:
@@ -84,19 +71,11 @@ def test_byte_orders_that_cannot_be_declared(number: Any) -> None:
         ByteOrderOf(number)
 
 
-def test_a_number_whose_width_depends_on_a_field() -> None:
-    header = Struct("version" / u8, "n" / Picked(this.version == 1, u16, u32))
-    assert_stored(header, "01 0500", {"version": 1, "n": 5})
-    assert_stored(header, "02 05000000", {"version": 2, "n": 5})
-
-
 def test_sizes_after_their_count() -> None:
     assert_stored(sizes, "00", [])
     assert_stored(sizes, "02 03000000 05000000", [3, 5])
     assert_stored(sizes, "02 00000003 00000005", [3, 5], byte_order="big")
-    error = parse_error(Struct("dims" / sizes), "03 03000000 0500")
-    assert type(error) is TruncatedError
-    assert str(error) == "dims: expected at most 1 (bytes left: 6, at least 4 each), found 3"
+    assert type(parse_error(sizes, "03 03000000 0500")) is TruncatedError
     one = Limits(dims=1)
     for error in (parse_error(sizes, "02 03000000 05000000", limits=one), build_error(sizes, [3, 5], limits=one)):
         assert (type(error), str(error)) == (LimitError, "expected at most 1 (a limit of glft_schema), found 2 (limit dims)")

@@ -103,8 +103,6 @@ def test_bad_requests() -> None:
         containers("ggml")
     with pytest.raises(SchemeError, match="expected one of f32, f16, q8_per_channel, q4_per_group_64, found 'q4_0'"):
         containers("glft", types=["q4_0"])
-    with pytest.raises(OptionError, match="expected one of spec, ggml, rust, required, found 'strict'"):
-        containers("glft", rules="strict")
     with pytest.raises(OptionError, match="found 'strict'"):
         from_construct(Descriptor, rules=["strict"])
 
