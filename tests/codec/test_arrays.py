@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -41,10 +42,10 @@ def test_strings_end_where_a_loop_does(
         patch.setattr(arrays, "WINDOW", window)
         found = StoredStrings(BytesSource(file + b"after"), len(before), len(texts), number, order)
         assert found.find_end() == len(file)
+        ends = [*accumulate((number.itemsize + len(text) for text in texts), initial=len(before))][1:]
         for cut in {len(file) - 1, len(before) + (len(file) - len(before)) // 2} - {len(file)}:
-            with pytest.raises(
-                TruncatedError, match=rf"expected {len(texts)} strings, found the end of the file in string \d+"
-            ):
+            problem = f"expected {len(texts)} strings, found the end of the file in string {sum(end <= cut for end in ends)}$"
+            with pytest.raises(TruncatedError, match=problem):
                 StoredStrings(BytesSource(file[:cut]), len(before), len(texts), number, order).find_end()
     assert [text.encode("utf-8", "surrogateescape") for text in found] == texts
     assert found[-1].encode("utf-8", "surrogateescape") == texts[-1]
@@ -60,13 +61,6 @@ def test_all_strings_are_utf8_if_each_is(texts: list[bytes], number: Number, ord
     found = StoredStrings(BytesSource(file), 0, len(texts), number, order)
     assert found.lengths().tolist() == [len(text) for text in texts]
     assert found.are_utf8() == all(text.decode("utf-8", "replace").encode() == text for text in texts)
-
-
-def test_the_string_that_is_cut_is_named() -> None:
-    file = stored([b"a" * 5] * 1000, 8, "little")
-    for kept, cut in ((500, 13), (500, 3), (999, 12), (0, 7), (63, 8), (64, 8)):
-        with pytest.raises(TruncatedError, match=f"found the end of the file in string {kept}$"):
-            StoredStrings(BytesSource(file[: 13 * kept + cut % 13]), 0, 1000, u64, "little").find_end()
 
 
 @pytest.mark.parametrize("order", ["little", "big"])

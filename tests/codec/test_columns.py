@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from glft_schema import Container, FormatError, Limits
-from glft_schema.codec.columns import Rows, column, kinds
+from glft_schema.codec.columns import Rows, column
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, new_context
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.numbers import Number, Picked, Sizes, f32, i8, i16, u8, u16, u32
@@ -140,14 +139,6 @@ def full_rows(parse: Callable[[], Any]) -> list[str]:
     return paths
 
 
-@pytest.mark.parametrize("name", ["four_types", "loose_layout", "gguf_little", "gguf_big"])
-def test_rows_of_the_formats_take_the_fast_path(name: str) -> None:
-    file = Container.parse(golden(name))
-    entries = [f"metadata -> {i}" for i in range(len(file.metadata))] if file.format.has_typed_metadata else []
-    assert len(file.regions[file.format.table]) > 1
-    assert full_rows(lambda: Container.parse(golden(name))) == entries
-
-
 def long_table(format: str, count: int) -> bytes:
     if format == "glft":
         return reference.back_to_back(b"", [Row(f"t{i}", [1], reference.F32, bytes(4)) for i in range(count)])
@@ -163,18 +154,6 @@ def test_only_rows_at_the_edges_of_windows_are_parsed_in_full(format: str) -> No
     assert edges
     assert len(full_rows(lambda: Container.parse(stored))) == edges
     assert [row.name for row in file.regions[file.format.table]] == [f"t{i}" for i in range(count)]
-    assert_files_agree(stored)
-
-
-@pytest.mark.parametrize("format", ["glft", "<", ">"])
-def test_a_bad_row_is_parsed_in_full(format: str) -> None:
-    stored = long_table(format, 500).replace(b"t300", b"t299")
-
-    def refuse() -> None:
-        with pytest.raises(FormatError, match="-> 300 -> name: expected each name once"):
-            Container.parse(stored)
-
-    assert [row.rpartition(" -> ")[2] for row in full_rows(refuse)] == ["300"]
     assert_files_agree(stored)
 
 
@@ -332,17 +311,3 @@ def test_a_changed_row_changes_no_other(table: Rows) -> None:
     for row in table:
         row.dims.append(7)
     assert [row.dims for row in table] == before
-
-
-@pytest.mark.parametrize("names", [("dtype", "shape"), ("offset",), ("name", "dtype")])
-def test_kinds_are_the_values_of_rows(table: Rows, names: tuple[str, ...]) -> None:
-    for rows in (table, list(table)):
-        number, values = kinds(rows, *names)
-        assert [values[kind] for kind in number] == [tuple(row[name] for name in names) for row in table]
-
-
-def test_tables_by_themselves() -> None:
-    row = Struct("a" / u8, "is_root" / Derived(lambda at: at._root is at))
-    for stream in (io.BytesIO(b"\1\2"), Cursor(BytesSource(b"\1\2"))):
-        assert [(made.a, made.is_root) for made in Table(2, row).parse_stream(stream)] == [(1, True), (2, True)]
-    assert sheet(Struct("a" / u8)).parse(b"\0\2\1\2").rows == [{"a": 1}, {"a": 2}]

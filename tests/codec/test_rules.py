@@ -8,7 +8,6 @@ import pytest
 from construct import this
 
 from glft_schema import FormatError, LimitError, Limits
-from glft_schema.codec.expressions import Lookup
 from glft_schema.codec.numbers import u8
 from glft_schema.codec.predicates import above, at_most, differs_from, meets, multiple_of, one_of
 from glft_schema.codec.rules import GGML, SPEC, Check, Limit, Predicate, Rule, spec
@@ -96,9 +95,8 @@ def test_a_rule_is_checked_as_soon_as_its_fields_are_read() -> None:
 
 
 def test_the_field_that_a_rule_guards() -> None:
-    assert Rule("x", 5 - this.x, above(0)).field == "x"
-    assert Rule("k", Lookup(this.keys, "k", 1), above(0)).field == "keys"
-    assert Rule("x", this._root.h, above(0), field="x").field == "x"
+    row = Struct("x" / u8, "keys" / u8, Rule("one", 5 - this.x, above(0)), Rule("two", this._root.x, above(0), field="keys"))
+    assert [parse_error(row, stored).path for stored in ("05 00", "00 00")] == ["x", "keys"]
     for of in (this._root.h, this._.h, len):
         with pytest.raises(ValueError, match="expected an expression on a field of the Struct"):
             Rule("x", of, above(0))

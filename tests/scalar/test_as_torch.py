@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
 
-from glft_schema.scalar.as_torch import decoder, print_function
+from glft_schema.scalar.as_torch import print_function
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError
 from glft_schema.tensor_types.scalar_layout import ScalarField, ScalarLayout
-from tests.scalar.sources import by_numpy, columns, declared, same_bits
+from tests.scalar.sources import declared
 from tests.scalar.test_forms import LAYOUT, decoder_of
 
 # fmt: off
@@ -35,26 +33,6 @@ def test_refusals(body: str, text: str) -> None:
     function = decoder_of("\n" + "\n".join(f"        {line}" for line in body.splitlines()))
     with pytest.raises(ScalarError, match=f"^decode: as arrays, {text}$"):
         print_function(check(function, LAYOUT.arrays()))
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-def test_a_compiler_gives_the_same_bits() -> None:
-    """Views, a gather and neighbours in a table, in one graph."""
-    body = """
-        for g in range(4):
-            x = d[g // 2] * float32(c[g] * 3 - 1) / 7 + d[1]
-            at = qs[15 - g] & 3
-            for i in range(4):
-                w[4 * g + i] = x * float32(CODES[at + i] - (c[4 * g + i] >> i))"""
-    function = check(decoder_of(body), LAYOUT.arrays())
-    fields = columns(LAYOUT, np.random.default_rng(4).integers(0, 256, (64, 52), np.uint8))
-    given = {name: torch.from_numpy(fields[name]) for name in ("d", "qs", "c")}
-    run_, axes = decoder(function)
-    assert axes == (2, 2, 4)
-    compiled = torch.compile(run_, fullgraph=True)
-    given |= dict.fromkeys("nh", torch.empty(0))
-    assert same_bits(compiled(w=torch.empty(64), **given).flatten(1).numpy(), by_numpy(function, fields))
 
 
 def test_lengths_must_be_known() -> None:

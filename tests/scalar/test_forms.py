@@ -84,6 +84,11 @@ BODIES = {
     "words": """
         for i in range(16):
             w[i] = float32(n[i // 8] >> 2 * (i % 8) & 3) + float32(n[1] >> 16) * float32(h[i % 4] >> 8)""",
+    "literals on the left": """
+        for i in range(16):
+            x, k = d[i % 2], qs[i] * 16777216 + c[i]
+            y = (1 + x) * (2 - x) + 0.5 * x - 1 / (3 + x * x)
+            w[i] = y + float32((1 + k) * 3 ^ 2 * k | (7 - k) & 1023) + float32(-1 & k) - float32(5 | k) + float32(6 ^ k)""",
     "branches by place": """
         for i in range(16):
             if i < 12 and i != 3:

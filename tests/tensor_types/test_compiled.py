@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -28,19 +29,17 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no C
 
 @given(rows=st.integers(1, 200), columns=st.integers(1, 40), sizes=st.sampled_from([(64, 16), (1000, 10), (1 << 30, 1 << 29)]))
 def test_chunks_of_fixed_sizes_cover_all_rows(rows: int, columns: int, sizes: tuple[int, int]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(on_torch, "SIZES", sizes)
+    with patch.object(on_torch, "SIZES", sizes):
         parts = list(on_torch.fixed_chunks(rows, columns))
     covered = [row for part, _ in parts for row in range(part.start, part.stop)]
-    assert {*covered} == {*range(rows)}
     allowed = {rows - rows % 16 if rows > 16 else rows for rows in (size // columns for size in sizes)} - {0}
-    if all(is_fixed for _, is_fixed in parts):
-        assert {part.stop - part.start for part, _ in parts} <= allowed
+    if min(allowed, default=rows + 1) > rows:
+        assert parts == [(slice(0, rows), False)]
+    else:
+        assert {(part.stop - part.start, is_fixed) for part, is_fixed in parts} <= {(size, True) for size in allowed}
+        assert {*covered} == {*range(rows)}
         assert len(covered) < rows + min(allowed)  # only the last one goes back
         assert [part.start for part, _ in parts] == sorted({part.start for part, _ in parts})
-    else:
-        assert parts == [(slice(0, rows), False)]
-        assert all(step > rows for step in allowed)
 
 
 QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]

@@ -151,20 +151,6 @@ def test_memory_of_any_kind(way: str) -> None:
 
 
 @by_type
-def test_files_and_parts_of_tensors(type_: TensorType, calls: None, tmp_path: Path) -> None:
-    weights = torch.randn(24, 768, generator=torch.Generator().manual_seed(0))
-    path = tmp_path / ("m.gguf" if type_.block else "m.glft")
-    save_file({"w": weights, "v": weights[:8] + 1}, path, schemes={"*": type_.scheme})
-    expected, out = expected_of(type_, encoded(type_, weights)), torch.empty(24, 768)
-    for mmap in (True, False):
-        with glft_schema.open(path, mmap=mmap) as file:
-            tensor = file.tensors["w"]
-            assert_same_bits(tensor[3:20:7, 256:768], expected[3:20:7, 256:768])
-            assert_same_bits(torch.cat(list(tensor.chunks(2048))).view(24, 768), expected)
-            assert_same_bits(file.get_tensor("w", out=out), expected)
-
-
-@by_type
 @pytest.mark.parametrize("threads", [1, in_full(2), 4], indirect=True)
 @pytest.mark.parametrize("inference", [False, True])
 def test_any_number_of_threads(type_: TensorType, inference: bool, threads: int, way: str) -> None:

@@ -105,12 +105,6 @@ def test_iq3_s_keeps_groups_of_zeros_in_their_places() -> None:
     assert np.array_equal(ours, np.concatenate((moved[:, :32], moved[:, 224:], moved[:, 32:224]), 1))
 
 
-def test_pieces_of_any_size_give_the_same() -> None:
-    weights = np.random.default_rng(3).standard_normal((1100, 256)).astype(np.float32)
-    whole = encoded("IQ3_S", weights)
-    assert np.array_equal(whole, np.concatenate([encoded("IQ3_S", weights[:7]), encoded("IQ3_S", weights[7:])]))
-
-
 @pytest.mark.network
 @pytest.mark.parametrize("name", ["IQ3_XXS", "IQ3_S", "IQ2_XXS"])
 def test_real_weights(name: str, request: pytest.FixtureRequest) -> None:

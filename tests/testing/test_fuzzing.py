@@ -48,8 +48,6 @@ def test_no_property_is_broken(format: object) -> None:
     examples, progress = 6 * settings().max_examples // 100, list[tuple[str, float]]()
     fuzzed = fuzz(format, examples, progress=lambda text, done: progress.append((text, done)))
     assert (fuzzed.failure, fuzzed.counts.total()) == (None, examples)
-    assert examples / 2 < len(fuzzed.hashes) <= examples
-    assert {kind for kind, count in fuzzed.counts.items() if count} >= {VALID, DAMAGED, CORRUPTED}
     shares = [done for _, done in progress]
     assert (shares, shares[-1]) == (sorted(shares), 1.0)
     assert 0 < fuzzed.memory < fuzzing.MEMORY[0]
