@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from construct import this
 
-from glft_schema import FormatError, LimitError, Limits, TruncatedError
+from glft_schema import FormatError, TruncatedError
 from glft_schema.codec.metadata_lines import KeyValueLines, TextMetadata
 from glft_schema.codec.numbers import u8
 from glft_schema.codec.structs import Count, Struct
@@ -67,13 +67,3 @@ def test_truncated_lines() -> None:
 )
 def test_entries_that_would_not_read_back(entries: object, message: str) -> None:
     assert str(build_error(lines, entries)) == message
-
-
-def test_limits() -> None:
-    for name, most in (("metadata", 6), ("objects", 1)):
-        limits = Limits(**{name: most})
-        for error in (
-            parse_error(lines, b"a=1\nb=2".hex(), size=7, limits=limits),
-            build_error(lines, {"a": "1", "b": "2"}, limits=limits),
-        ):
-            assert (type(error), error.limit) == (LimitError, name)

@@ -7,7 +7,7 @@ from typing import Any
 import construct
 import pytest
 
-from glft_schema import LimitError, Limits, TruncatedError
+from glft_schema import TruncatedError
 from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.codec.numbers import ByteOrderOf, Number, Sizes, bf16, f16, f32, f64, i8, i16, i64, u8, u16, u32
 from glft_schema.codec.structs import Struct
@@ -77,6 +77,3 @@ def test_sizes_after_their_count() -> None:
     assert_stored(sizes, "02 03000000 05000000", [3, 5])
     assert_stored(sizes, "02 00000003 00000005", [3, 5], byte_order="big")
     assert type(parse_error(sizes, "03 03000000 0500")) is TruncatedError
-    one = Limits(dims=1)
-    for error in (parse_error(sizes, "02 03000000 05000000", limits=one), build_error(sizes, [3, 5], limits=one)):
-        assert (type(error), str(error)) == (LimitError, "expected at most 1 (a limit of glft_schema), found 2 (limit dims)")

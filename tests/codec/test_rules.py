@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from construct import this
 
-from glft_schema import FormatError, LimitError, Limits
+from glft_schema import FormatError
 from glft_schema.codec.numbers import u8
 from glft_schema.codec.predicates import above, at_most, differs_from, meets, multiple_of, one_of
-from glft_schema.codec.rules import GGML, SPEC, Check, Limit, Predicate, Rule, spec
+from glft_schema.codec.rules import GGML, SPEC, Check, Predicate, Rule, spec
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.trace import Trace
 from glft_schema.errors import Finding, OptionError
@@ -58,16 +58,6 @@ def test_sizes_keep_to_required_rules_on_parameters() -> None:
     assert payload.sizeof(n=4) == 4
     with pytest.raises(FormatError, match=r"-> n: expected a multiple of 2, found 3$"):
         payload.sizeof(n=3)
-
-
-def test_a_limit_is_a_rule_of_the_callers() -> None:
-    row = Struct("n" / u8, Limit("limit-n", this.n, "dims", unit="dims"))
-    assert_stored(row, "40", {"n": 64})
-    assert_stored(row, "FF", {"n": 255}, limits=Limits(dims=255))
-    for limits, stored, most in ((Limits(), "41", 64), (Limits(dims=2), "03", 2)):
-        error = parse_error(row, stored, limits=limits)
-        message = f"n: expected at most {most} dims (a limit of glft_schema), found {int(stored, 16)} (limit dims)"
-        assert (type(error), error.rule, str(error)) == (LimitError, "limit-n", message)
 
 
 def test_a_check_that_is_more_than_a_sentence() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from glft_schema import LimitError, Limits, TruncatedError
+from glft_schema import TruncatedError
 from glft_schema.codec.numbers import u8, u16, u32
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.text import Text, is_utf8
@@ -65,12 +65,3 @@ def test_truncated_strings() -> None:
     ):
         error = parse_error(Named, stored)
         assert (type(error), str(error)) == (TruncatedError, message)
-
-
-def test_the_limit_on_text() -> None:
-    limits = Limits(text=2)
-    assert_stored(short, "02 6162", "ab", limits=limits)
-    for error in (parse_error(short, "03 616263", limits=limits), build_error(short, "abc", limits=limits)):
-        assert type(error) is LimitError
-        assert str(error) == "expected at most 2 bytes (a limit of glft_schema), found 3 (limit text)"
-    assert type(parse_error(short, "04 616263", limits=limits)) is TruncatedError  # whatever the limit

@@ -51,10 +51,7 @@ def test_every_bit_is_kept(type_: str, stored: str, text: str) -> None:
         ("uint8", "expected a type and its value, such as uint32 5, found 'uint8'"),
         ("string a", "expected a type and its value, such as uint32 5, found 'string a'"),
         ("uint8 256", "expected a number in the range of u8, found 256"),
-        ("string 5", "expected text, found 5"),
-        ("bool 256", "expected a bool, found 256"),
         ('float32 "0x7fa0"', "expected a float32, a number or its bits in hex, found '0x7fa0'"),
-        ("array[int8] 1", "expected a list, found 1"),
         (f"array[int8] {'[' * 100_000}", "expected a type and its value, such as uint32 5, found 'array[int8] [[["),
     ],
 )

@@ -19,7 +19,7 @@ from glft_schema.formats.safetensors import SAFETENSORS
 from tests.formats.test_safetensors import in_library
 from tests.oracles import gguf_reference, glft_reference, llama_cpp
 from tests.oracles.gguf_reference import BLOCKS
-from tests.tensor_types.test_ggml_types import WORDS
+from tests.tensor_types.test_ggml_types import in_other_order
 
 ORDERS = {"little": "<", "big": ">"}
 PLAIN = {0: "f4", 1: "f2", 24: "i1", 25: "i2", 26: "i4", 27: "i8", 28: "f8"}  # numpy's types by ggml's codes
@@ -125,9 +125,7 @@ def of_ggml_type(code: int, name: str, payload: bytes, order: str) -> str:
         return hashed(widened(np.frombuffer(payload, order + "u2")))
     weights, size = BLOCKS[code]
     blocks = np.frombuffer(payload, np.uint8).reshape(-1, size).copy()
-    for first, nbytes, count in WORDS[name] if order == ">" else ():
-        for word in range(first, first + nbytes * count, nbytes):
-            blocks[:, word : word + nbytes] = blocks[:, word : word + nbytes][:, ::-1].copy()
+    blocks = in_other_order(name, blocks) if order == ">" else blocks
     if name == "Q8_1":  # which is Q8_0 with a sum; llama.cpp has no function for it
         name, blocks = "Q8_0", np.concatenate((blocks[:, :2], blocks[:, 4:]), 1)
     return hashed(llama_cpp.dequantize(name, blocks, weights))

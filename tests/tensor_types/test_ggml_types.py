@@ -295,28 +295,29 @@ def test_weights_that_nvfp4_would_clip() -> None:
     assert caught.value.index == (1, 3)
 
 
-# The numbers of several bytes in a block, as (first byte, bytes each, count); others are bytes.
+# The numbers in a block, as numpy writes its fields.
 # Source: the block structs of llama.cpp's ggml-common.h, and the words that ggml-quants.c reads.
 # fmt: off
 WORDS = {
-    "Q4_0": [(0, 2, 1)], "Q4_1": [(0, 2, 2)], "Q5_0": [(0, 2, 1), (2, 4, 1)], "Q5_1": [(0, 2, 2), (4, 4, 1)],
-    "Q8_0": [(0, 2, 1)], "Q8_1": [(0, 2, 2)], "Q1_0": [(0, 2, 1)], "Q2_0": [(0, 2, 1)],
-    "Q2_K": [(80, 2, 2)], "Q3_K": [(108, 2, 1)], "Q4_K": [(0, 2, 2)], "Q5_K": [(0, 2, 2)], "Q6_K": [(208, 2, 1)],
-    "Q8_K": [(0, 4, 1), (260, 2, 16)],
-    "IQ2_XXS": [(0, 2, 1), (2, 4, 16)], "IQ2_XS": [(0, 2, 33)], "IQ2_S": [(0, 2, 1)], "IQ3_XXS": [(0, 2, 1), (66, 4, 8)],
-    "IQ3_S": [(0, 2, 1)], "IQ1_S": [(0, 2, 1), (34, 2, 8)], "IQ1_M": [(48, 2, 4)], "IQ4_NL": [(0, 2, 1)],
-    "IQ4_XS": [(0, 2, 2)], "TQ1_0": [(52, 2, 1)], "TQ2_0": [(64, 2, 1)], "MXFP4": [], "NVFP4": [],
+    "Q4_0": "u2,16u1", "Q4_1": "2u2,16u1", "Q5_0": "u2,u4,16u1", "Q5_1": "2u2,u4,16u1", "Q8_0": "u2,32u1", "Q8_1": "2u2,32u1",
+    "Q1_0": "u2,16u1", "Q2_0": "u2,16u1", "Q2_K": "80u1,2u2", "Q3_K": "108u1,u2", "Q4_K": "2u2,140u1", "Q5_K": "2u2,172u1",
+    "Q6_K": "208u1,u2", "Q8_K": "u4,256u1,16u2", "IQ2_XXS": "u2,16u4", "IQ2_XS": "33u2,8u1", "IQ2_S": "u2,80u1",
+    "IQ3_XXS": "u2,64u1,8u4", "IQ3_S": "u2,108u1", "IQ1_S": "u2,32u1,8u2", "IQ1_M": "48u1,4u2", "IQ4_NL": "u2,16u1",
+    "IQ4_XS": "2u2,132u1", "TQ1_0": "52u1,u2", "TQ2_0": "64u1,u2", "MXFP4": "17u1", "NVFP4": "36u1",
 }
 # fmt: on
+
+
+def in_other_order(name: str, blocks: np.ndarray) -> np.ndarray:
+    """Returns blocks u8 [n, size] with their numbers in the other byte order."""
+    numbers = WORDS.get(name, f"u{blocks.shape[1]}")
+    return blocks.view(np.dtype([("", numbers)])).byteswap().view(np.uint8)
 
 
 @pytest.mark.parametrize("type_", [*GGML_TYPES], ids=str)
 def test_big_endian_numbers_mean_the_same(type_: TensorType) -> None:
     little = np.random.default_rng(0).integers(0, 256, (BLOCKS, type_.nbytes([type_.least_row])), np.uint8)
-    big, words = little.copy(), WORDS[type_.name] if type_.block else [(0, little.shape[1], 1)]
-    for first, nbytes, count in words:
-        for word in range(first, first + nbytes * count, nbytes):
-            big[:, word : word + nbytes] = little[:, word : word + nbytes][:, ::-1]
+    big = in_other_order(type_.name, little)
     dims = [BLOCKS // 2, 2 * type_.least_row]
     for order, stored in (("little", little.tobytes()), ("big", big.tobytes())):
         fields = type_.cut(BytesSource(stored), 0, dims, range(dims[0]), range(dims[1]), order)

@@ -120,7 +120,7 @@ def test_every_field_can_be_broken(format: str) -> None:
     kinds |= {"the count of metadata claims more than there is", *KINDS[format]}
     rich = st.just(golden({"glft": "four_types", "gguf": "gguf_little"}[format]))  # every damage applies to it
     faults = dict.fromkeys(fault for faults in FIELD_FAULTS.values() for fault in faults)
-    for fault, files in product(faults, [rich, containers(format)] if FULL else [rich]):
+    for fault, files in product(faults, [rich, containers(format, rules="spec")] if FULL else [rich]):
 
         @settings(A_FEW, max_examples=25 if FULL else 10)
         @given(with_a_fault(fault, files))
@@ -270,14 +270,6 @@ def test_a_gap_after_padding_that_a_file_without_tensors_may_lack() -> None:
     stored = b"GGUF" + struct.pack("<IQQ", 3, 0, 0)
     made = find(corruptions(stored, "gguf-gaps"), lambda made: True, settings=A_FEW)
     assert (made.stored, made.offset, made.problem()) == (stored + bytes(8) + b"\1", 32, None)
-
-
-def test_payloads_of_a_draft_have_their_own_bytes() -> None:
-    draft = Draft.of(Container.parse(GGUF_FILE.bytes()))
-    first, second = draft.rows("tensor_infos")
-    moved = [draft.with_row("tensor_infos", 1, {**second, "offset": offset}) for offset in (32, 4, 1 << 40)]
-    assert [broken is None for broken in (each.broken_rules() for each in moved)] == [False, True, True]
-    assert draft.with_row("tensor_infos", 2, {**first, "name": "x"}).broken_rules() is not None  # the same payload
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,6 @@ from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Padding, Struct
 from glft_schema.codec.tables import Table
-from glft_schema.describe.nodes import NumberNode, Schema, Wrapper
-from glft_schema.describe.schema import node_of, struct_of
 from glft_schema.errors import OptionError
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.gguf import GGUF, KeyValue, TensorInfo
@@ -320,13 +318,6 @@ def test_teaching_a_construct() -> None:
     problem = r"Celsius has no node: register a function with @.*\.node_of.register\(Celsius\)"
     with pytest.raises(NotImplementedError, match=problem):
         find(from_construct(weather), lambda value: True)
-
-    @node_of.register(Celsius)
-    def _(declared: Celsius, schema: Schema, name: str) -> NumberNode:
-        return NumberNode("i8", "little", wrappers=(Wrapper(decode=lambda half, *_: half / 2),))
-
-    assert find(from_construct(weather), lambda value: value.outside == -20.5)
-    assert struct_of(weather).field("outside").node == NumberNode("i8", "little")
 
 
 def test_an_unknown_node() -> None:

@@ -118,26 +118,20 @@ def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_sources_have_all_functions_and_tables() -> None:
     """Every global name of a decoder, encoder or helper is defined in a file of the sources."""
     sources = {path for pattern in loading.SOURCES for path in loading.PACKAGE.glob(pattern)}
-    used = [type_.functions for type_ in DECLARED if type_.functions]
-    left, seen = [function for functions in used for function in (functions.decoder, *functions.encoders)], set()
+    functions = [type_.functions for type_ in DECLARED if type_.functions]
+    left, seen = [function for one in functions for function in (one.decoder, *one.encoders)], set()
     while left:
         function = inspect.unwrap(left.pop())
         if function in seen or function.__module__ == language.__name__:
             continue
         seen.add(function)
         module = sys.modules[function.__module__]
-        assert Path(inspect.getsourcefile(module)) in sources, function
-        imported = {
-            alias.asname or alias.name: node.module
-            for node in ast.walk(ast.parse(inspect.getsource(module)))
-            if isinstance(node, ast.ImportFrom)
-            for alias in node.names
-        }
-        for name in function.__code__.co_names:
-            if name in imported:
-                assert Path(inspect.getsourcefile(sys.modules[imported[name]])) in sources, (function, name)
-            if isinstance(value := vars(module).get(name), types.FunctionType):
-                left.append(value)
+        imports = [node for node in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(node, ast.ImportFrom)]
+        imported = {alias.asname or alias.name: node.module for node in imports for alias in node.names}
+        for name in {module.__name__, *(imported[name] for name in function.__code__.co_names if name in imported)}:
+            assert Path(sys.modules[name].__file__) in sources, (function, name)
+        values = (vars(module).get(name) for name in function.__code__.co_names)
+        left += [value for value in values if isinstance(value, types.FunctionType)]
     assert len(seen) > 100
 
 
