@@ -76,7 +76,7 @@ def test_numbers_by_index_and_slice(order: ByteOrder) -> None:
     expected = (np.arange(200_000) * 7).astype(u32.numpy_dtype(order))
     numbers = StoredNumbers(Watched(b"before" + expected.tobytes() + b"after"), 6, len(expected), u32, order)
     assert (numbers[3], numbers[-1], asked) == (21, 199_999 * 7, [4, 4])
-    for part in (slice(5, 9), slice(None, None, -1), slice(90, 10, -7), slice(10, 90, 7), slice(5, 5), slice(-3, None)):
+    for part in (slice(5, 9), slice(None, None, -1), slice(90, 10, -7), slice(5, 5), slice(-3, None)):
         assert (numbers[part].tobytes(), numbers[part].dtype) == (expected[part].tobytes(), expected.dtype)
     for index in (200_000, -200_001):
         with pytest.raises(IndexError):

@@ -134,14 +134,10 @@ def test_halves_of_an_element() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "table: expected JSON, found '' (Expecting value) (at byte 2)"),
         ("[]", "table: expected a JSON object, found []"),
         (b'{"\xff":1}', "table: expected UTF-8, found b'\\xff\":1}' (at byte 4)"),
-        ('{"é":}', "table: expected JSON, found '}' (Expecting value) (at byte 8)"),
         ('{"é":[0,{"x":[1e999]}]}', "table: expected a number that a 64-bit float can hold, found '1e999' (at byte 17)"),
-        ('{"é":NaN}', "table: expected JSON, found NaN (at byte 8)"),
         ('{"é":1e999,}', "table: expected JSON, found '}' (Expecting property name enclosed in double quotes) (at byte 14)"),
-        ('{"a":["\\ud800"]}', "table: expected pairs of surrogates, found '\\ud800' alone (at byte 8)"),
         ('{"\\udc00":1}', "table: expected pairs of surrogates, found '\\udc00' alone (at byte 3)"),
         ('{"a":5}', "table -> 0: expected an object with kind, sizes, span, found 5 (tensor 'a', at byte 7)"),
         ('{"a":["k",[]]}', "table -> 0: expected an object with kind, sizes, span, found ['k', []] (tensor 'a', at byte 7)"),

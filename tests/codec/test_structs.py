@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import runpy
 import sys
+from typing import Any
 from unittest.mock import Mock
 
 import construct
@@ -13,10 +14,10 @@ import torch
 from construct import Int8ul, PascalString, len_, this
 
 from glft_schema import Container, FormatError
-from glft_schema.codec.numbers import f16, u8
+from glft_schema.codec.numbers import f16, u8, u16
 from glft_schema.codec.predicates import at_most
 from glft_schema.codec.rules import Check, Rule
-from glft_schema.codec.structs import Count, Struct
+from glft_schema.codec.structs import Count, Derived, Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.trace import Trace
 from glft_schema.formats.glft import GLFT
@@ -65,6 +66,15 @@ def test_fields_with_a_hook_have_one_name_in_paths() -> None:
             hooked.parse(b"", trace=trace)
         assert caught.value.path == "n -> a"
     assert ([span.path for span in trace.spans], seen) == (["n -> a", "n"], [5, 5])
+
+
+@pytest.mark.parametrize("struct", [Struct, construct.Struct])
+def test_fields_see_each_other_and_the_parameters(struct: Any) -> None:
+    seen = Derived(lambda at: [at._.a, at._root.a, at.b, at["b"], at._params.given])
+    outer = struct("a" / u16, "inner" / Struct("b" / u8, "seen" / seen))
+    parsed = outer.parse(b"\0\1\2", byte_order="big", given=9)
+    assert (parsed.a, parsed.inner, parsed.inner.seen) == (1, {"b": 2}, [1, 1, 2, 2, 9])
+    assert outer.build({"a": 1, "inner": {"b": 2}}, given=9) == b"\1\0\2"
 
 
 def test_tensors_in_a_plain_stream() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from glft_schema import Container, FormatError
+from glft_schema import Container, FormatError, LimitError
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.typed_values import Typed
 from glft_schema.formats.gguf import GGUF
@@ -132,3 +132,11 @@ def test_bool_bytes_and_nan_bits_are_kept_through_another_byte_order() -> None:
         assert (metadata["b"], metadata["a"]) == (True, [False, True])
         built = Container.build({"format": "GGUF", "header": {"byte_order": other}, "metadata": metadata})
         assert built == reference.File(entries, order="<" if other == "little" else ">").bytes()
+
+
+def test_arrays_too_deep_for_pythons_stack() -> None:
+    value: object = [1]
+    for _ in range(5000):
+        value = [value]
+    with pytest.raises(LimitError, match="nested too deeply for Python's stack"):
+        build(metadata={"k": value})

@@ -49,7 +49,7 @@ def declared(source: str, **names: Any) -> Any:
     """Returns the last function of a text, whose source `inspect` finds."""
     path = f"<scalar {next(_numbers)}>"
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
-    scope = {**{name: getattr(language, name) for name in NAMES}, **names}
+    scope = {**{name: value for name, value in vars(language).items() if name[0] != "_"}, **names}
     exec(compile(source, path, "exec"), scope)
     return [value for value in scope.values() if getattr(getattr(value, "__code__", None), "co_filename", "") == path][-1]
 

@@ -314,8 +314,6 @@ def test_a_corpus_has_the_expected_reports(format: Format, tmp_path: Path) -> No
     broken = Counter(case.corruption.rule for case in cases if case.corruption)
     assert set(distinct_rules(format)) - broken.keys() <= {"gguf-length"}
     assert (kinds[VALID] >= 4, broken[None] >= 3) == (True, True)
-    code, text = run(path)
-    assert (code, f"{kinds[VALID]} valid" in text, f"{kinds[CORRUPTED]} corrupted" in text) == (0, True, True)
 
 
 def test_corpora_are_read_back(tmp_path: Path) -> None:
