@@ -164,12 +164,13 @@ class Strict(Check):
         """Finds nothing."""
 
 
+A, SIZES = "a" / u8, "sizes" / Sizes(u8, u8, "dims")
 OTHERS = {
-    "a class with its own parse": Struct("a" / u8, "b" / Doubled("doubled", "u2")),
+    "a class with its own parse": Struct(A, "b" / Doubled("doubled", "u2")),
     "a hook": Struct("a" / u8 * (lambda value, context: context._root.update(hooked=value))),
-    "picked by the row": Struct("a" / u8, "b" / Picked(this.a > 9, u8, u16)),
-    "picked by a function": Struct("a" / u8, "b" / Picked(lambda at: at.get("a", 100) > 9, u8, u16)),
-    "looks at the stream": Struct("a" / u8, "b" / Derived(lambda at: at._io.tell())),
+    "picked by the row": Struct(A, "b" / Picked(this.a > 9, u8, u16)),
+    "picked by a function": Struct(A, "b" / Picked(lambda at: at.get("a", 100) > 9, u8, u16)),
+    "looks at the stream": Struct(A, "b" / Derived(lambda at: at._io.tell())),
     "looks at the field after": Struct("a" / Derived(lambda at: at.get("b", 0)), "b" / u8),
     "a length below zero": Struct("a" / PascalString(Int8sb, "utf8"), "b" / Int8ul),
     "a length that counts itself": construct.StringEncoded(construct.Prefixed(Int8ul, GreedyBytes, includelength=True), "utf8"),
@@ -178,8 +179,8 @@ OTHERS = {
     "signed sizes": Struct("a" / Sizes(u8, i16, "dims")),
     "an array": Struct("a" / u8[2]),
     "three bytes": Struct("a" / construct.Int24ul, construct.Padding(1)),
-    "a check with its own parse": Struct("a" / u8, Strict("strict", "a")),
-    "without a name": Struct("a" / u8, construct.If(this.a > 9, Int8ul), Derived(this.a)),
+    "a check with its own parse": Struct(A, Strict("strict", "a")),
+    "without a name": Struct(A, construct.If(this.a > 9, Int8ul), Derived(this.a)),
     "a default case": Struct("a" / Switch(this._root.is_wide, {0: u8}, default=Int16ub)),
     "construct's Struct": construct.Struct("a" / Int8ul, "b" / Int16ul),
     "no Struct": PascalString(Int8ul, "utf8"),
@@ -196,7 +197,6 @@ def parse(declared: Struct, stored: bytes, order: ByteOrder) -> Any:
     return declared._parse(Cursor(BytesSource(stored)), new_context(True, byte_order=order), "(parsing)")
 
 
-SIZES = "sizes" / Sizes(u8, u8, "dims")
 wide = Picked(this._root.is_wide == 1, u16, u8)
 COLUMNS = {
     "repeated fields between others": Struct(
@@ -221,12 +221,12 @@ ROWS = {
     "no repeated field": Struct("name" / Text(u8)),
     "a float": Struct(SIZES, "ratio" / f32),
     "a number of construct": Struct(SIZES, "big" / Int16ub),
-    "a rule on both kinds": Struct("a" / u8, SIZES, Rule("x", len_(this.sizes) + this.a, at_most(9))),
-    "a value of both kinds": Struct("a" / u8, SIZES, "sum" / Derived(len_(this.sizes) + this.a)),
-    "a value of another kind": Struct("a" / u8, SIZES, "twice" / Derived(this.a * 2)),
+    "a rule on both kinds": Struct(A, SIZES, Rule("x", len_(this.sizes) + this.a, at_most(9))),
+    "a value of both kinds": Struct(A, SIZES, "sum" / Derived(len_(this.sizes) + this.a)),
+    "a value of another kind": Struct(A, SIZES, "twice" / Derived(this.a * 2)),
     "a function": Struct(SIZES, Rule("x", this.sizes, meets(lambda at: len(at.sizes) < 3, "short"))),
     "a switch by the row": Struct("is_wide" / u8, SIZES, "value" / Switch(this.is_wide, {0: u8, 1: u16})),
-    "a switch by a function": Struct("a" / u8, SIZES, "value" / Switch(lambda at: at.get("a", 0), {0: u8, 1: u16})),
+    "a switch by a function": Struct(A, SIZES, "value" / Switch(lambda at: at.get("a", 0), {0: u8, 1: u16})),
     "codes of a switch": Struct(
         "a" / u8, "type" / TypeCode(Switch(lambda at: at.get("a", 0), {0: u8}, default=u16), VALUE_TYPES)
     ),

@@ -6,13 +6,8 @@ import copy
 import pickle
 
 import pytest
-from construct import len_, this
 
-from glft_schema.codec.numbers import u8
 from glft_schema.codec.records import Record
-from glft_schema.codec.structs import Count, Derived, Struct
-
-Sized = Struct("n" / Count(u8, len_(this.sizes)), "sizes" / u8[2], "sum" / Derived(lambda at: int(at.sizes.sum())))
 
 
 def row() -> Record:
@@ -24,13 +19,6 @@ def test_fields_and_counts_by_attribute_and_by_key() -> None:
     assert (record.name, record["rank"], len(record), dict(record)) == ("w", 2, 2, {"name": "w", "rank": 2})
     assert (record.n, record["n"], record.get("n"), dict(record.counts), "n" in record) == (5, 5, 5, {"n": 5}, False)
     assert repr(record) == "<Record: name 'w', rank 2, n 5>"
-
-
-def test_counts_of_a_struct() -> None:
-    record = Sized.parse(b"\x02\x03\x04")
-    assert list(record) == ["sizes"]
-    assert dict(record.counts) == {"n": 2, "sum": 7}
-    assert Sized.build(record) == b"\x02\x03\x04"
 
 
 def test_records_are_equal_to_mappings_with_equal_items() -> None:

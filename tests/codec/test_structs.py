@@ -51,12 +51,6 @@ def test_a_struct_of_ones_own() -> None:
             Sheet.build({"rows": [value["rows"][0], row]})
 
 
-def test_documented_fields_have_one_name_in_paths() -> None:
-    with pytest.raises(FormatError) as caught:
-        Sheet.parse(b"\x01\x01a")
-    assert caught.value.path == "rows -> 0 -> rank"
-
-
 def test_fields_with_a_hook_have_one_name_in_paths() -> None:
     seen: list[int] = []
     hooked = Struct("n" / Struct("a" / u8 * (lambda value, context: seen.append(value))) * (lambda value, context: None))

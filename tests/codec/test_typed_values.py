@@ -14,28 +14,24 @@ from tests.oracles import gguf_reference as reference
 from tests.oracles.gguf_reference import ARRAY
 
 
-def test_long_arrays_are_views_and_lazy() -> None:
+@pytest.mark.parametrize("order", ORDERS)
+def test_long_arrays_are_views_and_lazy(order: str) -> None:
     numbers, texts = np.arange(2000, dtype=np.int16), [f"token {i}" for i in range(2000)]
-    for order in ORDERS:
-        file = build(header={"byte_order": order}, metadata={"n": numbers, "t": texts, "f": np.zeros(1500, dtype=bool)})
-        view, tokens = file.metadata["n"], file.metadata["t"]
-        assert isinstance(view, np.ndarray)
-        assert (view.tolist(), view.flags.writeable, bool(view)) == (numbers.tolist(), False, True)
-        assert view == numbers.tolist()
-        assert [view == other for other in (numbers.tolist()[:-1], 1, "n", None, texts)] == [False] * 5
-        assert file.metadata["f"].dtype == bool
-        assert isinstance(tokens, StoredStrings)
-        assert (len(tokens), tokens[0], tokens[-1], tokens[5:7]) == (2000, "token 0", "token 1999", texts[5:7])
-        assert tokens == texts
-        assert tokens not in (texts[:-1], "token")
-        assert tokens.index("token 1234") == 1234
-        with pytest.raises(IndexError, match="index 2000 is out of range for 2000 strings"):
-            tokens[2000]
-        assert repr(tokens) == "['token 0', 'token 1', 'token 2', 'token 3', ... 2,000 in all]"
-        assert repr(file.metadata.stored_value("n").value) == "[0, 1, 2, 3, ... 2,000 in all]"
-        again = build(metadata={"t": tokens, "u": Typed(tokens, "array[string]")}).metadata
-        assert [again.type_of(key) for key in again] == ["array[string]"] * 2
-        assert again["u"] == texts
+    metadata = build(header={"byte_order": order}, metadata={"n": numbers, "t": texts}).metadata
+    view, tokens = metadata["n"], metadata["t"]
+    assert isinstance(view, np.ndarray)
+    assert (view.tolist(), view.flags.writeable, bool(view)) == (numbers.tolist(), False, True)
+    assert [view == other for other in (numbers.tolist(), numbers.tolist()[:-1], 1, "n", None, texts)] == [True] + [False] * 5
+    assert isinstance(tokens, StoredStrings)
+    assert (len(tokens), tokens[0], tokens[-1], tokens[5:7]) == (2000, "token 0", "token 1999", texts[5:7])
+    assert [tokens == other for other in (texts, texts[:-1], "token")] == [True, False, False]
+    with pytest.raises(IndexError, match="index 2000 is out of range for 2000 strings"):
+        tokens[2000]
+    assert repr(tokens) == "['token 0', 'token 1', 'token 2', 'token 3', ... 2,000 in all]"
+    assert repr(metadata.stored_value("n").value) == "[0, 1, 2, 3, ... 2,000 in all]"
+    again = build(metadata={"t": tokens, "u": Typed(tokens, "array[string]"), "f": np.zeros(1500, dtype=bool)}).metadata
+    assert [again.type_of(key) for key in again] == ["array[string]", "array[string]", "array[bool]"]
+    assert (again["u"], again["f"].dtype) == (texts, bool)
 
 
 PLAIN = [

@@ -270,12 +270,10 @@ def test_the_largest_weight_of_nvfp4() -> None:
 def test_weights_whose_scale_underflows_are_counted(name: str) -> None:
     """A weight is lost if all weights that share its scale become 0. Others are only rounded."""
     type_, length = GGML_TYPES[name], GGML_TYPES[name].least_row
-    weights = np.random.default_rng(7).standard_normal((5, length)).astype(np.float32)
+    weights = np.random.default_rng(7).standard_normal((4, length), np.float32)
     weights[1] *= 1e-12
-    weights[2] = 0
-    weights[3, : length // 2] *= 1e-12
-    weights[4, ::2] = 0
-    weights[4] *= 1e-12
+    weights[2, : length // 2] *= 1e-12
+    weights[3] = weights[1] * (np.arange(length) % 2)
     lost = Counter[str]()
     importance = np.ones(length, np.float32) if type_.needs_importance else None
     blocks = type_.encode(weights, "w", importance=importance, lost=lost)["blocks"]

@@ -77,14 +77,11 @@ def test_scale_that_underflows_gives_zeros_and_a_warning_with_the_name() -> None
 @pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_nan_and_infinities_are_refused_at_the_first_index(type_: object, bad: float) -> None:
-    problem = "NaN and infinities cannot be quantized"
     w = torch.ones(3, 2, 64)
     w[1, 1, 5] = bad
     w[2, 0, 0] = float("nan")
-    with pytest.raises(TensorError, match=problem) as caught:
+    with pytest.raises(TensorError, match=r"^tensor 'layers.0' at \[1, 1, 5\]: NaN and infinities cannot be quantized$"):
         type_.encode(w, "layers.0")
-    assert (caught.value.tensor, caught.value.index) == ("layers.0", (1, 1, 5))
-    assert str(caught.value) == f"tensor 'layers.0' at [1, 1, 5]: {problem}"
 
 
 @pytest.mark.parametrize(("quantize", "largest"), [(quantize_symmetric_per_channel, 127), (quantize_symmetric_per_group, 7)])

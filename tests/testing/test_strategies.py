@@ -88,12 +88,12 @@ def test_files_are_valid_and_keep_to_their_rule_sets(format: str, rules: tuple[s
 def test_knobs() -> None:
     def check(file: Any) -> None:
         assert {tensor.type.name for tensor in file.tensors.values()} <= {"Q4_0", "F32"}
-        assert len(file.tensors) <= 2
         assert sum(tensor.nbytes for tensor in file.tensors.values()) <= 200  # tied ones are counted twice
+        counts.add(len(file.tensors))
 
+    counts = set[int]()
     for_all(containers("gguf", types=["q4_0", "F32"], max_tensors=2, max_bytes=100).map(Container.parse), check)
-    files = containers("glft", max_tensors=9).map(Container.parse)
-    assert len(find(files, lambda file: len(file.tensors) > 6, settings=SEEN, random=Random(0)).tensors) <= 9
+    assert counts == {0, 1, 2}
 
 
 def test_bad_requests() -> None:

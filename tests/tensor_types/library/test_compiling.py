@@ -46,7 +46,6 @@ def test_an_own_type() -> None:
         found = np.zeros((10, 32), dtype)
         loading.function_of("q8_compiled", dtype)(blocks.ctypes.data, found.ctypes.data, 10)
         assert same_bits(found, by_plain_python(OWN, blocks).astype(dtype))
-    assert loading.function_of("q8_compiled", "bfloat16")
     assert loading.function_of("q4_k", "float32")
     assert [field.sentence for field in OWN.functions.layout.fields] == ["scale", "codes"]
 
@@ -131,10 +130,7 @@ def store(w, peak, d, codes):
 def encoded_by_plain_python(encoder: Any, rows: np.ndarray, importance: np.ndarray | None = None) -> bytes:
     blocks = []
     for row in rows:
-        mean_square = np.zeros(1, np.float32)
-        for x in row:
-            mean_square += x * x
-        mean_square /= np.float32(len(row))
+        mean_square = np.add.accumulate(row * row)[-1:] / np.float32(len(row))
         for at in range(0, len(row), 32):
             d, codes, part = np.zeros(1, np.float16), np.zeros(32, np.int8), slice(at, at + 32)
             given = {} if importance is None else {"importance": importance[part], "mean_square": mean_square}

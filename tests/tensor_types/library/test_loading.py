@@ -12,6 +12,7 @@ import sys
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,13 @@ def test_no_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_functions_of_all_dtypes(caplog: pytest.LogCaptureFixture) -> None:
-    keys = [(type_.scheme, dtype) for type_ in TYPES for dtype in loading.DTYPES]
     with caplog.at_level(logging.INFO, "glft_schema"):
-        functions = [loading.function_of(*key) for key in keys]
-        assert all(functions)
-        assert [loading.function_of(*key) for key in keys] == functions
-        assert loading.function_of("q4_own", "float32") is None
-        encoders = [loading.encoder_of(*key) for key in (("q4_k", False), ("q4_k", True), ("iq2_xxs", True))]
-    assert [encoder is None for encoder in encoders] == [False, True, True]
-    assert messages(caplog) == []
+        for scheme, dtype in product((type_.scheme for type_ in TYPES), loading.DTYPES):
+            assert (function := loading.function_of(scheme, dtype))
+            assert loading.function_of(scheme, dtype) is function
+        assert loading.encoder_of("q4_k", False)
+        others = loading.encoder_of("q4_k", True), loading.encoder_of("iq2_xxs", True), loading.function_of("q4_own", "float32")
+    assert (others, messages(caplog)) == ((None, None, None), [])
 
 
 def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
