@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from construct import this
 
-from glft_schema import FormatError, TruncatedError
+from glft_schema import FormatError
 from glft_schema.codec.metadata_lines import KeyValueLines, TextMetadata
 from glft_schema.codec.numbers import u8
 from glft_schema.codec.structs import Count, Struct
@@ -48,11 +48,6 @@ def test_a_newline_at_the_end_is_kept() -> None:
 def test_bad_lines(stored: bytes, message: str) -> None:
     error = parse_error(File, (bytes([len(stored)]) + stored).hex())
     assert (type(error), str(error)) == (FormatError, message)
-
-
-def test_truncated_lines() -> None:
-    error = parse_error(File, "05 613D31")
-    assert (type(error), str(error)) == (TruncatedError, "metadata: expected 5 bytes, found 3 (at byte 1)")
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,14 @@ def test_a_struct_of_ones_own() -> None:
 
 def test_fields_with_a_hook_have_one_name_in_paths() -> None:
     seen: list[int] = []
-    hooked = Struct("n" / Struct("a" / u8 * (lambda value, context: seen.append(value))) * (lambda value, context: None))
-    for trace in (None, Trace()):
-        assert hooked.parse(b"\5", trace=trace).n.a == 5
-        with pytest.raises(FormatError) as caught:
-            hooked.parse(b"", trace=trace)
-        assert caught.value.path == "n -> a"
-    assert ([span.path for span in trace.spans], seen) == (["n -> a", "n"], [5, 5])
+    hooked, trace = Struct("n" / Struct("a" / u8 * (lambda value, context: seen.append(value))) * (lambda *_: None)), Trace()
+    for given in (None, trace):
+        assert hooked.parse(b"\5", trace=given).n.a == 5
+    with pytest.raises(FormatError) as caught:
+        hooked.parse(b"")
+    assert (caught.value.path, [span.path for span in trace.spans], seen) == ("n -> a", ["n -> a", "n"], [5, 5])
 
 
-@pytest.mark.parametrize("struct", [Struct, construct.Struct])
 def test_fields_see_each_other_and_the_parameters(struct: Any) -> None:
     seen = Derived(lambda at: [at._.a, at._root.a, at.b, at["b"], at._params.given])
     outer = struct("a" / u16, "inner" / Struct("b" / u8, "seen" / seen))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from glft_schema.scalar import language
@@ -185,6 +184,3 @@ def test_tables_are_computed_when_they_are_read() -> None:
 
     unused = declared("def decode(w):\n    w[0] = float32(1)\n", UNUSED=language.LookupTable(fails))
     assert check(unused, ARRAYS).parameters == {"w": ARRAYS["w"]}
-    used = declared("def decode(w):\n    w[0] = FLOATS[1]\n", FLOATS=language.LookupTable(lambda: np.array([1.5, 2.5])))
-    (store,) = check(used, ARRAYS).body
-    assert store.value.array.table.dtype == np.float32

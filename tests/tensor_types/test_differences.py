@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,23 +52,37 @@ def test_measures_by_numpy(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (errors.count, errors.unlike, errors.is_none, errors.worst_row) == (105, 0, False, (1, 4))
 
 
-def test_numbers_that_are_not_finite() -> None:
-    reference = torch.tensor([[NAN, INF, -INF, 1.0], [NAN, INF, 2.0, 2.0]])
-    same = errors_of(reference, reference)
-    assert (same.is_none, same.unlike, same.snr, same.cosine, same.worst_row) == (True, 0, INF, 1.0, None)
-    found = errors_of(torch.tensor([[NAN, INF, -INF, 4.0], [0.0, -INF, NAN, 2.0]]), reference)
-    assert (found.unlike, found.squares, found.largest, found.reference_squares) == (3, 9.0, 3.0, 5.0)
-    assert (found.rmse, found.worst_row, found.worst_row_error) == (math.sqrt(9 / 5), (0,), 3.0)
+EMPTY, LOST = torch.zeros(0, 4), torch.tensor([[0.0, 0.0], [0.0, 2.0]])
+ODD = torch.tensor([[NAN, INF, -INF, 1.0], [NAN, INF, 2.0, 2.0]])
+WRONG = torch.tensor([[NAN, INF, -INF, 4.0], [0.0, -INF, NAN, 2.0]])
 
 
-def test_zeros_and_empty_tensors() -> None:
-    none = errors_of(torch.zeros(0, 4), torch.zeros(0, 4))
-    assert (none.count, none.rmse, none.relative, none.snr, none.is_none) == (0, 0.0, 0.0, INF, True)
-    assert math.isnan(none.cosine)
-    lost = errors_of(torch.tensor([[0.0, 0.0], [0.0, 2.0]]), torch.zeros(2, 2))
-    assert (lost.relative, lost.snr, lost.worst_row, lost.worst_row_error) == (INF, -INF, (1,), INF)
-    single = errors_of(torch.tensor(3), torch.tensor(2))
-    assert (single.largest, single.worst_row, single.worst_row_error) == (1.0, (), 0.5)
+@pytest.mark.parametrize(
+    ("numbers", "reference", "expected"),
+    [
+        (ODD, ODD, {"is_none": True, "unlike": 0, "snr": INF, "cosine": 1.0, "worst_row": None}),
+        (
+            WRONG,
+            ODD,
+            {
+                "unlike": 3,
+                "squares": 9.0,
+                "largest": 3.0,
+                "reference_squares": 5.0,
+                "rmse": math.sqrt(9 / 5),
+                "worst_row": (0,),
+                "worst_row_error": 3.0,
+            },
+        ),
+        (EMPTY, EMPTY, {"count": 0, "rmse": 0.0, "relative": 0.0, "snr": INF, "is_none": True}),
+        (LOST, torch.zeros(2, 2), {"relative": INF, "snr": -INF, "worst_row": (1,), "worst_row_error": INF}),
+        (torch.tensor(3), torch.tensor(2), {"largest": 1.0, "worst_row": (), "worst_row_error": 0.5}),
+    ],
+)
+def test_numbers_that_are_not_finite_zero_or_none(numbers: torch.Tensor, reference: torch.Tensor, expected: Any) -> None:
+    errors = errors_of(numbers, reference)
+    assert {name: getattr(errors, name) for name in expected} == expected
+    assert numbers.numel() or math.isnan(errors.cosine)
 
 
 def test_sums_of_several_tensors() -> None:

@@ -320,11 +320,8 @@ def test_big_endian_numbers_mean_the_same(type_: TensorType) -> None:
 def test_rounds_floats_as_llama_cpp(name: str) -> None:
     """Every half way between two of them, every NaN prefix, and random bits."""
     random = np.random.default_rng(1).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
-    prefixes = np.arange(1 << 16, dtype=np.uint32) << 16
-    bits = np.concatenate(
-        (random, prefixes, prefixes + 0x8000, prefixes + 0x1000, prefixes + 1, np.uint32(0x7F800000) + prefixes // 97)
-    )
-    weights = np.ascontiguousarray(bits.view(np.float32).reshape(-1, 256))
+    near = np.arange(1 << 16, dtype=np.uint32)[:, None] << 16 | np.array([0, 1, 0x1000, 0x8000], np.uint32)
+    weights = np.concatenate((random, near.reshape(-1))).view(np.float32).reshape(-1, 256)
     expected = llama_cpp.quantize(GGML_TYPES[name].code, weights, 512).view(np.int16)
     found = GGML_TYPES[name].quantize(weights).view(np.int16)
     assert np.array_equal(found, expected)

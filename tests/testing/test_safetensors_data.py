@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from glft_schema import Container, byte_map
 from glft_schema.errors import LimitError
 from glft_schema.files.parsing import check_rules
-from glft_schema.formats.format import Format
-from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.testing import Corruption, containers, rule_ids
 from glft_schema.testing.faults import Breaker, LastRow
-from glft_schema.testing.fuzzing import fuzz
 from tests.describe.test_byte_map import check as check_byte_map
 from tests.formats.test_safetensors import in_file, in_library
 from tests.testing.test_corruptions import SAFE_FILE
@@ -59,11 +56,3 @@ def test_every_refused_text(data: st.DataObject) -> None:
         draft = row.draft_of(text)
         assert Corruption(draft.build(), fault.sentence, path, draft.fault, error=fault.error).problem() is None
         assert fault.error is LimitError or in_library(draft.build()) is None  # a limit of this package
-
-
-@pytest.mark.parametrize("source", [SAFETENSORS, SAFE_FILE], ids=["format", "file"])
-def test_fuzzing_finds_nothing(source: Format | bytes) -> None:
-    fuzzed = fuzz(source, 300 if FULL else 40)
-    assert fuzzed.failure is None
-    assert fuzzed.counts["damaged"]
-    assert fuzzed.counts["corrupted"]

@@ -244,15 +244,6 @@ def plain(value: Any) -> Any:
     return [plain(part) for part in value] if isinstance(value, list) else value
 
 
-def test_padding_of_construct_has_no_other_value_than_none() -> None:
-    """Its bytes are zeros, which parse into None."""
-
-    def check(value: Any) -> None:
-        assert value is None
-
-    for_all(from_construct(construct.Padding(3)), check)
-
-
 def test_both_boundaries_of_a_length_are_drawn() -> None:
     for count in (0, 16):
         values = from_construct(BUILT["counted rows"])
