@@ -61,6 +61,7 @@ def test_fields_with_a_hook_have_one_name_in_paths() -> None:
     assert (caught.value.path, [span.path for span in trace.spans], seen) == ("n -> a", ["n -> a", "n"], [5, 5])
 
 
+@pytest.mark.parametrize("struct", [Struct, construct.Struct])
 def test_fields_see_each_other_and_the_parameters(struct: Any) -> None:
     seen = Derived(lambda at: [at._.a, at._root.a, at.b, at["b"], at._params.given])
     outer = struct("a" / u16, "inner" / Struct("b" / u8, "seen" / seen))
