@@ -41,30 +41,3 @@ def test_lengths_must_be_known() -> None:
     with pytest.raises(ScalarError, match=r"^decode: as arrays, expected known lengths, found ArrayLength$"):
         print_function(check(function, rows.arrays()))
     assert "range" not in print_function(check(function, rows.arrays(columns=6)))[0]
-
-
-def test_the_text() -> None:
-    """Equal texts are computed once."""
-    body = """
-        for g in range(2):
-            for i in range(8):
-                w[8 * g + i] = d[0] * float32((qs[i] >> 4 * g & 15) - 8) + d[0]"""
-    text, tables, axes = print_function(check(decoder_of(body), LAYOUT.arrays()))
-    assert (tables, axes) == ({}, (2, 8))
-    assert (
-        text
-        == """def decode(on, w, d, qs, c, n, h):
-    t0 = on.view(d, 0, (0, 0), (1, 1))
-    t1 = on.cast(t0, 'float32')
-    t2 = on.view(qs, 0, (0, 1), (1, 8))
-    t3 = on.cast(t2, 'int32')
-    t4 = on.linear(w, 0, (4,), (2,))
-    t5 = t3 >> t4[..., None]
-    t6 = t5 & 15
-    t7 = t6 - 8
-    t8 = on.cast(t7, 'float32')
-    t9 = t1 * t8
-    t10 = t9 + t1
-    return on.join(on.weights(w, t10, (2, 8), (0, 1)))
-"""
-    )
