@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import groupby, islice
 
+import numpy as np
+
 import glft_schema.describe.nodes as s
 from glft_schema.codec.trace import STEP
 from glft_schema.describe.byte_map import ByteMap
@@ -224,6 +226,6 @@ def value_text(byte_range: ByteRange) -> str:
         return str(value) if code == str(value) else f"{code}, {value}"
     if isinstance(byte_range.node, s.NumberNode) and byte_range.node.bits:
         return ", ".join([str(int(value)), *(name for name, bit in byte_range.node.bits if value >> bit & 1)])
-    if isinstance(byte_range.node, (s.NumberNode, s.ArrayNode)) and not isinstance(value, list):
+    if isinstance(byte_range.node, (s.NumberNode, s.ArrayNode)) and not isinstance(value, (list, np.ndarray)):
         return f"{float(value):.7g}" if byte_range.type.startswith(("f16", "bf16", "f32")) else str(value)
     return quote(format_value(value, byte_range.type), 200)

@@ -35,7 +35,7 @@ from glft_schema.families.untrusted_folders import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.shards import is_file_name
 from glft_schema.formats.file_types import MOSTLY
-from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, POOLINGS
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.file_source import check_size
@@ -47,10 +47,10 @@ CARD, MODULES = "README.md", "modules.json"
 PARSED = (CARD, GENERATION, *TOKENIZER_FILES)  # by other libraries
 HEAD_SIZE = "head_dim"
 QUANTIZATION_VERSION, VERSION = "general.quantization_version", 2
-POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
-    ("pooling_mode_mean_tokens", "mean", 1),
-    ("pooling_mode_cls_token", "cls", 2),
-    ("pooling_mode_lasttoken", "lasttoken", 3),
+MODES = (  # flag or mode of sentence-transformers, llama.cpp's number
+    ("pooling_mode_mean_tokens", "mean", POOLINGS.index("mean")),
+    ("pooling_mode_cls_token", "cls", POOLINGS.index("cls")),
+    ("pooling_mode_lasttoken", "lasttoken", POOLINGS.index("last")),
 )
 
 
@@ -275,7 +275,7 @@ def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
                 raise FormatError(problem, "path", file=str(path))
             check_links(folder, [path := folder / module["path"] / CONFIG])
             pooling = read_json(path)
-            for flag, mode, number in POOLINGS:
+            for flag, mode, number in MODES:
                 if pooling.get(flag) or pooling.get("pooling_mode") == mode:
                     return {f"{family.arch}.pooling_type": number}
             raise FormatError("expected pooling by the mean, the CLS token or the last token, found another", file=str(path))
@@ -285,7 +285,7 @@ def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
 def write_pooling(metadata: Mapping[str, Any], folder: Path) -> None:
     """Writes the files of sentence-transformers to a folder if a GGUF model states its pooling."""
     arch = metadata[ARCHITECTURE]
-    flags = {flag: metadata.get(f"{arch}.pooling_type") == number for flag, _, number in POOLINGS}
+    flags = {flag: metadata.get(f"{arch}.pooling_type") == number for flag, _, number in MODES}
     if any(flags.values()):
         parts = {"Transformer": "", "Pooling": "1_Pooling"}
         modules = [

@@ -21,7 +21,7 @@ from glft_schema.families.page import BLOCK_COUNT, Loaded
 from glft_schema.families.pages import BY_ARCH, every_model
 from glft_schema.families.requirements import Requirement, RowPaths, broken_keys, locate
 from glft_schema.files.file import File
-from glft_schema.formats.gguf_names import ARCHITECTURE, LAYER, OUTPUT, TOKENIZER
+from glft_schema.formats.gguf_names import ARCHITECTURE, BYTE, LAYER, OUTPUT, TOKENIZER
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.words import suggestion
 
@@ -338,7 +338,7 @@ def _vocabulary(numbers: ModelSizes) -> Iterator[Finding]:
             yield values(key, f"expected {len(tokens)} elements of {key}, one for each token, found {len(metadata[key])}")
     texts = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     if TYPES in metadata and TYPES not in numbers.unknown:
-        of_bytes = [text for text, type_ in zip(texts, metadata[TYPES], strict=False) if type_ == every_model.BYTE]
+        of_bytes = [text for text, type_ in zip(texts, metadata[TYPES], strict=False) if type_ == BYTE]
         short = [text for text in of_bytes if len(text.encode("utf-8", "surrogateescape")) < SHORTEST_BYTE]
         if of_bytes and model == "bert":
             yield values(TYPES, f"expected no token of type byte in a bert vocabulary, found {quote(of_bytes[0])}")

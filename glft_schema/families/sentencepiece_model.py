@@ -9,12 +9,13 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from glft_schema.formats.gguf_names import NORMAL
+
 PIECES, TRAINER, NORMALIZER = 1, 2, 3  # fields of the message
 TEXT, SCORE, TYPE = 1, 2, 3  # of a piece
 MODEL_TYPE, UNIGRAM, BPE = 3, 1, 2  # of the trainer's options
 CHARACTERS, DUMMY_PREFIX, REMOVE_SPACES = 2, 3, 4  # of the normalizer's options
 VARINT, SIZED, NBYTES = 0, 2, {1: 8, 5: 4}  # codes of values
-NORMAL = 1  # the default type of a piece
 
 
 class StoredPiece(NamedTuple):

@@ -14,11 +14,11 @@ from typing import Any
 
 from glft_schema.errors import FormatError, MetadataWarning, quote, warn
 from glft_schema.families.libraries import library
-from glft_schema.families.pages.every_model import CONTROL, DEFAULT_IDS, NORMAL, PHI3_NAMES, PHI3_TOKENS, UNKNOWN, USER_DEFINED
+from glft_schema.families.pages.every_model import DEFAULT_IDS, PHI3_NAMES, PHI3_TOKENS
 from glft_schema.families.pre_tokenizers import BEGINNING, IGNORE_MERGES, RULES
 from glft_schema.families.vocabulary import SPACE
 from glft_schema.formats.chat_templates import TEMPLATE
-from glft_schema.formats.gguf_names import ARCHITECTURE, TOKENIZER
+from glft_schema.formats.gguf_names import ARCHITECTURE, CONTROL, NORMAL, TOKENIZER, UNKNOWN, USER_DEFINED
 
 SPECIAL = {
     "bos_token": "bos_token_id",

@@ -23,10 +23,9 @@ from glft_schema.families.config import Config, read_json
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.page import Family
-from glft_schema.families.pages.every_model import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
 from glft_schema.families.sentencepiece_model import BPE, read_model
-from glft_schema.formats.gguf_names import ARCHITECTURE
+from glft_schema.formats.gguf_names import ARCHITECTURE, BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
 from glft_schema.storage.file_source import read_regular
 
 OF_LLAMA = "bpe with bytes"

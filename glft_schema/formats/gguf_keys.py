@@ -15,7 +15,7 @@ from typing import Any
 
 from glft_schema.display import format_count
 from glft_schema.formats.file_types import FILE_TYPE, FILE_TYPES
-from glft_schema.formats.gguf_names import ARCHITECTURE, TOKENIZER
+from glft_schema.formats.gguf_names import ARCHITECTURE, POOLINGS, TOKEN_TYPES, TOKENIZER
 
 ARCH = "[arch]"  # stands for the name of an architecture
 PER_LAYER = {"uint32": "array[int32]", "float32": "array[float32]"}  # of an architecture's keys; lists as gguf-py writes them
@@ -95,8 +95,8 @@ TYPES = {f"{prefix}.{rest}": type_ for prefix, type_, rests in ROWS for rest in 
 # llama_token_type of llama.cpp v0.5.0.
 MEANINGS = {
     FILE_TYPE: {code: name for name, code in FILE_TYPES.items()},
-    "tokenizer.ggml.token_type": {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"},
-    "[arch].pooling_type": {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"},
+    "tokenizer.ggml.token_type": dict(enumerate(TOKEN_TYPES, 1)),
+    "[arch].pooling_type": dict(enumerate(POOLINGS)),
     "[arch].expert_gating_func": {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen experts"},
 }
 COUNTS = (("[arch].block_count", "layer", "layers"), ("[arch].context_length", "context", "context"))

@@ -64,7 +64,8 @@ FULL = {
     "view.md: A file as a page": "SmolLM2 in full, six seconds",
 }
 LONG = {"README.md: On the command line", "README.md: glft_schema", "first-steps.md: Look at a file"}
-APART = {"adding-a-format.md", "adding-a-type.md", "comfyui.md"}  # their programs register or import things
+# Pages whose programs register or import things.
+APART = {"adding-a-format.md", "files-without-tensors.md", "adding-a-type.md", "comfyui.md"}
 
 
 @dataclass(frozen=True)

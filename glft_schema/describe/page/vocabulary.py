@@ -9,11 +9,10 @@ import numpy as np
 
 from glft_schema.describe.page.frame import visible
 from glft_schema.files.file import File
-from glft_schema.formats.gguf_names import TOKENIZER
+from glft_schema.formats.gguf_names import NORMAL, TOKENIZER
 
 TYPES, ROLE = f"{TOKENIZER}token_type", "_token_id"
 FIRST, SPECIAL = 1 << 14, 1 << 11  # tokens on a page: those of the first ids, and others of a type that is not normal
-NORMAL = 1
 LONGEST = 60  # characters of a token
 
 

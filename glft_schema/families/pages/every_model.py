@@ -162,7 +162,6 @@ KNOWN_PRE = frozenset(PRE_TOKENIZERS.values()) - {"bert-bge-large", "jina-v2-en"
 PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")  # required if general.name contains one of PHI3_NAMES
 PHI3_NAMES = ("phi-3", "phi3")
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens, as in SentencePiece
 DEFAULT_IDS = {  # by kind of vocabulary: of special tokens without a key
     "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
     "gpt2":  {"bos_token_id": 11, "eos_token_id": 11},
