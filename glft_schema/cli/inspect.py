@@ -157,6 +157,11 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         ],
         "byte_counts": byte_counts(file),
         "trailing_bytes": file.tensors.trailing,
+        **(
+            {}
+            if file.format.has_tensors
+            else {"regions": {name: quote(value, MAX_LINE) for name, value in file.regions.items()}}
+        ),
         **({"part_of": str(part[1])} if (part := whole_set(file)) else {}),
         **_importance_as_data(file),
     }
@@ -195,7 +200,7 @@ def in_lines(file: File, everything: bool = False, fault: FormatError | None = N
     lines = [f"{safe(file.name)}: {headline(file)}", ", ".join(about)]
     if fault:
         lines.append(fault.problem)
-    lines += ["", *align(_bytes_by_type(file, everything), right=4)]
+    lines += ["", *align(_bytes_by_type(file, everything), right=4 if file.format.has_tensors else 2)]
     if file.tensors.gaps:
         lines += ["", gaps_text(file)]
     lines += ["", *_entry_rows(file, everything, file.metadata)] if file.metadata else []
@@ -224,6 +229,9 @@ def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:
     """Returns a row per tensor type and per region with other bytes; with `everything`, also per
     field of a type's payloads."""
     counts, rows = byte_counts(file), list[tuple[str, str, str, int]]()
+    if not file.format.has_tensors:
+        sizes = [(part, f"{n:,}", f"{100 * n / file.nbytes:.2f} %") for part, n in counts.items() if n]
+        return [("part", "bytes", "share"), *sizes]
     for type_, (count, weights, nbytes) in largest_first(totals_by_type(file.tensors.values())):
         rows.append((type_.name, f"{count:,}", f"{8 * nbytes / weights:.4g}" if weights else "", nbytes))
         fields = [(part.removeprefix(f"{type_} "), n) for part, n in counts.items() if part.startswith(f"{type_} ")]

@@ -121,7 +121,7 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
 def _neighbour(path: Path) -> str:
     """Returns the end of an error about a missing file: a file beside it that may be meant."""
     try:
-        return suggestion(path.name, os.listdir(path.parent))
+        return suggestion(path.name, {*os.listdir(path.parent)} - {path.name})
     except OSError:
         return ""
 

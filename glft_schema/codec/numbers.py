@@ -14,11 +14,10 @@ default. Arrays are returned in the machine's byte order.
 
 from __future__ import annotations
 
-import enum
 import math
 import struct
-from collections.abc import Callable, Collection
-from functools import cache, lru_cache
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import construct
@@ -118,24 +117,38 @@ class Number(construct.Construct):
         return self.itemsize
 
 
-@cache
-def _flags_named(bits: tuple[tuple[str, int], ...]) -> type[enum.IntFlag]:
-    make: Any = enum.IntFlag
-    kind: type[enum.IntFlag] = make("Flags", [(name, 1 << bit) for name, bit in bits])
-    kind.__reduce_ex__ = lambda self, protocol: (_flags, (bits, self.value))  # type: ignore[method-assign, assignment]
-    return kind
+class NamedBits(int):
+    """A number whose bits have names, which its text lists: ``3 (visible, locked)``.
 
+    Attributes:
+        bits: the bit of each name.
+    """
 
-def _flags(bits: tuple[tuple[str, int], ...], number: int) -> enum.IntFlag:
-    return _flags_named(bits)(number)
+    bits: Mapping[str, int]
+
+    def __new__(cls, number: int, bits: Mapping[str, int]) -> NamedBits:
+        found = super().__new__(cls, number)
+        found.bits = bits
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the bits that are set."""
+        return [name for name, bit in self.bits.items() if self >> bit & 1]
+
+    def __repr__(self) -> str:
+        return f"{int(self)} ({', '.join(self.names)})" if self.names else str(int(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NamedBits, (int(self), dict(self.bits))
 
 
 class Flags(construct.Adapter):
     """Named bits of an unsigned number, ``Flags(u8, signed=0, packed=1)``; bit 0 is the lowest.
 
-    Parses into an `enum.IntFlag`: a number, ``this.flags & 2``, whose text has the names of its
-    bits. Builds from a number, or from the names of the bits that are set. Bits without a name are
-    kept; a `Rule` can refuse them.
+    Parses into `NamedBits`, an int: ``this.flags & 2``. Builds from a number, from the names of the
+    bits that are set, or from a mapping of names to bools. Bits without a name are kept; a `Rule`
+    can refuse them.
 
     Args:
         number: how the bits are stored.
@@ -152,22 +165,23 @@ class Flags(construct.Adapter):
         width = 8 * number.itemsize
         if not bits or len(set(bits.values())) < len(bits) or any(bit not in range(width) for bit in bits.values()):
             raise ValueError(f"expected names of different bits from 0 to {width - 1} for Flags, found {quote(bits)}")
-        self.bits = bits
-        self.kind = _flags_named(tuple(bits.items()))
+        self.bits = {name: int(bit) for name, bit in bits.items()}
 
-    def _decode(self, obj: int, context: Context, path: str) -> enum.IntFlag:
-        return self.kind(obj)
+    def _decode(self, obj: int, context: Context, path: str) -> NamedBits:
+        return NamedBits(obj, self.bits)
 
-    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> enum.IntFlag:
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> NamedBits:
         number = self._encode(obj, context, path)
         self.subcon._build(number, stream, context, path)
-        return self.kind(number)
+        return NamedBits(number, self.bits)
 
     def _encode(self, obj: Any, context: Context, path: str) -> int:
-        if isinstance(obj, int):
+        if isinstance(obj, (int, np.integer)):
             return int(obj)
-        if isinstance(obj, Collection) and not isinstance(obj, (str, bytes)) and self.bits.keys() >= set(obj):
-            return sum(1 << self.bits[name] for name in set(obj))
+        names = [name for name, is_set in obj.items() if is_set] if isinstance(obj, Mapping) else obj
+        given = obj if isinstance(obj, Collection) and not isinstance(obj, (str, bytes)) else [None]
+        if all(isinstance(name, str) and name in self.bits for name in given):
+            return sum(1 << self.bits[name] for name in set(names))
         raise FormatError(f"expected a number, or names of {', '.join(self.bits)}, found {quote(obj)}", path)
 
 

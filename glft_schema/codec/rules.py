@@ -255,7 +255,6 @@ class Rule(Check):
         """Reports the value of the guarded field."""
         if self.computed:
             found = self.computed(context)
-            found = int(found) if isinstance(found, int) else found  # of Flags
         else:
             found = context[self.field] if self.field in context else context._params[self.field]
         number = "" if self.must.number is None else f", {self.must.number(context)}"

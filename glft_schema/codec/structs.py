@@ -128,12 +128,14 @@ class Struct(Interpreted, construct.Struct):
         return context
 
     def parse_stream(self, stream: Any, **contextkw: Any) -> Any:
-        """Parses a stream, as construct does. Raises FormatError with the field's path."""
+        """Parses a stream, as construct does. Raises FormatError, with the field's path, for bytes
+        that are refused."""
         with our_errors():
             return super().parse_stream(stream, **contextkw)
 
     def build_stream(self, obj: Any, stream: Any, **contextkw: Any) -> Any:
-        """Builds to a stream, as construct does. Raises FormatError with the field's path."""
+        """Builds to a stream, as construct does. Raises FormatError, with the field's path, for
+        values that are refused."""
         with our_errors():
             return super().build_stream(obj, stream, **contextkw)
 

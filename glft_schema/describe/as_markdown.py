@@ -141,7 +141,7 @@ def definitions(function: Callable[..., Any], shown: set[str]) -> Iterator[str]:
 
 def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
     """Returns the fields of a struct in order, and its rules."""
-    refused = [f"- `{part.name}`: {_shown(part.value)} (required)" for part in struct.fields if part.is_constant]
+    refused = [f"- `{part.name}`: always `{_shown(part.value)}` (required)" for part in struct.fields if part.is_constant]
     refused += [f"- `{part.name}`: never {fault.sentence} (required)" for part in struct.fields for fault in part.refuses]
     return "\n".join([*_fields(struct, schema), *_rules(struct.rules, refused)]) + "\n"
 

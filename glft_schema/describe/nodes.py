@@ -297,7 +297,8 @@ class Field:
     @property
     def is_constant(self) -> bool:
         """Whether files have no other `value`."""
-        return self.value is not None and any(wrapper.is_closed for wrapper in self.node.wrappers)
+        wrappers = self.node.wrappers
+        return self.value is not None and any(one.is_closed and one.options == (self.value,) for one in wrappers)
 
     @property
     def is_computed(self) -> bool:

@@ -35,7 +35,7 @@ LETTERS = {kind.letter: kind.name for kind in KINDS.values()}  # of the module `
 
 def schema_of(described: Format | TensorType | construct.Struct, title: str = "struct") -> Schema:
     """Returns the schema of a format with its tensor types, of one tensor type, or of a Struct,
-    which has the title."""
+    which has the title, and is little-endian unless it has a `ByteOrderOf`."""
     if isinstance(described, construct.Struct):
         described = Format(
             title, (), type_codes.TypeTable(title, {}), structs.Struct(*described.subcons), sniff=lambda start: False

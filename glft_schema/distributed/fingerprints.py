@@ -32,6 +32,8 @@ class Inputs:
         self._problem: OSError | None = None
         try:
             for path in (file for given in paths for file in _files_in(given)):
+                if path in self._versions:
+                    continue
                 self._versions[path] = os.stat(path)
                 with suppress(FormatError), open(path) as file:  # raised for another kind of file, such as a torch file
                     self._versions |= {shard.name: os.stat(shard.name) for shard in file.shards}

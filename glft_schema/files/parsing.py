@@ -125,7 +125,9 @@ def _run(format: Format, source: Source | Cursor, trace: Trace | None = None, **
         cursor = source if isinstance(source, Cursor) else Cursor(source)
         record = format.struct._parse(cursor, context, "(parsing)")
     if not format.has_tensors and (left := bytes_left(cursor)):
-        raise FormatError(f"expected the end of the file, found {left:,} more bytes", format.regions[-1], cursor.tell())
+        raise FormatError(
+            f"expected the end of the file, found {left:,} more bytes", "".join(format.regions[-1:]), cursor.tell()
+        )
     assert isinstance(record, Record)
     return record
 

@@ -13,6 +13,7 @@ from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
 from glft_schema.codec.expressions import Constant
 from glft_schema.codec.metadata import KeyValues
+from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.numbers import Number, Sizes
 from glft_schema.codec.structs import Derived, Struct, follows, member, unwrap
 from glft_schema.codec.tables import Table
@@ -66,6 +67,9 @@ def _requirements(format: Format) -> Iterator[tuple[str, str, Any]]:
     rely on those before it."""
     yield "format", "another name of a region", format.field("format") is None  # Container.build takes the format under it
     if not format.has_tensors and not [*format.types]:
+        header, metadata = (format.field(name) for name in ("header", "metadata"))
+        yield "header", "a Struct(...)", header is None or isinstance(header, Struct)
+        yield "metadata", "KeyValues(...) or KeyValueLines(...)", isinstance(metadata, KeyValues | KeyValueLines | None)
         return
     is_last = format.regions[-1:] == ["data"] and isinstance(format.field("data"), TensorData)
     yield "data", 'a last region "data" / TensorData("tensors")', is_last
@@ -98,6 +102,10 @@ def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> Fo
         stored, _ = format.build(regions, forging=True)
     except FormatError as error:
         return error
+    except Exception:
+        if format.has_tensors:
+            raise
+        return None  # a construct that does not take the sample
     try:
         record = _parse(format, stored)
     except FormatError as error:

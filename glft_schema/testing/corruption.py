@@ -69,10 +69,10 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
     """
     parsed = file if isinstance(file, File) else Container.parse(file)
     locations = [location for location in rule_locations(parsed.format) if rule in (None, location.check.id)]
-    if not locations:
+    if not locations and rule is not None:
         raise OptionError(f"expected a {parsed.format.name} rule ({', '.join(rule_ids(parsed.format))}), found {quote(rule)}")
 
-    if not (locations := [location for location in locations if location.can_be_broken]):
+    if not (locations := [location for location in locations if location.can_be_broken]) and rule is not None:
         raise OptionError(f"no values are known that break {quote(rule)}: declare some as `broken_by` of its predicate")
     rules: dict[str, dict[str, list[RuleLocation]]] = {name: {} for name in WEIGHTS}
     for location in locations:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import construct
 from hypothesis import strategies as st
 
 import glft_schema.describe.nodes as s
@@ -218,6 +219,7 @@ def truncated(draw: st.DrawFn, file: File, aspect: str | None = None) -> Corrupt
         if isinstance(node, s.ByteOrderNode) and node.number:  # it reads the number after it
             reported[span.start] = span.path
         may_lack = isinstance(node, s.PaddingNode) and node.may_lack and node.may_lack(regions)
+        may_lack = may_lack or (isinstance(node, s.BytesNode) and node.size is None)
         if not span.has_parts and span.path != "data" and (span.end or 0) > span.start and not may_lack:
             fields.append(span)
     if aspect is not None:
@@ -267,13 +269,34 @@ def _counts(file: File, spans: Sequence[FieldSpan], nodes: Mapping[str, s.Node])
         if isinstance(node, s.JsonTableNode):
             yield span.start, (span.end or 0) - span.start, span.path
         elif node and (rows := rows_of(node)):
+            if type(file.format.field(span.path)) is construct.Array:  # which does not check its count
+                continue
             yield span.start, len(value) * least_size(rows.declared), count_path(node, span.path)
         elif span.path.endswith(f"{STEP}elements"):
             item = value.number if isinstance(value, StoredArray) else file.format.metadata.types[ARRAY].field
             yield span.start, len(value) * least_size(item), f"{span.path.rpartition(STEP)[0]}{STEP}n"
+        elif isinstance(value, StoredArray) and (found := _node_at(file.format, span.path)):
+            yield span.start, len(value) * least_size(value.number), count_path(found, span.path)
 
 
-def count_path(node: s.Node, region: str) -> str:
-    """Returns the path of the count of a region's rows, or of the region if it counts bytes."""
+def _node_at(format: Format, path: str) -> s.Node | None:
+    """Returns the node of a field by its path, also in rows; None for the parts of a field."""
+    struct, node = struct_of(format.struct), None
+    for step in path.split(STEP):
+        if step.isdecimal() and node and (row := rows_of(node)):
+            struct, node = row, None
+        elif node is None and step in (part.name for part in struct.fields):
+            node = struct.field(step).node
+            if isinstance(node, s.RefNode):
+                struct, node = struct_of(node.declared), None
+        else:
+            return None
+    return node
+
+
+def count_path(node: s.Node, path: str) -> str:
+    """Returns the path of the count of a field's elements, or of the field if it counts bytes."""
     count = node.count if isinstance(node, s.ListNode) else None
-    return STEP.join(count.names) if isinstance(count, Reference) else region
+    if not isinstance(count, Reference) or (count.up and not count.of_root):
+        return path
+    return STEP.join([*(() if count.of_root else path.split(STEP)[:-1]), *count.names])

@@ -99,9 +99,11 @@ def rule_locations(format: Format) -> Iterator[RuleLocation]:
             yield from (RuleLocation(check, row, part.name, True) for check in row.rules)
             if isinstance(node, s.ListNode) and node.once:
                 yield RuleLocation(node.once, row, part.name)
-    rows = rows_of(whole.field(format.table).node) if format.has_tensors else None
-    for type_ in format.types if rows else ():
-        assert rows
+    if not format.has_tensors:
+        return
+    rows = rows_of(whole.field(format.table).node)
+    assert rows
+    for type_ in format.types:
         yield from (RuleLocation(check, rows, format.table, True, type_) for check in struct_of(type_.payload).rules)
 
 

@@ -123,7 +123,7 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
     If the given file is invalid, all cases are damaged copies of it.
     """
     if isinstance(source, Format):
-        valid = st.sampled_from([(), source.keeps_to]).flatmap(partial(valid_files, source))
+        valid = st.sampled_from([(), source.rule_sets]).flatmap(partial(valid_files, source))
         broken = aspects().flatmap(
             lambda aspect: valid.flatmap(lambda case: damaged_files(case.stored, aspect) | corrupted_files(case, aspect=aspect))
         )
@@ -384,7 +384,7 @@ def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case
             draw_examples(strategy, examples, seed, use, shrink=False)
 
     if isinstance(source, Format):
-        valid, format = valid_files(source, source.keeps_to), source
+        valid, format = valid_files(source, source.rule_sets), source
         collect(valid, max(examples // 4, 1))
         collect(valid_files(source), max(examples // 4, 1))
     else:

@@ -230,6 +230,8 @@ def _open_path(path: StrPath) -> Checkpoint:
 
 
 def _of_file(file: File) -> Checkpoint:
+    if not file.format.has_tensors:
+        raise OptionError(f"expected a file of a format that holds tensors, found {quote(file.name)} ({file.format.name})")
     metadata = file.metadata
     if keys := file.format.shard_keys:
         metadata = metadata.without(*(key for key in keys if key in metadata))

@@ -73,6 +73,8 @@ class ExpressionWriter:
         if isinstance(expression, Constant):
             return str(expression)
         if isinstance(expression, Operation):
+            if expression.sign in LOGIC and is_condition(expression.left) != is_condition(expression.right):
+                raise UnsupportedError("Kaitai Struct cannot join a condition and a number")
             return f"({self.term(expression.left, at)} {_sign(expression)} {self.term(expression.right, at)})"
         if isinstance(expression, Length):
             return self.length(expression.of, at, expression.in_bytes)
