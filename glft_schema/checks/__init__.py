@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         model_hash,
         read_manifest,
     )
+    from glft_schema.checks.ranking import Ranking
     from glft_schema.checks.roles import check_fit
     from glft_schema.checks.values import ValueFinding
     from glft_schema.errors import Finding
@@ -29,6 +30,7 @@ __all__ = [
     "Finding",
     "MetadataChange",
     "NumberErrors",
+    "Ranking",
     "TensorComparison",
     "TensorHash",
     "TensorVersion",
@@ -47,6 +49,7 @@ LATER = {
     "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion",
     "checks.derivation": "Derivation check_derivation",
     "checks.manifests": "FileHash TensorHash Verdict compare_hashes hash_file manifest_of model_hash read_manifest",
+    "checks.ranking": "Ranking",
     "checks.roles": "check_fit",
     "checks.values": "ValueFinding",
     "errors": "Finding",

@@ -67,11 +67,13 @@ class TensorVersion(NamedTuple):
         name: of the tensor.
         type: name of its type.
         shape: its sizes in torch's order.
+        nbytes: of its payload.
     """
 
     name: str
     type: str
     shape: tuple[int, ...]
+    nbytes: int
 
 
 @with_display
@@ -269,7 +271,7 @@ def _value_data(value: Typed | str | None) -> Any:
 
 
 def _version_data(version: TensorVersion | None) -> dict[str, Any] | None:
-    return version and {**version._asdict(), "shape": list(version.shape)}
+    return version and {"name": version.name, "type": version.type, "shape": list(version.shape), "bytes": version.nbytes}
 
 
 def errors_data(errors: NumberErrors) -> dict[str, Any]:
@@ -278,6 +280,13 @@ def errors_data(errors: NumberErrors) -> dict[str, Any]:
     measures = {name: value if math.isfinite(value := getattr(errors, name)) else None for name in names}
     row = {} if errors.worst_row is None else {"worst_row": list(errors.worst_row)}
     return {"count": errors.count, "unlike": errors.unlike, **measures, **row}
+
+
+def size_of(versions: Iterable[TensorVersion | None]) -> tuple[int, float]:
+    """Returns the bytes of the payloads of a checkpoint's tensors, and their bits per weight."""
+    found = [version for version in versions if version]
+    nbytes, weights = sum(version.nbytes for version in found), sum(math.prod(version.shape) for version in found)
+    return nbytes, 8 * nbytes / max(weights, 1)
 
 
 def _type(version: TensorVersion | None) -> str:
@@ -389,7 +398,8 @@ def _compare(before: TensorVersion, one: StoredTensor, after: TensorVersion, oth
 
 
 def _version(name: str, tensor: StoredTensor) -> TensorVersion:
-    return TensorVersion(name, _type_name(tensor), tuple(tensor.shape))
+    nbytes = tensor.file_tensor.nbytes if tensor.file_tensor else tensor.numel * tensor.dtype.itemsize
+    return TensorVersion(name, _type_name(tensor), tuple(tensor.shape), nbytes)
 
 
 def _type_name(tensor: StoredTensor) -> str:

@@ -24,7 +24,7 @@ JOBS = {  # the commands of each job, with the first line of their help
     },
     "Check files": {
         "verify":     "Verifies a file's rules, hashes and values.",
-        "compare":    "Compares metadata and weights of two files.",
+        "compare":    "Compares metadata and weights of files; ranks quantizations.",
         "hash":       "Prints SHA-256 hashes of files and tensors.",
     },
     "Change files": {

@@ -1,25 +1,28 @@
-"""`glft compare`: differences of metadata and weights between two files of any formats."""
+"""`glft compare`: differences of metadata and weights between files of any formats."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from click.exceptions import Exit
 
-from glft_schema.checks.compare import STATES, Comparison
+from glft_schema.checks.compare import STATES, Comparison, size_of
 from glft_schema.checks.compare import compare as compare_checkpoints
+from glft_schema.checks.ranking import Ranking
 from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, colour, echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.page.comparison import comparison_page
-from glft_schema.display import align, first_rows, format_count, percent
+from glft_schema.display import align, first_rows, format_count, percent, size_text
 from glft_schema.errors import FormatError, OptionError, TensorError, safe
 from glft_schema.files.summary import headline
-from glft_schema.models.predictions import Predictions, compare_predictions
+from glft_schema.models.predictions import Predictions, compare_each
 from glft_schema.models.token_chunks import CONTEXT
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import read_text
@@ -32,7 +35,7 @@ STATE = re.compile(rf"(?<=  )({'|'.join(STATES)})(?=  )")  # in a row of a table
 
 def compare(
     one: Annotated[Path, argument("A", "Weights file, torch .pt file, or folder.")],
-    other: Annotated[Path, argument("B", "File or folder to compare with A, in any format.")],
+    others: Annotated[tuple[Path, ...], argument("B...", "Files or folders to compare with A, in any format.")],
     exclude: Exclude = (),
     run: Annotated[bool, flag("Also run both models, and compare their predictions.")] = False,
     text: Annotated[Path | None, option("FILE", "Run both models on FILE; --run alone uses a built-in text.")] = None,
@@ -43,12 +46,15 @@ def compare(
     page: Annotated[Path | None, option("PAGE", "Also write an HTML page, with changed texts line by line.", "--html")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compares metadata and weights of two files.
+    """Compares metadata and weights of files; ranks quantizations.
 
     Formats and types may differ. A Hugging Face folder is mapped to GGUF if the other side is GGUF.
     The first lines summarize missing tensors, whether the weights are the same, tensors by state,
-    and metadata. Tables list each entry that differs, and the tensors with the largest errors. To
-    compare two quantizations of a model, compare each with the model.
+    and metadata. Tables list each entry that differs, and the tensors with the largest errors.
+
+    To rank quantizations of a model, give the model and then all of them: one table shows their
+    size, bits per weight and signal-to-noise ratio, and with --run their perplexity and divergence,
+    the best first.
 
     Tensors of the same name are compared by value. The table shows the root mean square error of B,
     absolute (RMSE) and relative to A, the signal-to-noise ratio, the cosine similarity, and the row
@@ -59,7 +65,7 @@ def compare(
     architectures that glft convert knows, or Hugging Face folders. As in llama-perplexity, the
     second half of each chunk is predicted. The line shows the perplexity of A and of B, the
     Kullback-Leibler divergence of B from A in nats per token, and the share of tokens for which
-    both models predict the same token. A's tokenizer is used for both.
+    both models predict the same token. A's tokenizer is used for all, and A runs once.
 
     Order, alignment and padding are ignored. The exit code is 0 if nothing differs, 1 if metadata
     or tensors differ, and 2 if a file cannot be read or a model cannot be run. If a model cannot be
@@ -68,40 +74,40 @@ def compare(
     Examples:
         glft compare f16.gguf q4_k_m.gguf
         glft compare f16.gguf q4_k_m.gguf --run --html page.html
+        glft compare f16.gguf q8_0.gguf q6_k.gguf q4_k_m.gguf --run
     """
     with file_errors(one):
         if (chunks or tokenizer) and not (run or text):
             raise OptionError("--chunks and --tokenizer run the models: add --run or --text FILE")
-    sides = _open(one, other, page, text)
-    before, after = (side.checkpoint for side in sides)
+        if page and len(others) > 1:
+            raise OptionError(f"--html is the page of one comparison, found {len(others)} files to compare with {one}")
+    pairs = [_open(one, other, page, text) for other in dict.fromkeys(others)]
     with file_errors(text or one):
         words = read_text(text) if text else None
-    with file_errors(other), progress_bar("comparing") as bar:
-        comparison = compare_checkpoints(before, after, exclude=exclude, progress=bar)
-    predictions = failure = None
+    compared = [_compare(pair, exclude) for pair in pairs]
+    failure = None
     if run or text:
         options = {"text": words, "tokenizer": tokenizer, "context": context, "chunks": chunks}
-        predictions, failure = _run(one, other, options)
-    ran = [_predictions_text(predictions)] if predictions else []
+        failure = _run(one, compared, options)
     if page:
-        files = [(path.name, headline(side.file) if side.file else _about_text(side)) for _, path, side in sides]
-        with file_errors(page), atomic_write(page) as stream:
-            stream.write(comparison_page(comparison, files, more=ran).encode("utf-8", "backslashreplace"))
-    if as_json:
-        print(json.dumps(_as_data(sides, comparison, predictions, failure), indent=2, allow_nan=False))
+        _write_page(page, compared[0])
+    if len(compared) > 1:
+        _show_ranking(compared, as_json)
+    elif as_json:
+        print(_as_json(_as_data(compared[0], failure)))
     else:
-        _print(sides, comparison, ran, None if everything else TENSORS)
+        _print(compared[0], None if everything else TENSORS)
         if page:
             echo("", f"{page}: {page.stat().st_size:,} bytes")
     if failure:
         with file_errors(one):
             raise failure
-    if not comparison.is_same:
+    if not all(found.comparison.is_same for found in compared):
         raise Exit(FAILED)
 
 
 class _Side(NamedTuple):
-    """One of the two files.
+    """One of two files.
 
     Attributes:
         letter: A or B.
@@ -112,6 +118,15 @@ class _Side(NamedTuple):
     letter: str
     path: Path
     checkpoint: Checkpoint
+
+
+@dataclass
+class _Compared:
+    """Two files that were compared, and their predictions if both ran."""
+
+    sides: tuple[_Side, _Side]
+    comparison: Comparison
+    predictions: Predictions | None = None
 
 
 def _open(one: Path, other: Path, page: Path | None, text: Path | None) -> tuple[_Side, _Side]:
@@ -128,31 +143,66 @@ def _open(one: Path, other: Path, page: Path | None, text: Path | None) -> tuple
     return _Side("A", one, before), _Side("B", other, after)
 
 
-def _run(one: Path, other: Path, options: dict[str, Any]) -> tuple[Predictions | None, Exception | None]:
-    """Returns the predictions of both models, or the error that ended the run."""
+def _compare(sides: tuple[_Side, _Side], exclude: Sequence[str]) -> _Compared:
+    (_, _, before), (_, path, after) = sides
+    with file_errors(path), progress_bar("comparing") as bar:
+        return _Compared(sides, compare_checkpoints(before, after, exclude=exclude, progress=bar))
+
+
+def _run(one: Path, compared: list[_Compared], options: dict[str, Any]) -> Exception | None:
+    """Adds the predictions of the models. Returns the error that ended the run."""
     try:
         with progress_bar("running") as bar:
-            return compare_predictions(one, other, **options, progress=bar), None
+            others = (found.sides[1].path for found in compared)
+            for found, predictions in zip(compared, compare_each(one, others, **options, progress=bar), strict=True):
+                found.predictions = predictions
     except (FormatError, OptionError, OSError, TensorError) as error:  # reported after the comparison
-        return None, error
+        return error
     except NotImplementedError as error:  # of a model's library
-        return None, OptionError(str(error))
+        return OptionError(str(error))
+    return None
 
 
-def _as_data(
-    sides: tuple[_Side, _Side], comparison: Comparison, predictions: Predictions | None, failure: Exception | None
-) -> dict[str, Any]:
+def _write_page(page: Path, found: _Compared) -> None:
+    files = [(path.name, headline(side.file) if side.file else _about_text(side)) for _, path, side in found.sides]
+    with file_errors(page), atomic_write(page) as stream:
+        text = comparison_page(found.comparison, files, more=_predictions_text(found))
+        stream.write(text.encode("utf-8", "backslashreplace"))
+
+
+def _as_json(data: Any) -> str:
+    return json.dumps(data, indent=2, allow_nan=False)
+
+
+def _as_data(found: _Compared, failure: Exception | None = None) -> dict[str, Any]:
     """Returns the comparison for JSON."""
-    ran = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
+    ran = found.predictions._asdict() if found.predictions else {"problem": str(failure)} if failure else {}
     entry = {"predictions": {key: as_json_value(value) for key, value in ran.items()}} if ran else {}
-    a, b = (_about(side.path, side.checkpoint) for side in sides)
-    return {"a": a, "b": b, **comparison.data(), **entry}
+    a, b = (_about(side.path, side.checkpoint) for side in found.sides)
+    return {"a": a, "b": b, **found.comparison.data(), **entry}
 
 
-def _print(sides: tuple[_Side, _Side], comparison: Comparison, ran: list[str], most: int | None) -> None:
+def _show_ranking(compared: list[_Compared], as_json: bool) -> None:
+    """Prints a row for each file, the best first."""
+    by_name = {str(found.sides[1].path): found for found in compared}
+    ran = {name: found.predictions for name, found in by_name.items() if found.predictions}
+    ranking = Ranking({name: found.comparison for name, found in by_name.items()}, ran)
+    if as_json:
+        print(_as_json({"ranking": [{**_as_data(by_name[name]), **ranking.measures(name)} for name in ranking]}))
+        return
+    (_, path, original), _ = compared[0].sides
+    nbytes, bits = size_of(one.before for one in compared[0].comparison.tensors)
+    perplexity = [f"perplexity {one.perplexity_a:.4f} over {one.tokens:,} tokens" for one in [*ran.values()][:1]]
+    about = [f"{safe(str(path))}: {_about_text(original)}", size_text(nbytes), f"{bits:.2f} bits per weight", *perplexity]
+    rows = ranking.rows()
+    echo(", ".join(about), "", *align(rows, len(rows[0]) - 1))
+
+
+def _print(found: _Compared, most: int | None) -> None:
     """Prints the comparison, with at most `most` tensors."""
-    lines = (f"{letter} {safe(str(path))}: {_about_text(checkpoint)}" for letter, path, checkpoint in sides)
-    echo(*lines, *comparison.summary, *ran)
+    comparison = found.comparison
+    lines = (f"{letter} {safe(str(path))}: {_about_text(checkpoint)}" for letter, path, checkpoint in found.sides)
+    echo(*lines, *comparison.summary, *_predictions_text(found))
     changes, tensors = comparison.metadata_rows(), comparison.tensor_rows()
     tables = (align(changes, 0), first_rows(tensors, 6, most or len(tensors), "--all"))
     for line in chain.from_iterable(("", *lines) for lines in tables if lines):
@@ -170,7 +220,9 @@ def _about_text(checkpoint: Checkpoint) -> str:
     return f"{about['format']}, {format_count(about['tensors'], 'tensor')}, {entries}"
 
 
-def _predictions_text(found: Predictions) -> str:
+def _predictions_text(compared: _Compared) -> list[str]:
+    if (found := compared.predictions) is None:
+        return []
     both = f"perplexity {found.perplexity_a:.4f} and {found.perplexity_b:.4f}"
     divergence = f"divergence {found.mean_divergence:.5f}, at most {found.max_divergence:.3f}"
-    return f"predictions: {both}, {divergence}, same top token {percent(found.same_top)}, {found.tokens:,} tokens"
+    return [f"predictions: {both}, {divergence}, same top token {percent(found.same_top)}, {found.tokens:,} tokens"]

@@ -6,11 +6,12 @@ from glft_schema.lazy import on_first_use
 
 if TYPE_CHECKING:
     from glft_schema.models.activations import measure_importance
-    from glft_schema.models.predictions import Perplexity, Predictions, compare_predictions, perplexity
+    from glft_schema.models.predictions import Perplexity, Predictions, compare_each, compare_predictions, perplexity
 
 __all__ = [
     "Perplexity",
     "Predictions",
+    "compare_each",
     "compare_predictions",
     "measure_importance",
     "perplexity",
@@ -18,6 +19,6 @@ __all__ = [
 
 LATER = {
     "models.activations": "measure_importance",
-    "models.predictions": "Perplexity Predictions compare_predictions perplexity",
+    "models.predictions": "Perplexity Predictions compare_each compare_predictions perplexity",
 }
 __getattr__, __dir__ = on_first_use(globals(), LATER)

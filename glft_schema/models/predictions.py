@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from glft_schema.display import Progress
@@ -80,7 +81,7 @@ def perplexity(
     with running(model) as module:
         check_fits(module, tokens)
         for chunk in each(tokens, progress):
-            loss += _loss(_log_probabilities(module, chunk), chunk)
+            loss += _loss(_log_probabilities(_logits(module, chunk)), chunk)
     return Perplexity(_exp(loss / count), count)
 
 
@@ -94,32 +95,60 @@ def compare_predictions(
     chunks: int | None = None,
     progress: Progress | None = None,
 ) -> Predictions:
-    """Compares the predictions of two models, as ``llama-perplexity --kl-divergence`` does.
+    """Compares the predictions of two models: `compare_each` with one other."""
+    options: dict[str, Any] = {"text": text, "tokenizer": tokenizer, "context": context, "chunks": chunks, "progress": progress}
+    [found] = compare_each(one, [other], **options)
+    return found
 
-    Both models are in memory at the same time; files are loaded in float32. Raises as `perplexity`,
-    and OptionError if the vocabularies differ in size.
+
+def compare_each(
+    one: StrPath | torch.nn.Module,
+    others: Iterable[StrPath | torch.nn.Module],
+    *,
+    text: str | Sequence[int] | None = None,
+    tokenizer: Any = None,
+    context: int = CONTEXT,
+    chunks: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Predictions]:
+    """Compares a model's predictions with those of others, as ``llama-perplexity --kl-divergence``.
+
+    The models run one after another, each in float32 if it is a file. The first one's logits, four
+    bytes for each predicted token and entry of the vocabulary, lie in a temporary folder meanwhile.
+    Raises as `perplexity`, and OptionError if the vocabularies differ in size.
 
     Args:
         one: A, the model to compare with. The tokenizer is A's.
-        other: B.
+        others: each of them is B.
         text: the text, or its tokens; by default a text of the package.
-        tokenizer, context, chunks, progress: as for `perplexity`.
+        tokenizer, context, chunks: as for `perplexity`.
+        progress: called for each model in turn, as for `perplexity`.
+
+    Yields:
+        The differences of each of the others, in order.
     """
     tokens = cut(_text_of(text), one, tokenizer, context, chunks)
-    count, losses, divergences, same = _count_predicted(tokens), [0.0, 0.0], [], 0
-    with running(one) as first, running(other) as second:
-        check_fits(first, tokens)
-        _check_same(vocabulary_size(first), vocabulary_size(second))
-        check_fits(second, tokens)
-        for chunk in each(tokens, progress):
-            a, b = (_log_probabilities(module, chunk) for module in (first, second))
-            _check_same(a.shape[1], b.shape[1])
-            losses = [loss + _loss(logs, chunk) for loss, logs in zip(losses, (a, b), strict=True)]
-            divergences.append((a.exp() * (a - b)).sum(-1))
-            same += int((a.argmax(-1) == b.argmax(-1)).sum())
-    joined = torch.cat(divergences)
-    values = [_exp(loss / count) for loss in losses]
-    return Predictions(values[0], values[1], float(joined.mean()), float(joined.max()), same / count, count)
+    count = _count_predicted(tokens)
+    with TemporaryDirectory() as folder:
+        paths = [Path(folder, str(i)) for i in range(len(tokens))]
+        with running(one) as module:
+            size = vocabulary_size(module)
+            check_fits(module, tokens)
+            for path, chunk in zip(paths, each(tokens, progress), strict=True):
+                torch.save(_logits(module, chunk), path)
+        for other in others:
+            losses, divergences, same = [0.0, 0.0], [], 0
+            with running(other) as module:
+                _check_same(size, vocabulary_size(module))
+                check_fits(module, tokens)
+                for path, chunk in zip(paths, each(tokens, progress), strict=True):
+                    a, b = (_log_probabilities(logits) for logits in (torch.load(path), _logits(module, chunk)))
+                    _check_same(a.shape[1], b.shape[1])
+                    losses = [loss + _loss(logs, chunk) for loss, logs in zip(losses, (a, b), strict=True)]
+                    divergences.append((a.exp() * (a - b)).sum(-1))
+                    same += int((a.argmax(-1) == b.argmax(-1)).sum())
+            joined, values = torch.cat(divergences), [_exp(loss / count) for loss in losses]
+            yield Predictions(values[0], values[1], float(joined.mean()), float(joined.max()), same / count, count)
 
 
 def _text_of(text: str | Sequence[int] | None) -> str | Sequence[int]:
@@ -142,14 +171,18 @@ def _check_same(one: int | None, other: int | None) -> None:
         raise OptionError(f"expected models of one vocabulary, found {one} and {other} tokens")
 
 
-def _log_probabilities(module: Any, chunk: torch.Tensor) -> torch.Tensor:
-    """Returns float64[tokens, vocabulary] for a chunk's second half, except its first token."""
+def _logits(module: Any, chunk: torch.Tensor) -> torch.Tensor:
+    """Returns [tokens, vocabulary] for a chunk's second half, except its first token."""
     output, kind = run(module, chunk), type(module).__name__
     logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
     is_one_for_each = logits is not None and logits.dim() == 3 and logits.shape[2] > int(chunk.max())
     if logits is None or not is_one_for_each or kind.endswith("MaskedLM"):  # masked models see later tokens
         raise OptionError(f"expected a causal language model, found {kind}")
-    return logits[0, len(chunk) // 2 : -1].double().log_softmax(-1).cpu()
+    return logits[0, len(chunk) // 2 : -1].cpu().clone()
+
+
+def _log_probabilities(logits: torch.Tensor) -> torch.Tensor:
+    return logits.double().log_softmax(-1)
 
 
 def _exp(number: float) -> float:

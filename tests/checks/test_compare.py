@@ -88,12 +88,12 @@ def test_each_state_of_a_tensor() -> None:
     }
     comparison = compare(first, second)
     assert [(tensor.state, tensor.before and tensor.before.name, tensor.after) for tensor in comparison.tensors] == [
-        ("added", None, ("new", "F32", (2, 2))),
-        ("renamed", "old", ("renamed", "F32", (4, 8))),
-        ("same", "same", ("same", "F32", (4, 8))),
-        ("changed", "changed", ("changed", "F32", (4, 8))),
-        ("retyped", "retyped", ("retyped", "F16", (4, 8))),
-        ("reshaped", "reshaped", ("reshaped", "F32", (8, 4))),
+        ("added", None, ("new", "F32", (2, 2), 16)),
+        ("renamed", "old", ("renamed", "F32", (4, 8), 128)),
+        ("same", "same", ("same", "F32", (4, 8), 128)),
+        ("changed", "changed", ("changed", "F32", (4, 8), 128)),
+        ("retyped", "retyped", ("retyped", "F16", (4, 8), 64)),
+        ("reshaped", "reshaped", ("reshaped", "F32", (8, 4), 128)),
         ("removed", "gone", None),
     ]
     _, renamed, _, changed, _, reshaped, _ = comparison.tensors
@@ -194,7 +194,7 @@ def test_complex_values_are_not_compared() -> None:
     waves = {"w": torch.ones(2, dtype=torch.complex64)}
     assert compare(waves, {"w": waves["w"].clone()}).is_same
     (tensor,) = compare(waves, {"w": torch.ones(2)}).tensors
-    assert (tensor.problem, tensor.before) == ("complex values are not compared", ("w", "C64", (2,)))
+    assert (tensor.problem, tensor.before) == ("complex values are not compared", ("w", "C64", (2,), 16))
     assert states(compare(waves, {"v": torch.ones(2)})) == {"v": "added", "w": "removed"}
 
 

@@ -93,7 +93,7 @@ def test_json(base: Path, tmp_path: Path) -> None:
     errors = {"snr": 0, "relative": 1, "cosine": 1, "count": 1024, "worst_row_error": 1}
     assert {name: tensors["a.weight"]["errors"][name] for name in errors} == pytest.approx(errors)
     assert tensors["b.weight"]["errors"]["unlike"] == 1024
-    assert tensors["norm"]["b"] == {"name": "norm", "type": "F16", "shape": [5]}
+    assert tensors["norm"]["b"] == {"name": "norm", "type": "F16", "shape": [5], "bytes": 10}
     assert "F32, 1024 NaN or infinities" in glft("compare", base, tmp_path / "o.gguf").stdout
 
 
