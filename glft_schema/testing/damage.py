@@ -213,7 +213,7 @@ def truncated(draw: st.DrawFn, file: File, aspect: str | None = None) -> Corrupt
     """Cuts a file off within a field, of `aspect` if given. None if it has no such field."""
     spans, nodes = spans_of(file), nodes_of(file.format)
     regions = Context({**file.regions, **file.regions.counts})
-    starts, reported, fields = {MAGIC: 0}, dict[int, str](), list[FieldSpan]()
+    starts, reported, fields = dict[str, int](), dict[int, str](), list[FieldSpan]()
     for span in spans:
         starts[span.path], node = span.start, nodes.get(span.path)
         if isinstance(node, s.ByteOrderNode) and node.number:  # it reads the number after it
@@ -232,9 +232,9 @@ def truncated(draw: st.DrawFn, file: File, aspect: str | None = None) -> Corrupt
     path = next(too_few, reported.get(span.start, span.path))
     error: type[FormatError] = TruncatedError
     stored = bytes(file.source.view(0, at))
-    if find_format(BytesSource(stored)) is not file.format:
-        path, error = MAGIC, FormatError
-    return Corruption(stored, f"cut off at byte {at}, in {span.path}", path, starts[path], error=error)
+    if (claiming := find_format(BytesSource(stored))) is not file.format:  # as its magic begins with the same bytes
+        path, error = _first_field(claiming) if claiming else MAGIC, FormatError
+    return Corruption(stored, f"cut off at byte {at}, in {span.path}", path, starts.get(path, 0), error=error)
 
 
 def spans_of(file: File) -> list[FieldSpan]:
@@ -257,6 +257,11 @@ def nodes_of(format: Format) -> dict[str, s.Node]:
         if isinstance(part.node, s.RefNode):
             found |= {f"{part.name}{STEP}{inner.name}": inner.node for inner in struct_of(part.node.declared).fields}
     return found
+
+
+def _first_field(format: Format) -> str:
+    first, *others = nodes_of(format)
+    return next((path for path in others if path.startswith(f"{first}{STEP}")), first)
 
 
 def _counts(file: File, spans: Sequence[FieldSpan], nodes: Mapping[str, s.Node]) -> Iterator[tuple[int, int, str]]:

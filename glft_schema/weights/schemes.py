@@ -198,12 +198,15 @@ def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], not
             return type_, "; ".join(notes)
     if dtype_name == "float64":
         raise TensorError("no type stores float64 exactly; to round it, select a type such as f32 by a scheme", name)
-    if is_float(tensor.dtype):
-        return types["F32"], "; ".join([*notes, f"{dtype_name} widened to F32 (lossless)"])
+    if is_float(tensor.dtype) and (wider := next((type_ for type_ in types if type_.exact == "float32"), None)):
+        return wider, "; ".join([*notes, f"{dtype_name} widened to {wider} (lossless)"])
     if dtype_name == "uint8" and len(tensor.shape) > 1 and name.rpartition(".")[2] == "weight":
         raise TensorError(PACKED, name)
     for type_ in types if dtype_name in ("bool", "uint8") else ():
         if type_.is_integer and np.can_cast(tensor.dtype, type_.dtype):
             return type_, "; ".join([*notes, f"{dtype_name} widened to {type_}, exactly"])
     exact = ", ".join(type_.exact for type_ in types if type_.exact)
-    raise TensorError(f"{types.kind} has no type for {dtype_name}: exclude the tensor, or convert it to one of {exact}", name)
+    ways = (
+        f"exclude the tensor, {'select a type by a scheme, ' if is_float(tensor.dtype) else ''}or convert it to one of {exact}"
+    )
+    raise TensorError(f"{types.kind} has no type for {dtype_name}: {ways}", name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from construct import Const, Default, len_, this
 from hypothesis import given
@@ -16,12 +17,17 @@ import glft_schema as glft
 from glft_schema.codec import (
     ByteOrderOf,
     Count,
+    Derived,
     Flags,
+    NamesOnce,
     Numbers,
     Rule,
+    Sizes,
     Strings,
     Struct,
     Table,
+    Text,
+    TypeCode,
     TypeTable,
     f16,
     u8,
@@ -31,8 +37,10 @@ from glft_schema.codec import (
 from glft_schema.codec.context import BIG
 from glft_schema.codec.predicates import equals, meets
 from glft_schema.describe import schema_of, write
-from glft_schema.formats import Format
+from glft_schema.formats import Format, TensorData, TensorFits
 from glft_schema.testing import containers, corruptions, fuzz
+from glft_schema.testing.damage import truncated
+from glft_schema.types import GGML_TYPES
 from tests.formats.own_formats import registered
 from tests.oracles.kaitai_readers import compiled, installed, python_reader
 from tests.tools.command_line import in_this_process
@@ -46,13 +54,31 @@ Point = Struct(
     Rule("scene-name", this.name, meets(this.name < len_(this._.names), "an index of the string table"), when=this.flags & 1),
 )
 SCENE = Format("scene", (b"SCN1",), TypeTable("scene", {}), Struct(
-    "magic"      / Const(b"SCN1")              * "'SCN1'",
-    "byte_order" / ByteOrderOf(BIG)            * "big",
-    "n_names"    / Count(u16, this.names)      * "number of names",
-    "names"      / Strings(u8, this.n_names)   * "the string table",
-    "n_points"   / Count(u32, this.points)     * "number of points",
-    "points"     / Table(this.n_points, Point) * "one per point",
+    "magic"      / Const(b"SCN1")                           * "'SCN1'",
+    "byte_order" / ByteOrderOf(BIG)                         * "big",
+    "n_names"    / Count(u16, this.names)                   * "number of names",
+    "names"      / Default(Strings(u8, this.n_names), [])   * "the string table",
+    "n_points"   / Count(u32, this.points)                  * "number of points",
+    "points"     / Default(Table(this.n_points, Point), []) * "one per point",
 ), endings=(".scn",))
+TYPES = TypeTable("textured", {1: GGML_TYPES["F16"], 2: GGML_TYPES["Q8_0"]})
+Texture = Struct(
+    "name"   / Text(u8)                             * "name of the texture",
+    "dims"   / Sizes(u8, u32, "dims")               * "sizes in torch's order",
+    "shape"  / Derived(this.dims)                   * "the same sizes",
+    "dtype"  / TypeCode(u8, TYPES)                  * "how the payload is stored",
+    "flags"  / Default(Flags(u8, transparent=0), 0) * "how it is drawn",
+    "offset" / u32                                  * "first byte of the payload",
+    TensorFits("textured-dims", "dims"),
+)
+TEXTURED = Format("textured", (b"SCN2",), TYPES, Struct(
+    "magic"      / Const(b"SCN2")                  * "'SCN2'",
+    *SCENE.struct.subcons[1:],
+    "n_textures" / Count(u16, this.textures)       * "number of textures",
+    "textures"   / Table(this.n_textures, Texture) * "one per texture",
+    "data"       / TensorData("textures")          * "the payloads",
+    NamesOnce("textured-names", "textures"),
+), endings=(".scn2",))
 # fmt: on
 POINTS = [
     {"name": 0, "position": [0, 1, 0.5]},
@@ -64,7 +90,7 @@ VALUES = {"format": "scene", "names": ["lamp", "door"], "points": POINTS}
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> Iterator[None]:
-    with registered(SCENE):
+    with registered(SCENE, TEXTURED):
         yield
 
 
@@ -139,8 +165,37 @@ def test_documents_name_bits_and_conditions(language: str, line: str) -> None:
     assert plain[-20:] == lines[-20:]
 
 
-def test_fuzzing_finds_nothing() -> None:
-    assert fuzz(SCENE, 50).failure is None
+@pytest.mark.parametrize("format", [SCENE, TEXTURED], ids=lambda declared: declared.name)
+def test_fuzzing_finds_nothing(format: Format) -> None:
+    assert fuzz(format, 50).failure is None
+
+
+def test_the_same_fields_beside_tensors(tmp_path: Path) -> None:
+    glft.save_file({"wood": np.ones((4, 32), np.float32)}, tmp_path / "wood.scn2", schemes={"*": "q8_0"})
+    with glft.open(tmp_path / "wood.scn2") as file:
+        assert (file.names, file.points, file.textures[0].flags) == ([], [], 0)
+        stored = glft.Container.build({**file.regions, **VALUES, "format": "textured"})
+    (tmp_path / "room.scn2").write_bytes(stored)
+    glft.edit(tmp_path / "room.scn2", tmp_path / "edited.scn2", rename={"wood": "oak"})
+    with glft.open(tmp_path / "edited.scn2") as file:
+        assert (file.names, [point.flags for point in file.points]) == (["lamp", "door"], [1, 3, 0])
+        assert np.allclose(file.tensors["oak"].numpy(), 1, atol=1e-3)
+
+
+def test_floats_of_a_format_without_float32(tmp_path: Path) -> None:
+    ways = "exclude the tensor, select a type by a scheme, or convert it to one of float16"
+    with pytest.raises(glft.TensorError, match=f"textured has no type for float32: {ways}"):
+        glft.save_file({"wood": np.ones((4, 32), np.float32)}, tmp_path / "wood.scn2")
+
+
+@given(data=st.data())
+def test_a_cut_within_a_magic_is_reported_by_the_first_format_that_begins_so(data: st.DataObject) -> None:
+    """Both magics begin with the same letters."""
+    file = glft.Container.parse(glft.Container.build({"format": "textured", "data": {}, "textures": []}))
+    cut = data.draw(truncated(file))
+    with pytest.raises(cut.error) as caught:
+        glft.Container.parse(cut.stored)
+    assert caught.value.path == cut.path
 
 
 @pytest.mark.parametrize("command", ["inspect", "explain", "verify", "hash"])
