@@ -92,7 +92,7 @@ def compare(
     if page:
         _write_page(page, compared[0])
     if len(compared) > 1:
-        _show_ranking(compared, as_json)
+        _show_ranking(compared, failure, as_json)
     elif as_json:
         print(_as_json(_as_data(compared[0], failure)))
     else:
@@ -182,13 +182,13 @@ def _as_data(found: _Compared, failure: Exception | None = None) -> dict[str, An
     return {"a": a, "b": b, **found.comparison.data(), **entry}
 
 
-def _show_ranking(compared: list[_Compared], as_json: bool) -> None:
+def _show_ranking(compared: list[_Compared], failure: Exception | None, as_json: bool) -> None:
     """Prints a row for each file, the best first."""
     by_name = {str(found.sides[1].path): found for found in compared}
     ran = {name: found.predictions for name, found in by_name.items() if found.predictions}
     ranking = Ranking({name: found.comparison for name, found in by_name.items()}, ran)
     if as_json:
-        print(_as_json({"ranking": [{**_as_data(by_name[name]), **ranking.measures(name)} for name in ranking]}))
+        print(_as_json({"ranking": [{**_as_data(by_name[name], failure), **ranking.measures(name)} for name in ranking]}))
         return
     (_, path, original), _ = compared[0].sides
     nbytes, bits = size_of(one.before for one in compared[0].comparison.tensors)
