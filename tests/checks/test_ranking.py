@@ -115,4 +115,4 @@ def test_a_model_that_does_not_run_is_ranked_by_its_weights(tmp_path: Path) -> N
     assert (done.returncode, done.stderr.startswith(problem), done.stderr.count("\n")) == (2, True, 1)
     assert [len(row.split()) for row in done.stdout.splitlines()[3:]] == [11, 6]
     done = in_this_process("compare", model, tmp_path / "q8.gguf", other, "--run", "--chunks", "1", "--json")
-    assert [[*one["predictions"]][0] for one in json.loads(done.stdout)["ranking"]] == ["perplexity_a", "problem"]
+    assert [next(iter(one["predictions"])) for one in json.loads(done.stdout)["ranking"]] == ["perplexity_a", "problem"]
