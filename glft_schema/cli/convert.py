@@ -33,9 +33,9 @@ from glft_schema.cli.terminal import (
     unique,
 )
 from glft_schema.cli.write_report import (
-    fallbacks,
     mapping_note,
     payloads,
+    reasons,
     requantizing_note,
     ties,
     totals,
@@ -220,7 +220,7 @@ def text_of(value: str) -> str:
 
 def report(written: list[WrittenTensor], out: Path, verbose: bool) -> list[str]:
     """Returns the lines of the report, which begins with requests that were not met."""
-    parts = [totals(written), payloads(written) if verbose else [], fallbacks(written), ties(written)]
+    parts = [totals(written), payloads(written) if verbose else [], reasons(written), ties(written)]
     size = (out / WEIGHTS if out.is_dir() else out).stat().st_size
     lines = [*requantizing_note(written), *unmet_requests(written), f"{out}: {format_count(written, 'tensor')}, {size:,} bytes"]
     return lines + [line for number, part in enumerate(parts) if part for line in ([""] * (number > 0) + part)]

@@ -28,8 +28,8 @@ from glft_schema.cli.terminal import (
     unique,
 )
 from glft_schema.cli.write_report import (
-    fallbacks,
     mapping_note,
+    reasons,
     requantizing_note,
     totals,
     unmet_requests,
@@ -176,7 +176,7 @@ def report(quantized: Quantized, out: Path, *, dry_run: bool) -> list[str]:
     """Returns the lines of the report, which begins with requests that were not met."""
     recipe, tensors = quantized.recipe, quantized.tensors
     size = f"{quantized.nbytes:,} bytes of tensors, {quantized.bits_per_weight:.2f} bits per weight"
-    lines = [*quantized.notes, *requantizing_note(tensors), *unmet_requests(tensors), *fallbacks(tensors)]
+    lines = [*quantized.notes, *requantizing_note(tensors), *unmet_requests(tensors), *reasons(tensors)]
     lines += [
         f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {format_count(tensors, 'tensor')}, {size}",
         *totals(tensors),

@@ -105,7 +105,9 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
     except FormatError as error:
         path, reason = Path(error.file or path), f"{error.text} [{error.rule}]" if error.rule else error.text
         reason += f"; to raise the limit: glft --limit {error.limit}=NUMBER ..." if error.limit else ""
-        if isinstance(error, TruncatedError) and "truncated" not in reason:
+        # after a wrong n_kv, the first row of tensors has too long a name, or impossible dims
+        is_misplaced = isinstance(error, TruncatedError) or error.path.endswith(" -> 0 -> dims")
+        if is_misplaced and "truncated" not in reason:
             reason += "; the file may be truncated, or a count, length or offset before it is wrong"
     except BrokenPipeError:
         raise  # the reader of our output has closed it

@@ -17,6 +17,7 @@ from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.requantizing import counted_types
 
+AS_ASKED = "as asked"
 FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
 
@@ -67,14 +68,22 @@ def payloads(written: Sequence[WrittenTensor]) -> list[str]:
 
 
 def unmet_requests(written: Sequence[WrittenTensor]) -> list[str]:
-    """Returns a line for each type that some tensors could not get: ``Q4_K: 8 of 9 tensors``."""
-    asked = Counter(str(tensor.asked) for tensor in written if tensor.asked is not None)
-    got = Counter(str(tensor.asked) for tensor in written if tensor.asked == tensor.type)
-    missed = {name: count for name, count in asked.items() if got[name] < count}
-    return [
-        f"{name}: {got[name]} of {format_count(count, 'tensor')}, the others have fallback types"
-        for name, count in missed.items()
-    ]
+    """Returns a line for each type that some tensors did not get: ``Q4_K: 8 of 9, kept: 1``."""
+    counts: dict[str, Counter[str]] = {}
+    for tensor in written:
+        if tensor.asked is not None:
+            counts.setdefault(str(tensor.asked), Counter())[_outcome(tensor)] += 1
+    lines = []
+    for name, count in counts.items():
+        total = format_count(count.total(), "tensor")
+        if others := [f"{outcome}: {number}" for outcome, number in sorted(count.items()) if outcome != AS_ASKED]:
+            lines.append(f"{name}: {count[AS_ASKED]} of {total}, {', '.join(others)}")
+    return lines
+
+
+def _outcome(tensor: WrittenTensor) -> str:
+    """Returns what became of a tensor, as a heading. Most norms and biases are kept."""
+    return AS_ASKED if tensor.type == tensor.asked else "kept" if tensor.copied else "fallback types"
 
 
 def requantizing_note(written: Sequence[WrittenTensor]) -> list[str]:
@@ -83,15 +92,17 @@ def requantizing_note(written: Sequence[WrittenTensor]) -> list[str]:
     return [f"quantized already: {counted_types(types)}; the new type adds its own error"] if types else []
 
 
-def fallbacks(written: Sequence[WrittenTensor]) -> list[str]:
+def reasons(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns lines: tensors with another type than the requested or stored one, and why."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for tensor in written:
         if tensor.note:
             name = safe(re.sub(r"\b\d+\b", "N", tensor.name))
-            groups.setdefault((tensor.type.scheme, FOUND.sub("", tensor.note)), []).append(name)
-    lines = ["fallback types:"] if groups else []
-    for (scheme, reason), names in groups.items():
+            groups.setdefault((_outcome(tensor), tensor.type.scheme, FOUND.sub("", tensor.note)), []).append(name)
+    lines: list[str] = []
+    for (outcome, scheme, reason), names in sorted(groups.items(), key=lambda group: group[0][0]):
+        if f"{outcome}:" not in lines:
+            lines.append(f"{outcome}:")
         kinds = [*dict.fromkeys(names)]
         rest = f" and {len(kinds) - 4} more" if len(kinds) > 4 else ""
         lines.append(f"  {len(names)} as {scheme} ({', '.join(kinds[:4])}{rest}): {reason}")

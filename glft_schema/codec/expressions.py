@@ -57,9 +57,9 @@ def matches(pattern: str) -> FuncPath:
 
 
 class Lookup(ExprMixin):
-    """The integer at a key of a parsed mapping, or a default if there is none."""
+    """The integer or text at a key of a parsed mapping, or a default if there is none."""
 
-    def __init__(self, mapping: Any, key: str, default: int) -> None:
+    def __init__(self, mapping: Any, key: str, default: int | str) -> None:
         self.mapping = mapping
         self.key = key
         self.default = default
@@ -99,12 +99,12 @@ class Reference(_Tree):
 
 @dataclass(frozen=True)
 class Constant(_Tree):
-    """A number or bytes. Other values have no text."""
+    """A number, bytes, or a text, which only sentences contain. Other values have no text."""
 
     value: Any
 
     def __str__(self) -> str:
-        return str(self.value) if isinstance(self.value, int) else f"[{', '.join(map(str, self.value))}]"
+        return json.dumps(list(self.value) if isinstance(self.value, bytes) else self.value, default=str)
 
 
 @dataclass(frozen=True)
@@ -160,14 +160,14 @@ class Matches(_Tree):
 
 @dataclass(frozen=True)
 class ValueOfKey(_Tree):
-    """The integer at a key in a mapping, or a default."""
+    """The integer or text at a key in a mapping, or a default of the same kind."""
 
     mapping: Expression
     key: str
-    default: int
+    default: int | str
 
     def __str__(self) -> str:
-        return f"value_or({self.mapping}, {json.dumps(self.key)}, {self.default})"
+        return f"value_or({self.mapping}, {json.dumps(self.key)}, {json.dumps(self.default)})"
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def compile_expression(expression: Expression) -> Callable[[Any], Any]:
         case Matches(of, pattern):
             return _apply(re.compile(pattern).fullmatch, of)
         case ValueOfKey(mapping, key, default):
-            return _apply(lambda entries: value if isinstance(value := entries.get(key), int) else default, mapping)
+            return _apply(lambda entries: value if isinstance(value := entries.get(key), type(default)) else default, mapping)
         case FunctionCall(function, of):
             return function if of == Reference() else _apply(function, of)
 
@@ -273,6 +273,8 @@ def _has_text(expression: Expression) -> bool:
             return bool(names) and not any(name.startswith("_") for name in names)
         case Constant(value):
             return isinstance(value, (int, bytes))
+        case ValueOfKey(_, _, default):
+            return isinstance(default, int)
     return not isinstance(expression, FunctionCall)
 
 

@@ -21,6 +21,7 @@ from glft_schema.codec.expressions import (
     Allowed,
     Constant,
     Expression,
+    FunctionCall,
     Operation,
     as_expression,
     equality,
@@ -28,7 +29,7 @@ from glft_schema.codec.expressions import (
     fields_in,
     is_condition,
     outermost,
-    read,
+    subexpressions,
 )
 from glft_schema.codec.trace import LABELS, without_root
 from glft_schema.errors import Finding, FormatError, LimitError, OptionError, quote
@@ -231,7 +232,8 @@ class Rule(Check):
         """The end of the sentence "expected ..." in documents, which also say when it applies."""
         if self.when is None or equality(self.when):
             return self.expected
-        return f"{self.expected}, if {outermost(self.when)}" if read(self.when) else f"{self.expected}, in some files"
+        calls = any(isinstance(part, FunctionCall) for part in subexpressions(self.when))
+        return f"{self.expected}, in some files" if calls else f"{self.expected}, if {outermost(self.when)}"
 
     @property
     def implication(self) -> Expression:

@@ -45,6 +45,7 @@ from glft_schema.codec.typed_values import ARRAY, ValueType
 from glft_schema.formats.chat_templates import ChatTemplate
 from glft_schema.formats.format import Format, ShardKeys
 from glft_schema.formats.gguf_keys import kinds_of_key, meaning, suits, summary, type_of_key
+from glft_schema.formats.gguf_names import ARCHITECTURE
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors.layout_rules import Contiguous, has_quantized, is_padded_to, zero_gaps
@@ -148,6 +149,7 @@ TensorInfo = Struct(
 )
 
 FIRST_SHARD = Lookup(this.metadata, SHARDS.number, 0) == 0
+IS_MODEL = Lookup(this.metadata, "general.type", "model") != "imatrix"  # llama-imatrix states no architecture
 
 GGUF = Format("GGUF", (MAGIC,), GGML_TYPES, Struct(
     "header"       / Header                                                    * "version, byte order and counts",
@@ -159,7 +161,7 @@ GGUF = Format("GGUF", (MAGIC,), GGML_TYPES, Struct(
     "data"         / TensorData("tensor_infos", padded_to=this.alignment)      * "the payloads, each at its offset",
     NamesOnce("gguf-names-once",  "tensor_infos"),
     Contiguous("gguf-contiguous", "tensor_infos", (GGML,)),
-    spec("gguf-architecture",         this.metadata, has_key("general.architecture"), when=FIRST_SHARD, building=False),
+    spec("gguf-architecture",         this.metadata, has_key(ARCHITECTURE), when=FIRST_SHARD & IS_MODEL, building=False),
     spec("gguf-quantization-version", this.metadata, has_key("general.quantization_version"),
          when=FIRST_SHARD & has_quantized(this.tensor_infos), building=False),
     spec("gguf-padding",              this.padding,  zeros),

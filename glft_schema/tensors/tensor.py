@@ -11,7 +11,7 @@ import numpy as np
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.codec.records import Record
 from glft_schema.display import Listing, Part, with_display
-from glft_schema.errors import TensorError, quote
+from glft_schema.errors import OptionError, TensorError, quote
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import Array, Dtype, as_dtype
@@ -356,9 +356,12 @@ class Tensor:
 
     @property
     def _torch_dtype(self) -> torch.dtype:
-        """The type's own dtype in torch. Raises TensorError if this version of torch has none."""
+        """The type's own dtype in torch. Raises TensorError if this version of torch has none, and
+        OptionError if torch is not installed."""
         try:
             return dtype_in_torch(self.type.dtype)
+        except OptionError as error:
+            raise OptionError(f"{error}; without torch: tensor.numpy(index=...), glft_schema.numpy") from None
         except TypeError as error:
             raise TensorError(f"{error}: {self.type} can be read by numpy() only", self.name) from None
 

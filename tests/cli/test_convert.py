@@ -27,7 +27,8 @@ def test_to_glft(source: Path, tmp_path: Path) -> None:
     options = ["--scheme", "q8_per_channel", "--scheme", "w.*=q4_per_group_64", "--metadata", "arch=a=b", "--alignment", 64]
     done = glft("convert", source, out, *options, "--metadata", "n:uint8=3")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "\n\nfallback types:\n  1 as f32 (w.bias): not q4_per_group_64: expected at least 2 dims" in done.stdout
+    assert done.stdout.startswith("Q4_per_group_64: 1 of 2 tensors, kept: 1\n")
+    assert "\n\nkept:\n  1 as f32 (w.bias): not q4_per_group_64: expected at least 2 dims" in done.stdout
     with glft_schema.open(out) as file:
         assert file.metadata == {"from": "tests", "arch": "a=b", "n:uint8": "3"}  # types only in typed metadata
         types = {name: tensor.type.name for name, tensor in file.tensors.items()}

@@ -27,8 +27,8 @@ def test_quantize(source: Path, tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     nbytes = sum(tensor.nbytes for tensor in glft_schema.open(out).tensors.values())
     assert lines[:6] == [
-        "Q6_K: 2 of 3 tensors, the others have fallback types",
-        "Q4_K: 11 of 12 tensors, the others have fallback types",
+        "Q6_K: 2 of 3 tensors, fallback types: 1",
+        "Q4_K: 11 of 12 tensors, fallback types: 1",
         "fallback types:",
         "  1 as q5_0 (blk.N.ffn_down.weight): not q4_k: expected a row length that is a multiple of 256",
         "  1 as q8_0 (blk.N.ffn_down.weight): not q6_k: expected a row length that is a multiple of 256",
@@ -67,9 +67,15 @@ def test_options(source: Path, tmp_path: Path) -> None:
 
 def test_convert_begins_with_what_was_not_done(source: Path, tmp_path: Path) -> None:
     out, schemes = tmp_path / "out.gguf", ("--scheme", "q4_k", "--scheme", "blk.*_down*=q6_k")
-    assert glft("convert", source, out, *schemes).stdout.splitlines()[:2] == [
-        "Q4_K: 13 of 22 tensors, the others have fallback types",
-        "Q6_K: 0 of 2 tensors, the others have fallback types",
+    lines = glft("convert", source, out, *schemes).stdout.splitlines()
+    assert lines[:2] == ["Q4_K: 13 of 22 tensors, kept: 9", "Q6_K: 0 of 2 tensors, fallback types: 2"]
+    reason = "expected a row length that is a multiple of 256"
+    vectors = "output_norm.weight, blk.N.attn_v.bias, blk.N.attn_q.bias, blk.N.attn_k.bias"
+    assert lines[-4:] == [
+        "fallback types:",
+        f"  2 as q8_0 (blk.N.ffn_down.weight): not q6_k: {reason}; not q4_k: {reason}",
+        "kept:",
+        f"  9 as f32 ({vectors} and 1 more): not q4_k: it has fewer than two dims, and no scheme selects it by its full name",
     ]
     assert "none of the types asked for" in glft("convert", source, out, *schemes, "--strict").stderr
 

@@ -88,6 +88,16 @@ def test_a_file_that_is_not_there(command: str, folder: Path, monkeypatch: pytes
     assert refuse(command, folder, monkeypatch) == "glft: none\\nglft: forged: No such file or directory\n"
 
 
+@pytest.mark.parametrize(("at", "by"), [(8, 1), (8, 2), (16, 1), (16, 2), (16, -1), (16, -2)])
+def test_a_wrong_count_of_tensors_or_keys(at: int, by: int, folder: Path, tmp_path: Path) -> None:
+    stored = bytearray((folder / "model.gguf").read_bytes())
+    count = int.from_bytes(stored[at : at + 8], "little")
+    stored[at : at + 8] = (count + by).to_bytes(8, "little")
+    (tmp_path / "wrong.gguf").write_bytes(stored)
+    done = glft("inspect", tmp_path / "wrong.gguf")
+    assert_refused(done, "; the file may be truncated, or a count, length or offset before it is wrong")
+
+
 @pytest.mark.parametrize("command", OPEN)
 def test_a_file_of_no_format(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "glft: text: header -> magic: expected b'TFLG' (GLFT), b'GGUF' (GGUF) or a safetensors file, found b'hell'; "

@@ -9,7 +9,7 @@ from construct import Container, len_, obj_, this
 
 from glft_schema.codec.expressions import Lookup, as_expression, fields_in, matches, nbytes_, read, reverse_, subexpressions
 
-CONTEXT = Container(n=3, name="aé", dims=[2, 5], metadata={"k": 7}, _=Container(m=4))
+CONTEXT = Container(n=3, name="aé", dims=[2, 5], metadata={"k": 7, "text": "a"}, _=Container(m=4))
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,7 @@ CONTEXT = Container(n=3, name="aé", dims=[2, 5], metadata={"k": 7}, _=Container
         (matches(r"\w+")(this.name), 'matches(name, "\\\\w+")', True),
         (Lookup(this.metadata, "k", 32), 'value_or(metadata, "k", 32)', 7),
         (Lookup(this.metadata, "other", 32), 'value_or(metadata, "other", 32)', 32),
+        (Lookup(this.metadata, "text", 32), 'value_or(metadata, "text", 32)', 32),
     ],
 )
 def test_reading_and_computing(expression: Any, text: str, value: object) -> None:
@@ -37,6 +38,15 @@ def test_reading_and_computing(expression: Any, text: str, value: object) -> Non
     assert found in list(subexpressions(found))
     for computed in (expression(CONTEXT), found(CONTEXT)):
         assert (bool(computed) if value is True else computed) == value
+
+
+@pytest.mark.parametrize(("key", "value"), [("text", "a"), ("k", "none"), ("other", "none")])
+def test_texts_of_keys_are_for_sentences_only(key: str, value: str) -> None:
+    looked_up = Lookup(this.metadata, key, "none")
+    assert looked_up(CONTEXT) == value
+    assert (looked_up != "a")(CONTEXT) == (value != "a")
+    assert str(as_expression(looked_up != "a")) == f'(value_or(metadata, "{key}", "none") != "a")'
+    assert read(looked_up) is read(looked_up != "a") is None
 
 
 def test_paths_from_the_root_and_parameters() -> None:

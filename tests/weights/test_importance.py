@@ -141,6 +141,8 @@ def test_old_files_become_gguf_and_the_same_bytes_again(tmp_path: Path) -> None:
     entries = ("b.weight", [7 * 512], odd * 512), ("a.weight", [3 * 512], SUMS[:3] * 512)
     assert new.read_bytes() == gguf_file(512, ["text.txt"], 7, *entries)
     assert llama_cpp.contents(new.read_bytes()) is not None
+    done = glft("verify", new)
+    assert (done.returncode, "bytes, all rules hold (spec, ggml, imatrix)\n" in done.stdout) == (0, True)
     assert glft("imatrix", new, again).returncode == 0
     assert again.read_bytes() == old.read_bytes()
     assert all(np.array_equal(mean, read_importance(old)[name]) for name, mean in read_importance(new).items())

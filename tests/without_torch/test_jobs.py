@@ -21,6 +21,7 @@ BLOCKED = "import sys; sys.modules['torch'] = None\n"
 COMMAND = f"{BLOCKED}from glft_schema.cli import main; main()"
 METADATA = {"general.architecture": "toy", "toy.block_count": 1, "tokenizer.ggml.tokens": ["a", "b"]}
 NEEDS_TORCH = "this needs torch, which is not installed: pip install 'glft_schema[torch]'\n"
+ADVICE = "; without torch: tensor.numpy(index=...), glft_schema.numpy"
 
 
 def run(*arguments: object, program: str = COMMAND) -> tuple[int, str, str]:
@@ -104,7 +105,7 @@ with glft.open(folder + "/q4_0.gguf") as file:
     tensor = file.tensors["blk.0.attn_q.weight"]
     assert np.array_equal(tensor.numpy(), arrays[tensor.name])
     assert np.array_equal(np.asarray(tensor), arrays[tensor.name])
-    assert np.array_equal(tensor.numpy(np.s_[3:9:2, 100]), arrays[tensor.name][3:9:2, 100])
+    assert np.array_equal(tensor.numpy(index=np.s_[3:9:2, 100]), arrays[tensor.name][3:9:2, 100])
     assert type(tensor.payload.blocks) is np.ndarray
     assert tensor.fields["d"].dtype == np.float16
 """
@@ -124,8 +125,18 @@ def test_commands_that_need_torch(line: str, folder: Path, monkeypatch: pytest.M
     assert (code, error.splitlines(keepends=True)[-1]) == (2, f"glft: {NEEDS_TORCH}")
 
 
-@pytest.mark.parametrize("call", ["glft.load_file(path)", "glft.open(path).get_tensor('output_norm.weight')", "glft.nn"])
-def test_calls_that_need_torch(call: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    {
+        "glft.nn": "",
+        "glft.load_file(path)": ADVICE,
+        "glft.open(path).get_tensor('output_norm.weight')": ADVICE,
+        "glft.open(path).tensors['output_norm.weight'][0]": ADVICE,
+        "glft.open(path).get_slice('output_norm.weight')[:2]": ADVICE,
+        "glft.open(path).tensors['output_norm.weight'].dequantize()": ADVICE,
+    }.items(),
+)
+def test_calls_that_need_torch(call: str, advice: str, folder: Path) -> None:
     program = f"""{BLOCKED}import glft_schema as glft
 path = sys.argv[1]
 try:
@@ -133,4 +144,4 @@ try:
 except glft.OptionError as error:
     print(error)
 """
-    assert run(folder / "model.gguf", program=program) == (0, NEEDS_TORCH, "")
+    assert run(folder / "model.gguf", program=program) == (0, NEEDS_TORCH.replace("\n", f"{advice}\n"), "")
