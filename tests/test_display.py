@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import glft_schema
 from glft_schema import Container, Typed, save_file
 from glft_schema.display import Listing, size_text
+from glft_schema.formats.gguf import VALUE_TYPES
 from glft_schema.nn import Unmatched
 from glft_schema.quantizer.plan_picture import COLOURS
 from glft_schema.weights import ColumnSums
@@ -89,6 +90,63 @@ def test_records() -> None:
         ["metadata_len", "22"],
     ]
     assert repr(file.tensors["fc1"].payload) == "<Record: scales float16 [2], codes int8 [2, 3]>"
+
+
+def test_a_byte_map_in_a_notebook() -> None:
+    byte_map = glft_schema.byte_map(Container.parse(golden("four_types")))
+    found = one_screen(byte_map, f"'<bytes>', {len(byte_map)} ranges, 168 bytes", 1)
+    assert found.tables[0][:3] == [
+        ["path", "type", "value", "doc", "start", "bytes"],
+        ["header -> magic", "u32", f"{0x474C4654:,}", byte_map[0].doc, "0", "4"],
+        ["header -> version", "u32", "1", byte_map[1].doc, "4", "4"],
+    ]
+    regions = ["header 16 bytes", "metadata 22 bytes", "descriptors 76 bytes", "data 54 bytes"]
+    assert str(byte_map).splitlines()[2] == f"bytes by region: {', '.join(regions)}"
+
+
+def test_checks_of_values_in_a_notebook(tmp_path: Path) -> None:
+    """They are made for each display, and not used up by it; a ``repr`` makes none."""
+    path = tmp_path / "m.gguf"
+    save_file({HOSTILE: torch.tensor([1.0, float("nan")]), "b": torch.zeros(4), "c": torch.ones(4)}, path)
+    with glft_schema.open(path) as file:
+        checks = glft_schema.check_values(file)
+        (rows,) = one_screen(checks, f"values of {str(path)!r}", 0).tables
+        assert [dict(zip(rows[0], row, strict=True))["kind"] for row in rows[1:]] == ["NaN", "all zero"]
+        assert str(checks).splitlines()[2] == "3 of 3 tensors checked, 1 with NaN, infinities or reserved codes"
+        assert [(tensor.name, [one.kind for one in found]) for tensor, found in checks] == [
+            (HOSTILE, ["NaN"]),
+            ("b", ["all zero"]),
+            ("c", []),
+        ]
+        assert next(checks, None) is None
+    assert repr(checks) == f"<ValueChecks: values of {str(path)!r}>"
+
+
+def test_types_in_a_notebook() -> None:
+    types = glft_schema.formats.format_named("gguf").types
+    (head, *rows), (_, *folded) = Shown(types._repr_html_()).tables
+    assert head == ["name", "code", "encoder", "rows are multiples of", "bits per weight"]
+    assert ["Q4_K", "12", "yes", "256", "4.5"] in rows
+    assert len(rows) + len(folded) == len([*types])
+    assert repr(types) == f"<TypeTable: {len([*types])} ggml types>"
+    assert str(types).startswith("a ggml type (0 F32, 1 F16, ")  # in errors
+    (rows,) = Shown(glft_schema.formats.format_named("glft").types._repr_html_()).tables
+    assert rows[3:] == [["Q8_per_channel", "2", "yes", "1", "8"], ["Q4_per_group_64", "3", "yes", "64", "4.25"]]
+    (rows,) = Shown(VALUE_TYPES._repr_html_()).tables
+    assert rows[:2] == [["name", "code"], ["uint8", "0"]]
+
+
+def test_arrays_of_texts_and_numbers_in_a_notebook() -> None:
+    tokens = [HOSTILE, *(f"t{i}" for i in range(1999))]
+    metadata = {"a.tokens": tokens, "a.few": Typed([7, 8], "array[uint8]")}
+    entries = Container.parse(Container.build({"format": "GGUF", "metadata": metadata})).metadata
+    found = Shown(entries["a.tokens"]._repr_html_())
+    first, folded = found.tables
+    assert first[:3] == [["index", "value"], ["0", repr(HOSTILE)], ["1", "'t0'"]]
+    assert folded[-1] == ["299", "'t298'"]
+    assert "and 1,700 more" in found.texts
+    (rows,) = Shown(entries.stored_value("a.few").value._repr_html_()).tables
+    assert rows == [["index", "value"], ["0", "7"], ["1", "8"]]
 
 
 def test_a_tensor_says_where_its_fields_are() -> None:

@@ -15,8 +15,8 @@ import numpy as np
 
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.numbers import TensorField
-from glft_schema.display import Progress, align
-from glft_schema.errors import safe
+from glft_schema.display import Part, Progress, align, records_table, with_display
+from glft_schema.errors import quote, safe
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.lazy import outside_graphs
@@ -118,8 +118,29 @@ def value_report(file: File, exclude: Iterable[str], progress: Progress) -> Valu
     return ValueReport(len(file.tensors), checked, sorted(found, key=lambda finding: not finding.is_fault))
 
 
+Checked = Iterator[tuple[Tensor, list[ValueFinding]]]
+
+
+@with_display
+class ValueChecks(Checked):
+    """Checks that are made one by one. ``str`` and notebooks make all, and show the findings."""
+
+    def __init__(self, file: File, exclude: Iterable[str]) -> None:
+        self._args = file, tuple(exclude)
+        self._checked = _checked(*self._args)
+
+    def __next__(self) -> tuple[Tensor, list[ValueFinding]]:
+        return next(self._checked)
+
+    def _display(self) -> Iterator[Part]:
+        yield f"values of {quote(self._args[0].name)}"
+        report = value_report(*self._args, lambda name, share: None)
+        yield report.lines()[-1]
+        yield records_table("findings", report.findings)
+
+
 @outside_graphs
-def check_values(file: File | StrPath, exclude: Iterable[str] = ()) -> Iterator[tuple[Tensor, list[ValueFinding]]]:
+def check_values(file: File | StrPath, exclude: Iterable[str] = ()) -> ValueChecks:
     """Checks the weights, scales and codes of each tensor.
 
     NaN and infinities are reported where they are stored: a scale counts once for all its weights.
@@ -129,16 +150,22 @@ def check_values(file: File | StrPath, exclude: Iterable[str] = ()) -> Iterator[
         file: an open file or set, or a path.
         exclude: names or fnmatch patterns of tensors to skip.
 
-    Yields:
-        Each tensor and its unusual values, if any.
+    Returns:
+        An iterator of tensors, each with its unusual values, which are searched for when it is
+        reached. A notebook shows a table of all.
 
     Raises:
         SchemeError: for a pattern that matches nothing.
         ClosedError, TruncatedError, OSError: if the file can no longer be read.
         FormatError: if the file at a path is not valid.
     """
+    return ValueChecks(as_file(file), exclude)
+
+
+@outside_graphs
+def _checked(file: File, exclude: Iterable[str]) -> Checked:
     results: dict[Hashable, list[ValueFinding]] = {}
-    for tensor in leave_out(as_file(file).tensors, exclude).values():
+    for tensor in leave_out(file.tensors, exclude).values():
         if tensor.identity not in results:  # tied tensors are checked once
             results[tensor.identity] = list(findings_of(tensor))
         yield tensor, [replace(finding, tensor=tensor.name) for finding in results[tensor.identity]]

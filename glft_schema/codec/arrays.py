@@ -19,6 +19,7 @@ from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.numbers import Number, Picked, checked_number
 from glft_schema.codec.structs import check_count
 from glft_schema.codec.text import decode_text, encode_text, is_utf8, with_length
+from glft_schema.display import MOST, Listing
 from glft_schema.errors import TruncatedError, quote
 from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import BytesSource, Source
@@ -56,11 +57,15 @@ class StoredArray(Sequence[Any]):
 
     def __repr__(self) -> str:
         is_short = self._count <= SHOWN
-        texts = [
-            quote(element) if isinstance(element, str) else str(element)
-            for element in self[: SHOWN if is_short else SHOWN // 2]
-        ]
+        texts = self._texts(SHOWN if is_short else SHOWN // 2)
         return f"[{', '.join(texts)}{'' if is_short else f', ... {self._count:,} in all'}]"
+
+    def _texts(self, count: int) -> list[str]:
+        return [quote(element) if isinstance(element, str) else str(element) for element in self[:count]]
+
+    def _repr_html_(self) -> str:
+        rows = [(f"{i:,}", text) for i, text in enumerate(self._texts(MOST))]
+        return Listing(f"{self._count:,} elements", ("index", "value"), rows, self._count - len(rows)).html()
 
 
 class StoredNumbers(StoredArray):

@@ -11,6 +11,7 @@ import construct
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.rules import ALL_BITS, Fault
+from glft_schema.display import Part, format_count, records_table, with_display
 from glft_schema.errors import FormatError, quote
 from glft_schema.words import MissingKeyError
 
@@ -31,6 +32,7 @@ T = TypeVar("T", bound=HasCode)
 _TABLES: dict[str, TypeTable[Any]] = {}  # the first of each kind, for pickle
 
 
+@with_display
 class TypeTable(Generic[T]):
     """Types in order, found by code, by name (also in lower case) or by the type itself.
 
@@ -122,12 +124,25 @@ class TypeTable(Generic[T]):
             raise TypeError(f"cannot pickle this table: it is not the first of {self.kind} types")
         return _table, (self.kind,)
 
+    def _display(self) -> Iterator[Part]:
+        yield format_count([*self], f"{self.kind} type")
+        yield records_table("types", [{"name": type_.name, "code": code, **_sizes(type_)} for code, type_ in self.by_code()])
+
     def __str__(self) -> str:
         return f"a {self.kind} type ({', '.join(map(self._entry, self))})"
 
     def _entry(self, type_: T) -> str:
         code = self.code_of(type_)
         return type_.name if code == type_.name else f"{code} {type_.name}"
+
+
+def _sizes(type_: Any) -> dict[str, Any]:
+    """Returns the columns of a type of tensors; none for other types."""
+    if not hasattr(type_, "least_row"):
+        return {}
+    row = type_.least_row << 20  # numbers that are stored for a whole row do not count
+    bits = 8 * type_.nbytes((1, row)) / row
+    return {"encoder": type_.has_encoder, "rows are multiples of": type_.least_row, "bits per weight": bits}
 
 
 def _table(kind: str) -> TypeTable[Any]:

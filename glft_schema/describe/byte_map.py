@@ -11,7 +11,7 @@ single range, which `ByteMap.inside` expands.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -26,6 +26,7 @@ from glft_schema.codec.text import decode_text
 from glft_schema.codec.trace import STEP, FieldSpan, label_of, parent_of
 from glft_schema.describe.byte_range import FIELD, GAP, PADDING, UNCLAIMED, ByteRange, parts_of, select, type_text
 from glft_schema.describe.schema import field_of, struct_of
+from glft_schema.display import Part, chart, format_count, records_table, size_text, with_display
 from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
@@ -45,6 +46,7 @@ REPLACED_VALUE = "replaced by a later value of this key"
 UNKNOWN_KEY = "of an unknown key; preserved"
 
 
+@with_display
 class ByteMap(list[ByteRange]):
     """The ranges of a file, in order. They cover the whole file and do not overlap.
 
@@ -68,8 +70,14 @@ class ByteMap(list[ByteRange]):
                 self.tensors.setdefault(tensor, []).append(byte_range)
         self._starts = [byte_range.start for byte_range in self]
 
-    def __repr__(self) -> str:
-        return f"<byte map of {quote(self.source.name)}: {len(self)} ranges, {self.nbytes} bytes>"
+    def _display(self) -> Iterator[Part]:
+        yield f"{quote(self.source.name)}, {format_count(self, 'range')}, {self.nbytes:,} bytes"
+        sizes = Counter[str]()
+        for part in self:
+            sizes[part.path.partition(STEP)[0] or part.kind] += part.nbytes
+        yield chart("bytes by region", [(f"{name} {size_text(nbytes)}", nbytes) for name, nbytes in sizes.items()])
+        columns = ("path", "type", "value", "doc", "start", "nbytes")
+        yield records_table("ranges", [{name: getattr(part, name) for name in columns} for part in self])
 
     def at(self, offset: int) -> ByteRange:
         """Returns the range at `offset`. Raises IndexError if the file has no such byte."""
