@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
@@ -36,6 +37,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from screens import screens
 
 from tests.catalogue import disagreements
+from tests.catalogue.__main__ import HUGE, LARGE
+from tests.catalogue.__main__ import READ as READ_BY_NAME
+from tests.catalogue.__main__ import REFUSED as REFUSED_BY_NAME
 from tests.catalogue.cases import READS
 from tests.catalogue.gguf_cases import READ, REFUSED
 from tests.foreign import files
@@ -170,6 +174,19 @@ def gguf_cases() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def catalogue() -> str:
+    """Returns the number of files in the catalogue, by kind and format."""
+    kinds: dict[str, Iterable[str]] = {
+        "small bad files": REFUSED_BY_NAME,
+        "small unusual files that are legal": READ_BY_NAME,
+        "large bad files": [name for name, case in LARGE.items() if case.error],
+        "large legal files": [name for name, case in LARGE.items() if not case.error],
+        "bad files with a huge count or length": ["GGUF"] * len(HUGE),
+    }
+    counts = {kind: Counter(name.partition(",")[0] for name in names) for kind, names in kinds.items()}
+    return table(("files", "GGUF", "GLFT"), [(kind, f"{count['GGUF']}", f"{count['GLFT']}") for kind, count in counts.items()])
+
+
 def random_files() -> str:
     """Returns why other readers disagree with this package on random GGUF files."""
     rows = [(reader, row.files, row.we, row.they, row.why) for reader, reasons in disagreements.ROWS.items() for row in reasons]
@@ -261,7 +278,9 @@ def parts() -> dict[str, Callable[[], str]]:
         roles,
         families,
         random_files,
+        catalogue,
         known_keys,
+        python_names,
     ]
     functions += [clients, client_layouts, slice_indices]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
