@@ -51,7 +51,7 @@ LIMITS = {
                        "it is held in memory, and JSON takes up to 20 times its size; the largest tokenizers have 34 MB"),
     "parser_memory": Maximum(1 << 32, "bytes of data of the process in which other libraries parse a folder's files",
                        "a tokenizer of 262,000 tokens, among the largest, takes 0.7 GB"),
-    "parser_seconds": Maximum(120, "wall seconds for one file, and processor seconds of the whole process",
+    "parser_seconds": Maximum(120, "processor seconds of that process, and a tenth of the wall seconds for one file",
                        "the same tokenizer takes 4 s"),
 }
 # fmt: on

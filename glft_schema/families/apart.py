@@ -35,6 +35,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "RAYON")} | {"TOKENIZERS_PARALLELISM": "false"}
 LARGEST = (1 << 63) - 2  # the largest limit that all systems can store
 TAIL = 1 << 16  # bytes of messages that are read
+PATIENCE = 10  # wall seconds per allowed second of the processor, which other processes may keep busy
 FIELDS = ("problem", "path", "offset", "tensor", "file", "key")  # of a FormatError
 KINDS: dict[str, Callable[..., Exception]] = {
     kind.__name__: kind for kind in (FormatError, TruncatedError, LimitError, TensorError, OptionError)
@@ -97,7 +98,7 @@ def start_apart(module: str) -> Iterator[Call]:
         def call(function: str, folder: Path, *arguments: Any, file: Path) -> Any:
             assert child.stdin is not None
             assert child.stdout is not None
-            timer = threading.Timer(min(limits.parser_seconds, threading.TIMEOUT_MAX), expire)
+            timer = threading.Timer(min(PATIENCE * limits.parser_seconds, threading.TIMEOUT_MAX), expire)
             timer.start()
             try:
                 with suppress(BrokenPipeError):

@@ -151,6 +151,8 @@ def family_of(folder: Path) -> Family:
         return family
     known = ", ".join(name for family in FAMILIES for name in family.architectures)
     problem = f"expected a known architecture ({known}), found {quote(_architecture(folder))}: use {ADVICE}"
+    if name := read_text_config(folder).get("_class_name"):
+        problem = f"expected a model of transformers, found {quote(name)} of diffusers: give its file, to keep its names"
     raise FormatError(problem, "architectures", file=str(folder / CONFIG))
 
 

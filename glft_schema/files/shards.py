@@ -249,6 +249,8 @@ def find_set(folder: Path) -> Path:
     expected = " or ".join(f"an index (*{suffix}) or one {name} file" for name, suffix, _ in kinds)
     others = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
     hint = f"; give one of its GGUF files: {', '.join(map(safe, others[:5]))}{', ...' * (len(others) > 5)}" if others else ""
+    if (folder / "model_index.json").is_file():
+        hint = "; a pipeline of diffusers has a model in each of its folders: give their files, one by one"
     raise FormatError(f"expected {expected}, found {len(files)} files{hint}", file=str(folder))
 
 

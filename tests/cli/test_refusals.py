@@ -36,15 +36,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "links").mkdir()
     for path in folder.glob("v-*"):
         (folder / "links" / path.name.replace("v", "w")).symlink_to(path)
-    for name in ("shards", "adapter", "hub"):
-        (folder / name).mkdir()
+    for name in ("shards", "adapter", "hub", "pipeline/unet"):
+        (folder / name).mkdir(parents=True)
     safetensors.torch.save_file({"w": torch.ones(1)}, folder / "shards/1.safetensors")
     safetensors.torch.save_file({"w": torch.ones(1)}, folder / "adapter/adapter_model.safetensors")
     safetensors.torch.save_file({"w": torch.full((1, 64), torch.nan)}, folder / "nan.safetensors")
     safetensors.torch.save_file({"w": torch.ones(2, 32, dtype=torch.uint16)}, folder / "u16.safetensors")
     (folder / "shards/model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "1.safetensors"}}))
-    for name in ("adapter/adapter_config.json", "hub/config.json"):
+    for name in ("adapter/adapter_config.json", "hub/config.json", "pipeline/model_index.json"):
         (folder / name).write_text("{}")
+    (folder / "pipeline/unet/config.json").write_text('{"_class_name": "UNet2DModel"}')
+    safetensors.torch.save_file({"w": torch.ones(1)}, folder / "pipeline/unet/diffusion_pytorch_model.safetensors")
     (folder / "four.glft").write_bytes(golden("four_types"))
     (folder / "cut.glft").write_bytes(golden("four_types")[:60])
     (folder / "late.gguf").write_bytes(placed(32, w(dims=(8,), offset=4)))
@@ -178,6 +180,9 @@ REFUSED = {
     "convert u16.safetensors out.gguf --scheme w=i32": "glft: u16.safetensors: tensor 'w': cannot be stored as i32: "
     "expected a signed integer dtype, uint8 or bool, found uint16: exclude or convert the tensor\n",
     "convert hub/config.json out.gguf": "; give its folder, 'hub' (at byte 0)\n",
+    "convert pipeline out.gguf": "a pipeline of diffusers has a model in each of its folders: give their files, one by one\n",
+    "convert pipeline/unet out.gguf": "glft: pipeline/unet/config.json: architectures: expected a model of transformers, found "
+    "'UNet2DModel' of diffusers: give its file, to keep its names\n",
     "quantize model.gguf out.glft Q8_0": "writes GGUF, found the output 'out.glft': write GGUF, then use glft convert\n",
     "quantize model.gguf o.safetensors Q8_0 --dry-run": "glft: quantize writes GGUF, found the output 'o.safetensors': ",
     "merge model.gguf out": "expected the first file or the index of a split model, found",

@@ -94,6 +94,15 @@ def test_what_ends_the_process(name: str, tmp_path: Path) -> None:
     assert caught.value.file == str(tmp_path / "a.json")
 
 
+def test_a_busy_machine_takes_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of the processor count; a process that does nothing ends later."""
+    with glft.Limits(parser_seconds=1), start_apart(MISBEHAVING) as call:
+        assert call("wait", tmp_path, 1.1, file=tmp_path) == "waited"
+        monkeypatch.setattr("glft_schema.families.apart.PATIENCE", 1)
+        with pytest.raises(glft.LimitError, match="expected at most 1 s for another library"):
+            call("wait", tmp_path, 60, file=tmp_path)
+
+
 def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-mistral")
     edit_json(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})

@@ -6,6 +6,7 @@ import errno
 import os
 import resource
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,12 @@ def say(folder: Path, text: str, number: int) -> None:
     if number < 0:
         os._exit(-number)
     os.kill(os.getpid(), number)
+
+
+def wait(folder: Path, seconds: float) -> str:
+    """Takes wall time, but no processor time."""
+    time.sleep(seconds)
+    return "waited"
 
 
 def spin(folder: Path) -> None:
