@@ -113,6 +113,13 @@ def test_generated_parts_are_what_the_declarations_say() -> None:
         assert generate.renewed(page.read_text("utf-8")) == page.read_text("utf-8"), f"{page} is stale: python docs/generate.py"
 
 
+def test_the_number_of_bad_files_is_that_of_the_catalogue() -> None:
+    rows = [row.strip("| ").split(" | ") for row in generate.catalogue().splitlines()]
+    bad = sum(int(count) for kind, count, _ in rows if "bad" in kind)
+    for page, sentence in (("README.md", f"rejects all {bad} bad files"), ("docs/concepts/safety.md", f"Of {bad} bad files")):
+        assert sentence in (ROOT / page).read_text("utf-8")
+
+
 def test_pages_of_the_site_are_written() -> None:
     """Those of screens take 30 s."""
     written = [function() for name, function in generate.WRITTEN.items() if "screens" not in name]
