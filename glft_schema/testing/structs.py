@@ -205,6 +205,7 @@ def values_of_key(field: Field, lookup: ValueOfKey, types: Iterable[ValueType], 
     """Returns values for a key, around its default, that can be stored and satisfy the rules."""
     row, options, default = rows_of(field.node), [], lookup.default
     assert row
+    assert isinstance(default, int)
     values = sorted({1, 8, default // 4, 3 * default // 4, default, 2 * default, 4 * default})
     checks = [check for check in row.rules if is_wanted(check, context._params._drawing.rules)]
     for type_, value in product(filter(is_integer, types), values):

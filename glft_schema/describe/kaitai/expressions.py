@@ -58,7 +58,7 @@ class ExpressionWriter:
             name: {part.name: self.names[name].new(part.name) for part in struct.fields if part.name}
             for name, struct in schema.structs.items()
         }
-        self.searches: dict[tuple[str, str, str, int], KeySearch] = {}  # by struct, table, key and default
+        self.searches: dict[tuple[str, str, str, int | str], KeySearch] = {}  # by struct, table, key and default
         self._parents = {
             ref: name for name, struct in schema.structs.items() for part in struct.fields for ref in s.refs(part.node)
         }
