@@ -23,6 +23,7 @@ from glft_schema.codec.expressions import (
     Expression,
     FunctionCall,
     Operation,
+    Reference,
     as_expression,
     equality,
     field_of,
@@ -201,7 +202,8 @@ class Rule(Check):
 
     Attributes:
         condition: the condition that must hold if the rule applies.
-        computed: the expression that is checked, if it is not a field but computed, or None.
+        computed: the expression that is checked, if it is not the guarded field or a length or
+            function of it, or None.
     """
 
     def __init__(
@@ -223,7 +225,9 @@ class Rule(Check):
         self.when = None if when is None else as_expression(when)
         self.condition = as_expression(must.on(of))
         self.must, tree = must, as_expression(of)
-        self.computed = tree if isinstance(tree, Operation) else None
+        inner = getattr(tree, "of", tree)  # of a length or function
+        is_field = isinstance(inner, Reference) and inner.names == (self.field,) and not (inner.up or inner.of_root)
+        self.computed = None if is_field else read(tree)
         self.broken_by = () if self.computed else must.broken_by
         self.expected = must.text + (f" for {outermost(tree)}" if self.computed else "") + _in_words(when)
 
@@ -238,7 +242,8 @@ class Rule(Check):
     @property
     def implication(self) -> Expression:
         """The condition of all files: that the rule does not apply, or its condition."""
-        return self.condition if self.when is None else Operation("|", _negated(self.when), self.condition)
+        condition = self.condition if is_condition(self.condition) else Operation("!=", self.condition, Constant(0))
+        return self.condition if self.when is None else Operation("|", _negated(self.when), condition)
 
     @property
     def holds(self) -> Expression | None:

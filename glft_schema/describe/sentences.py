@@ -4,7 +4,7 @@ generator."""
 from __future__ import annotations
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec.expressions import Expression, outermost, read
+from glft_schema.codec.expressions import Expression, Reference, outermost, read
 from glft_schema.codec.rules import REQUIRED, Check, Rule
 from glft_schema.errors import without_controls
 
@@ -40,8 +40,11 @@ def rule_text(rule: Check) -> str:
 
 
 def condition_of(rule: Check) -> Expression | None:
-    """Returns a rule's condition, or None if only a function can check it."""
-    return read(rule.implication) if isinstance(rule, Rule) else None
+    """Returns a rule's condition, or None if only a function can check it, or if it is whether a
+    field is empty or 0, which differs between kinds of fields."""
+    if not isinstance(rule, Rule) or Reference in (type(rule.when), type(rule.condition)):
+        return None
+    return read(rule.implication)
 
 
 def rules_of_no_field(struct: s.StructOf) -> list[Check]:

@@ -123,12 +123,12 @@ def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
 
 
 def _constant(part: Expression, context: Context) -> Any:
-    """Returns the value of a constant, or of a field outside of the Struct; otherwise None."""
+    """Returns the value of a constant, or of an expression on fields outside of the Struct;
+    otherwise None."""
     if isinstance(part, Constant):
         return part.value
-    if isinstance(part, Reference) and (part.up or part.of_root):
-        return value_so_far(context, part)
-    return None
+    is_outer = all(reference.up or reference.of_root for reference in references_in(part))
+    return value_so_far(context, part) if is_outer else None
 
 
 def resize(value: Any, size: int) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec.expressions import Reversed, is_condition
+from glft_schema.codec.expressions import Reversed
 from glft_schema.codec.rules import Check
 from glft_schema.describe.kaitai.expressions import Location, references
 from glft_schema.describe.kaitai.names import KaitaiNames
@@ -153,7 +153,7 @@ def _struct(types: Types, name: str) -> Attr:
         if not attrs and not computed:  # no bytes and no expression
             doc.append(f"{part.name}: {' '.join(about)}")
         checks_here = [(rule, text) for rule, text, after in checks if after is part]
-        if attrs and not {"repeat", "valid"} & attrs[-1].keys():
+        if attrs and not {"repeat", "valid"} & attrs[-1].keys() and not isinstance(part.node, s.SwitchNode):  # which may lack
             conditions = [text for rule, text in checks_here if rule in part.rules]
             attrs[-1] |= {"valid": {"expr": _all(conditions)}} if conditions else {}
             checks_here = [(rule, text) for rule, text in checks_here if rule not in part.rules]
@@ -175,10 +175,13 @@ def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[
         return [], {id: instance} if instance else {}
     if isinstance(node, s.CodeNode) and isinstance(types.type_of(node.number, at)["type"], dict):
         code = types.expressions.names[at.struct].new(f"{id} code")  # an enum needs a number of one kind
-        return types.attrs(code, node.number, at), {id: {"value": code, "enum": types.enum(node.table)}}
+        (attr,) = types.attrs(code, node.number, at)
+        if node.table.unknown is None:
+            attr["valid"] = {"any-of": [code for code, _ in node.table.by_code()]}
+        return [attr], {id: {"value": code, "enum": types.enum(node.table)}}
     attrs, names = types.attrs(id, node, at), types.expressions.names[at.struct]
     bits = node.bits if isinstance(node, s.NumberNode) else ()
-    if part.is_constant:
+    if part.is_constant and part.value != b"":
         attrs[-1]["valid"] = f"{list(part.value)}" if isinstance(part.value, bytes) else part.value
     return attrs, {names.new(f"{id} {name}"): {"value": f"({id} & {1 << bit}) != 0"} for name, bit in bits}
 
@@ -225,11 +228,11 @@ def _checks(types: Types, struct: s.StructOf, at: Location) -> Iterator[tuple[Ch
     names = [part.name for part in struct.fields]
     for rule in struct.rules:
         condition = condition_of(rule) if rule.is_required else None
-        if condition is None or not is_condition(condition):
+        if condition is None:
             continue
         local = [ref.names[0] for ref in references(condition) if ref.names and not ref.up and not ref.of_root]
         try:
-            text = types.expressions.text(condition, at)
+            text = types.expressions.condition(condition, at)
         except UnsupportedError:
             continue
         after = max((names.index(name) for name in (*local, rule.field) if name in names), default=None)

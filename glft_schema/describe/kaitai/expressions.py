@@ -8,6 +8,7 @@ from typing import Any
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import (
+    COMPARISONS,
     Constant,
     Expression,
     Length,
@@ -18,10 +19,14 @@ from glft_schema.codec.expressions import (
     is_condition,
     subexpressions,
 )
+from glft_schema.describe.identifiers import SIGNS as SIGN_NAMES
 from glft_schema.describe.kaitai.names import KaitaiNames
+from glft_schema.describe.sentences import HALVES
 from glft_schema.errors import UnsupportedError
 
 LOGIC = {"&": "and", "|": "or"}  # of conditions; on integers the signs are Python's
+NUMBER, BYTES, CONDITION = "a number", "bytes", "a condition"  # the kinds of expressions
+SIGNS = {NUMBER: SIGN_NAMES, BYTES: COMPARISONS, CONDITION: ("==", "!=", *LOGIC)}  # by the kind of both operands
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,9 @@ class ExpressionWriter:
         if isinstance(expression, Constant):
             return str(expression)
         if isinstance(expression, Operation):
-            if expression.sign in LOGIC and is_condition(expression.left) != is_condition(expression.right):
-                raise UnsupportedError("Kaitai Struct cannot join a condition and a number")
+            left, right = self.kind(expression.left, at), self.kind(expression.right, at)
+            if left != right or expression.sign not in SIGNS[left]:
+                raise UnsupportedError(f"Kaitai Struct has no {expression.sign} for {left} and {right}")
             return f"({self.term(expression.left, at)} {_sign(expression)} {self.term(expression.right, at)})"
         if isinstance(expression, Length):
             return self.length(expression.of, at, expression.in_bytes)
@@ -85,9 +91,31 @@ class ExpressionWriter:
         if (param := self.param(expression, at)) is not None:
             return param
         path, part, _ = self.find(expression, at)
-        if isinstance(part.node, (s.ByteOrderNode, s.PayloadsNode)):
-            raise UnsupportedError(f"Kaitai Struct cannot compare {expression}")
-        return path + {s.TextNode: ".text", s.CodeNode: ".to_i"}.get(type(part.node), "")
+        return f"{path}.bytes" if isinstance(part.node, s.TextNode) else path
+
+    def kind(self, expression: Expression, at: Location) -> str:
+        """Returns the kind of an expression. Raises UnsupportedError if Kaitai Struct and this
+        package have different values of its field."""
+        match expression:
+            case Operation():
+                return CONDITION if is_condition(expression) else NUMBER
+            case Constant(bytes(value)) if value:  # Kaitai Struct has no empty bytes
+                return BYTES
+            case Reference() if self.param(expression, at) is None:
+                _, part, owner = self.find(expression, at)
+                if isinstance(part.node, s.DerivedNode) and part.node.value:
+                    return self.kind(part.node.value, Location(owner))
+                if isinstance(part.node, (s.TextNode, s.BytesNode)) and _is_plain(part.node):
+                    return BYTES
+                cases = [case.node for case in part.node.cases] if isinstance(part.node, s.SwitchNode) else [part.node]
+                if not all(isinstance(case, (s.NumberNode, s.EitherNode)) and _is_plain(case) for case in cases):
+                    raise UnsupportedError(f"Kaitai Struct cannot compare {expression}")
+        return NUMBER
+
+    def condition(self, expression: Expression, at: Location) -> str:
+        """Returns an expression as a condition: whether a number is not 0."""
+        is_bool = self.kind(expression, at) == CONDITION
+        return self.text(expression if is_bool else Operation("!=", expression, Constant(0)), at)
 
     def param(self, reference: Reference, at: Location) -> str | None:
         """Returns a parameter of a payload, or None if the reference is to a field."""
@@ -119,7 +147,7 @@ class ExpressionWriter:
         path, part, _ = self.find(of, at)
         if isinstance(part.node, s.DerivedNode) and part.node.value and _is_local(of):
             return self.length(part.node.value, at, in_bytes)
-        if isinstance(part.node, s.TextNode):
+        if isinstance(part.node, s.TextNode) and (in_bytes or part.node.is_strict):
             return f"{path}.{'bytes' if in_bytes else 'text'}.length"
         if isinstance(part.node, s.BytesNode):
             return f"{path}.length"
@@ -148,6 +176,13 @@ class ExpressionWriter:
             before, after = (self.names[node.item.name].new(f"{expression.key} {when}") for when in ("before", "after"))
             self.searches[search] = KeySearch(struct, table, expression, before, after)
         return f"({path}.size > 0 ? {path}.last.{self.searches[search].after} : {expression.default})"
+
+
+def _is_plain(node: s.Node) -> bool:
+    """Tells whether Kaitai Struct reads a node as the value that this package reads."""
+    if isinstance(node, s.NumberNode) and (node.bits or node.kind in HALVES):
+        return bool(node.bits)
+    return not any(wrapper.decode for wrapper in node.wrappers)
 
 
 def _sign(operation: Operation) -> str:

@@ -86,7 +86,7 @@ class Types:
                 doc = {"doc": f"T{HALVES[node.kind][1:]}."} if node.kind in HALVES else {}  # "The bits ..."
                 return {"type": self._in_order([node], at)} | doc
             case s.EitherNode():
-                return {"type": self._in_order([node.then, node.otherwise], at, self.expressions.text(node.condition, at))}
+                return {"type": self._in_order([node.then, node.otherwise], at, self.expressions.condition(node.condition, at))}
             case s.CodeNode():
                 number = self.type_of(node.number, at)
                 if isinstance(number["type"], dict):
@@ -226,7 +226,7 @@ class Types:
         if node.may_lack is None:
             return size
         left = "_io.size - _io.pos"
-        return f"({self.expressions.text(node.may_lack, at)}) and {size} > {left} ? {left} : {size}"
+        return f"({self.expressions.condition(node.may_lack, at)}) and {size} > {left} ? {left} : {size}"
 
 
 def times(count: str) -> Attr:

@@ -1,0 +1,247 @@
+"""Generated documents do not lie: each rule is enforced by the Kaitai readers or only stated.
+
+The readers refuse the files that the package refuses by an enforced rule, and take the files that
+break only another rule.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from itertools import count, islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from construct import Bytes, BytesInteger, Switch, len_, this
+
+from glft_schema import FormatError
+from glft_schema.codec import (
+    Derived,
+    Flags,
+    Picked,
+    Rule,
+    Sizes,
+    Struct,
+    Table,
+    Text,
+    TypeCode,
+    TypeTable,
+    ValueType,
+    f16,
+    f32,
+    i8,
+    i16,
+    u8,
+    u16,
+    u64,
+)
+from glft_schema.codec.expressions import matches, nbytes_, reverse_
+from glft_schema.codec.predicates import above, at_most, differs_from, equals, meets, one_of, pattern, power_of_two
+from glft_schema.codec.rules import RULE_SETS
+from glft_schema.describe import as_data, schema_of, write
+from glft_schema.errors import OptionError
+from glft_schema.formats.gguf import GGUF
+from glft_schema.formats.glft import GLFT
+from glft_schema.formats.safetensors import SAFETENSORS
+from glft_schema.testing import containers, corruptions
+from glft_schema.testing.corruption import distinct_rules, rule_locations
+from tests.formats.own_formats import OWN, registered
+from tests.formats.test_plain_formats import SCENE
+from tests.fuzz.mutator import drawn
+from tests.oracles.kaitai_readers import compiled, installed, python_reader
+from tests.tools.depth import FULL
+
+FORMATS = {format.name: format for format in (GLFT, GGUF, SAFETENSORS, *OWN, SCENE)}
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kaitai.md"
+UNBROKEN = {"gguf-length", "safetensors-header-size"}  # by files of 2^30 bytes or elements, and 100 MB
+MISREAD = {"gguf-alignment": "ZeroDivisionError", "gguf-limit-alignment": "EndOfStreamError"}  # for want of padding
+
+# The rules of every reader that the generated readers do not enforce; `-rows` are those of blocks.
+STATED = {
+    "GLFT": {"glft-dims-fit-type", "glft-names-once", "quantized-dims"},
+    "GGUF": {"gguf-alignment", "gguf-limit-alignment", "gguf-keys-once", "gguf-dims-fit-type", "gguf-names-once", "-rows"},
+    "safetensors": {"safetensors-dims-fit-type", "safetensors-size", "f6_e3m2-bytes"},
+    "lines": {"lines-dims", "lines-names", "-rows"},
+    "typed": {"typed-keys", "typed-dims", "typed-names", "-rows"},
+    "bare": {"bare-dims", "bare-names", "-rows"},
+    "long": {"bare-dims", "long-names", "-rows"},
+    "scene": set[str](),
+}
+RULES = [(name, rule) for name, format in FORMATS.items() for rule in distinct_rules(format)]
+
+
+class Reader:
+    """A generated reader, and its schema."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.spec = json.loads((folder / f"{name}.ksy").read_text("utf-8"))
+        self.reader = python_reader(folder, self.spec["meta"]["id"])
+
+    def refusal(self, stored: bytes, table: str) -> str | None:
+        """Returns the sentences of the attribute that refuses a file, or another error's name; None
+        if all is read. Bytes follow the file, so that larger payloads are inside of it."""
+        kaitaistruct = pytest.importorskip("kaitaistruct")
+        try:
+            read = self.reader.from_bytes(stored + bytes(4096))
+            for row in getattr(read, table, ()):
+                with suppress(EOFError, OverflowError):  # outside of all files
+                    getattr(row, "payload", None)
+        except kaitaistruct.ValidationFailedError as error:
+            attr = self.spec
+            for step in error.src_path.strip("/").split("/"):
+                attr = attr[int(step) if isinstance(attr, list) else step]
+            return str(attr.get("doc", ""))
+        except (EOFError, ZeroDivisionError) as error:
+            return type(error).__name__
+        return None
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[[str], Reader]:
+    schemas = {name: schema_of(format) for name, format in FORMATS.items()}
+    folder = compiled(installed(request), tmp_path_factory.mktemp("readers"), schemas)
+    return cache(lambda name: Reader(folder, name))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known() -> Iterator[None]:
+    with registered(*OWN, SCENE):
+        yield
+
+
+@cache
+def files(name: str) -> list[bytes]:
+    """Returns files that break no rule."""
+    strategy, random = containers(FORMATS[name], rules=RULE_SETS), Random(0)
+    return list(islice(filter(None, (drawn(strategy, random) for _ in count())), 40 if FULL else 4))
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(("name", "rule"), RULES)
+def test_the_readers_enforce_a_rule_or_state_it(name: str, rule: str, readers: Callable[[str], Reader]) -> None:
+    format, reader, random = FORMATS[name], readers(name), Random(0)
+    is_required = next(at.check for at in rule_locations(format) if at.check.id == rule).is_required
+    is_enforced = is_required and not any(map(rule.endswith, STATED[name]))
+    try:
+        broken = [made for stored in files(name) if (made := drawn(corruptions(stored, rule), random))]
+    except OptionError:
+        assert rule in UNBROKEN
+        return
+    assert broken
+    for made in broken:
+        assert made.problem() is None
+        assert bool(made.error) == is_required
+        found = reader.refusal(made.stored, format.table)
+        if is_enforced:
+            assert f"rule {rule}, required: " in str(found)
+        else:
+            assert found in (None, MISREAD.get(rule))
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_readers_take_valid_files(name: str, readers: Callable[[str], Reader]) -> None:
+    assert {readers(name).refusal(stored, FORMATS[name].table) for stored in files(name)} == {None}
+
+
+def test_the_page_names_the_rules_that_are_only_stated() -> None:
+    limits = PAGE.read_text("utf-8").partition("## Limits")[2]
+    assert [rule for name in ("GLFT", "GGUF") for rule in STATED[name] if f"`{rule}`" not in limits] == []
+
+
+# fmt: off
+TYPES = TypeTable("kind", ValueType("byte", 1, u8), ValueType("word", 2, u16))
+ROW = Struct("x" / u8, Rule("r", this.x, meets(this.x <= this._.a, "at most a")))
+A, B, SIZES = "a" / u8, "b" / u8, "a" / Sizes(u8, u8, "dims")
+# By the kind of the rule `r`: whether the reader enforces it, and the parts of a Struct.
+KINDS: dict[str, tuple[Any, ...]] = {
+    "signed number":    (True,  "a" / i16, Rule("r", this.a, above(-3))),
+    "single":           (True,  "a" / f32, Rule("r", this.a, above(0))),
+    "half":             (False, "a" / f16, Rule("r", this.a, above(0))),  # read as bits
+    "one of":           (True,  A, Rule("r", this.a, one_of(1, 2, 3))),
+    "power of two":     (True,  A, Rule("r", this.a, power_of_two)),
+    "signed division":  (True,  "a" / i8, Rule("r", this.a // 4, equals(-1))),
+    "signed remainder": (True,  "a" / i8, Rule("r", this.a % 4, equals(3))),
+    "negative":         (True,  "a" / i8, Rule("r", -this.a, above(0))),
+    "xor":              (True,  A, B, Rule("r", this.a ^ this.b, equals(3))),
+    "high bit":         (True,  "a" / Flags(u64, low=0, high=63), Rule("r", this.a & (1 << 63), equals(0))),
+    "number as truth":  (True,  A, Rule("r", this.a, meets(this.a & 1, "odd"))),
+    "when and truth":   (True,  A, Rule("r", this.a, meets(this.a & 1, "odd"), when=this.a > 3)),
+    "or":               (True,  A, Rule("r", this.a, meets((this.a == 1) | (this.a > 3), "1 or more"), when=this.a != 3)),
+    "mixed and":        (False, A, Rule("r", this.a, meets((this.a > 1) & (this.a & 1), "odd"))),
+    "sum of truths":    (False, A, Rule("r", (this.a > 1) + (this.a < 99), equals(2))),
+    "equal truths":     (True,  A, Rule("r", this.a, meets((this.a > 1) == (this.a < 99), "in between"))),
+    "field as truth":   (False, A, Rule("r", this.a, meets(this.a, "set"))),
+    "when a number":    (False, A, B, Rule("r", this.b, above(2), when=this.a)),
+    "when a text":      (False, "a" / Text(u8), B, Rule("r", this.b, above(2), when=this.a)),
+    "when a list":      (False, SIZES, B, Rule("r", this.b, above(2), when=this.a)),
+    "list":             (True,  SIZES, Rule("r", len_(this.a), at_most(1))),
+    "equal lists":      (False, SIZES, "b" / Derived(reverse_(this.a)), Rule("r", this.a, equals(this.b, "b"))),
+    "table":            (True,  A, "b" / Table(this.a, Struct("x" / u8)), Rule("r", len_(this.b), at_most(1))),
+    "rows":             (True,  A, "b" / Table(this.a, ROW)),
+    "bytes of a text":  (True,  "a" / Text(u8), Rule("r", nbytes_(this.a), at_most(1))),
+    "text":             (False, "a" / Text(u8), Rule("r", len_(this.a), at_most(1))),  # which may not be UTF-8
+    "strict text":      (True,  "a" / Text(u8, strict=True), Rule("r", len_(this.a), at_most(1))),
+    "equal texts":      (True,  "a" / Text(u8), "b" / Text(u8), Rule("r", this.a, equals(this.b))),
+    "pattern":          (False, "a" / Text(u8), Rule("r", this.a, pattern("a*", "letters"))),
+    "when a pattern":   (False, "a" / Text(u8), B, Rule("r", this.b, equals(0), when=matches("a*")(this.a))),
+    "bytes":            (True,  "a" / Bytes(1), Rule("r", this.a, differs_from(b"a", "other than 'a'"))),
+    "no bytes":         (False, A, "b" / Bytes(this.a), Rule("r", this.b, differs_from(b"", "some bytes"))),
+    "equal bytes":      (True,  A, "b" / Bytes(this.a), "c" / Bytes(1), Rule("r", this.b, equals(this.c))),
+    "number in bytes":  (False, "a" / BytesInteger(2), Rule("r", this.a, at_most(999))),
+    "derived":          (True,  A, "b" / Derived(this.a * 2), Rule("r", this.b, at_most(4))),
+    "function":         (False, A, "b" / Derived(lambda at: at.a * 2), Rule("r", this.b, at_most(4))),
+    "type":             (False, "a" / TypeCode(u8, TYPES), Rule("r", this.a, differs_from(TYPES["word"], "byte"))),
+    "type in two widths": (True, A, "b" / TypeCode(Picked(this.a & 1, u8, u16), TYPES), Rule("r", this.a, at_most(3))),
+    "value of a type":  (True,  A, "b" / Switch(this.a, {1: u8, 2: u16}), Rule("r", this.b, at_most(2), when=this.a == 1)),
+    "field in a struct": (True, "a" / Struct("x" / u8), Rule("r", this.a.x, at_most(1))),
+    "field outside":    (True,  A, "b" / Struct("x" / u8, Rule("r", this._.a, at_most(1), field="x"))),
+}
+# fmt: on
+BYTES = b"\0\1\1\2\2\3aa\x7f\x80\xff"
+NAMES = {  # the functions of docs/reference/json.md
+    "len": len,
+    "nbytes": lambda text: len(text.encode("utf-8", "surrogateescape")),
+    "reversed": lambda items: [*items][::-1],
+    "matches": lambda text, regex: bool(re.fullmatch(regex, text)),
+    "value_or": lambda mapping, key, default: mapping.get(key, default),
+}
+
+
+@pytest.fixture(scope="module")
+def readers_of_kinds(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    schemas = {kind: schema_of(Struct(*parts), kind) for kind, (_, *parts) in KINDS.items()}
+    return compiled(installed(request), tmp_path_factory.mktemp("kinds"), schemas)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("kind", KINDS)
+def test_rules_of_all_kinds(kind: str, readers_of_kinds: Path) -> None:
+    """Also the condition in the JSON, evaluated as docs/reference/json.md says."""
+    is_enforced, *parts = KINDS[kind]
+    struct, bare = Struct(*parts), Struct(*(part for part in parts if not isinstance(part, Rule)))
+    schema, reader, random, seen = schema_of(struct, kind), Reader(readers_of_kinds, kind), Random(0), set[bool]()
+    rules = [rule for of in as_data(schema)["structs"].values() for rule in of["rules"] if rule["id"] == "r"]
+    for _ in range(2000 if FULL else 200):
+        stored = bytes(random.choices(BYTES, k=8))
+        try:
+            holds = bool(struct.parse(stored))
+        except FormatError as error:
+            if error.rule != "r":
+                continue
+            holds = False
+        seen.add(holds)
+        assert (reader.refusal(stored, "") is None) == (holds or not is_enforced), stored
+        if rules[0]["condition"] and bare.subcons[-1].name == rules[0]["field"]:
+            parsed = bare.parse(stored)
+            values = {part.name: parsed[part.name] for part in bare.subcons}
+            fields = {name: [*value] if isinstance(value, bytes) else value for name, value in values.items()}
+            assert None in values.values() or bool(eval(rules[0]["condition"], NAMES | fields)) == holds, stored
+    assert seen == {True, False}
+    for language, text in (("c", "rule r, required: "), ("kaitai", "rule r, required: "), ("markdown", "(`r`, required)")):
+        assert text in write(schema, language)
