@@ -38,11 +38,10 @@ from glft_schema.codec.context import BIG
 from glft_schema.codec.predicates import equals, meets
 from glft_schema.describe import schema_of, write
 from glft_schema.formats import Format, TensorData, TensorFits
-from glft_schema.testing import containers, corruptions, fuzz
+from glft_schema.testing import fuzz
 from glft_schema.testing.damage import truncated
 from glft_schema.types import GGML_TYPES
 from tests.formats.own_formats import registered
-from tests.oracles.kaitai_readers import compiled, installed, python_reader
 from tests.tools.command_line import in_this_process
 
 # fmt: off
@@ -208,30 +207,3 @@ def test_commands(command: str, tmp_path: Path, stored: bytes) -> None:
 def test_files_without_tensors_are_no_output(tmp_path: Path) -> None:
     with pytest.raises(glft.OptionError, match="expected a format that holds tensors, found scene"):
         glft.save_file({}, tmp_path / "room.scn")
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
-    folder = compiled(installed(request), tmp_path_factory.mktemp("scene"), {"scene": schema_of(SCENE)})
-    return python_reader(folder, "scene")
-
-
-@given(data=st.data())
-def test_the_generated_reader_has_the_same_verdict(reader: Any, data: st.DataObject) -> None:
-    """Except for bytes after the last field, of which a Kaitai schema says nothing."""
-    file = data.draw(containers("scene"))
-    tried = data.draw(st.just(file) | corruptions(file).map(lambda corruption: corruption.stored))
-    try:
-        glft.Container.parse(tried)
-        is_valid = True
-    except glft.FormatError as error:
-        is_valid = error.problem.startswith("expected the end of the file")
-    try:
-        read = reader.from_bytes(tried)
-        bits = [(point.flags_visible, point.flags_locked) for point in read.points]
-        is_read = True
-    except Exception:  # of the library's many classes
-        is_read = False
-    assert is_read == is_valid
-    if is_read:
-        assert bits == [(bool(point.flags & 1), bool(point.flags & 2)) for point in glft.Container.parse(tried).points]
