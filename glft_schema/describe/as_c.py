@@ -119,6 +119,7 @@ class _Header(NodeWords):
         self.schema = schema
         self.prefix = identifier(schema.title.lower(), RESERVED)  # of all names
         self.macro = self.prefix.upper()  # the prefix of macros
+        self.constant = Identifiers((), *(f"{self.macro}_{name}" for name in ("ASSERT", "NO_SIZE", "TENSOR_TYPES"))).new
         self.lines: list[str] = []
         self.assertions = 0
 
@@ -194,9 +195,9 @@ class _Header(NodeWords):
         self.write("")
 
     def table(self, name: str, table: TypeTable[Any]) -> None:
-        enum, names = self.name(name), Identifiers()
+        enum = self.name(name)
         by_code = [(code if isinstance(code, int) else i, type_.name) for i, (code, type_) in enumerate(table.by_code())]
-        entries = [(names.new(f"{enum}_{type_name}".upper()), code, type_name) for code, type_name in by_code]
+        entries = [(self.constant(f"{enum}_{type_name}".upper()), code, type_name) for code, type_name in by_code]
         if all(isinstance(code, int) for code, _ in table.by_code()):
             self.comment(f"The codes of {table.kind} types.")
         else:
@@ -210,11 +211,12 @@ class _Header(NodeWords):
     def constants(self) -> None:
         for struct in self.schema.structs.values():
             for part in struct.fields:
+                prefix = self.name(f"{struct.name}_{part.name}").upper()
                 if part.value is not None:
                     self.comment(f"{struct.name}: {part.name}: {part.doc}")
-                    self.write(f"#define {self.name(f'{struct.name}_{part.name}').upper()} {c_constant(part.value)}", "")
+                    self.write(f"#define {self.constant(prefix)} {c_constant(part.value)}", "")
                 for name, bit in part.node.bits if isinstance(part.node, s.NumberNode) else ():
-                    self.write(f"#define {self.name(f'{struct.name}_{part.name}_{name}').upper()} (UINT64_C(1) << {bit})", "")
+                    self.write(f"#define {self.constant(f'{prefix}_{name}'.upper())} (UINT64_C(1) << {bit})", "")
 
     def write_struct(self, struct: s.StructOf) -> None:
         """Writes the packed structs of a struct's runs, after a comment if it has other parts."""

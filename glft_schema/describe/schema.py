@@ -122,8 +122,7 @@ def wrap(node: Node, **wrapper: Any) -> Node:
 @node_of.register(construct.Struct)
 def _(declared: construct.Struct, schema: Schema, name: str) -> RefNode:
     name = getattr(declared, "title", "") or name
-    names = [part.name for part in declared.subcons]
-    while (same := schema.structs.get(name)) and [part.name for part in same.declared.subcons] != names:
+    while (same := schema.structs.get(name)) and not (same.declared is declared or _is_level_of(same, declared)):
         name += "_"  # another struct has the name
     if same:  # an enclosing struct, or one that was read before
         return RefNode(name, declared)
@@ -136,6 +135,13 @@ def _(declared: construct.Struct, schema: Schema, name: str) -> RefNode:
         offsets.append(None if size is None or offsets[-1] is None else offsets[-1] + size)
     schema.structs[name] = StructOf(name, parts, rules, tuple(offsets[:-1]), offsets[-1], declared)
     return RefNode(name, declared)
+
+
+def _is_level_of(enclosing: StructOf, declared: construct.Struct) -> bool:
+    """Tells whether a Struct is the next level of one that is being read, see `Nested`."""
+    return not enclosing.fields and [part.name for part in enclosing.declared.subcons] == [
+        part.name for part in declared.subcons
+    ]
 
 
 def _field(part: construct.Construct, rules: tuple[Check, ...], schema: Schema, struct: str) -> Field:

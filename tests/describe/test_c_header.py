@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from construct import Default, this
 
-from glft_schema.codec.numbers import Picked, f16, i64, u8, u32, u64
+from glft_schema.codec.numbers import Flags, Picked, f16, i64, u8, u32, u64
 from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Count, Struct
@@ -248,6 +248,14 @@ def test_a_format_of_ones_own(tmp_path: Path, compiler: str) -> None:
     sizes = [14, *(8 + 4 + 14 + a + b + 4 for a in (1, 8) for b in (1, 4)), 10]
     expected = [*map(str, sizes), "1 7", 'made "up" \\ %d 16 10', "1 14 509"]
     assert run(tmp_path, header, body, compiler) == expected
+
+
+def test_names_that_would_clash_get_numbers(tmp_path: Path) -> None:
+    bits = Struct("b" / Default(Flags(u8, c=1), 2), "b_c" / Default(u8, 7), "B" / Default(u8, 3), title="x_a")
+    points = (name / Struct("p" / Struct("v" / number)) for name, number in (("one", u8), ("two", u64)))
+    header = as_c(schema_of(Struct("x" / Struct("a_b" / Default(u8, 1)), "y" / bits, *points), "t"))
+    names = ["T_X_A_B", "T_X_A_B_2", "T_X_A_B_C", "T_X_A_B_C_2", "T_X_A_B_3", "sizeof(struct t_p)", "sizeof(struct t_p_)"]
+    assert run(tmp_path, header, "".join(f'printf("%d\\n", (int){name});' for name in names)) == list("1227318")
 
 
 def test_weights_that_are_refused(tmp_path: Path) -> None:
