@@ -161,7 +161,10 @@ def model_hash(hashes: Iterable[FileHash]) -> str:
 
 
 def manifest_of(hashes: Sequence[FileHash]) -> str:
-    """Returns the manifest of a file or set from the result of `hash_file`."""
+    """Returns the manifest of a file or set from the result of `hash_file`; without tensors, only
+    lines of `sha256sum`."""
+    if not any(file.tensors for file in hashes):
+        return "".join(f"{file}\n" for file in hashes)
     lines = [HEAD]
     for file in hashes:
         lines += [str(file), *(str(tensor) for tensor in file.tensors or ())]
