@@ -36,7 +36,7 @@ RANKS = (2, 1, 3, 4)  # dims of the tensor in a file; a format may refuse some
 def first_fault(format: Format) -> str | None:
     """Returns the first field that fails in files without tensors or with one, and how, or None.
 
-    A format may refuse the trial's values by a rule, or require values in its header.
+    A format may refuse the trial's values by a rule.
     """
     for name, expected, holds in _requirements(format):
         if not holds:
@@ -59,7 +59,11 @@ def first_fault(format: Format) -> str | None:
         paths = [without_root(str(frame.f_locals.get("path", ""))) for frame, _ in walk_tb(error.__traceback__)]
         path = next((f"{path}: " for path in reversed(paths) if path), "")
         return f"{path}a trial raises {type(error).__name__}: {one_line(str(error))}"
-    return None
+    given = ("header", "metadata", "data", format.table)
+    parts = [(part.name, part) for part in format.struct.subcons if part.name not in given]
+    parts += [(f"header -> {part.name}", part) for part in getattr(format.field("header"), "subcons", ())]
+    lacking = next((name for name, part in parts if not part.flagbuildnone), None) if format.has_tensors else None
+    return lacking and f"{lacking}: expected a default for new files, such as Default(u32, 0)"
 
 
 def _requirements(format: Format) -> Iterator[tuple[str, str, Any]]:

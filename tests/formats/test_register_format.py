@@ -408,6 +408,8 @@ MISTAKES = [
      "own: metadata -> 0 -> type: a trial fails: expected a number in the range of u8, found int64"),
     (typed(value=i64),
      "own: metadata -> 1 -> value: a trial fails: expected a number in the range of i64, found 'v'"),
+    (header("z" / u32), "own: header -> z: expected a default for new files, such as Default(u32, 0)"),
+    (regions(extra=Struct("z" / u32)), "own: extra: expected a default for new files, such as Default(u32, 0)"),
     (header("z" / Count(u32, _raises)), "own: header -> z: a trial raises LookupError: nothing here"),
     (rows(shape=Derived(_raises)), "own: rows -> 0 -> shape: a trial raises LookupError: nothing here"),
     ({"table": lambda count, row: Table(_raises, row)},
@@ -427,7 +429,6 @@ MISTAKES = [
 @pytest.mark.parametrize(
     "changes",
     [
-        header("z" / u32),  # new files need a value
         header("z" / Default(u8, 300)),  # an error of each file, which names the field
         header("z" / Default(u8, 3), Rule("own-rule", this.z, equals(4))),
         header("z" / Default(construct.Array(2, construct.Int16ub), [1, 2])),
