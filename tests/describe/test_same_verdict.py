@@ -24,7 +24,6 @@ from construct import Bytes, BytesInteger, Switch, len_, this
 from glft_schema import Container, FormatError
 from glft_schema.codec import (
     Derived,
-    Flags,
     Picked,
     Rule,
     Sizes,
@@ -34,11 +33,9 @@ from glft_schema.codec import (
     TypeTable,
     ValueType,
     f16,
-    i8,
     i16,
     u8,
     u16,
-    u64,
 )
 from glft_schema.codec.expressions import matches, nbytes_, reverse_
 from glft_schema.codec.predicates import above, at_most, differs_from, equals, meets
@@ -58,11 +55,11 @@ from tests.formats.own_formats import OWN, registered
 from tests.formats.test_plain_formats import SCENE, VALUES
 from tests.fuzz.mutator import drawn
 from tests.oracles.kaitai_readers import compiled, installed, python_reader
+from tests.testing.test_corruptions import TOO_LARGE
 from tests.tools.depth import FULL
 
 FORMATS = {format.name: format for format in (GLFT, GGUF, SAFETENSORS, *OWN, SCENE)}
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kaitai.md"
-UNBROKEN = {"gguf-length", "safetensors-header-size"}  # by files of 2^30 bytes or elements, and 100 MB
 MISREAD = {"gguf-alignment": "ZeroDivisionError", "gguf-limit-alignment": "EndOfStreamError"}  # for want of padding
 
 # The rules of every reader that the generated readers do not enforce; `-rows` are those of blocks.
@@ -135,17 +132,13 @@ def test_the_readers_enforce_a_rule_or_state_it(name: str, rule: str, readers: C
     try:
         broken = [made for stored in files(name) if (made := drawn(corruptions(stored, rule), random))]
     except OptionError:
-        assert rule in UNBROKEN
+        assert rule in TOO_LARGE
         return
     assert broken
     for made in broken:
-        assert made.problem() is None
-        assert bool(made.error) == is_required
+        assert (made.problem(), bool(made.error)) == (None, is_required)
         found = reader.refusal(made.stored, format.table)
-        if is_enforced:
-            assert f"rule {rule}, required: " in str(found)
-        else:
-            assert found in (None, MISREAD.get(rule))
+        assert f"rule {rule}, required: " in str(found) if is_enforced else found in (None, MISREAD.get(rule))
 
 
 @pytest.mark.network
@@ -201,7 +194,7 @@ def test_constants_and_structs_in_c_have_the_values_of_files(name: str, tmp_path
                         body.append(f'{flip}printf("%" PRIu64 "\\n", (uint64_t)s.{member});')
                 body.append("}")
     assert list(map(int, run(tmp_path, header + FLIP, "\n".join(body)))) == expected
-    assert len(expected) > 9 or name == "safetensors"
+    assert expected
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -224,27 +217,19 @@ A, B, SIZES = "a" / u8, "b" / u8, "a" / Sizes(u8, u8, "dims")
 KINDS: dict[str, tuple[Any, ...]] = {
     "signed number":    (True,  "a" / i16, Rule("r", this.a, above(-3))),
     "half":             (False, "a" / f16, Rule("r", this.a, above(0))),  # read as bits
-    "signed division":  (True,  "a" / i8, Rule("r", this.a // 4, equals(-1))),
-    "high bit":         (True,  "a" / Flags(u64, low=0, high=63), Rule("r", this.a & (1 << 63), equals(0))),
-    "number as truth":  (True,  A, Rule("r", this.a, meets(this.a & 1, "odd"))),
     "when and truth":   (True,  A, Rule("r", this.a, meets(this.a & 1, "odd"), when=this.a > 3)),
-    "or":               (True,  A, Rule("r", this.a, meets((this.a == 1) | (this.a > 3), "1 or more"), when=this.a != 3)),
     "mixed and":        (False, A, Rule("r", this.a, meets((this.a > 1) & (this.a & 1), "odd"))),
-    "sum of truths":    (False, A, Rule("r", (this.a > 1) + (this.a < 99), equals(2))),
     "field as truth":   (False, A, Rule("r", this.a, meets(this.a, "set"))),
-    "when a number":    (False, A, B, Rule("r", this.b, above(2), when=this.a)),
     "when a text":      (False, "a" / Text(u8), B, Rule("r", this.b, above(2), when=this.a)),
     "list":             (True,  SIZES, Rule("r", len_(this.a), at_most(1))),
     "equal lists":      (False, SIZES, "b" / Derived(reverse_(this.a)), Rule("r", this.a, equals(this.b, "b"))),
     "bytes of a text":  (True,  "a" / Text(u8), Rule("r", nbytes_(this.a), at_most(1))),
     "text":             (False, "a" / Text(u8), Rule("r", len_(this.a), at_most(1))),  # which may not be UTF-8
-    "strict text":      (True,  "a" / Text(u8, strict=True), Rule("r", len_(this.a), at_most(1))),
     "equal texts":      (True,  "a" / Text(u8), "b" / Text(u8), Rule("r", this.a, equals(this.b))),
     "when a pattern":   (False, "a" / Text(u8), B, Rule("r", this.b, equals(0), when=matches("a*")(this.a))),
     "bytes":            (True,  "a" / Bytes(1), Rule("r", this.a, differs_from(b"a", "other than 'a'"))),
     "no bytes":         (False, A, "b" / Bytes(this.a), Rule("r", this.b, differs_from(b"", "some bytes"))),
     "number in bytes":  (False, "a" / BytesInteger(2), Rule("r", this.a, at_most(999))),
-    "derived":          (True,  A, "b" / Derived(this.a * 2), Rule("r", this.b, at_most(4))),
     "function":         (False, A, "b" / Derived(lambda at: at.a * 2), Rule("r", this.b, at_most(4))),
     "type":             (False, "a" / TypeCode(u8, TYPES), Rule("r", this.a, differs_from(TYPES["word"], "byte"))),
     "type in two widths": (True, A, "b" / TypeCode(Picked(this.a & 1, u8, u16), TYPES), Rule("r", this.a, at_most(3))),
