@@ -60,7 +60,12 @@ from tests.tools.depth import FULL
 
 FORMATS = {format.name: format for format in (GLFT, GGUF, SAFETENSORS, *OWN, SCENE)}
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kaitai.md"
-MISREAD = {"gguf-alignment": "ZeroDivisionError", "gguf-limit-alignment": "EndOfStreamError"}  # for want of padding
+# Other errors of files that break a rule that is only stated: padding that lacks, a second rule.
+MISREAD = {
+    "gguf-alignment": "ZeroDivisionError",
+    "gguf-limit-alignment": "EndOfStreamError",
+    "quantized-dims": "rule q4-groups",
+}
 
 # The rules of every reader that the generated readers do not enforce; `-rows` are those of blocks.
 STATED = {
@@ -138,7 +143,8 @@ def test_the_readers_enforce_a_rule_or_state_it(name: str, rule: str, readers: C
     for made in broken:
         assert (made.problem(), bool(made.error)) == (None, is_required)
         found = reader.refusal(made.stored, format.table)
-        assert f"rule {rule}, required: " in str(found) if is_enforced else found in (None, MISREAD.get(rule))
+        if is_enforced or found:
+            assert (f"rule {rule}, required: " if is_enforced else MISREAD[rule]) in str(found)
 
 
 @pytest.mark.network

@@ -133,7 +133,7 @@ UNSUPPORTED: list[tuple[str, str, Format | TensorType]] = [
      format_of(N, "codes" / Array(3, CODE) * "three")),
     ("kaitai", "the rows of rows are not structs", format_of(*fields(rows=Array(3, u8), data=TensorData("rows")))),
     ("kaitai", "dtype is not the code of a type", tensors(dtype=u8)),
-    ("kaitai", "Kaitai Struct cannot index shape", tensors(shape=Text(u8))),
+    ("kaitai", "Kaitai Struct cannot index shape", tensors(shape=Text(u8, strict=True))),
     ("kaitai", "Kaitai Struct cannot express the size of CUT codes", replace(tensors(dtype=TypeCode(u8, CUTS)), types=CUTS)),
     ("kaitai", "the keys of metadata are not strings", keys(key=u8)),
     ("kaitai", "value does not depend on an earlier field", keys(value=u8)),
