@@ -201,7 +201,7 @@ def test_a_cut_within_a_magic_is_reported_by_the_first_format_that_begins_so(dat
 def test_commands(command: str, tmp_path: Path, stored: bytes) -> None:
     (tmp_path / "room.scn").write_bytes(stored)
     done = in_this_process(command, tmp_path / "room.scn")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr, "# model" in done.stdout) == (0, "", False)
 
 
 def test_files_without_tensors_are_no_output(tmp_path: Path) -> None:
