@@ -30,6 +30,7 @@ from glft_schema.codec.expressions import (
     fields_in,
     is_condition,
     outermost,
+    read,
     subexpressions,
 )
 from glft_schema.codec.trace import LABELS, without_root
