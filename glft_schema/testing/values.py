@@ -87,9 +87,9 @@ def wrapped_values(node: s.Node, context: Context) -> st.SearchStrategy[Any]:
         if wrapper.decode:
             decoded = partial(_decode, wrapper.decode, context)
             values = values.map(decoded).filter(lambda value: value is not REFUSED)
-        if wrapper.options:
-            options = st.sampled_from([evaluate(option, context) for option in wrapper.options])
-            values = options if wrapper.is_closed else options | values
+        options = [evaluate(option, context) for option in wrapper.options]
+        if options and not (isinstance(options[0], list) and not options[0]):  # empty lists are drawn often enough
+            values = st.sampled_from(options) if wrapper.is_closed else st.sampled_from(options) | values
     return values
 
 
@@ -186,7 +186,8 @@ def _(node: s.ListNode, context: Context) -> st.SearchStrategy[Any]:
         return st.just([])
     items, size = wrapped_values(node.item, context), value_so_far(context, node.count)
     if size is None:
-        return st.lists(items, max_size=context._params._drawing.most.get(context.get("_field"), ITEMS))
+        most = context._params._drawing.most.get(context.get("_field"), ITEMS)
+        return st.integers(0, 7).flatmap(lambda some: st.lists(items, min_size=min(some, 1, most), max_size=most))
     if not 0 <= size <= LONG:
         return st.nothing()
     if size <= MANY:
