@@ -129,6 +129,16 @@ class Comparison:
         """Whether neither metadata nor tensors differ. The order of both is ignored."""
         return not self.metadata and all(tensor.state == SAME for tensor in self.tensors)
 
+    @property
+    def versions(self) -> tuple[list[TensorVersion], list[TensorVersion]]:
+        """The tensors of the first checkpoint, and those of the second."""
+        return [one.before for one in self.tensors if one.before], [one.after for one in self.tensors if one.after]
+
+    @property
+    def may_be_same(self) -> bool:
+        """Whether all tensors in both can be the same weights, in the same or other types."""
+        return all(one.has_same_values or _may_be_same(one) for one in self.tensors if one.before and one.after)
+
     @cached_property
     def errors(self) -> NumberErrors:
         """The combined errors of all tensors whose values differ."""
@@ -222,8 +232,7 @@ class Comparison:
         if errors.unlike:
             parts.append(format_count(errors.unlike, "NaN or infinity differs", "NaN or infinities differ"))
         ratio = ": " + ", ".join(parts) if parts else ""
-        is_same = all(_may_be_same(tensor) for tensor in apart)
-        return f"{subject} hold {'the same weights, quantized differently' if is_same else 'different weights'}{ratio}"
+        return f"{subject} hold {'the same weights, quantized differently' if self.may_be_same else 'different weights'}{ratio}"
 
     def _tensors(self) -> str:
         states = Counter(tensor.state for tensor in self.tensors)
@@ -282,10 +291,10 @@ def errors_data(errors: NumberErrors) -> dict[str, Any]:
     return {"count": errors.count, "unlike": errors.unlike, **measures, **row}
 
 
-def size_of(versions: Iterable[TensorVersion | None]) -> tuple[int, float]:
+def size_of(versions: Iterable[TensorVersion]) -> tuple[int, float]:
     """Returns the bytes of the payloads of a checkpoint's tensors, and their bits per weight."""
-    found = [version for version in versions if version]
-    nbytes, weights = sum(version.nbytes for version in found), sum(math.prod(version.shape) for version in found)
+    sizes = [(version.nbytes, math.prod(version.shape)) for version in versions]
+    nbytes, weights = (sum(column) for column in zip(*sizes, strict=True)) if sizes else (0, 0)
     return nbytes, 8 * nbytes / max(weights, 1)
 
 

@@ -35,36 +35,49 @@ class Ranking:
 
     def snr(self, name: str) -> float:
         """Returns the signal-to-noise ratio of a quantization in dB, over all tensors that differ
-        from the model's in at least one of the quantizations: one signal for all."""
-        return replace(self.comparisons[name].errors, reference_squares=self._signal).snr
+        from the model's in at least one of the quantizations; NaN if it has none of the tensors."""
+        comparison = self.comparisons[name]
+        if comparison.tensors and not any(one.before and one.after for one in comparison.tensors):
+            return math.nan
+        return replace(comparison.errors, reference_squares=math.fsum(self._squares.values())).snr
 
-    def not_compared(self, name: str) -> int:
-        """Returns the number of tensors that only one side has, or whose values cannot all be
-        compared."""
-        tensors = self.comparisons[name].tensors
-        return sum(not (one.before and one.after) or bool(one.problem or (one.errors and one.errors.unlike)) for one in tensors)
+    def remark(self, name: str) -> str:
+        """Returns what is wrong with a quantization: tensors without a counterpart or with values
+        that cannot be compared, or weights that are not the model's. Otherwise an empty text."""
+        comparison = self.comparisons[name]
+        if not_compared := self._not_compared(name):
+            is_apart = not any(one.before and one.after for one in comparison.tensors)
+            return "no tensor in common" if is_apart else f"{format_count(not_compared, 'tensor')} not compared"
+        (_, before), (_, after) = (size_of(versions) for versions in comparison.versions)
+        larger = "more bits per weight than the original" if after > before else ""
+        return larger if comparison.may_be_same else "different weights"
 
     def measures(self, name: str) -> dict[str, Any]:
-        """Returns bytes, bits per weight, ratio and tensors not compared, for JSON."""
-        nbytes, bits = size_of(one.after for one in self.comparisons[name].tensors)
+        """Returns the bytes of the tensors, bits per weight, ratio and remark, for JSON."""
+        nbytes, bits = size_of(self.comparisons[name].versions[1])
         snr = ratio if math.isfinite(ratio := self.snr(name)) else None
-        return {"bytes": nbytes, "bits_per_weight": bits, "snr": snr, "not_compared": self.not_compared(name)}
+        return {"bytes": nbytes, "bits_per_weight": bits, "snr": snr, "remark": self.remark(name)}
 
     def rows(self) -> list[tuple[str, ...]]:
         """Returns a header and a row for each quantization."""
-        heads = ["file", "size", "bits per weight", "SNR"]
+        heads = ["file", "weights", "bits per weight", "SNR"]
         heads += ["perplexity", "divergence", "largest", "same top token"] if self.predictions else []
-        are_apart = any(map(self.not_compared, self.comparisons))
-        rows = [tuple([*heads, "not compared"] if are_apart else heads)]
-        for name in self:
-            nbytes, bits = size_of(one.after for one in self.comparisons[name].tensors)
-            row = [safe(name), size_text(nbytes), f"{bits:.2f}", f"{self.snr(name):.1f} dB"]
+        remarks = {name: self.remark(name) for name in self}
+        rows = [tuple([*heads, "remark"] if any(remarks.values()) else heads)]
+        for name, remark in remarks.items():
+            nbytes, bits = size_of(self.comparisons[name].versions[1])
+            row = [safe(name), size_text(nbytes), f"{bits:.2f}", "" if math.isnan(snr := self.snr(name)) else f"{snr:.1f} dB"]
             if found := self.predictions.get(name):
                 measures = f"{found.mean_divergence:.5f}", f"{found.max_divergence:.3f}", percent(found.same_top)
                 row += [f"{found.perplexity_b:.4f}", *measures]
-            row += [""] * (len(heads) - len(row))
-            rows.append(tuple([*row, format_count(self.not_compared(name), "tensor")] if are_apart else row))
+            row += [""] * (len(heads) - len(row)) + [remark]
+            rows.append(tuple(row[: len(rows[0])]))
         return rows
+
+    @property
+    def differing(self) -> int:
+        """Number of tensors that the ratios cover."""
+        return len(self._squares)
 
     def _display(self) -> Iterator[Part]:
         head, *rows = self.rows()
@@ -72,15 +85,19 @@ class Ranking:
         yield Listing("quantizations", head, rows, right=len(head) - 1)
 
     @cached_property
-    def _signal(self) -> float:
-        """The sum of the squared weights of the tensors that differ in any quantization."""
+    def _squares(self) -> dict[str, float]:
+        """The sum of the squared weights of each of the model's tensors that differ somewhere."""
         squares: dict[str, float] = {}
         for comparison in self.comparisons.values():
             for one in comparison.tensors:
-                if one.before and one.errors:
+                if one.before and one.errors and not one.errors.is_none:
                     squares[one.before.name] = max(one.errors.reference_squares, squares.get(one.before.name, 0.0))
-        return math.fsum(squares.values())
+        return squares
+
+    def _not_compared(self, name: str) -> int:
+        tensors = self.comparisons[name].tensors
+        return sum(not (one.before and one.after) or bool(one.problem or (one.errors and one.errors.unlike)) for one in tensors)
 
     def _order(self, name: str) -> tuple[int, bool, float]:
         found = self.predictions.get(name)
-        return self.not_compared(name), found is None, found.mean_divergence if found else -self.snr(name)
+        return self._not_compared(name), found is None, found.mean_divergence if found else -self.snr(name)

@@ -79,8 +79,8 @@ def compare(
     with file_errors(one):
         if (chunks or tokenizer) and not (run or text):
             raise OptionError("--chunks and --tokenizer run the models: add --run or --text FILE")
-        if page and len(others) > 1:
-            raise OptionError(f"--html is the page of one comparison, found {len(others)} files to compare with {one}")
+        if (page or everything) and len(others) > 1:
+            raise OptionError(f"--html and --all show one comparison: give one file to compare with {one}")
     pairs = [_open(one, other, page, text) for other in dict.fromkeys(others)]
     with file_errors(text or one):
         words = read_text(text) if text else None
@@ -91,7 +91,7 @@ def compare(
         failure = _run(one, compared, options)
     if page:
         _write_page(page, compared[0])
-    if len(compared) > 1:
+    if len(others) > 1:
         _show_ranking(compared, failure, as_json)
     elif as_json:
         print(_as_json(_as_data(compared[0], failure)))
@@ -191,11 +191,12 @@ def _show_ranking(compared: list[_Compared], failure: Exception | None, as_json:
         print(_as_json({"ranking": [{**_as_data(by_name[name], failure), **ranking.measures(name)} for name in ranking]}))
         return
     (_, path, original), _ = compared[0].sides
-    nbytes, bits = size_of(one.before for one in compared[0].comparison.tensors)
+    nbytes, bits = size_of(compared[0].comparison.versions[0])
     perplexity = [f"perplexity {one.perplexity_a:.4f} over {one.tokens:,} tokens" for one in [*ran.values()][:1]]
     about = [f"{safe(str(path))}: {_about_text(original)}", size_text(nbytes), f"{bits:.2f} bits per weight", *perplexity]
+    covered = f"signal-to-noise ratios over the {format_count(ranking.differing, 'tensor')} that differ in some file"
     rows = ranking.rows()
-    echo(", ".join(about), "", *align(rows, len(rows[0]) - 1))
+    echo(", ".join(about), *([covered] if ranking.differing else []), "", *align(rows, len(rows[0]) - 1))
 
 
 def _print(found: _Compared, most: int | None) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from glft_schema.display import Progress
-from glft_schema.errors import OptionError
+from glft_schema.errors import OptionError, safe
 from glft_schema.lazy import torch
 from glft_schema.models.token_chunks import CONTEXT, check_fits, cut, each, run, running, vocabulary_size
 from glft_schema.storage.source import StrPath
@@ -139,11 +140,11 @@ def compare_each(
         for other in others:
             losses, divergences, same = [0.0, 0.0], [], 0
             with running(other) as module:
-                _check_same(size, vocabulary_size(module))
+                _check_same(size, vocabulary_size(module), other)
                 check_fits(module, tokens)
                 for path, chunk in zip(paths, each(tokens, progress), strict=True):
                     a, b = (_log_probabilities(logits) for logits in (torch.load(path), _logits(module, chunk)))
-                    _check_same(a.shape[1], b.shape[1])
+                    _check_same(a.shape[1], b.shape[1], other)
                     losses = [loss + _loss(logs, chunk) for loss, logs in zip(losses, (a, b), strict=True)]
                     divergences.append((a.exp() * (a - b)).sum(-1))
                     same += int((a.argmax(-1) == b.argmax(-1)).sum())
@@ -165,10 +166,11 @@ def _count_predicted(tokens: torch.Tensor) -> int:
     return count
 
 
-def _check_same(one: int | None, other: int | None) -> None:
+def _check_same(one: int | None, other: int | None, model: StrPath | torch.nn.Module) -> None:
     """Raises OptionError if the sizes of two vocabularies are known and differ."""
     if one is not None and other is not None and one != other:
-        raise OptionError(f"expected models of one vocabulary, found {one} and {other} tokens")
+        place = "" if isinstance(model, torch.nn.Module) else f" in {safe(os.fspath(model))}"
+        raise OptionError(f"expected models of one vocabulary, found {one} and {other} tokens{place}")
 
 
 def _logits(module: Any, chunk: torch.Tensor) -> torch.Tensor:
@@ -177,7 +179,7 @@ def _logits(module: Any, chunk: torch.Tensor) -> torch.Tensor:
     logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
     is_one_for_each = logits is not None and logits.dim() == 3 and logits.shape[2] > int(chunk.max())
     if logits is None or not is_one_for_each or kind.endswith("MaskedLM"):  # masked models see later tokens
-        raise OptionError(f"expected a causal language model, found {kind}")
+        raise OptionError(f"expected a causal language model, found {kind}, which does not predict the next token")
     return logits[0, len(chunk) // 2 : -1].cpu().clone()
 
 

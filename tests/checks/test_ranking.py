@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import glft_schema as glft
@@ -45,7 +46,7 @@ def test_ratios_are_over_the_tensors_that_any_file_changes(folder: Path) -> None
             for part in ({key: found[key] - model[key] for key in "ab"}, model)
         )
         assert ranking.snr(name) == pytest.approx(10 * np.log10(signal / noise) if noise else np.inf)
-    assert ranking.rows()[:2] == [("file", "size", "bits per weight", "SNR"), ("same.gguf", "24.58 kB", "32.00", "inf dB")]
+    assert ranking.rows()[:2] == [("file", "weights", "bits per weight", "SNR"), ("same.gguf", "24.58 kB", "32.00", "inf dB")]
     assert repr(ranking) == "<Ranking: 4 quantizations, the best first>"
     assert [line.split()[:3] for line in str(ranking).splitlines()[4:]] == [
         ["same.gguf", "24.58", "kB"],
@@ -60,13 +61,14 @@ def test_files_without_some_tensors_come_last(folder: Path) -> None:
     glft.save_file({"a": STATE["a"], "b": nan}, "part.gguf", {"general.architecture": "toy"}, rules=())
     done = in_this_process("compare", "model.gguf", "part.gguf", "q4.gguf", "same.gguf")
     assert (done.returncode, done.stderr) == (1, "")
-    about, _, *rows = done.stdout.splitlines()
+    about, covered, _, *rows = done.stdout.splitlines()
     snr = f"{glft.compare('model.gguf', 'q4.gguf').errors.snr:.1f}"
     assert about == "model.gguf: GGUF, 3 tensors, 1 metadata entry, 24.58 kB, 32.00 bits per weight"
+    assert covered == "signal-to-noise ratios over the 2 tensors that differ in some file"
     assert [row.split() for row in rows][1:] == [
-        ["same.gguf", "24.58", "kB", "32.00", "inf", "dB", "0", "tensors"],
-        ["q4.gguf", "10.5", "kB", "13.67", snr, "dB", "0", "tensors"],
-        ["part.gguf", "16.38", "kB", "32.00", "-inf", "dB", "2", "tensors"],
+        ["same.gguf", "24.58", "kB", "32.00", "inf", "dB"],
+        ["q4.gguf", "10.5", "kB", "13.67", snr, "dB"],
+        ["part.gguf", "16.38", "kB", "32.00", "-inf", "dB", "2", "tensors", "not", "compared"],
     ]
 
 
@@ -81,9 +83,32 @@ def test_as_json(folder: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("tensors", "snr", "remark"),
+    [
+        ({"x": torch.ones(8, 256)}, "", "no tensor in common"),
+        ({name: one.flip(0) for name, one in STATE.items()}, "-3.", "different weights"),
+        ({name: one.double() + 1e-9 for name, one in STATE.items()}, "1", "more bits per weight than the original"),
+    ],
+)
+def test_files_that_are_no_quantizations_have_a_remark(
+    tensors: dict[str, torch.Tensor], snr: str, remark: str, folder: Path
+) -> None:
+    safetensors.torch.save_file(tensors, "other.safetensors")
+    ranking = Ranking({name: glft.compare("model.gguf", name) for name in ("q8.gguf", "other.safetensors")})
+    rows = {row[0]: row for row in ranking.rows()}
+    assert rows["other.safetensors"][3].startswith(snr)
+    assert rows["other.safetensors"][4] == ranking.measures("other.safetensors")["remark"] == remark
+    assert rows["q8.gguf"][4] == ""
+
+
+def test_the_same_file_twice_has_one_row(folder: Path) -> None:
+    assert len(in_this_process("compare", "model.gguf", "q8.gguf", "q8.gguf").stdout.splitlines()) == 5
+
+
 def test_a_page_is_of_one_comparison(folder: Path) -> None:
     done = in_this_process("compare", "model.gguf", "q4.gguf", "q8.gguf", "--html", "page.html")
-    assert_refused(done, "--html is the page of one comparison, found 2 files to compare with model.gguf")
+    assert_refused(done, "--html and --all show one comparison: give one file to compare with model.gguf")
 
 
 def test_models_that_run_are_ranked_by_divergence(tmp_path: Path) -> None:
@@ -97,7 +122,7 @@ def test_models_that_run_are_ranked_by_divergence(tmp_path: Path) -> None:
         path: glft.models.compare_predictions(model, path, text="the a b " * 100, chunks=2, context=32) for path in paths
     }
     done = in_this_process("compare", model, *paths, *options)
-    about, _, head, *rows = done.stdout.splitlines()
+    about, _, _, head, *rows = done.stdout.splitlines()
     assert about.endswith(f", perplexity {expected[paths[0]].perplexity_a:.4f} over 30 tokens")
     assert head.split()[-6:] == ["perplexity", "divergence", "largest", "same", "top", "token"]
     assert [row.split()[0] for row in rows] == [str(path) for path in reversed(paths)]
@@ -113,6 +138,6 @@ def test_a_model_that_does_not_run_is_ranked_by_its_weights(tmp_path: Path) -> N
     done = in_this_process("compare", model, tmp_path / "q8.gguf", other, "--run", "--chunks", "1")
     problem = f"glft: {other}: metadata -> general.architecture: expected a known architecture (llama, "
     assert (done.returncode, done.stderr.startswith(problem), done.stderr.count("\n")) == (2, True, 1)
-    assert [len(row.split()) for row in done.stdout.splitlines()[3:]] == [11, 6]
+    assert [len(row.split()) for row in done.stdout.splitlines()[4:]] == [11, 6]
     done = in_this_process("compare", model, tmp_path / "q8.gguf", other, "--run", "--chunks", "1", "--json")
     assert [next(iter(one["predictions"])) for one in json.loads(done.stdout)["ranking"]] == ["perplexity_a", "problem"]
