@@ -17,7 +17,7 @@ import numpy as np
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.numbers import Number, Picked, checked_number
-from glft_schema.codec.structs import check_count
+from glft_schema.codec.structs import check_count, check_length
 from glft_schema.codec.text import decode_text, encode_text, is_utf8, with_length
 from glft_schema.display import MOST, Listing
 from glft_schema.errors import TruncatedError, quote
@@ -189,7 +189,8 @@ def _short_strings(window: memoryview, size: int, order: ByteOrder) -> Positions
 
 
 class Numbers(construct.Construct):
-    """`count` numbers. Parses into `StoredNumbers`, builds from a sequence or array of numbers.
+    """`count` numbers. Parses into `StoredNumbers`, builds from a sequence or array of as many
+    numbers. Size: that of its numbers.
 
     Args:
         number: the kind of the numbers, such as ``f32``.
@@ -216,15 +217,23 @@ class Numbers(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         order = byte_order(context)
         array = obj[:] if isinstance(obj, StoredNumbers) else obj
+        check_length(self.count, array.size if isinstance(array, np.ndarray) else len(array), "numbers", context, path)
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.number.numpy_dtype().newbyteorder("="):
             write_all(stream, np.ascontiguousarray(array, self.number.numpy_dtype(order)).reshape(-1).view(np.uint8).data)
             return obj
         write_all(stream, b"".join(self.number.encode(number, order, path) for number in array))
         return obj
 
+    def _sizeof(self, context: Context, path: str) -> int:
+        try:
+            return int(self.count(context)) * self.number.itemsize
+        except (KeyError, AttributeError):
+            raise construct.SizeofError("the count is in the file", path=path) from None
+
 
 class Strings(construct.Construct):
-    """`count` strings, each after its length. Parses into `StoredStrings`, builds from texts.
+    """`count` strings, each after its length. Parses into `StoredStrings`, builds from as many
+    texts.
 
     Args:
         length: the number before each string, its bytes, such as ``u32``.
@@ -249,6 +258,7 @@ class Strings(construct.Construct):
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         length, order = self.length.pick(context), byte_order(context)
+        check_length(self.count, len(obj), "strings", context, path)
         limits_of(context).check("strings", len(obj), path)
         if isinstance(obj, StoredStrings) and (obj.number, obj.order) == (length, order):
             write_all(stream, obj.stored_bytes())

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from types import NoneType
@@ -283,6 +284,17 @@ def check_count(counted: Any, count: int, least: int, left: int, path: str) -> N
     if count * least > left:
         most = f"{left // least} (bytes left: {left}, at least {least} each)"
         raise TruncatedError(f"expected at most {most}, found {count}", field_path(counted, path))
+
+
+def check_length(counted: Any, length: int, unit: str, context: Context, path: str) -> None:
+    """Checks that as many elements are built as were counted, if their count is known.
+
+    Raises:
+        FormatError: if they differ, unless the file is forged.
+    """
+    with suppress(KeyError, AttributeError):
+        if length != (count := counted(context)) and not context._params.get("forging", False):
+            raise FormatError(f"expected {count} {unit}, found {length}", path)
 
 
 class Padding(construct.Construct):

@@ -21,7 +21,7 @@ from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.numbers import Picked, Sizes
 from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import Interpreted, check_count
+from glft_schema.codec.structs import Interpreted, check_count, check_length
 from glft_schema.codec.text import Text
 from glft_schema.codec.trace import Trace, without_root
 from glft_schema.errors import LimitError
@@ -62,6 +62,7 @@ class Table(Interpreted, construct.Array):
         return rows
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> list[Any]:
+        check_length(self.count, len(obj), "rows", context, path)
         count_objects(context, len(obj), path)
         return [self.subcon._build(row, stream, context, f"{path} -> {i}") for i, row in enumerate(obj)]
 

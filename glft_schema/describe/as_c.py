@@ -290,7 +290,7 @@ class _Header(NodeWords):
             assert declaration
             kind, dims, size = declaration
             enum = self.type_code(member.node) if isinstance(member.node, s.CodeNode) else ""
-            number = member.node.item if isinstance(member.node, s.ArrayNode) else member.node
+            number = member.node.item if isinstance(member.node, (s.ArrayNode, s.ListNode)) else member.node
             note = "; ".join(filter(None, [enum, HALVES.get(getattr(number, "kind", ""), "")]))
             self.comment(f"{at}: {member.doc}{f' ({note})' if note else ''}", *rules, indent="    ")
             self.write(f"    {kind} {member.name}{dims};")
@@ -315,9 +315,10 @@ class _Header(NodeWords):
             return c_type(node), "", size
         if isinstance(node, s.BytesNode):
             return "uint8_t", f"[{size}]", size
-        if isinstance(node, s.ArrayNode) and isinstance(node.item, s.NumberNode):
-            dims = "".join(f"[{dim}]" for dim in node.dims) if size > node.size else ""
-            return c_type(node.item), dims, size
+        if isinstance(node, (s.ArrayNode, s.ListNode)):
+            kind, inner, item = self.declaration(node.item, outcome) or ("", "", 0)
+            dims = "".join(f"[{dim}]" for dim in node.dims) if size > item else ""
+            return (kind, dims + inner, size) if kind else None
         return (f"struct {self.name(node.name)}", "", size) if isinstance(node, s.RefNode) else None
 
     def layout(self, struct: s.StructOf, runs: list[tuple[str, list[_Member]]]) -> None:

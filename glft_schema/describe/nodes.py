@@ -448,8 +448,9 @@ class Schema:
             return 0
         if isinstance(node, BytesNode) and isinstance(size := getattr(node.size, "value", None), int):
             return size
-        if isinstance(node, ArrayNode) and all(isinstance(dim, Constant) for dim in node.dims):
-            return math.prod(int(str(dim)) for dim in node.dims) * node.size
+        if isinstance(node, (ArrayNode, ListNode)) and all(isinstance(dim, Constant) for dim in node.dims):
+            size = self.size(node.item)
+            return None if size is None else math.prod(int(str(dim)) for dim in node.dims) * size
         return None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import suppress
 from functools import partial, singledispatch
 from typing import Any
@@ -24,7 +24,7 @@ from glft_schema.errors import UnsupportedError
 from glft_schema.limits import Limits
 from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.tensor_types import TensorType
-from glft_schema.testing.fitting import LONG, inner_context, repeat, value_so_far
+from glft_schema.testing.fitting import LONG, inner_context, length_of, repeat, value_so_far
 from glft_schema.testing.structs import OPAQUE, drawing_context, payload_key, struct_values
 
 ITEMS = 4  # limit for lists without a declared length
@@ -87,7 +87,10 @@ def wrapped_values(node: s.Node, context: Context) -> st.SearchStrategy[Any]:
         if wrapper.decode:
             decoded = partial(_decode, wrapper.decode, context)
             values = values.map(decoded).filter(lambda value: value is not REFUSED)
+        length = length_of(node)
+        size = length and value_so_far(context, length)
         options = [evaluate(option, context) for option in wrapper.options]
+        options = [value for value in options if size in (None, len(value) if isinstance(value, Sized) else size)]
         if options and not (isinstance(options[0], list) and not options[0]):  # empty lists are drawn often enough
             values = st.sampled_from(options) if wrapper.is_closed else st.sampled_from(options) | values
     return values
