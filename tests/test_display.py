@@ -104,13 +104,14 @@ def test_a_byte_map_in_a_notebook() -> None:
     assert str(byte_map).splitlines()[2] == f"bytes by region: {', '.join(regions)}"
 
 
-def test_checks_of_values_in_a_notebook(tmp_path: Path) -> None:
+def test_checks_of_values_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made for each display, and not used up by it; a ``repr`` makes none."""
-    path = tmp_path / "m.gguf"
+    monkeypatch.chdir(tmp_path)  # a long path is cut
+    path = "m.gguf"
     save_file({HOSTILE: torch.tensor([1.0, float("nan")]), "b": torch.zeros(4), "c": torch.ones(4)}, path)
     with glft_schema.open(path) as file:
         checks = glft_schema.check_values(file)
-        (rows,) = one_screen(checks, f"values of {str(path)!r}", 0).tables
+        (rows,) = one_screen(checks, f"values of {path!r}", 0).tables
         assert [dict(zip(rows[0], row, strict=True))["kind"] for row in rows[1:]] == ["NaN", "all zero"]
         assert str(checks).splitlines()[2] == "3 of 3 tensors checked, 1 with NaN, infinities or reserved codes"
         assert [(tensor.name, [one.kind for one in found]) for tensor, found in checks] == [
@@ -119,7 +120,7 @@ def test_checks_of_values_in_a_notebook(tmp_path: Path) -> None:
             ("c", []),
         ]
         assert next(checks, None) is None
-    assert repr(checks) == f"<ValueChecks: values of {str(path)!r}>"
+    assert repr(checks) == f"<ValueChecks: values of {path!r}>"
 
 
 def test_types_in_a_notebook() -> None:

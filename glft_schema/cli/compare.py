@@ -72,7 +72,6 @@ def compare(
     run, the comparison is still printed.
 
     Examples:
-        glft compare f16.gguf q4_k_m.gguf
         glft compare f16.gguf q4_k_m.gguf --run --html page.html
         glft compare f16.gguf q8_0.gguf q6_k.gguf q4_k_m.gguf --run
     """

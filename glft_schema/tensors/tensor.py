@@ -303,7 +303,7 @@ class Tensor:
             numbers: target size of a chunk; weights that share a scale stay together.
 
         Raises:
-            ClosedError, TruncatedError, TensorError: as `dequantize`.
+            ClosedError, TruncatedError, TensorError, OptionError: as `dequantize`.
         """
         for part in self._chunks(numbers):
             yield self._chunk(part)

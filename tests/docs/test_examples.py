@@ -52,8 +52,8 @@ PIP = "--no-deps --no-index --no-build-isolation --target site"
 
 FULL = {
     "adding-a-format.md: What follows from it": "installs a package and runs 14 commands in new processes",
-    "comparing.md: Comparing two files": "two models run on 1,530 tokens, half a minute",
-    "comparing.md: Several quantizations": "MiniLM is quantized and runs in three types, ten seconds",
+    "comparing.md: Comparing files": "two models run on 1,530 tokens, half a minute",
+    "comparing.md: Which quantization is better": "MiniLM is quantized and runs in three types, ten seconds",
     "fuzzing.md: `glft fuzz`": "200 files, twenty seconds",
     "fuzzing.md: Files for other readers": "100 files and a corpus, ten seconds",
     "hugging-face.md: Hugging Face folders": "six times SmolLM2, half a minute",
@@ -223,7 +223,7 @@ def comparing(session: Session) -> None:
     assert page == printed
 
 
-@checks("comparing.md: Comparing two files")
+@checks("comparing.md: Comparing files")
 def predictions(session: Session) -> None:
     printed = session.outputs["glft compare smollm2-f32.gguf smollm2-q4_k_m.gguf --run"]
     shown = (DOCS / "guides" / "comparing.md").read_text("utf-8")

@@ -63,7 +63,7 @@ def test_devices_that_are_always_there(device: Any, path: Path) -> None:
     assert glft.load_file(path, device)["weight"].device.type == torch.device(device).type
 
 
-WITHOUT_TORCH = """
+WITHOUT_TORCH = r"""
 import sys
 
 class NoTorch:
@@ -82,13 +82,13 @@ assert file.tensors["weight"].numpy().shape == (2, 32)
 found = set()
 for use in (
     lambda: file.get_tensor("weight"), lambda: file.get_slice("weight")[0], lambda: glft.load_file(path),
-    lambda: glft.nn, lambda: glft.load_into, lambda: glft.distributed.StorageReader, lambda: glft.open(path, "meta"),
+    lambda: next(file.tensors["weight"].chunks()), lambda: file.tensors["weight"].read(0, out=1), lambda: glft.nn, lambda: glft.load_into, lambda: glft.distributed.StorageReader, lambda: glft.open(path, "meta"),
 ):
     try:
         use()
     except glft.OptionError as error:
         found.add(str(error))
-print(found)
+print(*sorted(found), sep="\n")
 """
 
 
@@ -98,7 +98,9 @@ def test_without_torch(path: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "True x (2, 32) True",
-        """{"this needs torch, which is not installed: pip install 'glft_schema[torch]'"}""",
+        "this needs torch, which is not installed: pip install 'glft_schema[torch]'",
+        "this needs torch, which is not installed: pip install 'glft_schema[torch]'; "
+        "without torch: tensor.numpy(index=...), glft_schema.numpy",
     ]
 
 
