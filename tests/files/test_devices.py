@@ -82,7 +82,8 @@ assert file.tensors["weight"].numpy().shape == (2, 32)
 found = set()
 for use in (
     lambda: file.get_tensor("weight"), lambda: file.get_slice("weight")[0], lambda: glft.load_file(path),
-    lambda: next(file.tensors["weight"].chunks()), lambda: file.tensors["weight"].read(0, out=1), lambda: glft.nn, lambda: glft.load_into, lambda: glft.distributed.StorageReader, lambda: glft.open(path, "meta"),
+    lambda: next(file.tensors["weight"].chunks()), lambda: file.tensors["weight"].read(0, out=1),
+    lambda: glft.nn, lambda: glft.load_into, lambda: glft.distributed.StorageReader, lambda: glft.open(path, "meta"),
 ):
     try:
         use()
