@@ -261,7 +261,8 @@ def _fields(record: Any) -> Mapping[str, Any]:
 
 
 def _value(value: Any) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if hasattr(value, "shape") else quote(value, VALUE)
+    is_array = hasattr(value, "shape") and not isinstance(value, np.generic)
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}" if is_array else quote(value, VALUE)
 
 
 def _is_short(value: Sequence[Any]) -> bool:
@@ -270,6 +271,7 @@ def _is_short(value: Sequence[Any]) -> bool:
 
 
 def _cell(value: Any) -> str:
+    value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, bool):
         return "yes" if value else ""
     if isinstance(value, (int, float)):

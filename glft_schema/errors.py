@@ -29,6 +29,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 __all__ = [
@@ -110,12 +111,13 @@ def _pieces(value: object, limit: int) -> Iterator[str]:
 
 
 def _leaf(value: object) -> str:
-    """Returns the repr of a value of a known type, otherwise the name of its type."""
+    """Returns the repr of a value of a known type, otherwise the name of its type. Of numpy's
+    numbers, returns the digits."""
     module = type(value).__module__
     is_known = type(value) in PLAIN if module == "builtins" else module in MODULES or module.startswith("glft_schema.")
     if is_known and not getattr(getattr(value, "dtype", None), "hasobject", False):
         try:
-            return " ".join(repr(value).split())
+            return " ".join((str if module == "numpy" and isinstance(value, Number) else repr)(value).split())
         except Exception:  # an error in another library's repr would hide the error that is reported
             pass
     return f"an object of {type(value).__name__}"

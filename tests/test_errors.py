@@ -26,7 +26,7 @@ class Broken:
 @pytest.mark.parametrize(
     "value", [[], (), {}, set(), frozenset(), [1], (1,), (1, "a"), {1}, frozenset([1]), {"a": [1, (b"x",)]}, 1 << 90, True,
               None, 1.5, "a", b"a", Point(3), range(3), torch.float32, torch.ones(2), torch.Size([2, 3]), torch.device("meta"),
-              np.float32(1.5), np.ones(2), np.dtype("f4"), Path("a"), int, Typed(1, "uint8"), slice(None, 2)]
+              np.array(1.5), np.ones(2), np.dtype("f4"), Path("a"), int, Typed(1, "uint8"), slice(None, 2)]
 )  # fmt: skip
 def test_short_values_are_shown_as_python_does(value: object) -> None:
     assert quote(value) == repr(value)

@@ -16,6 +16,7 @@ from glft_schema.cli.options import (
     Exclude,
     Imatrix,
     Like,
+    Rules,
     Texts,
     TrustRemoteCode,
     Verbose,
@@ -42,7 +43,6 @@ from glft_schema.cli.write_report import (
     unmet_requests,
     warn_of_refused_file,
 )
-from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.display import MAX_LINE, format_count
@@ -86,14 +86,7 @@ def convert(
     format: Annotated[str | None, option("FORMAT", "glft, gguf or safetensors. Default: from the extension of OUT.")] = None,
     gguf_version: Annotated[int | None, option("N", "GGUF version to write. Default: 3.", min=1, max=3)] = None,
     big_endian: Annotated[bool, flag("Write big-endian GGUF.")] = False,
-    rules: Annotated[
-        Texts,
-        option(
-            "SET",
-            f"Rule set that OUT must satisfy: {', '.join(RULE_SETS)}. Default: those of OUT's format, "
-            "or none if IN already breaks them. Repeatable.",
-        ),
-    ] = (),
+    rules: Rules = (),
     imatrix: Imatrix = None,
     converter: ConverterPath = None,
     trust_remote_code: TrustRemoteCode = False,

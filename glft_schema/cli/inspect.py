@@ -58,7 +58,7 @@ def inspect(
     ] = None,
     everything: Annotated[bool, flag("List every tensor; shorten texts less.", "--all")] = False,
     as_json: Json = False,
-    full: Annotated[bool, flag("With --json: print metadata arrays in full.")] = False,
+    full: Annotated[bool, flag("With --json: print arrays in full.")] = False,
 ) -> None:
     """Shows the model in a file: sizes, metadata and tensors.
 
@@ -160,7 +160,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         **(
             {}
             if file.format.has_tensors
-            else {"regions": {name: quote(value, MAX_LINE) for name, value in file.regions.items()}}
+            else {"regions": {name: as_json_value(value, None if full else FIRST) for name, value in file.regions.items()}}
         ),
         **({"part_of": str(part[1])} if (part := whole_set(file)) else {}),
         **_importance_as_data(file),

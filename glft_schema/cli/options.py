@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_args, get_origin
 import click
 
 from glft_schema.cli.completing import ARGUMENTS, OPTIONS, completer, words
+from glft_schema.codec.rules import RULE_SETS
 from glft_schema.errors import OptionError, quote
 from glft_schema.words import suggestion
 
@@ -140,6 +141,11 @@ Out = Annotated[Path, argument("OUT", "Output file; replaced only on success.")]
 Exclude = Annotated[Texts, option("PATTERN", "Skip tensors that match this name or wildcard pattern. Repeatable.")]
 Like = Annotated[Path | None, option(
     "DONOR", "GGUF model to copy names and metadata from; with convert, also types, or the base model of a LoRA adapter."
+)]
+Rules = Annotated[Texts, option(
+    "SET",
+    f"Rule set that OUT must satisfy: {', '.join(RULE_SETS)}. Default: those of OUT's format, "
+    "or none if IN already breaks them. Repeatable.",
 )]
 Imatrix = Annotated[Path | None, option("FILE", "llama.cpp importance matrix for IN; required by some types.")]
 Verbose = Annotated[bool, flag("Add a row for each tensor to the report.", "--verbose", "-v")]

@@ -11,6 +11,7 @@ from glft_schema.cli.options import (
     ConverterPath,
     Imatrix,
     Like,
+    Rules,
     Texts,
     TrustRemoteCode,
     argument,
@@ -84,6 +85,7 @@ def quantize(
     override_kv: Annotated[
         Texts, option("KEY=TYPE:VALUE", "Metadata entry to set; TYPE is int, float, bool or str. Repeatable.")
     ] = (),
+    rules: Rules = (),
     dry_run: Annotated[bool, flag("Show types and sizes, but write nothing.")] = False,
     converter: ConverterPath = None,
     trust_remote_code: TrustRemoteCode = False,
@@ -125,6 +127,7 @@ def quantize(
                 allow_requantize=allow_requantize,
                 keep_split=keep_split,
                 override=unique("--override-kv", "key", [override_of(text) for text in override_kv]),
+                rules=rules or None,
                 dry_run=dry_run,
                 progress=bar,
                 ranks=common_ranks(),

@@ -7,10 +7,9 @@ from typing import Annotated
 
 from glft_schema.cli.options import Choice, argument, option
 from glft_schema.describe.languages import WRITERS, write
-from glft_schema.describe.schema import schema_of
 from glft_schema.errors import OptionError, quote
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import FORMATS, format_named
+from glft_schema.formats.registry import FORMATS, format_named, registered_type
 from glft_schema.quantizer.recipes_as_markdown import recipes_as_markdown
 from glft_schema.tensor_types import TensorType
 from glft_schema.words import suggestion
@@ -41,7 +40,7 @@ def schema(
             raise OptionError(f"recipes are a document: expected --as {DEFAULT}, found {language}")
         print(recipes_as_markdown(), end="")
         return
-    print(write(schema_of(find(name)), language), end="")
+    print(write(find(name), language), end="")
 
 
 def find(name: str) -> Format | TensorType:
@@ -51,9 +50,8 @@ def find(name: str) -> Format | TensorType:
             return type_
     with suppress(OptionError):
         return format_named(name)
-    for format in FORMATS:
-        if name.lower() in format.types and isinstance(type_ := format.types[name.lower()], TensorType):
-            return type_
+    with suppress(OptionError):
+        return registered_type(name)
     types = dict.fromkeys(type_.scheme for format in FORMATS for type_ in format.types)
     raise OptionError(
         f"expected {' or '.join(format.name.lower() for format in FORMATS)}, or one of {', '.join(types)}; found {quote(name)}"

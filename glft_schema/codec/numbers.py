@@ -34,6 +34,7 @@ from glft_schema.storage.cursor import Cursor, bytes_left, read_exactly
 from glft_schema.storage.dtypes import Array, Dtype, dtype_of, name_of, words
 from glft_schema.storage.tensor_bytes import array_bytes, array_over, write_all
 from glft_schema.storage.torch_tensors import array_of
+from glft_schema.words import MissingKeyError
 
 cached_struct = lru_cache(maxsize=256)(struct.Struct)  # slower to make than to use
 
@@ -120,6 +121,9 @@ class Number(construct.Construct):
 class NamedBits(int):
     """A number whose bits have names, which its text lists: ``3 (visible, locked)``.
 
+    ``"locked" in flags`` tells whether a bit is set. It raises KeyError for a name that no bit has,
+    since a misspelled name would otherwise never be found.
+
     Attributes:
         bits: the bit of each name.
     """
@@ -135,6 +139,11 @@ class NamedBits(int):
     def names(self) -> list[str]:
         """The names of the bits that are set."""
         return [name for name, bit in self.bits.items() if self >> bit & 1]
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self.bits:
+            raise MissingKeyError(name, self.bits)
+        return name in self.names
 
     def __repr__(self) -> str:
         return f"{int(self)} ({', '.join(self.names)})" if self.names else str(int(self))

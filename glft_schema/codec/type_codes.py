@@ -94,6 +94,11 @@ class TypeTable(Generic[T]):
                 loader()
         return self._known
 
+    def named(self, name: object) -> T | None:
+        """Returns the type of a name in any case, or None. Calls `more` for an unknown name."""
+        key = name.lower() if isinstance(name, str) else None
+        return self._known.get(key) or self._with_more().get(key)
+
     def of_code(self, code: object) -> T:
         """Returns the type of a code, not of a name. Raises KeyError if there is none."""
         if self.code_of(type_ := self[code]) != code:

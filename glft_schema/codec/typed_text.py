@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.typed_values import ARRAY, Typed, ValueType, as_stored, as_typed
-from glft_schema.display import format_value
+from glft_schema.display import MAX_LINE, format_value
 from glft_schema.errors import FormatError, quote
 
 STRING = "string"
@@ -133,12 +133,24 @@ def entry_data(type_: str, value: Any, full: bool = False) -> dict[str, Any]:
     return {"type": type_, "value": as_json_value(value)}
 
 
-def as_json_value(value: Any) -> Any:
-    """Returns a value as JSON data; bytes, NaN and infinities as text."""
-    if isinstance(value, bytes):
-        return value.decode("ascii", "backslashreplace")
+def as_json_value(value: Any, most: int | None = None) -> Any:
+    """Returns a value as JSON data; bytes, NaN and infinities as text, records as mappings.
+
+    Args:
+        value: a number, text, bytes, or several.
+        most: the number of elements beyond which a list becomes its length and the first elements;
+            so do bytes beyond `MAX_LINE`. None to keep all.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, Mapping):
+        return {name: as_json_value(one, most) for name, one in value.items()}
+    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
+        if most and len(value) > (most := MAX_LINE if isinstance(value, bytes) else most):
+            return {"length": len(value), "first": as_json_value(value[:most], most)}
+        if isinstance(value, bytes):
+            return value.decode("ascii", "backslashreplace")
+        return [as_json_value(element, most) for element in (value.tolist() if isinstance(value, np.ndarray) else value)]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
-        return [as_json_value(element) for element in (value.tolist() if isinstance(value, np.ndarray) else value)]
-    return value
+    return value if value is None or isinstance(value, (str, int)) else str(value)

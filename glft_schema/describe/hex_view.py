@@ -15,6 +15,7 @@ from itertools import groupby, islice
 import numpy as np
 
 import glft_schema.describe.nodes as s
+from glft_schema.codec.numbers import NamedBits
 from glft_schema.codec.trace import STEP
 from glft_schema.describe.byte_map import ByteMap
 from glft_schema.describe.byte_range import FIELD, UNCLAIMED, ByteRange
@@ -225,7 +226,7 @@ def value_text(byte_range: ByteRange) -> str:
         code = byte_range.node.table.code_of(value) if hasattr(value, "code") else str(value)
         return str(value) if code == str(value) else f"{code}, {value}"
     if isinstance(byte_range.node, s.NumberNode) and byte_range.node.bits:
-        return ", ".join([str(int(value)), *(name for name, bit in byte_range.node.bits if value >> bit & 1)])
+        return str(NamedBits(value, dict(byte_range.node.bits)))
     if isinstance(byte_range.node, (s.NumberNode, s.ArrayNode)) and not isinstance(value, (list, np.ndarray)):
         return f"{float(value):.7g}" if byte_range.type.startswith(("f16", "bf16", "f32")) else str(value)
     return quote(format_value(value, byte_range.type), 200)

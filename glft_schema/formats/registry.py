@@ -127,6 +127,8 @@ def registered_type(name: str) -> TensorType:
         for type_ in format.types:
             if type_.scheme == name.lower():
                 return type_
+    if found := WITH_TYPES.types.named(name):  # of another package
+        return found
     schemes = {type_.scheme for format in FORMATS for type_ in format.types}
     raise OptionError(f"expected a tensor type, found {quote(name)}{suggestion(name, schemes)}")
 

@@ -98,6 +98,7 @@ class Quantizing:
     allow_requantize: bool = False
     keep_split: bool = False
     override: Mapping[str, Any] | None = None
+    rules: str | Iterable[str] | None = None
     dry_run: bool = False
     progress: Progress | None = None
 
@@ -122,6 +123,7 @@ def quantize(
     keep_split: bool = False,
     like: StrPath | None = None,
     override: Mapping[str, Any] | None = None,
+    rules: str | Iterable[str] | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
     converter: StrPath | None = None,
@@ -156,6 +158,7 @@ def quantize(
             the file names, with or without ``.gguf``. None of the files may exist.
         like: a GGUF model whose names and metadata the new file gets; see `open_with_metadata`.
         override: metadata to replace or add; an int is stored as uint32, a float as float32.
+        rules: the rule sets that the file must satisfy, as for `convert`.
         dry_run: return the result without writing. If the job would be refused for its types, the
             result's `notes` have the reasons.
         progress: called after each tensor with its name and the share written, from 0 to 1.
@@ -195,6 +198,7 @@ def quantize(
             allow_requantize,
             keep_split,
             override,
+            rules,
             dry_run,
             progress,
         )
@@ -258,7 +262,7 @@ def plan_quantization(checkpoint: Checkpoint, out: StrPath, job: Quantizing) -> 
     for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
         part: dict[str, Any] = {name: stored[name] for name in group}
         chosen = {name: choice for name, choice in choices.items() if name in part}
-        writing = Writing(progress=_share_of(job.progress, number, len(paths)) if job.progress else None)
+        writing = Writing(rules=job.rules, progress=_share_of(job.progress, number, len(paths)) if job.progress else None)
         source = checkpoint._replace(tensors=part, metadata=metadata[number])
         plans[path] = plan_conversion(source, WITH_TYPES, writing, choices=chosen)
     return plans, result

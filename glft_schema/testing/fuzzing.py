@@ -32,6 +32,7 @@ from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
+from glft_schema.formats.registry import format_named
 from glft_schema.testing.containers import containers
 from glft_schema.testing.corruption import corruptions, distinct_rules
 from glft_schema.testing.damage import Corruption, aspects, damaged
@@ -117,11 +118,13 @@ class Fuzzed:
     interrupted: bool = False
 
 
-def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
+def cases(source: str | Format | bytes) -> st.SearchStrategy[Case]:
     """Returns a strategy of valid, damaged and corrupted files, of a format or made from a file.
+    Raises OptionError for an unknown name.
 
     If the given file is invalid, all cases are damaged copies of it.
     """
+    source = format_named(source) if isinstance(source, str) else source
     if isinstance(source, Format):
         valid = st.sampled_from([(), source.rule_sets]).flatmap(partial(valid_files, source))
         broken = aspects().flatmap(
@@ -312,7 +315,7 @@ def draw_examples(
 
 
 def fuzz(
-    source: Format | bytes, examples: int, *, seed: int = 0, progress: Progress | None = None, given: Sequence[Case] = ()
+    source: str | Format | bytes, examples: int, *, seed: int = 0, progress: Progress | None = None, given: Sequence[Case] = ()
 ) -> Fuzzed:
     """Searches for a file that violates a property.
 
@@ -324,11 +327,14 @@ def fuzz(
     exceeded its time limit, it is reported as a failure.
 
     Args:
-        source: a format, or a file as bytes.
+        source: a format or its name, or a file as bytes.
         examples: the number of files to try, in addition to `given`.
         seed: the random seed.
         progress: called with the current activity, and the share that is done, from 0 to 1.
         given: files to try first, unchanged.
+
+    Raises:
+        OptionError: for an unknown name of a format.
     """
     fuzzed = Fuzzed()
     tried, last = 0, None
@@ -364,16 +370,20 @@ def fuzz(
     return fuzzed
 
 
-def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case]:
+def corpus(source: str | Format | bytes, examples: int, *, seed: int = 0) -> list[Case]:
     """Returns valid files, and corruptions of every rule, to test other readers. Rules of tensor
     types with the same sentence count as one rule.
 
     Args:
-        source: a format, or a valid file as bytes, of which all corruptions are made.
+        source: a format or its name, or a valid file as bytes, of which all corruptions are made.
         examples: the maximum number of valid files and further corruptions together; the latter
             must not parse.
         seed: as for `fuzz`.
+
+    Raises:
+        OptionError: for an unknown name of a format.
     """
+    source = format_named(source) if isinstance(source, str) else source
     distinct: dict[tuple[str | None, ...], Case] = {}
 
     def use(case: Case) -> None:

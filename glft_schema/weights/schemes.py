@@ -132,11 +132,10 @@ def _check_all_as_asked(
 
 def type_named(scheme: str, types: TypeTable[TensorType]) -> TensorType:
     """Returns the type of a scheme. Raises SchemeError if there is none with an encoder."""
-    for type_ in types:
-        if isinstance(scheme, str) and type_.scheme == scheme.lower():
-            if not type_.has_encoder:
-                raise SchemeError(f"expected a type with an encoder, found {scheme!r}, which can only be read")
-            return type_
+    if type_ := types.named(scheme):
+        if not type_.has_encoder:
+            raise SchemeError(f"expected a type with an encoder, found {scheme!r}, which can only be read")
+        return type_
     names = alternatives(type_.scheme for type_ in types if type_.has_encoder)
     raise SchemeError(
         f"{types.kind} has no type {scheme!r}: expected {names}{suggestion(scheme, [type_.scheme for type_ in types])}"

@@ -90,7 +90,7 @@ REFUSED = [
     (Typed([1], "array[int8"), "expected a type such as array[int32], found 'array[int8'"),
     (Typed([1], "array[int8,int8]"), "expected a single element type, found 'int8, int8'"),
     (Typed([[1]], "array[array[int8],array[int8]]"), "expected 2 elements, found 1"),
-    (Typed(np.array([300]), "array[int8]"), f"expected a number in the range of i8, found {np.int64(300)!r}"),
+    (Typed(np.array([300]), "array[int8]"), "expected a number in the range of i8, found 300"),
     (Typed(np.zeros((2, 2), np.int8), "array[int8]"), "expected a one-dimensional array of int8, found int8 [2, 2]"),
     (Typed(np.array([1], np.uint8), "array[bool]"), "expected a one-dimensional array of bool, found uint8 [1]"),
     (Typed(np.array([True]), "array[uint8]"), "expected a one-dimensional array of uint8, found bool [1]"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from construct import Const, Default, len_, this
+from construct import Const, Default, GreedyBytes, len_, this
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,15 +32,20 @@ from glft_schema.codec import (
     TypeCode,
     TypeTable,
     f16,
+    f32,
+    i32,
     u8,
     u16,
     u32,
 )
 from glft_schema.codec.context import BIG
 from glft_schema.codec.predicates import equals, meets
+from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe import schema_of, write
+from glft_schema.display import records_table
+from glft_schema.errors import quote
 from glft_schema.formats import Format, TensorData, TensorFits
-from glft_schema.testing import fuzz
+from glft_schema.testing import corpus, fuzz
 from glft_schema.testing.damage import truncated
 from glft_schema.types import GGML_TYPES
 from tests.formats.own_formats import registered
@@ -112,6 +119,15 @@ def test_a_file_is_read_as_it_was_built(stored: bytes) -> None:
     ]
 
 
+def test_names_of_bits_are_asked_for_and_misspelled_ones_are_errors(stored: bytes) -> None:
+    lamp, door, _ = glft.Container.parse(stored).points
+    assert ("locked" in door.flags, "visible" in lamp.flags, "locked" in lamp.flags) == (True, True, False)
+    for name, problem in (("locket", "'locket'; did you mean 'locked'?"), (1, "1; keys are names, such as 'visible'")):
+        with pytest.raises(KeyError) as caught:
+            name in door.flags  # noqa: B015
+        assert str(caught.value) == problem
+
+
 @pytest.mark.parametrize(
     ("at", "new", "problem"),
     [
@@ -164,6 +180,23 @@ def test_documents_name_bits_and_conditions(language: str, line: str) -> None:
     assert plain[-20:] == lines[-20:]
 
 
+def test_a_declaration_is_written_as_its_schema() -> None:
+    assert write(SCENE, "c") == write(schema_of(SCENE), "c")
+    assert write(Point, "markdown") == write(schema_of(Point), "markdown")
+    with pytest.raises(TypeError, match="expected a Format, a tensor type or a Struct, found 'c'"):
+        write("c", SCENE)  # type: ignore[arg-type]
+    with pytest.raises(glft.OptionError, match="expected one of markdown, json, kaitai, c, found <Format: scene"):
+        write(SCENE, SCENE)  # type: ignore[arg-type]
+
+
+def test_test_data_of_a_format_by_its_name() -> None:
+    assert fuzz("scene", 5).hashes == fuzz(SCENE, 5).hashes
+    assert [case.sha256 for case in corpus("Scene", 5)] == [case.sha256 for case in corpus(SCENE, 5)]
+    for unknown in (lambda: fuzz("scenes", 5), lambda: corpus("scenes", 5)):
+        with pytest.raises(glft.OptionError, match=r"found 'scenes'; did you mean 'scene'\?"):
+            unknown()
+
+
 @pytest.mark.parametrize("format", [SCENE, TEXTURED], ids=lambda declared: declared.name)
 def test_fuzzing_finds_nothing(format: Format) -> None:
     assert fuzz(format, 50).failure is None
@@ -202,6 +235,55 @@ def test_commands(command: str, tmp_path: Path, stored: bytes) -> None:
     (tmp_path / "room.scn").write_bytes(stored)
     done = in_this_process(command, tmp_path / "room.scn")
     assert (done.returncode, done.stderr, "# model" in done.stdout) == (0, "", False)
+
+
+# fmt: off
+Sample = Struct("low" / f16 * "smallest", "high" / Default(f32, 0.1) * "largest", "flags" / Flags(u8, valid=0) * "state")
+LOG = Format("log", (b"LOG1",), TypeTable("log", {}), Struct(
+    "magic"     / Const(b"LOG1")                               * "'LOG1'",
+    "scale"     / Default(f32, 0.5)                            * "a number",
+    "n_samples" / Count(u8, this.samples)                      * "number of samples",
+    "samples"   / Default(Table(this.n_samples, Sample), [])   * "one per sample",
+    "raw"       / Default(Numbers(i32, 12), list(range(12)))   * "counters",
+    "rest"      / Default(GreedyBytes, b"\xff")                * "the rest",
+), endings=(".log1",))
+# fmt: on
+
+
+def test_numbers_of_numpy_are_shown_as_numbers_and_regions_as_json(tmp_path: Path) -> None:
+    """A half of 0.1 is 0.0999755859375, by `struct`."""
+    (low,) = struct.unpack("<e", struct.pack("<e", 0.1))
+    samples = [{"low": 0.1, "flags": 1}, {"low": -2, "flags": 0}]
+    with registered(LOG):
+        glft.Container.build_file({"format": "log", "samples": samples}, tmp_path / "a.log1")
+        file = glft.open(tmp_path / "a.log1")
+        assert repr(file.samples[0]) == "<Record: low 0.1, high 0.1, flags 1 (valid)>"
+        assert (quote(np.float32(0.1)), quote([np.int64(3)]), records_table("", file.samples).rows) == (
+            "0.1",
+            "[3]",
+            [("0.09998", "0.1", "1"), ("-2", "0.1", "0")],
+        )
+        texts = in_this_process("inspect", tmp_path / "a.log1").stdout
+        assert "scale    0.5" in texts
+        cut, full = (
+            json.loads(in_this_process("inspect", "--json", *more, tmp_path / "a.log1").stdout)["regions"]
+            for more in ([], ["--full"])
+        )
+    high = struct.unpack("<f", struct.pack("<f", 0.1))[0]
+    rows = [{"low": low, "high": high, "flags": 1}, {"low": -2.0, "high": high, "flags": 0}]
+    same = {"magic": "LOG1", "scale": 0.5, "samples": rows, "rest": "\\xff"}
+    assert cut == {**same, "raw": {"length": 12, "first": [*range(8)]}}
+    assert full == {**same, "raw": [*range(12)]}
+
+
+def test_json_of_long_bytes_and_of_other_objects() -> None:
+    assert as_json_value(bytes(1001), 8) == {"length": 1001, "first": bytes(1000).decode()}
+    assert as_json_value([GGML_TYPES["F16"], None, True, np.float16("nan")], 8) == ["F16", None, True, "nan"]
+
+
+def test_explain_shows_bits_as_records_do(tmp_path: Path, stored: bytes) -> None:
+    (tmp_path / "room.scn").write_bytes(stored)
+    assert "points -> 1 -> flags: u8 = 3 (visible, locked)\n" in in_this_process("explain", tmp_path / "room.scn").stdout
 
 
 def test_files_without_tensors_are_no_output(tmp_path: Path) -> None:

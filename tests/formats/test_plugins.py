@@ -119,7 +119,7 @@ UNKNOWN = """
 import sys, warnings
 warnings.simplefilter("ignore")
 import glft_schema as glft
-print(glft.open(sys.argv[1]).tensors["w"].type)
+print(*(tensor.type for tensor in glft.open(sys.argv[1]).tensors.values()))
 """
 
 
@@ -134,6 +134,23 @@ def test_a_type_is_loaded_for_its_code_or_its_name(package: Package, tmp_path: P
     assert run(tmp_path / "nothing", UNKNOWN, path).stdout == "type 211\n"
     done = forked.run("glft_schema", "schema", "plugged", environment={"PYTHONPATH": str(site)})
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_commands_find_a_type_by_its_scheme(package: Package, tmp_path: Path) -> None:
+    """Nothing else has loaded the types of packages: each command begins in a new process."""
+    encoder = "def encode(w, pair):\n    for i in range(2):\n        pair[i] = w[i]\n"
+    source = TYPE.format(code=212).replace("dequantize=decode", "dequantize=decode, quantize=encode")
+    site = package("plugged", f"{encoder}{source}", types="PLUGGED")
+    entries = {"general.architecture": "toy", "toy.block_count": 0}
+    save_file({"blk.0.ffn_up.weight": torch.ones(4, 64)}, tmp_path / "a.gguf", entries)
+    for command, *options in (("convert", "--scheme", "*=Plugged"), ("quantize", "q8_0", "--tensor-type", "ffn_up=plugged")):
+        to = tmp_path / f"{command}.gguf"
+        arguments = [command, tmp_path / "a.gguf", to, *options, "--rules", "required"]
+        done = forked.run("glft_schema", *arguments, environment={"PYTHONPATH": str(site)})
+        assert done.returncode == 0, done.stderr
+        assert run(site, UNKNOWN, to).stdout == "PLUGGED\n"
+    code = "from glft_schema.formats.registry import registered_type; print(registered_type('plugged'))"
+    assert run(site, code).stdout == "PLUGGED\n"
 
 
 def test_the_command_line_warns_once(package: Package, tmp_path: Path) -> None:
