@@ -52,13 +52,13 @@ from glft_schema.testing import containers, corruptions
 from glft_schema.testing.corruption import distinct_rules, rule_locations
 from tests.describe.test_c_header import header_of, run, structs_of
 from tests.formats.own_formats import OWN, registered
-from tests.formats.test_plain_formats import SCENE, VALUES
+from tests.formats.test_plain_formats import SCENE, TEXTURED, VALUES
 from tests.fuzz.mutator import drawn
 from tests.oracles.kaitai_readers import compiled, installed, python_reader
 from tests.testing.test_corruptions import TOO_LARGE
 from tests.tools.depth import FULL
 
-FORMATS = {format.name: format for format in (GLFT, GGUF, SAFETENSORS, *OWN, SCENE)}
+FORMATS = {format.name: format for format in (GLFT, GGUF, SAFETENSORS, *OWN, SCENE, TEXTURED)}
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kaitai.md"
 # Other errors of files that break a rule that is only stated: padding that lacks, a second rule.
 MISREAD = {
@@ -77,6 +77,7 @@ STATED = {
     "bare": {"bare-dims", "bare-names", "-rows"},
     "long": {"bare-dims", "long-names", "-rows"},
     "scene": set[str](),
+    "textured": {"textured-dims", "textured-names", "-rows"},
 }
 RULES = [(name, rule) for name, format in FORMATS.items() for rule in distinct_rules(format)]
 
@@ -117,7 +118,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 @pytest.fixture(scope="module", autouse=True)
 def known() -> Iterator[None]:
-    with registered(*OWN, SCENE):
+    with registered(*OWN, SCENE, TEXTURED):
         yield
 
 
