@@ -72,8 +72,8 @@ def load_plugins() -> None:
 
 
 def _formats() -> Iterator[Format]:
-    """Yields the formats, and loads plugins before it yields theirs."""
-    yield from (known := list(FORMATS))
+    """Yields the formats, those with a magic first, and loads plugins before it yields theirs."""
+    yield from sorted(known := list(FORMATS), key=lambda one: one.sniff is not None)
     load_plugins()
     yield from FORMATS[len(known) :]
 

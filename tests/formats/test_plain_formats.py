@@ -230,6 +230,13 @@ def test_a_cut_within_a_magic_is_reported_by_the_first_format_that_begins_so(dat
     assert caught.value.path == cut.path
 
 
+def test_a_magic_counts_before_the_looks_of_a_file() -> None:
+    """The first bytes are also a length of a safetensors header and its brace."""
+    stored = glft.Container.build({"format": "textured", "names": ["", "", "{" * 123], "textures": [], "data": {}})
+    assert stored[:10] == b"SCN2\0\3\0\0{{"
+    assert glft.Container.parse(stored).names[2] == "{" * 123
+
+
 @pytest.mark.parametrize("command", ["inspect", "explain", "verify", "hash"])
 def test_commands(command: str, tmp_path: Path, stored: bytes) -> None:
     (tmp_path / "room.scn").write_bytes(stored)
