@@ -216,12 +216,12 @@ class Numbers(construct.Construct):
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         order = byte_order(context)
-        array = obj[:] if isinstance(obj, StoredNumbers) else obj
-        check_length(self.count, array.size if isinstance(array, np.ndarray) else len(array), "numbers", context, path)
+        array = obj[:] if isinstance(obj, StoredNumbers) else obj.reshape(-1) if isinstance(obj, np.ndarray) else obj
+        check_length(self.count, array, "numbers", context, path)
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.number.numpy_dtype().newbyteorder("="):
-            write_all(stream, np.ascontiguousarray(array, self.number.numpy_dtype(order)).reshape(-1).view(np.uint8).data)
+            write_all(stream, np.ascontiguousarray(array, self.number.numpy_dtype(order)).view(np.uint8).data)
             return obj
-        write_all(stream, b"".join(self.number.encode(number, order, path) for number in array))
+        write_all(stream, b"".join(self.number.encode(number, order, f"{path} -> {i}") for i, number in enumerate(array)))
         return obj
 
     def _sizeof(self, context: Context, path: str) -> int:
@@ -258,12 +258,13 @@ class Strings(construct.Construct):
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         length, order = self.length.pick(context), byte_order(context)
-        check_length(self.count, len(obj), "strings", context, path)
+        check_length(self.count, obj, "strings", context, path)
         limits_of(context).check("strings", len(obj), path)
         if isinstance(obj, StoredStrings) and (obj.number, obj.order) == (length, order):
             write_all(stream, obj.stored_bytes())
             return obj
-        write_all(stream, b"".join(with_length(encode_text(text, path), length, order, path) for text in obj))
+        texts = ((text, f"{path} -> {i}") for i, text in enumerate(obj))
+        write_all(stream, b"".join(with_length(encode_text(text, at), length, order, at) for text, at in texts))
         return obj
 
 

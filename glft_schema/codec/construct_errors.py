@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,13 @@ from glft_schema.errors import ClosedError, FormatError, LimitError, quote
 TOO_DEEP = "nested too deeply for Python's stack"
 # Errors that construct replaces with its own.
 HIDDEN = (FormatError, ClosedError, OSError, MemoryError, RecursionError)
+# Texts of construct, and of this package.
+REWORDED = (
+    (r"(?:parsing|building) expected (?:None or )?(.*) but (?:parsed|got) (.*)", r"expected \1, found \2"),
+    (r"bytes object of wrong length, expected (.*), found (.*)", r"expected \1 bytes, found \2"),
+    (r"given non-bytes value, perhaps unicode\? (.*)", r"expected bytes, found \1"),
+    (r"struct .* error during building, given value (.*)", r"expected a number that fits the field, found \1"),
+)
 
 
 @contextmanager
@@ -54,8 +62,10 @@ def _ours(error: Exception, outside: BaseException | None) -> BaseException:
 
 def _problem(error: Exception) -> str:
     """Returns the error's text, reworded if construct's would not help."""
+    text = " ".join(str(error).rpartition("\n")[2].split())
+    for pattern, ours in REWORDED:
+        if found := re.fullmatch(pattern, text):
+            return found.expand(ours)
     if isinstance(error, construct.StringError):
         return "expected UTF-8 text, found bytes or characters that are not UTF-8"
-    if isinstance(error, construct.FormatFieldError):
-        return f"expected a number that fits the field, found {str(error).rpartition('given value ')[2]}"
-    return " ".join(str(error).rpartition("\n")[2].split()) or quote(error)
+    return text or quote(error)

@@ -26,7 +26,7 @@ import numpy as np
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.expressions import as_expression, outermost
 from glft_schema.codec.rules import ALL_BITS, Fault
-from glft_schema.codec.structs import check_count
+from glft_schema.codec.structs import check_count, check_list
 from glft_schema.errors import FormatError, alternatives, quote
 from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.scalar.kinds import KINDS
@@ -112,7 +112,8 @@ class Number(construct.Construct):
                     return int(number).to_bytes(self.itemsize, order, signed=self.is_signed)
         except OverflowError:
             pass
-        raise FormatError(f"expected a number in the range of {self.kind}, found {quote(number)}", path)
+        word = "a number" if self.is_float else "an integer"
+        raise FormatError(f"expected {word} in the range of {self.kind}, found {quote(number)}", path)
 
     def _sizeof(self, context: Context, path: str) -> int:
         return self.itemsize
@@ -374,6 +375,7 @@ class Sizes(construct.Construct):
         return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        check_list(obj, "integers", path)
         limits_of(context).check(self.limit, len(obj), path)
         self.count._build(len(obj), stream, context, path)
         for size in obj:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
@@ -28,6 +28,7 @@ from glft_schema.codec.trace import Trace, without_root
 from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import bytes_left
 from glft_schema.storage.tensor_bytes import write_all
+from glft_schema.words import suggestion
 
 
 class Interpreted(construct.Construct):
@@ -104,9 +105,7 @@ class Struct(Interpreted, construct.Struct):
         if not isinstance(obj, (Mapping, NoneType)):
             raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {quote(obj)}", path)
         obj = dict(obj or {})  # without the counts of a Record
-        if unknown := [name for name in obj if name not in self._subcons]:
-            names = f"the fields {', '.join(self._names())}" if self._names() else "no fields"
-            raise FormatError(f"expected {names}, found {quote(unknown[0])}", path)
+        self.check_names(obj, "fields", path)
         context.update({name: value.seen if isinstance(value, Raw) else value for name, value in obj.items()})
         positions = context._params.get("positions")
         for field in self.subcons:
@@ -139,6 +138,13 @@ class Struct(Interpreted, construct.Struct):
         values that are refused."""
         with our_errors():
             return super().build_stream(obj, stream, **contextkw)
+
+    def check_names(self, given: Iterable[str], kind: str, path: str = "") -> None:
+        """Raises FormatError, with a suggestion, for a name that no field has."""
+        if unknown := [name for name in given if name not in self._subcons]:
+            names = self._names()
+            expected = f"the {kind} {', '.join(names)}" if names else f"no {kind}"
+            raise FormatError(f"expected {expected}, found {quote(unknown[0])}{suggestion(unknown[0], names)}", path)
 
     def nest(self, context: Context, stream: Any) -> Context:
         """Returns a new context for the fields, inside the context of the enclosing Struct."""
@@ -286,15 +292,22 @@ def check_count(counted: Any, count: int, least: int, left: int, path: str) -> N
         raise TruncatedError(f"expected at most {most}, found {count}", field_path(counted, path))
 
 
-def check_length(counted: Any, length: int, unit: str, context: Context, path: str) -> None:
+def check_list(values: Any, unit: str, path: str) -> None:
+    """Raises FormatError if `values` is not a list or another sequence of elements."""
+    if not isinstance(values, Sized) or isinstance(values, (str, Mapping)):
+        raise FormatError(f"expected a list of {unit}, found {quote(values)}", path)
+
+
+def check_length(counted: Any, values: Any, unit: str, context: Context, path: str) -> None:
     """Checks that as many elements are built as were counted, if their count is known.
 
     Raises:
-        FormatError: if they differ, unless the file is forged.
+        FormatError: if they differ, unless the file is forged, or if `values` is not a list.
     """
+    check_list(values, unit, path)
     with suppress(KeyError, AttributeError):
-        if length != (count := counted(context)) and not context._params.get("forging", False):
-            raise FormatError(f"expected {count} {unit}, found {length}", path)
+        if len(values) != (count := counted(context)) and not context._params.get("forging", False):
+            raise FormatError(f"expected {count} {unit}, found {len(values)}", path)
 
 
 class Padding(construct.Construct):

@@ -62,7 +62,7 @@ class Table(Interpreted, construct.Array):
         return rows
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> list[Any]:
-        check_length(self.count, len(obj), "rows", context, path)
+        check_length(self.count, obj, "rows", context, path)
         count_objects(context, len(obj), path)
         return [self.subcon._build(row, stream, context, f"{path} -> {i}") for i, row in enumerate(obj)]
 

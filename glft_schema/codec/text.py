@@ -39,7 +39,10 @@ def is_utf8(text: str) -> bool:
 
 
 def with_length(stored: bytes, length: Number, order: ByteOrder, path: str) -> bytes:
-    """Prefixes a string with its length. Raises FormatError if the length is out of range."""
+    """Prefixes a string with its length. Raises FormatError if the string is too long for it."""
+    most = (1 << 8 * length.itemsize - length.is_signed) - 1
+    if len(stored) > most:
+        raise FormatError(f"expected at most {most} bytes, found {len(stored)}", path)
     return length.encode(len(stored), order, path) + stored
 
 

@@ -80,9 +80,7 @@ def lay_out(
     if not isinstance(alignment, int) or alignment < 1:
         raise OptionError(f"expected an alignment of at least 1, found {quote(alignment)}")
     current().check("alignment", alignment, "alignment", " bytes")
-    names = format.regions
-    if unknown := [region for region in regions if region not in names]:
-        raise FormatError(f"expected only the regions {', '.join(names)}, found {quote(unknown[0])}")
+    format.struct.check_names(regions, "regions")
     rows = [_check_row(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
     if format.has_tensors:
         regions = {"data": {}, format.table: rows, **regions}  # the table as it is: parsed rows know their text

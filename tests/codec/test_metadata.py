@@ -53,7 +53,7 @@ def test_a_key_that_stays_keeps_its_type() -> None:
     changed = parsed() | {"a": 8, "c": 8}
     assert typed(changed) == {"a": (8, "uint8"), "b": ("xü", "string"), "c": (8, "uint32")}
     assert typed(parsed() | {"a": Typed(8, "float32")})["a"] == (8.0, "float32")
-    with pytest.raises(FormatError, match=r"^metadata -> a: expected a number in the range of u8, found 256$"):
+    with pytest.raises(FormatError, match=r"^metadata -> a: expected an integer in the range of u8, found 256$"):
         parsed() | {"a": 256}
 
 

@@ -34,7 +34,7 @@ def test_numbers_in_both_byte_orders() -> None:
 @pytest.mark.parametrize(("field", "value"), [(u8, 256), (u8, -1), (i8, 128), (u16, 1.0), (u8, True), (f16, 65520)])
 def test_a_number_that_does_not_fit(field: Number, value: object) -> None:
     assert f16.build(65519) == bytes.fromhex("FF7B")  # rounded to 65504, the largest
-    message = f"a: expected a number in the range of {field}, found {value}"
+    message = f"a: expected {'a number' if field.is_float else 'an integer'} in the range of {field}, found {value}"
     assert str(build_error(Struct("a" / field), {"a": value})) == message
 
 

@@ -28,7 +28,7 @@ def test_errors_name_the_row() -> None:
     error = parse_error(Sheet, "02 0161 0100 0162 02")
     assert (type(error), str(error)) == (TruncatedError, "rows -> 1 -> rank: expected 2 bytes, found 1 (at byte 7)")
     error = build_error(Sheet, {"rows": [{"name": "a", "rank": 1}, {"name": "b", "rank": -1}]})
-    assert str(error) == "rows -> 1 -> rank: expected a number in the range of u16, found -1"
+    assert str(error) == "rows -> 1 -> rank: expected an integer in the range of u16, found -1"
 
 
 def test_a_count_that_is_too_large_for_the_bytes_left() -> None:

@@ -49,7 +49,7 @@ def test_text_without_surrogates_is_utf8() -> None:
         (b"ab", "name: expected text, found b'ab'"),
         (None, "name: expected text, found None"),
         ("\ud800", "name: expected text that can be encoded as UTF-8, found '\\ud800'"),
-        ("a" * 256, "name: expected a number in the range of u8, found 256"),
+        ("a" * 256, "name: expected at most 255 bytes, found 256"),
     ],
 )
 def test_values_that_cannot_be_built(value: object, message: str) -> None:

@@ -50,7 +50,7 @@ def test_every_bit_is_kept(type_: str, stored: str, text: str) -> None:
     [
         ("uint8", "expected a type and its value, such as uint32 5, found 'uint8'"),
         ("string a", "expected a type and its value, such as uint32 5, found 'string a'"),
-        ("uint8 256", "expected a number in the range of u8, found 256"),
+        ("uint8 256", "expected an integer in the range of u8, found 256"),
         ('float32 "0x7fa0"', "expected a float32, a number or its bits in hex, found '0x7fa0'"),
         (f"array[int8] {'[' * 100_000}", "expected a type and its value, such as uint32 5, found 'array[int8] [[["),
     ],

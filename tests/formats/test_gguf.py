@@ -263,7 +263,7 @@ ROW = {"name": "a", "dims": [1, 2], "dtype": 0}
         ({"header": {"byte_order": "middle"}}, "header -> byte_order: expected 'little' or 'big', found 'middle'"),
         ({"header": {"version": 4}}, "header -> version: expected 1, 2 or 3, found 4"),
         ({"padding": 3}, "padding: expected bytes, found 3"),
-        ({"alignment": 64}, "expected only the regions header, metadata, tensor_infos, padding, data, found 'alignment'"),
+        ({"alignment": 64}, "alignment: expected 32 (computed from the other fields), found 64"),
         ({"tensor_infos": [{**ROW, "shape": [1, 2]}]}, "shape: expected [2, 1] (computed from the other fields), found [1, 2]"),
     ],
 )

@@ -59,7 +59,7 @@ AT_0 = {"name": "b", "offset": 0}
 UNBUILDABLE: list[tuple[Any, str]] = [
     ([], "expected a File or a mapping of regions, found"),
     ({"format": "GGML"}, "expected GLFT, GGUF or safetensors, found 'GGML'"),
-    ({"tensors": {}}, "expected only the regions header, metadata, descriptors, data, found 'tensors'"),
+    ({"tensors": {}}, "expected the regions header, metadata, descriptors, data, found 'tensors'"),
     ({"descriptors": [{"name": "w", "dtype": 0}]}, "expected a value for 'dims', found none"),
     ({"descriptors": [["w"]]}, "descriptors -> 0: expected a mapping with the row's fields, found ['w']"),
     ({"descriptors": None}, "descriptors: expected a sequence, found None"),
@@ -74,7 +74,7 @@ UNBUILDABLE: list[tuple[Any, str]] = [
     (regions({}, w=b"123"), "data -> 'w': expected 4 bytes, found 3"),
     (regions({"dims": [0]}, w=b"abc"), "data -> 'w': expected 0 bytes, found 3"),
     (regions({}, w={"weights": [1.0]}), "expected a numpy array or torch tensor, found"),
-    (regions({"dims": [1 << 32]}), "descriptors -> 0 -> dims: expected a number in the range of u32, found 4294967296"),
+    (regions({"dims": [1 << 32]}), "descriptors -> 0 -> dims: expected an integer in the range of u32, found 4294967296"),
     (regions({"dims": 3}), "descriptors -> 0 -> dims: expected a sequence, found 3"),
     (regions({"dims": [1.0]}), "descriptors -> 0 -> dims: expected integers, found 1.0"),
     (regions({"dtype": True}), "expected a GLFT type"),

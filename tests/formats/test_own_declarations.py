@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from construct import Bytes, Const, Default, this
+from construct import Bytes, Const, Default, Int32ub, this
 from hypothesis import given
 from hypothesis import strategies as st
 
 import glft_schema as glft
-from glft_schema.codec import Count, Numbers, Strings, Struct, Table, TypeTable, f16, i32, u8, u16
+from glft_schema.codec import Count, Numbers, Sizes, Strings, Struct, Table, Text, TypeTable, f16, i8, i32, u8, u16
 from glft_schema.describe import schema_of, write
 from glft_schema.formats import Format
 from glft_schema.testing import containers
@@ -76,3 +76,98 @@ def test_numbers_of_a_constant_count_have_a_size() -> None:
         pytest.raises(glft.TruncatedError, match=r"n: expected at most 2 \(bytes left: 30, at least 11 each"),
     ):
         glft.Container.parse(b"OWN\3" + bytes(30))
+
+
+# fmt: off
+Shelf = Struct(
+    "label" / Text(u8),
+    "width" / u8,
+    "depth" / Default(i8, 0),
+    "price" / Default(f16, 0),
+    "spots" / Default(Numbers(i32, 2), [0, 0]),
+)
+SHOP = declared(
+    "version" / Const(2, u8),
+    "n"       / Count(u8, this.shelves),
+    "shelves" / Table(this.n, Shelf),
+    "n_names" / Count(u8, this.names),
+    "names"   / Default(Strings(u8, this.n_names), []),
+    "raw"     / Default(Bytes(3), b"abc"),
+    "serial"  / Default(Int32ub, 0),
+    "sizes"   / Default(Sizes(u8, u16, "dims"), []),
+)
+# fmt: on
+SHELF = {"label": "a", "width": 1}
+REGIONS = "magic, version, shelves, names, raw, serial, sizes"
+FIELDS = "label, width, depth, price, spots"
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"magic": b"OWL"}, "magic: expected b'OWN', found b'OWL'"),
+        ({"version": 3}, "version: expected 2, found 3"),
+        ({"n": 5}, "n: expected 1 (computed from the other fields), found 5"),
+        ({"shelf": []}, f"expected the regions {REGIONS}, found 'shelf'; did you mean 'shelves'?"),
+        ({"zzz": 1}, f"expected the regions {REGIONS}, found 'zzz'"),
+        ({"shelves": 5}, "shelves: expected a list of rows, found 5"),
+        ({"shelves": None}, "shelves: expected a list of rows, found None"),
+        ({"shelves": "ab"}, "shelves: expected a list of rows, found 'ab'"),
+        ({"shelves": {"label": "a"}}, "shelves: expected a list of rows, found {'label': 'a'}"),
+        ({"shelves": [5]}, f"shelves -> 0: expected a mapping with {FIELDS}, found 5"),
+        ({"names": "ab"}, "names: expected a list of strings, found 'ab'"),
+        ({"names": ["a", 5]}, "names -> 1: expected text, found 5"),
+        ({"names": ["a", "b" * 256]}, "names -> 1: expected at most 255 bytes, found 256"),
+        ({"raw": "abc"}, "raw: expected bytes, found 'abc'"),
+        ({"raw": b"ab"}, "raw: expected 3 bytes, found 2"),
+        ({"serial": -1}, "serial: expected a number that fits the field, found -1"),
+        ({"sizes": 5}, "sizes: expected a list of integers, found 5"),
+    ],
+)
+def test_regions_that_cannot_be_built(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(glft.FormatError) as caught:
+        built(SHOP, **{"shelves": [SHELF], **values})
+    assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"label": "\xe9" * 128}, " -> label: expected at most 255 bytes, found 256"),
+        ({"label": 5}, " -> label: expected text, found 5"),
+        ({"width": "5"}, " -> width: expected an integer in the range of u8, found '5'"),
+        ({"width": 1.0}, " -> width: expected an integer in the range of u8, found 1.0"),
+        ({"width": -1}, " -> width: expected an integer in the range of u8, found -1"),
+        ({"width": None}, " -> width: expected an integer in the range of u8, found None"),
+        ({"depth": 128}, " -> depth: expected an integer in the range of i8, found 128"),
+        ({"price": 1e9}, " -> price: expected a number in the range of f16, found 1000000000.0"),
+        ({"spots": 5}, " -> spots: expected a list of numbers, found 5"),
+        ({"spots": [1, 2.5]}, " -> spots -> 1: expected an integer in the range of i32, found 2.5"),
+        ({"widht": 1}, f": expected the fields {FIELDS}, found 'widht'; did you mean 'width'?"),
+    ],
+)
+def test_fields_of_a_row_that_cannot_be_built(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(glft.FormatError) as caught:
+        built(SHOP, shelves=[SHELF, {**SHELF, **values}])
+    assert str(caught.value) == f"shelves -> 1{problem}"
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(glft.FormatError, match=r"^shelves -> 0: expected a value for 'width', found none$"):
+        built(SHOP, shelves=[{"label": "a"}])
+
+
+def test_texts_as_long_as_their_prefix_allows_and_right_counts_are_built() -> None:
+    stored = built(SHOP, n=1, shelves=[{**SHELF, "label": "a" * 255}], n_names=1, names=["b" * 255])
+    assert stored[:6] == b"OWN\2\1\xff"
+    assert stored[6 + 255 + 12 :][:2] == b"\1\xff"
+    assert Struct("t" / Text(i8)).build({"t": "a" * 127})[0] == 127
+    with pytest.raises(glft.FormatError, match=r"^t: expected at most 127 bytes, found 128$"):
+        Struct("t" / Text(i8)).build({"t": "a" * 128})
+
+
+def test_another_constant_in_a_file_is_named() -> None:
+    with registered(SHOP), pytest.raises(glft.FormatError, match=r"^version: expected 2, found 3 \(at byte 3\)$"):
+        glft.Container.parse(b"OWN\3" + bytes(20))
+    with pytest.raises(glft.FormatError, match=r"^magic: expected b'OWN', found b'OWL'"):
+        SHOP.struct.parse(b"OWL" + bytes(20))

@@ -146,7 +146,7 @@ def test_files_that_are_refused(stored: bytes, at: int, new: bytes, problem: str
     ("flags", "problem"),
     [
         (["hidden"], r"expected a number, or names of visible, locked, found \['hidden'\]"),
-        (256, "expected a number in the range of u8, found 256"),
+        (256, "expected an integer in the range of u8, found 256"),
     ],
 )
 def test_flags_that_are_refused(flags: Any, problem: str) -> None:

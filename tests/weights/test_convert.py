@@ -210,7 +210,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [  # ending of the output,
                 (text, f"expected a type and its value, such as uint32 5, found {text!r}")
                 for text in ("no value", "uint8", "uint8 x")
             ),
-            ("uint8 256", "expected a number in the range of u8, found 256"),
+            ("uint8 256", "expected an integer in the range of u8, found 256"),
             ("array[int8] 3", "expected a list, found 3"),
             *(
                 (f'float32 "{bits}"', f"expected a float32, a number or its bits in hex, found '{bits}'")

@@ -211,7 +211,7 @@ def test_llama_cpp_sees_only_the_edit(gguf: Path) -> None:
         ("toy.block_count", "[3, 4]", None, "metadata -> toy.block_count: expected a uint32, found '[3, 4]'"),
         ("toy.block_count", Typed([3, 4], "array[int32]"), [3, 4], "array[int32]"),  # a number for each layer
         ("toy.u8", "255", 255, "uint8"),
-        ("toy.u8", 256, None, "expected a number in the range of u8, found 256"),
+        ("toy.u8", 256, None, "expected an integer in the range of u8, found 256"),
         ("toy.words", '["c"]', ["c"], "array[string]"),
         ("toy.bytes", "[3]", [3], "array[uint8]"),
         ("toy.bytes", "[300]", None, "expected an array[uint8], found '[300]'"),
