@@ -97,8 +97,8 @@ class RecipeTypes:
             return TypeChoice(type_, f"not {asked.scheme}: llama-quantize keeps its type" if asked else kept.note, asked)
         asked = self._type_of(name, tensor, types, counts, named)
         type_, note = asked, ""
-        if not divides(type_, tensor.shape) and (smaller := fallback(type_, tensor.shape, types)):
-            type_, note = smaller, f"not {type_.scheme}: {type_.refusal((1, *tensor.shape[-1:]))}"
+        if not divides(type_, tensor.shape):
+            type_, note = fallback(type_, tensor.shape, types) or types["f16"], f"not {type_.scheme}: {type_.refusal((1, *tensor.shape[-1:]))}"
         if type_ != kept.type:
             self._check(name, tensor, type_)
         return TypeChoice(type_, note, asked)

@@ -167,13 +167,13 @@ import torch
 import glft_schema as glft
 
 file = glft.open("own.gguf")
-assert file.tensors["w"].type.name == "Q4_X" and file.get_slice("w")[2].shape == (64,)
+assert file.tensors["blk.0.ffn_up.weight"].type.name == "Q4_X" and file.get_slice("blk.0.ffn_up.weight")[2].shape == (64,)
 w = torch.linspace(-1, 1, 256).view(4, 64)
 glft.save_file({"w": w}, "again.gguf", schemes={"w": "q4_x"}, format="gguf", rules=[])
 assert (glft.load_file("again.gguf")["w"] - w).abs().max() < 1 / 7
 """
     for name, code in (
-        ("program", program + 'assert row.shape == (64,) and glft.load_file("own.gguf")["w"].shape == (4, 64)'),
+        ("program", program + 'assert row.shape == (64,) and glft.load_file("own.gguf")["blk.0.ffn_up.weight"].shape == (4, 64)'),
         ("edit", built_in),
     ):
         (tmp_path / "own.py").write_text(code, "utf-8")  # formulas need their source

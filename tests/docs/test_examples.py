@@ -52,6 +52,7 @@ PIP = "--no-deps --no-index --no-build-isolation --target site"
 
 FULL = {
     "adding-a-format.md: What follows from it": "installs a package and runs 14 commands in new processes",
+    "adding-a-type.md: As a package": "installs a package, ten seconds",
     "comparing.md: Comparing files": "two models run on 1,530 tokens, half a minute",
     "comparing.md: Which quantization is better": "MiniLM is quantized and runs in three types, ten seconds",
     "fuzzing.md: `glft fuzz`": "200 files, twenty seconds",
@@ -271,6 +272,13 @@ def format_and_type(session: Session) -> None:
     # of GGUF, of the lab
     of_others = {"imatrix", "lab", "merge", "merge-lora", "plan", "quantize", "split"}
     assert verbs | of_others == set(COMMANDS)
+
+
+@checks("adding-a-type.md: As a package")
+def type_of_a_package(session: Session) -> None:
+    """Commands know the type by its name, and by its code in a file."""
+    assert re.search(r"\n  Q4_X +1 +5 +160 ", session.outputs["glft inspect quantized.gguf"])
+    assert "struct q4_x {" in session.outputs["glft schema q4_x --as c"]
 
 
 @checks("packed.md: Models of transformers")
