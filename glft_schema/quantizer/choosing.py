@@ -98,7 +98,8 @@ class RecipeTypes:
         asked = self._type_of(name, tensor, types, counts, named)
         type_, note = asked, ""
         if not divides(type_, tensor.shape):
-            type_, note = fallback(type_, tensor.shape, types) or types["f16"], f"not {type_.scheme}: {type_.refusal((1, *tensor.shape[-1:]))}"
+            note = f"not {type_.scheme}: {type_.refusal((1, *tensor.shape[-1:]))}"
+            type_ = fallback(type_, tensor.shape, types) or types["f16"]
         if type_ != kept.type:
             self._check(name, tensor, type_)
         return TypeChoice(type_, note, asked)

@@ -161,3 +161,12 @@ def test_a_set_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(glft.TensorError, match=r"blk\.0\.ffn_up\.weight"):
         quantize(first, tmp_path / "out", "Q8_0", keep_split=True)
     assert not [*tmp_path.glob("out*")]
+
+
+def test_a_type_without_fallback_becomes_f16_if_rows_fit_no_block(tmp_path: Path) -> None:
+    """llama.cpp lists no fallback for q8_k, as for types of other packages."""
+    name = "blk.0.ffn_gate.weight"
+    models.write(tmp_path / "in.gguf", models.keys(), {**models.tensors(), name: torch.ones(8, 64)})
+    quantized = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q8_0", tensor_types={name: "q8_k"})
+    (written,) = [tensor for tensor in quantized if tensor.name == name]
+    assert (str(written.type), written.note) == ("F16", "not q8_k: expected a row length that is a multiple of 256, found 64")
