@@ -139,6 +139,17 @@ class Comparison:
         """Whether all tensors in both can be the same weights, in the same or other types."""
         return all(one.has_same_values or _may_be_same(one) for one in self.tensors if one.before and one.after)
 
+    @property
+    def not_compared(self) -> int:
+        """Number of tensors without a counterpart, or with values that cannot be compared."""
+        pairs = ((one.before and one.after, one.problem or (one.errors and one.errors.unlike)) for one in self.tensors)
+        return sum(not both or bool(problem) for both, problem in pairs)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether no tensor can be compared, although there are some."""
+        return self.not_compared == len(self.tensors) > 0
+
     @cached_property
     def errors(self) -> NumberErrors:
         """The combined errors of all tensors whose values differ."""

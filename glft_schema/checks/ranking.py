@@ -35,22 +35,23 @@ class Ranking:
 
     def snr(self, name: str) -> float:
         """Returns the signal-to-noise ratio of a quantization in dB, over all tensors that differ
-        from the model's in at least one of the quantizations; NaN if it has none of the tensors."""
+        from the model's in at least one of the quantizations; NaN if no tensor can be compared."""
         comparison = self.comparisons[name]
-        if comparison.tensors and not any(one.before and one.after for one in comparison.tensors):
+        if comparison.is_apart:
             return math.nan
         return replace(comparison.errors, reference_squares=math.fsum(self._squares.values())).snr
 
     def remark(self, name: str) -> str:
-        """Returns what is wrong with a quantization: tensors without a counterpart or with values
-        that cannot be compared, or weights that are not the model's. Otherwise an empty text."""
+        """Returns why a file may be no quantization of the model: tensors without a counterpart or
+        with values that cannot be compared, other weights, or no error. Otherwise an empty text."""
         comparison = self.comparisons[name]
-        if not_compared := self._not_compared(name):
-            is_apart = not any(one.before and one.after for one in comparison.tensors)
-            return "no tensor in common" if is_apart else f"{format_count(not_compared, 'tensor')} not compared"
+        if not_compared := comparison.not_compared:
+            return "another model" if comparison.is_apart else f"{format_count(not_compared, 'tensor')} not compared"
         (_, before), (_, after) = (size_of(versions) for versions in comparison.versions)
-        larger = "more bits per weight than the original" if after > before else ""
-        return larger if comparison.may_be_same else "different weights"
+        if not comparison.may_be_same:
+            return "different weights"
+        equal = "the original's values" if comparison.errors.is_none else ""
+        return "more bits per weight than the original" if after > before else equal
 
     def measures(self, name: str) -> dict[str, Any]:
         """Returns the bytes of the tensors, bits per weight, ratio and remark, for JSON."""
@@ -94,10 +95,6 @@ class Ranking:
                     squares[one.before.name] = max(one.errors.reference_squares, squares.get(one.before.name, 0.0))
         return squares
 
-    def _not_compared(self, name: str) -> int:
-        tensors = self.comparisons[name].tensors
-        return sum(not (one.before and one.after) or bool(one.problem or (one.errors and one.errors.unlike)) for one in tensors)
-
     def _order(self, name: str) -> tuple[int, bool, float]:
         found = self.predictions.get(name)
-        return self._not_compared(name), found is None, found.mean_divergence if found else -self.snr(name)
+        return self.comparisons[name].not_compared, found is None, found.mean_divergence if found else -self.snr(name)

@@ -192,7 +192,7 @@ def findings_of(tensor: Tensor) -> Iterator[ValueFinding]:
 
 def _is_zero(numbers: Array) -> bool:
     with np.errstate(invalid="ignore"):
-        return not widen(numbers).any()
+        return not numbers.any()
 
 
 class _FieldCheck(NamedTuple):

@@ -27,6 +27,7 @@ from glft_schema.models.token_chunks import CONTEXT
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import Checkpoint, open_beside, open_entries
+from glft_schema.weights.requantizing import note_on_errors
 
 TENSORS = 20  # listed
 COLOURS = dict.fromkeys(STATES, YELLOW) | {"added": GREEN, "removed": RED}
@@ -65,7 +66,8 @@ def compare(
     architectures that glft convert knows, or Hugging Face folders. As in llama-perplexity, the
     second half of each chunk is predicted. The line shows the perplexity of A and of B, the
     Kullback-Leibler divergence of B from A in nats per token, and the share of tokens for which
-    both models predict the same token. A's tokenizer is used for all, and A runs once.
+    both models predict the same token. A's tokenizer is used for all, and A runs once. Of several
+    files, one without any tensor of A's does not run.
 
     Order, alignment and padding are ignored. The exit code is 0 if nothing differs, 1 if metadata
     or tensors differ, and 2 if a file cannot be read or a model cannot be run. If a model cannot be
@@ -87,7 +89,7 @@ def compare(
     failure = None
     if run or text:
         options = {"text": words, "tokenizer": tokenizer, "context": context, "chunks": chunks}
-        failure = _run(one, compared, options)
+        failure = _run(one, [found for found in compared if not found.comparison.is_apart] or compared, options)
     if page:
         _write_page(page, compared[0])
     if len(others) > 1:
@@ -194,8 +196,9 @@ def _show_ranking(compared: list[_Compared], failure: Exception | None, as_json:
     perplexity = [f"perplexity {one.perplexity_a:.4f} over {one.tokens:,} tokens" for one in [*ran.values()][:1]]
     about = [f"{safe(str(path))}: {_about_text(original)}", size_text(nbytes), f"{bits:.2f} bits per weight", *perplexity]
     covered = f"signal-to-noise ratios over the {format_count(ranking.differing, 'tensor')} that differ in some file"
+    quantized = note_on_errors({name: tensor.quantized for name, tensor in original.tensors.items() if tensor.quantized})
     rows = ranking.rows()
-    echo(", ".join(about), *([covered] if ranking.differing else []), "", *align(rows, len(rows[0]) - 1))
+    echo(", ".join(about), *filter(None, [quantized, covered if ranking.differing else ""]), "", *align(rows, len(rows[0]) - 1))
 
 
 def _print(found: _Compared, most: int | None) -> None:

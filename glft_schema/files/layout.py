@@ -80,7 +80,7 @@ def lay_out(
     if not isinstance(alignment, int) or alignment < 1:
         raise OptionError(f"expected an alignment of at least 1, found {quote(alignment)}")
     current().check("alignment", alignment, "alignment", " bytes")
-    format.struct.check_names(regions, "regions")
+    format.struct.check_names(regions, f"{format.name} regions")
     rows = [_check_row(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
     if format.has_tensors:
         regions = {"data": {}, format.table: rows, **regions}  # the table as it is: parsed rows know their text

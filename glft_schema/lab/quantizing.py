@@ -79,6 +79,8 @@ def quantize_symmetric_per_group(
 def _quantize(
     w: torch.Tensor, group: int | None, largest: int, scale_dtype: torch.dtype | None, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if not isinstance(w, torch.Tensor):
+        raise TypeError(f"expected a torch.Tensor, found {quote(w)}")
     if not w.is_floating_point() or not is_float(as_dtype(w.dtype)):
         raise TensorError(f"expected a float dtype, found {w.dtype}: exclude or convert the tensor", name)
     if scale_dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):

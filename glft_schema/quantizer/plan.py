@@ -51,7 +51,7 @@ from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.fallback_types import divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.requantizing import counted_types
+from glft_schema.weights.requantizing import note_on_errors
 from glft_schema.weights.schemes import type_named
 
 TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "f16")
@@ -174,9 +174,7 @@ class Plan:
     @property
     def warning(self) -> str:
         """A sentence if the source is quantized already, otherwise empty."""
-        if not self.quantized_before:
-            return ""
-        return f"quantized already: {counted_types(self.quantized_before)}; errors are against these, not the original weights"
+        return note_on_errors(self.quantized_before)
 
     def _display(self) -> Iterator[Part]:
         choice = f"{format_count(self.tensors, 'tensor')} and {format_count(self.by_type, 'type')} to choose from"

@@ -232,7 +232,7 @@ class Tensor:
             ValueError: if `dtype` is not a float dtype.
             OptionError: if torch cannot use the device, or is not installed.
         """
-        return self._read(self._part(...), torch_dtype(dtype), device, out)
+        return self._read(self._part(...), dtype, device, out)
 
     @outside_graphs
     def numpy(self, index: Indices = ..., dtype: Any = None) -> Array:
@@ -300,7 +300,8 @@ class Tensor:
         """Yields the values in C order as flat tensors, to process tensors larger than memory.
 
         Args:
-            numbers: target size of a chunk; weights that share a scale stay together.
+            numbers: target size of a chunk, which is whole rows, or part of a longer row; weights
+                that share a scale stay together.
 
         Raises:
             ClosedError, TruncatedError, TensorError, OptionError: as `dequantize`.
@@ -309,9 +310,9 @@ class Tensor:
             yield self._chunk(part)
 
     def arrays(self, numbers: int = CHUNK) -> Iterator[Array]:
-        """Yields the values as `chunks`, as flat arrays in the type's own dtype; see `array`."""
+        """Yields the values as flat arrays of numpy, in the dtypes of `numpy`, else as `chunks`."""
         for part in self._chunks(numbers):
-            yield self._array(part)
+            yield widen(self._array(part))
 
     @outside_graphs
     def _chunks(self, numbers: int) -> Iterator[MatrixBlock]:
@@ -347,7 +348,7 @@ class Tensor:
             IndexError: as torch does; also for a step below 1 and other kinds of index.
             ClosedError, TruncatedError, TensorError, ValueError: as `dequantize`.
         """
-        return self._read(self._part(index), torch_dtype(dtype), out=out)
+        return self._read(self._part(index), dtype, out=out)
 
     @property
     def _is_view(self) -> bool:
@@ -361,7 +362,7 @@ class Tensor:
         try:
             return dtype_in_torch(self.type.dtype)
         except OptionError as error:
-            raise OptionError(f"{error}; without torch: tensor.numpy(index=...), glft_schema.numpy") from None
+            raise OptionError(f"{error}; without torch: tensor.numpy(index=...), tensor.arrays(), glft_schema.numpy") from None
         except TypeError as error:
             raise TensorError(f"{error}: {self.type} can be read by numpy() only", self.name) from None
 
@@ -396,12 +397,12 @@ class Tensor:
     def _read(
         self,
         part: MatrixBlock,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         device: str | torch.device | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the values of a part, or `out` with them; see `dequantize` and `read`."""
-        own = self._torch_dtype
+        own, dtype = self._torch_dtype, torch_dtype(dtype)
         if out is not None:
             self.check_out(out, part.shape, dtype, device)
             dtype, device = out.dtype, out.device

@@ -148,7 +148,8 @@ def plan_conversion(
         if choices is None:
             asked = as_pairs(schemes)
             schemes = [*_types_of(checkpoint.donor, checkpoint.tensors, asked), *asked]
-            if asked and states_type is None and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
+            stale = not isinstance(entries, TypedMetadata) and FILE_TYPE in entries  # it came with other types
+            if states_type is None and (stale or (asked and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)))):
                 states_type = True
         model = checkpoint.file or checkpoint.donor
         if rules is None and not checkpoint.family and has_types(entries) and not keeps_to_rules(model, target):

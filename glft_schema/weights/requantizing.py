@@ -21,6 +21,12 @@ def counted_types(types: Mapping[str, TensorType]) -> str:
     return f"{format_count(types, 'tensor')} ({names})"
 
 
+def note_on_errors(types: Mapping[str, TensorType]) -> str:
+    """Returns what errors against quantized tensors do not cover, or an empty text without any."""
+    found = f"quantized already: {counted_types(types)}; errors are against these, not the original weights"
+    return found if types else ""
+
+
 def refusal(types: Mapping[str, TensorType]) -> str:
     """Returns the error text for quantized tensors that schemes would requantize."""
     problem = (

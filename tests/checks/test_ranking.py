@@ -46,7 +46,10 @@ def test_ratios_are_over_the_tensors_that_any_file_changes(folder: Path) -> None
             for part in ({key: found[key] - model[key] for key in "ab"}, model)
         )
         assert ranking.snr(name) == pytest.approx(10 * np.log10(signal / noise) if noise else np.inf)
-    assert ranking.rows()[:2] == [("file", "weights", "bits per weight", "SNR"), ("same.gguf", "24.58 kB", "32.00", "inf dB")]
+    assert ranking.rows()[:2] == [
+        ("file", "weights", "bits per weight", "SNR", "remark"),
+        ("same.gguf", "24.58 kB", "32.00", "inf dB", "the original's values"),
+    ]
     assert repr(ranking) == "<Ranking: 4 quantizations, the best first>"
     assert [line.split()[:3] for line in str(ranking).splitlines()[4:]] == [
         ["same.gguf", "24.58", "kB"],
@@ -66,7 +69,7 @@ def test_files_without_some_tensors_come_last(folder: Path) -> None:
     assert about == "model.gguf: GGUF, 3 tensors, 1 metadata entry, 24.58 kB, 32.00 bits per weight"
     assert covered == "signal-to-noise ratios over the 2 tensors that differ in some file"
     assert [row.split() for row in rows][1:] == [
-        ["same.gguf", "24.58", "kB", "32.00", "inf", "dB"],
+        ["same.gguf", "24.58", "kB", "32.00", "inf", "dB", "the", "original's", "values"],
         ["q4.gguf", "10.5", "kB", "13.67", snr, "dB"],
         ["part.gguf", "16.38", "kB", "32.00", "-inf", "dB", "2", "tensors", "not", "compared"],
     ]
@@ -86,7 +89,9 @@ def test_as_json(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "snr", "remark"),
     [
-        ({"x": torch.ones(8, 256)}, "", "no tensor in common"),
+        ({"x": torch.ones(8, 256)}, "", "another model"),
+        ({name: one[:4] for name, one in STATE.items()}, "", "another model"),
+        (STATE, "inf dB", "the original's values"),
         ({name: one.flip(0) for name, one in STATE.items()}, "-3.", "different weights"),
         ({name: one.double() + 1e-9 for name, one in STATE.items()}, "1", "more bits per weight than the original"),
     ],
@@ -100,6 +105,21 @@ def test_files_that_are_no_quantizations_have_a_remark(
     assert rows["other.safetensors"][3].startswith(snr)
     assert rows["other.safetensors"][4] == ranking.measures("other.safetensors")["remark"] == remark
     assert rows["q8.gguf"][4] == ""
+
+
+def test_errors_of_a_quantized_original_are_not_counted(folder: Path) -> None:
+    lines = in_this_process("compare", "q8.gguf", "q4.gguf", "model.gguf").stdout.splitlines()
+    assert lines[1] == "quantized already: 2 tensors (Q8_0); errors are against these, not the original weights"
+
+
+def test_another_model_does_not_run(tmp_path: Path) -> None:
+    """So it does not keep those after it from running."""
+    model = tiny_gguf(tmp_path, "tiny-llama")
+    glft.quantize(model, tmp_path / "q8.gguf", "Q8_0")
+    glft.save_file({"x": torch.ones(3)}, tmp_path / "other.gguf", {"general.architecture": "mamba"}, rules=())
+    done = in_this_process("compare", model, tmp_path / "other.gguf", tmp_path / "q8.gguf", "--run", "--chunks", "1")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert [(len(row.split()), row.split()[-1]) for row in done.stdout.splitlines()[4:]] == [(11, "%"), (6, "model")]
 
 
 def test_the_same_file_twice_has_one_row(folder: Path) -> None:
@@ -138,6 +158,6 @@ def test_a_model_that_does_not_run_is_ranked_by_its_weights(tmp_path: Path) -> N
     done = in_this_process("compare", model, tmp_path / "q8.gguf", other, "--run", "--chunks", "1")
     problem = f"glft: {other}: metadata -> general.architecture: expected a known architecture (llama, "
     assert (done.returncode, done.stderr.startswith(problem), done.stderr.count("\n")) == (2, True, 1)
-    assert [len(row.split()) for row in done.stdout.splitlines()[4:]] == [11, 6]
+    assert [len(row.split()) for row in done.stdout.splitlines()[4:]] == [11, 9]
     done = in_this_process("compare", model, tmp_path / "q8.gguf", other, "--run", "--chunks", "1", "--json")
     assert [next(iter(one["predictions"])) for one in json.loads(done.stdout)["ranking"]] == ["perplexity_a", "problem"]

@@ -101,7 +101,7 @@ def test_without_torch(path: Path, tmp_path: Path) -> None:
         "True x (2, 32) True",
         "this needs torch, which is not installed: pip install 'glft_schema[torch]'",
         "this needs torch, which is not installed: pip install 'glft_schema[torch]'; "
-        "without torch: tensor.numpy(index=...), glft_schema.numpy",
+        "without torch: tensor.numpy(index=...), tensor.arrays(), glft_schema.numpy",
     ]
 
 

@@ -211,6 +211,12 @@ def test_tensors_are_arrays_for_numpy(tensor: torch.Tensor, scheme: str, dtype: 
         found = np.asarray(stored)
         assert (found.shape, found.dtype) == (stored.shape, dtype)
         assert np.array_equal(found, stored.dequantize().to(torch.float64).numpy())
+        parts = [*stored.arrays(64)]
+        assert len(parts) >= len(found) // 64
+        assert (np.concatenate(parts).tolist(), {part.dtype for part in parts}) == (
+            found.reshape(-1).tolist(),
+            {np.dtype(dtype)},
+        )
         assert np.asarray(stored, np.float16).dtype == np.float16
         assert not np.shares_memory(stored.__array__(copy=True), found)
         asked = dtype if scheme in ("f32", "i32") else None

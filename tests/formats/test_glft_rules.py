@@ -59,7 +59,7 @@ AT_0 = {"name": "b", "offset": 0}
 UNBUILDABLE: list[tuple[Any, str]] = [
     ([], "expected a File or a mapping of regions, found"),
     ({"format": "GGML"}, "expected GLFT, GGUF or safetensors, found 'GGML'"),
-    ({"tensors": {}}, "expected the regions header, metadata, descriptors, data, found 'tensors'"),
+    ({"tensors": {}}, "expected the GLFT regions header, metadata, descriptors, data, found 'tensors'"),
     ({"descriptors": [{"name": "w", "dtype": 0}]}, "expected a value for 'dims', found none"),
     ({"descriptors": [["w"]]}, "descriptors -> 0: expected a mapping with the row's fields, found ['w']"),
     ({"descriptors": None}, "descriptors: expected a sequence, found None"),

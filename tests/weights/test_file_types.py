@@ -70,3 +70,11 @@ def test_a_converted_model_has_the_type_of_most_weights(
     with glft.open(tmp_path / "out.gguf") as file:
         assert file.metadata.get(KEY) == found
         assert found is None or file.metadata.type_of(KEY) == "uint32"
+
+
+def test_a_type_kept_as_text_is_not_that_of_dequantized_weights(tmp_path: Path) -> None:
+    glft.save_file(WEIGHTS, tmp_path / "m.gguf", MODEL | {KEY: 15}, schemes={"*": "q4_k"})
+    glft.convert(tmp_path / "m.gguf", tmp_path / "m.safetensors")
+    glft.convert(tmp_path / "m.safetensors", tmp_path / "out.gguf")
+    with glft.open(tmp_path / "out.gguf") as file:
+        assert ({*map(str, (tensor.type for tensor in file.tensors.values()))}, file.metadata[KEY]) == ({"F32"}, 0)
