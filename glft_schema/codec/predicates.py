@@ -21,7 +21,7 @@ from typing import Any
 
 from construct.expr import ExprMixin, FuncPath
 
-from glft_schema.codec.expressions import matches
+from glft_schema.codec.expressions import matches, outermost, read
 from glft_schema.codec.rules import Predicate
 from glft_schema.codec.text import is_utf8
 from glft_schema.errors import alternatives, quote
@@ -43,11 +43,17 @@ __all__ = [
 ]
 
 
+def _words(value: Any, show: Callable[[Any], str] = str) -> str:
+    """Returns the text of a constant or of an expression."""
+    if not isinstance(value, ExprMixin):
+        return show(value)
+    return outermost(tree) if (tree := read(value)) else str(value).replace("_(", "(")  # construct writes len_(this)
+
+
 def equals(value: Any, text: str = "", *, show: Callable[[Any], str] = quote) -> Predicate:
     """Returns the predicate of values equal to `value`, or to the number of an expression. `text`
     describes the expression; errors then have the number, too."""
-    words = show(value).replace("_(", "(") if isinstance(value, ExprMixin) else show(value)  # construct writes len_(this.x)
-    return Predicate(text or words, lambda of: of == value, show=show, number=value if text else None)
+    return Predicate(text or _words(value, show), lambda of: of == value, show=show, number=value if text else None)
 
 
 def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = quote) -> Predicate:
@@ -65,17 +71,17 @@ def one_of(*integers: int) -> Predicate:
 
 def above(bound: int) -> Predicate:
     """Returns the predicate of numbers greater than `bound`."""
-    return Predicate(f"above {bound}", lambda of: of > bound, (bound,))
+    return Predicate(f"above {_words(bound)}", lambda of: of > bound, (bound,))
 
 
 def at_least(bound: int, unit: str = "") -> Predicate:
     """Returns the predicate of numbers not less than `bound`, in a unit."""
-    return Predicate(f"at least {bound} {unit}".rstrip(), lambda of: of >= bound, (bound - 1,))
+    return Predicate(f"at least {_words(bound)} {unit}".rstrip(), lambda of: of >= bound, (bound - 1,))
 
 
 def at_most(bound: int, unit: str = "") -> Predicate:
     """Returns the predicate of numbers not greater than `bound`, in a unit."""
-    return Predicate(f"at most {bound} {unit}".rstrip(), lambda of: of <= bound, (bound + 1,))
+    return Predicate(f"at most {_words(bound)} {unit}".rstrip(), lambda of: of <= bound, (bound + 1,))
 
 
 def multiple_of(step: Any, text: str = "") -> Predicate:

@@ -21,7 +21,7 @@ import glft_schema.describe.nodes as s
 import glft_schema.testing.damage as d
 from glft_schema.codec import json_table as j
 from glft_schema.codec.context import Context, byte_order
-from glft_schema.codec.expressions import equality, read
+from glft_schema.codec.expressions import equality, fields_in, read
 from glft_schema.codec.json_text import to_json
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.metadata_rules import HasKey
@@ -40,9 +40,19 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 from glft_schema.testing.containers import Draft
 from glft_schema.testing.damage import Corruption
-from glft_schema.testing.fitting import candidates, derive, fits, holds, inner_context, with_value
+from glft_schema.testing.fitting import (
+    LONG,
+    candidates,
+    derive,
+    fits,
+    holds,
+    inner_context,
+    length_of,
+    value_so_far,
+    with_value,
+)
 from glft_schema.testing.structs import alignment_of, drawing_context
-from glft_schema.testing.values import values_of
+from glft_schema.testing.values import values_of, wrapped_values
 
 SHARED = ("dims", "dtype", "offset")  # fields that are equal in rows that share a payload
 HUGE = 1 << 31  # three such dims overflow 64 bits
@@ -167,7 +177,7 @@ class Breaker:
             return self._entries(location) if self.draft.is_metadata(region) else self._rows(location)
         if region:
             return (self.draft.replace({region: row}) for row in self._patches(location, dict(self.draft.regions[region])))
-        return self._file(check)
+        return self._file(location)
 
     def _patches(self, location: RuleLocation, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the row with values near the bounds of the rule, for which its predicate does not
@@ -176,13 +186,18 @@ class Breaker:
         required = [other for other in struct.rules if other.is_required]
         required = required[: required.index(check)] if check in required else required
         row = {**row, **_required_values(check)}
-        values = [*candidates(check, row[check.field], self.context(struct, row)), *check.broken_by]
+        value, node, context = row[check.field], struct.field(check.field).node, self.context(struct, row)
+        if isinstance(node, s.ListNode) and node.key is None:
+            value = [*value] or [self.draw(wrapped_values(node.item, context))]  # an element to repeat
+        values = [*candidates(check, value, context), *check.broken_by]
         patches = [{check.field: value} for value in values]
-        for type_ in getattr(self.draft.declared(location.region), "types", ()):  # of entries
+        for type_ in getattr(self.draft.declared(location.region), "types", ()) if location.region else ():  # of entries
             typed = [*values, *EXAMPLES] if check.field == "value" else EXAMPLES
             patches += [{"type": type_, "value": value} for value in typed if check.field in ("type", "value")]
+        compared = row.keys() & (check.needs() or ())
+        patches += [dict.fromkeys(compared, value) for value in values if len(compared) > 1 and isinstance(value, int)]
         for patch in patches:
-            changed = {**row, **patch}
+            changed = self._resized(struct, row, patch)
             context = self.context(struct, changed)
             if (
                 all(fits(part, changed[part.name], context) for part in struct.fields if part.name in changed)
@@ -190,6 +205,18 @@ class Breaker:
                 and not holds(check, context)
             ):
                 yield changed
+
+    def _resized(self, struct: s.StructOf, row: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the row with other values, and new lists and bytes if their lengths depend on
+        these."""
+        changed = {**row, **patch}
+        for part in struct.fields:
+            length = length_of(part.node)
+            if part.name in row.keys() - patch.keys() and length and patch.keys() & (fields_in(length) or ()):
+                context = self.context(struct, changed)
+                if len(changed[part.name]) != (size := value_so_far(context, length)) and size in range(LONG):
+                    changed[part.name] = self.draw(values_of(part.node, context))
+        return changed
 
     def context(self, struct: s.StructOf, row: Mapping[str, Any]) -> Any:
         """Returns the context of a Struct in the file."""
@@ -268,8 +295,9 @@ class Breaker:
         rows = draft.rows(table)
         yield draft.with_row(table, len(rows), rows[0])
 
-    def _file(self, check: Check) -> Iterator[Draft]:
+    def _file(self, location: RuleLocation) -> Iterator[Draft]:
         """Breaks a rule on a whole region."""
+        check = location.check
         name, node = check.field, self.draft.field(check.field).node
         if isinstance(node, s.PaddingNode):
             drafts = [self.draft]
@@ -291,6 +319,9 @@ class Breaker:
             yield self.append(quantized=True, empty=False).replace({name: left})
         elif name == self.table:
             yield from (self.append(gap=self.alignment, empty=empty) for empty in (True, False))
+        elif not isinstance(node, s.DerivedNode):
+            row = {**self.draft.regions, name: self.root[name]}  # which may be a count
+            yield from (self.draft.replace(changed) for changed in self._patches(location, row))
 
     # Fields
 

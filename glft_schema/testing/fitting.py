@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 import construct
+import numpy as np
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, references_in, subexpressions
@@ -34,7 +35,7 @@ LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
 
 def value_so_far(context: Context, expression: Expression) -> Any:
     """Returns the value of an expression, or None for a field that has not been drawn."""
-    with suppress(KeyError, AttributeError):
+    with suppress(KeyError, AttributeError, ArithmeticError):
         return expression(context)
     return None
 
@@ -106,10 +107,15 @@ def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
     if expression is None:
         return
     parts = list(subexpressions(expression))
-    numbers = [number for part in parts if isinstance(number := _constant(part, context), int)]
+    bounds = [_bound(part, context, check.field) for part in parts]
+    numbers = [bound for bound in bounds if isinstance(bound, int)]
     sizes = sorted({size for number in numbers for size in (number - 1, number, number + 1) if 0 <= size <= LONG})
     if isinstance(value, bool):
         yield not value
+    elif isinstance(value, np.floating):
+        with np.errstate(over="ignore"):
+            floats = [type(value)(bound) for bound in bounds if isinstance(bound, (int, np.floating))]
+        yield from (near for bound in floats for near in (bound, np.nextafter(bound, -np.inf), np.nextafter(bound, np.inf)))
     elif isinstance(value, int):
         yield from (number + step for number in numbers for step in (0, -1, 1))
         yield from (value - value % number for number in numbers if number > 0)
@@ -122,13 +128,13 @@ def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
         yield from (repeat(value, size) for size in sizes if isinstance(value, list) and value)
 
 
-def _constant(part: Expression, context: Context) -> Any:
-    """Returns the value of a constant, or of an expression on fields outside of the Struct;
+def _bound(part: Expression, context: Context, field: str) -> Any:
+    """Returns the value of a constant, or of an expression on other fields than the guarded one;
     otherwise None."""
     if isinstance(part, Constant):
         return part.value
-    is_outer = all(reference.up or reference.of_root for reference in references_in(part))
-    return value_so_far(context, part) if is_outer else None
+    is_other = all(reference.up or reference.of_root or reference.names[0] != field for reference in references_in(part))
+    return value_so_far(context, part) if is_other else None
 
 
 def resize(value: Any, size: int) -> Any:
@@ -196,6 +202,7 @@ def fits(field: Field, value: Any, context: Context) -> bool:
         return False
     at = Context(context)
     at._params = Context(context._params)  # building changes it: it sets the byte order
+    at._params.pop("findings", None)  # forged values may break rules
     at._io = Unkept()
     try:
         field.declared._build(value, at._io, at, "(drawing)")

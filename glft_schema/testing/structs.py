@@ -17,7 +17,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.metadata_rules import is_integer
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import Struct
+from glft_schema.codec.structs import Struct, unwrap
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.typed_values import Typed, ValueType
 from glft_schema.describe.nodes import (
@@ -94,6 +94,10 @@ def struct_values(draw: st.DrawFn, struct: StructOf, outer: Context, values_of: 
                 value = claim(later.node if isinstance(later, Field) else later, part, value, draw, context)
             context[part.name] = value
             drawn[part.name] = None
+    counts = [part for part in struct.fields if part.is_count]
+    counted = Context({**context, **{part.name: unwrap(part.declared).count_of(context) for part in counts}})
+    if not all(holds(check, counted) for part in counts for check in guards(part, context)):
+        reject()
     fields = {name: context[name] for name in drawn}
     if not isinstance(struct.declared, Struct):
         return Context(fields)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import struct
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
-from construct import Bytes, Const, Default, Int32ub, this
+from construct import Bytes, Const, Default, Int32ub, this, len_
 from hypothesis import given
 from hypothesis import strategies as st
 
 import glft_schema as glft
-from glft_schema.codec import Count, Numbers, Sizes, Strings, Struct, Table, Text, TypeTable, f16, i8, i32, u8, u16
+from glft_schema.codec import Count, Numbers, Sizes, Strings, Struct, Table, Text, TypeTable, f16, i8, i32, u8, u16, Rule
+from glft_schema.codec.predicates import at_least, at_most, equals, meets, one_of, pattern
 from glft_schema.describe import schema_of, write
 from glft_schema.formats import Format
-from glft_schema.testing import containers
+from glft_schema.testing import containers, corruptions, rule_ids
 from tests.formats.own_formats import registered
+from tests.fuzz.mutator import drawn
 
 
 def declared(*fields: Any) -> Format:
@@ -171,3 +175,72 @@ def test_another_constant_in_a_file_is_named() -> None:
         glft.Container.parse(b"OWN\3" + bytes(20))
     with pytest.raises(glft.FormatError, match=r"^magic: expected b'OWN', found b'OWL'"):
         SHOP.struct.parse(b"OWL" + bytes(20))
+
+
+RANGE = Struct(
+    "low" / Default(f16, 0), "high" / Default(f16, 0), "step" / Default(i32, 0),
+    Rule("range", this.high, at_least(this.low)), Rule("step", this.step, meets(this.step <= this._.stop, "at most stop")),
+)  # fmt: skip
+RULED = declared(
+    "version" / Default(u8, 1), Rule("version", this.version, one_of(1, 2)),
+    "w" / Default(u8, 0), "h" / Default(u8, 0), Rule("area", this.w * this.h, meets(this.w * this.h <= 100, "at most 100")),
+    "px" / Default(Numbers(u16, this.w * this.h), []),
+    "start" / Default(i32, 0), "stop" / Default(i32, 0), Rule("stop", this.stop, at_least(this.start)),
+    "same" / Default(i32, 0), Rule("same", this.same, equals(this.stop, "stop")),
+    "name" / Default(Text(u8), "a"), Rule("name", this.name, pattern("[a-z]+", "small letters")),
+    "n" / Count(u8, this.rows), Rule("few", this.n, at_most(3)), "rows" / Default(Table(this.n, RANGE), []),
+    "m" / Count(u8, this.texts), "texts" / Default(Strings(u8, this.m), []), Rule("texts", len_(this.texts), at_most(2)),
+)  # fmt: skip
+IS_BROKEN = {  # by the id of each rule, of the values that `values_of_ruled` reads
+    "version": lambda it: it["version"] not in (1, 2),
+    "area": lambda it: it["w"] * it["h"] > 100,
+    "stop": lambda it: it["stop"] < it["start"],
+    "same": lambda it: it["same"] != it["stop"],
+    "name": lambda it: not (it["name"].isascii() and it["name"].isalpha() and it["name"].islower()),
+    "few": lambda it: it["n"] > 3,
+    "range": lambda it: any(not high >= low for low, high, _ in it["rows"]),
+    "step": lambda it: any(step > it["stop"] for _, _, step in it["rows"]),
+    "texts": lambda it: it["m"] > 2,
+}
+
+
+def values_of_ruled(stored: bytes) -> dict[str, Any]:
+    """Reads a file of `RULED` by `struct`."""
+    version, w, h = stored[3:6]
+    at = 6 + 2 * w * h
+    start, stop, same, length = struct.unpack_from("<iiiB", stored, at)
+    name, at = stored[at + 13 : at + 13 + length], at + 13 + length
+    n, rows = stored[at], at + 1
+    texts = rows + 8 * n
+    read = {"version": version, "w": w, "h": h, "start": start, "stop": stop, "same": same, "n": n, "m": stored[texts]}
+    return {**read, "name": name.decode("latin-1"), "rows": [*struct.iter_unpack("<eei", stored[rows:texts])]}
+
+
+@pytest.mark.parametrize("values", [{}, {"w": 2, "h": 1, "px": [1, 2], "rows": [{"low": -70, "high": 9000}], "texts": ["a"]}])
+def test_every_rule_is_broken_on_root_regions_and_between_two_fields(values: dict[str, Any]) -> None:
+    """In most examples, alone, and as a reader of its own finds."""
+    stored, random = built(RULED, **values), Random(0)
+    with registered(RULED):
+        assert rule_ids(RULED) == list(IS_BROKEN)
+        for rule, is_broken in IS_BROKEN.items():
+            made = [one for _ in range(10) if (one := drawn(corruptions(stored, rule), random))]
+            assert len(made) > 5, rule
+            for one in made:
+                assert is_broken(values_of_ruled(one.stored)), rule
+                assert (one.problem(), one.rule, one.reported) == (None, rule, rule)
+
+
+def test_rules_between_fields_name_the_other_one_in_documents_and_errors() -> None:
+    markdown = write(schema_of(RULED), "markdown")
+    assert "- `stop`: at least start (`stop`, required)" in markdown
+    assert "- `high`: at least low (`range`, required)" in markdown
+    assert equals(len_(this.names)).text == "len(names)"
+    assert equals(this.other).text == "other"
+    with pytest.raises(glft.FormatError, match=r"^stop: expected at least start, found 4$"):
+        built(RULED, start=5, stop=4)
+
+
+@given(data=st.data())
+def test_drawn_files_keep_rules_between_fields(data: st.DataObject) -> None:
+    found = values_of_ruled(data.draw(containers(RULED)))
+    assert not [rule for rule, is_broken in IS_BROKEN.items() if is_broken(found)]
