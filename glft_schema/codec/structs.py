@@ -21,7 +21,7 @@ import construct
 
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import Reference, as_expression, field_path, fields_in
+from glft_schema.codec.expressions import Reference, as_expression, field_path, fields_in, outermost, read, references_in
 from glft_schema.codec.records import Record, record_class
 from glft_schema.codec.rules import ALL_BITS, Check, Fault
 from glft_schema.codec.trace import Trace, without_root
@@ -307,7 +307,8 @@ def check_length(counted: Any, values: Any, unit: str, context: Context, path: s
     check_list(values, unit, path)
     with suppress(KeyError, AttributeError):
         if len(values) != (count := counted(context)) and not context._params.get("forging", False):
-            raise FormatError(f"expected {count} {unit}, found {len(values)}", path)
+            by = f", the value of {outermost(counted)}" if references_in(counted) and read(counted) else ""
+            raise FormatError(f"expected {count} {unit}{by}, found {len(values)}", path)
 
 
 class Padding(construct.Construct):

@@ -21,6 +21,7 @@ from glft_schema.codec.text import Text
 from glft_schema.codec.trace import Trace, without_root
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, LimitError, one_line, quote
+from glft_schema.formats.declared import mistakes
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
@@ -41,6 +42,8 @@ def first_fault(format: Format) -> str | None:
     for name, expected, holds in _requirements(format):
         if not holds:
             return f"{name}: expected {expected}"
+    for path, expected in mistakes(format.struct):
+        return f"{path}: expected {expected}"
     try:
         with Limits(**DEFAULTS):
             if format.sniff:

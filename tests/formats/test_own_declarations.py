@@ -8,12 +8,31 @@ from typing import Any
 
 import numpy as np
 import pytest
-from construct import Bytes, Const, Default, Int32ub, this, len_
+from construct import Bytes, Const, Default, Int32ub, PrefixedArray, Switch, len_, this
 from hypothesis import given
 from hypothesis import strategies as st
 
 import glft_schema as glft
-from glft_schema.codec import Count, Numbers, Sizes, Strings, Struct, Table, Text, TypeTable, f16, i8, i32, u8, u16, Rule
+from glft_schema.codec import (
+    ByteOrderOf,
+    Count,
+    Numbers,
+    Picked,
+    Rule,
+    Sizes,
+    Strings,
+    Struct,
+    Table,
+    Text,
+    TypeTable,
+    f16,
+    i8,
+    i32,
+    u8,
+    u16,
+    u32,
+)
+from glft_schema.codec.context import BIG
 from glft_schema.codec.predicates import at_least, at_most, equals, meets, one_of, pattern
 from glft_schema.describe import schema_of, write
 from glft_schema.formats import Format
@@ -24,6 +43,60 @@ from tests.fuzz.mutator import drawn
 
 def declared(*fields: Any) -> Format:
     return Format("own", (b"OWN",), TypeTable("own", {}), Struct("magic" / Const(b"OWN"), *fields), endings=(".own",))
+
+
+CELL = Struct("a" / u8, "b" / u8)
+CELLS = "n" / Count(u8, this.cells), "cells" / Table(this.n, CELL)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (("n" / Count(u8, this.rowz), CELLS[1]), "n: expected the name of a field, found 'rowz'"),
+        (("n" / Count(u8, this.cell), CELLS[1]), "n: expected the name of a field, found 'cell'; did you mean 'cells'\\?"),
+        ((CELLS[0], "cells" / Table(this.x, CELL)), "cells: expected the name of a field, found 'x'"),
+        ((*CELLS, Rule("own-x", this.b, equals(0))), "rule 'own-x': expected the name of a field, found 'b'"),
+        ((*CELLS, Rule("own-x", this.n, equals(0), when=this.v == 1)), "rule 'own-x': expected the name of a field, found 'v'"),
+        (
+            (CELLS[0], "cells" / Table(this.n, Struct("a" / u8, Rule("own-x", this.a, meets(this.a < this._.x, "less"))))),
+            "cells -> rule 'own-x': expected the name of a field, found 'x'",
+        ),
+        (
+            ("head" / Struct("k" / u8), "v" / Switch(this.head.key, {0: u8}, u16)),
+            "v: expected the name of a field, found 'key'",
+        ),
+        (
+            ("n" / u8, Rule("own-x", this.n, at_most(1)), Rule("own-x", this.n, at_least(1))),
+            "rule 'own-x': expected another id, which no other rule of the format has",
+        ),
+        (
+            ("n" / u8, "name" / Text(u16), "order" / ByteOrderOf(BIG), "m" / u32),
+            "order: expected its place before name, the first number of several bytes",
+        ),
+        (
+            ("head" / Struct("v" / Picked(this._.magic == b"", u8, u32)), "order" / ByteOrderOf(u32), "m" / u32),
+            "order: expected its place before head -> v, the first number of several bytes",
+        ),
+    ],
+)
+def test_declarations_that_cannot_work_are_refused(fields: tuple[Any, ...], problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^own: {problem}$"), registered(declared(*fields)):
+        pass
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("n" / u8, "order" / ByteOrderOf(BIG), *CELLS[1:]),
+        ("w" / u8, "h" / u8, "area" / Count(u16, this.w * this.h), "px" / Numbers(u8, this.area)),
+        ("head" / Struct("n" / Count(u8, this._.cells)), "cells" / Table(this._root.head.n, CELL)),
+        ("one" / CELL, "two" / CELL, "all" / PrefixedArray(u8, Struct("k" / u8, "v" / Bytes(this._._.one.a)))),
+        ("kind" / u8, "v" / Switch(this.kind, {0: Struct("a" / u8, "b" / Bytes(this.a + this._.kind))})),
+    ],
+)
+def test_declarations_with_other_paths_and_shared_parts_are_registered(fields: tuple[Any, ...]) -> None:
+    with registered(declared(*fields)):
+        pass
 
 
 def built(format: Format, **values: Any) -> bytes:
@@ -42,10 +115,10 @@ ROWS = declared("n" / u8, "rows" / Table(this.n, Struct("px" / Numbers(f16, 2)))
     [
         (PAIR, {"px": [1]}, "px: expected 2 numbers, found 1"),
         (PAIR, {"px": np.zeros(3, np.int32)}, "px: expected 2 numbers, found 3"),
-        (WIDE, {"w": 2, "h": 2, "px": [1, 2, 3]}, "px: expected 4 numbers, found 3"),
-        (WIDE, {"w": 2, "h": 2}, "px: expected 4 numbers, found 0"),
-        (NAMES, {"names": ["a"]}, "names: expected 2 strings, found 1"),
-        (ROWS, {"n": 5, "rows": [{"px": [1, 2]}]}, "rows: expected 5 rows, found 1"),
+        (WIDE, {"w": 2, "h": 2, "px": [1, 2, 3]}, "px: expected 4 numbers, the value of w \\* h, found 3"),
+        (WIDE, {"w": 2, "h": 2}, "px: expected 4 numbers, the value of w \\* h, found 0"),
+        (NAMES, {"names": ["a"]}, "names: expected 2 strings, the value of w, found 1"),
+        (ROWS, {"n": 5, "rows": [{"px": [1, 2]}]}, "rows: expected 5 rows, the value of n, found 1"),
         (ROWS, {"n": 1, "rows": [{"px": [1, 2, 3]}]}, "rows -> 0 -> px: expected 2 numbers, found 3"),
     ],
 )

@@ -291,7 +291,8 @@ def rows(**changes: Any) -> dict[str, Any]:
 
 def regions(*more: Any, **added: Any) -> dict[str, Any]:
     """Returns regions, with others before the payloads."""
-    header = Struct("magic" / Const(b"OWN"), "n" / Count(u32, this._.rows), "n_kv" / Count(u32, this._.metadata))
+    counts = ["n_kv" / Count(u32, this._.metadata)] if "metadata" in added else []
+    header = Struct("magic" / Const(b"OWN"), "n" / Count(u32, this._.rows), *counts)
     others = [name / field for name, field in added.items()]
     parts = ["header" / header, *others, "rows" / Table(this.header.n, Row), "data" / TensorData("rows"), *more]
     return {"regions": parts}
@@ -384,17 +385,21 @@ MISTAKES = [
      "own: magics: a trial fails: expected the start of its files, b'OWN\\x00\\x00\\x00\\x00', found (b'ABC',)"),
     *(({"header": Struct("magic" / Const(b"OWN"), "n" / count)},
        f"own: rows: a trial fails: expected ['w'], as built, found []: {COUNTED}")
-      for count in (u8, Count(u32, this._.tensors), Count(u32, this._._.rows), Count(u32, this._root.tensors))),
-    ({"header": Struct("magic" / Const(b"OWN"), "m" / u8)}, "own: rows: a trial raises KeyError: 'n'"),
+      for count in (u8, Count(u32, this._._.rows))),
+    *(({"header": Struct("magic" / Const(b"OWN"), "n" / count)},
+       "own: header -> n: expected the name of a field, found 'tensors'")
+      for count in (Count(u32, this._.tensors), Count(u32, this._root.tensors))),
+    ({"header": Struct("magic" / Const(b"OWN"), "m" / u8)}, "own: rows: expected the name of a field, found 'n'"),
     ({**header("size" / Count(u32, this._.metadata)), "metadata": KeyValueLines(this.header.size)},
      "own: metadata -> line 1: a trial fails: expected key=value, found b'k'"),
-    *(({**header("size" / size), "metadata": KeyValueLines(this.header.size)},
-       f"own: metadata: a trial fails: expected {{'k': 'v'}}, as built, found {{}}: {COUNTED}")
-      for size in (u8, Count(u8, nbytes_of_lines(this._.meta)))),
+    ({**header("size" / u8), "metadata": KeyValueLines(this.header.size)},
+     f"own: metadata: a trial fails: expected {{'k': 'v'}}, as built, found {{}}: {COUNTED}"),
+    ({**header("size" / Count(u8, nbytes_of_lines(this._.meta))), "metadata": KeyValueLines(this.header.size)},
+     "own: header -> size: expected the name of a field, found 'meta'; did you mean 'metadata'?"),
     (header(Rule("own-version", this.version, equals(1))),
-     "own: header: a trial raises KeyError: 'version'"),
+     "own: header -> rule 'own-version': expected the name of a field, found 'version'"),
     (regions(NamesOnce("q2", "infos"), metadata=KeyValueLines(3)),
-     "own: a trial raises KeyError: 'infos'"),
+     "own: rule 'q2': expected the name of a field, found 'infos'"),
     (rows(dims=u32[4]),
      "own: rows -> 0 -> dims: a trial fails: expected a numpy array or torch tensor, found [1, 1]"),
     (rows(offset=f64),
