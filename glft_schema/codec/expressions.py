@@ -308,6 +308,11 @@ def is_condition(expression: Expression) -> bool:
     )
 
 
+def as_condition(expression: Expression) -> Expression:
+    """Returns a condition unchanged, and of a number the condition that it is not 0."""
+    return expression if is_condition(expression) else Operation("!=", expression, Constant(0))
+
+
 def equality(given: Any) -> tuple[str, Any] | None:
     """Returns field and constant of ``this.field == constant``; None for anything else."""
     match as_expression(given):

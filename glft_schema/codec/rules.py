@@ -24,6 +24,7 @@ from glft_schema.codec.expressions import (
     FunctionCall,
     Operation,
     Reference,
+    as_condition,
     as_expression,
     equality,
     field_of,
@@ -243,8 +244,7 @@ class Rule(Check):
     @property
     def implication(self) -> Expression:
         """The condition of all files: that the rule does not apply, or its condition."""
-        condition = self.condition if is_condition(self.condition) else Operation("!=", self.condition, Constant(0))
-        return self.condition if self.when is None else Operation("|", _negated(self.when), condition)
+        return self.condition if self.when is None else Operation("|", _negated(self.when), as_condition(self.condition))
 
     @property
     def holds(self) -> Expression | None:

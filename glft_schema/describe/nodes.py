@@ -477,12 +477,9 @@ def refs(node: Node) -> Iterator[str]:
 
 
 def choose(node: EitherNode | SwitchNode, context: Any) -> Node:
-    """Returns the alternative that applies in a context. Raises KeyError if there is none."""
+    """Returns the alternative that applies in a context; of no case, a node without bytes."""
     if isinstance(node, EitherNode):
         return node.then if node.condition(context) else node.otherwise
     value = node.on(context)
     code = getattr(value, "code", value)
-    node_of_case = next((case.node for case in node.cases if case.code == code), node.default)
-    if node_of_case is None:
-        raise KeyError(code)
-    return node_of_case
+    return next((case.node for case in node.cases if case.code == code), node.default or DerivedNode(None))

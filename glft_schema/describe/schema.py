@@ -17,7 +17,7 @@ import construct
 import glft_schema.describe.nodes as s
 from glft_schema.codec import arrays, json_table, numbers, structs, tables, type_codes
 from glft_schema.codec import text as codec_text
-from glft_schema.codec.expressions import Constant, Expression, Operation, read
+from glft_schema.codec.expressions import Expression, as_condition, read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.rules import Check, Fault
@@ -209,7 +209,7 @@ NODES: dict[Any, Read] = {
     arrays.Strings:  lambda it, of: s.ListNode(tree_of(it.count), s.TextNode(of(it.length))),
     numbers.Sizes:   lambda it, of: s.CountedNode(of(it.count), of(it.size)),
 
-    construct.IfThenElse: lambda it, of: s.SwitchNode(Operation("!=", tree_of(it.condfunc), Constant(0)), (
+    construct.IfThenElse: lambda it, of: s.SwitchNode(as_condition(tree_of(it.condfunc)), (
         SwitchCase("true", 1, of(it.thensubcon)),
         SwitchCase("false", 0, of(it.elsesubcon)),
     )),

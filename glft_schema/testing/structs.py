@@ -26,6 +26,7 @@ from glft_schema.describe.nodes import (
     Node,
     PayloadsNode,
     StructOf,
+    SwitchNode,
     TextNode,
 )
 from glft_schema.describe.schema import rows_of
@@ -112,6 +113,8 @@ def field_values(part: Field, context: Context, values_of: ValuesOf) -> st.Searc
         alphabet = st.characters(codec=part.node.encoding) if isinstance(part.node, TextNode) else None
         texts = st.from_regex(pattern, fullmatch=True, alphabet=alphabet)
         values = texts.filter(lambda text: fits(part, text, context))
+    if isinstance(part.node, SwitchNode) and part.node.wrappers:  # a default need not fit each case
+        values = values.filter(lambda value: fits(part, value, context))
     outermost = context
     while "_declared" in outermost.get("_", {}):
         outermost = outermost["_"]

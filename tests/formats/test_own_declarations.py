@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from construct import Bytes, Const, Default, Int32ub, PrefixedArray, Switch, len_, this
+from construct import Bytes, Const, Default, If, IfThenElse, Int32ub, PrefixedArray, Switch, len_, this
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,8 +35,9 @@ from glft_schema.codec import (
 from glft_schema.codec.context import BIG
 from glft_schema.codec.predicates import at_least, at_most, equals, meets, one_of, pattern
 from glft_schema.describe import schema_of, write
+from glft_schema.errors import UnsupportedError
 from glft_schema.formats import Format
-from glft_schema.testing import containers, corruptions, rule_ids
+from glft_schema.testing import containers, corruptions, fuzz, rule_ids
 from tests.formats.own_formats import registered
 from tests.fuzz.mutator import drawn
 
@@ -317,3 +318,38 @@ def test_rules_between_fields_name_the_other_one_in_documents_and_errors() -> No
 def test_drawn_files_keep_rules_between_fields(data: st.DataObject) -> None:
     found = values_of_ruled(data.draw(containers(RULED)))
     assert not [rule for rule, is_broken in IS_BROKEN.items() if is_broken(found)]
+
+
+@pytest.mark.parametrize(
+    ("x", "size", "markdown", "kaitai"),
+    [
+        (Switch(this.v, {1: u16, 2: u32}), {1: 2, 2: 4}, "depends on `v`", None),
+        (Default(Switch(this.v, {1: u16, 2: u32}), 0), {1: 2, 2: 4}, "depends on `v`", None),
+        (Default(If(this.v == 2, u32), None), {2: 4}, "depends on `v == 2`", "x: Kaitai Struct has no path to (v == 2)"),
+        (If(this.v & 2, u8), {2: 1, 3: 1}, "depends on `(v & 2) != 0`", "x: Kaitai Struct has no path to ((v & 2) != 0)"),
+        (
+            IfThenElse(this.v > 3, u8, u32),
+            {0: 4, 1: 4, 2: 4, 3: 4},
+            "depends on `v > 3`",
+            "x: Kaitai Struct has no path to (v > 3)",
+        ),
+    ],
+)
+def test_fields_that_depend_on_others(x: Any, size: dict[int, int], markdown: str, kaitai: str | None) -> None:
+    """`size` has the bytes of `x` for each of the versions up to 3; 0 by default."""
+    format = declared("v" / u8 * "version", Rule("v", this.v, at_most(3)), "x" / x * "it", "end" / Const(b"E") * "end")
+    for version in range(4):
+        stored = b"OWN" + bytes([version, *bytes(size.get(version, 0))]) + b"E"
+        with registered(format):
+            assert glft.Container.build(glft.Container.parse(stored)) == stored
+    seen = {stored[3]: len(stored) - 5 for stored in filter(None, (drawn(containers(format), Random(i)) for i in range(40)))}
+    assert seen == {version: size.get(version, 0) for version in range(4)}
+    with registered(format):
+        assert fuzz(format, 20).failure is None
+    assert f"| {markdown} | it" in write(schema_of(format), "markdown")
+    if kaitai is None:
+        write(schema_of(format), "kaitai")
+        return
+    with pytest.raises(UnsupportedError) as caught:
+        write(schema_of(format), "kaitai")
+    assert str(caught.value) == kaitai

@@ -15,10 +15,12 @@ from typing import Any
 import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Reversed
 from glft_schema.codec.rules import Check
+from glft_schema.codec.trace import STEP
 from glft_schema.describe.kaitai.expressions import Location, references
 from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.kaitai.table_rows import with_lookup, with_payload
 from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, times
+from glft_schema.describe.schema import UndescribedError
 from glft_schema.describe.sentences import condition_of, origin, rule_text, rules_of_no_field
 from glft_schema.errors import UnsupportedError, without_controls
 
@@ -149,7 +151,10 @@ def _struct(types: Types, name: str) -> Attr:
     seq = [_check(rule, text) for rule, text, after in checks if after is None]
     for part in struct.fields:
         about = [*filter(None, [part.doc]), *map(rule_text, part.rules)]
-        attrs, computed = _field(types, part, at)
+        try:
+            attrs, computed = _field(types, part, at)
+        except UnsupportedError as error:
+            raise UndescribedError(part.name if name == types.root else f"{name}{STEP}{part.name}", error) from None
         if not attrs and not computed:  # no bytes and no expression
             doc.append(f"{part.name}: {' '.join(about)}")
         checks_here = [(rule, text) for rule, text, after in checks if after is part]
