@@ -25,13 +25,11 @@ def parts_of(declared: Any, path: str = "", outer: tuple[construct.Struct, ...] 
     it, innermost first. The parts of construct's other groups are left out."""
     path = STEP.join(filter(None, (path, getattr(declared, "name", None))))
     yield path, (declared := unwrap(declared)), outer
-    if isinstance(declared, construct.Struct):
-        inner, parts = (declared, *outer), declared.subcons
-    else:
-        inner, parts = outer, [*vars(declared).values(), *getattr(declared, "cases", {}).values()]
-        parts = [part for part in parts if isinstance(part, construct.Construct) and not isinstance(part, Check)]
+    is_struct = isinstance(declared, construct.Struct)
+    parts = declared.subcons if is_struct else [*vars(declared).values(), *getattr(declared, "cases", {}).values()]
     for part in parts:
-        yield from parts_of(part, path, inner)
+        if isinstance(part, construct.Construct) and (is_struct or not isinstance(part, Check)):
+            yield from parts_of(part, path, (declared, *outer) if is_struct else outer)
 
 
 def mistakes(declared: construct.Struct) -> Iterator[tuple[str, str]]:

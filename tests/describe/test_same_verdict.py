@@ -241,6 +241,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "type":             (False, "a" / TypeCode(u8, TYPES), Rule("r", this.a, differs_from(TYPES["word"], "byte"))),
     "type in two widths": (True, A, "b" / TypeCode(Picked(this.a & 1, u8, u16), TYPES), Rule("r", this.a, at_most(3))),
     "value of a type":  (True,  A, "b" / Switch(this.a, {1: u8, 2: u16}), Rule("r", this.b, at_most(2), when=this.a == 1)),
+    "value of other types": (True, A, "b" / Switch(this.a, {1: u8}, u16), "c" / u8, Rule("r", this.c, at_most(2))),
     "field in a struct": (True, "a" / Struct("x" / u8), Rule("r", this.a.x, at_most(1))),
 }
 # fmt: on

@@ -101,8 +101,9 @@ class Types:
                 path, part, _ = self.expressions.find(node.on, at)
                 table = part.node.table if isinstance(part.node, s.CodeNode) else None
                 constants = [self.constant(table, case.code) if table else str(case.code) for case in node.cases]
-                types = [self._case(case, at) for case in node.cases]
-                return {"type": {"switch-on": path, "cases": dict(zip(constants, types, strict=True))}}
+                cases = dict(zip(constants, (self._case(case, at) for case in node.cases), strict=True))
+                other = {"_": self._case(s.SwitchCase("other", 0, node.default), at)} if node.default else {}
+                return {"type": {"switch-on": path, "cases": cases | other}}
         return {"type": self._wrap(node, at, "value")}
 
     def _case(self, case: s.SwitchCase, at: Location) -> str:
@@ -237,4 +238,4 @@ def times(count: str) -> Attr:
 def _common_count(node: s.SwitchNode) -> Expression | None:
     """Returns the count of the lists in all cases if it is the same, else None."""
     counts = {case.node.count if isinstance(case.node, s.ListNode) else None for case in node.cases}
-    return counts.pop() if len(counts) == 1 else None
+    return counts.pop() if len(counts) == 1 and not node.default else None
