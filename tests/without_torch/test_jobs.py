@@ -21,7 +21,7 @@ BLOCKED = "import sys; sys.modules['torch'] = None\n"
 COMMAND = f"{BLOCKED}from glft_schema.cli import main; main()"
 METADATA = {"general.architecture": "toy", "toy.block_count": 1, "tokenizer.ggml.tokens": ["a", "b"]}
 NEEDS_TORCH = "this needs torch, which is not installed: pip install 'glft_schema[torch]'\n"
-ADVICE = "; without torch: tensor.numpy(index=...), glft_schema.numpy"
+ADVICE = "; without torch: tensor.numpy(index=...), tensor.arrays(), glft_schema.numpy"
 
 
 def run(*arguments: object, program: str = COMMAND) -> tuple[int, str, str]:
