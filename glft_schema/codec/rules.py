@@ -8,7 +8,7 @@ building a file for their rule sets. What a construct refuses by itself is a `Fa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -265,6 +265,8 @@ class Rule(Check):
             found = self.computed(context)
         else:
             found = context[self.field] if self.field in context else context._params[self.field]
+            if isinstance(found, list) and any(isinstance(row, Mapping) for row in found[:1]):  # of a table
+                found = len(found)
         number = "" if self.must.number is None else f", {self.must.number(context)}"
         problem = f"expected {self.expected}{number}, found {self.must.show(found)}"
         self.report(context, problem, f"{path} -> {self.field}")

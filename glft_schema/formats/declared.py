@@ -12,11 +12,12 @@ from construct.expr import ExprMixin
 from glft_schema.codec.expressions import Expression, Reference, references_in
 from glft_schema.codec.numbers import ByteOrderOf, Number
 from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import member, unwrap
+from glft_schema.codec.structs import Count, member, unwrap
 from glft_schema.codec.trace import STEP
 from glft_schema.errors import quote
 from glft_schema.words import suggestion
 
+LATER = (Check, Count, construct.Default)  # refer to fields before or after them
 Part = tuple[str, Any, tuple[construct.Struct, ...]]
 
 
@@ -49,6 +50,15 @@ def mistakes(declared: construct.Struct) -> Iterator[tuple[str, str]]:
         for reference in (*guarded, *(found for value in given for found in references_in(value))):
             if unknown := _unknown(reference, outer):
                 yield path, f"the name of a field, found {unknown}"
+            elif not isinstance(part, LATER) and reference.names and _is_later(reference, outer, path.rpartition(STEP)[2]):
+                yield path, f"its place after {reference.names[0]}"
+
+
+def _is_later(reference: Reference, outer: tuple[construct.Struct, ...], name: str) -> bool:
+    """Returns whether a field of the innermost Struct refers to a later one, or to itself."""
+    names = [part.name for part in outer[0].subcons] if outer else []
+    is_inside = not (reference.up or reference.of_root or reference.of_params)
+    return is_inside and {name, reference.names[0]} <= {*names} and names.index(name) <= names.index(reference.names[0])
 
 
 def _unknown(reference: Reference, outer: tuple[construct.Struct, ...]) -> str:

@@ -54,6 +54,8 @@ CELLS = "n" / Count(u8, this.cells), "cells" / Table(this.n, CELL)
     ("fields", "problem"),
     [
         (("n" / Count(u8, this.rowz), CELLS[1]), "n: expected the name of a field, found 'rowz'"),
+        (CELLS[::-1], "cells: expected its place after n"),
+        (("x" / Default(If(this.w >= 2, u8), None), "w" / Default(u8, 1)), "x: expected its place after w"),
         (("n" / Count(u8, this.cell), CELLS[1]), "n: expected the name of a field, found 'cell'; did you mean 'cells'\\?"),
         ((CELLS[0], "cells" / Table(this.x, CELL)), "cells: expected the name of a field, found 'x'"),
         ((*CELLS, Rule("own-x", this.b, equals(0))), "rule 'own-x': expected the name of a field, found 'b'"),
@@ -242,6 +244,12 @@ def test_texts_as_long_as_their_prefix_allows_and_right_counts_are_built() -> No
     assert Struct("t" / Text(i8)).build({"t": "a" * 127})[0] == 127
     with pytest.raises(glft.FormatError, match=r"^t: expected at most 127 bytes, found 128$"):
         Struct("t" / Text(i8)).build({"t": "a" * 128})
+
+
+def test_rules_on_the_length_of_a_table_show_it() -> None:
+    counted = declared(*CELLS, Rule("few", len_(this.cells), at_most(1, "cells")))
+    with pytest.raises(glft.FormatError, match=r"^cells: expected at most 1 cells, found 2$"):
+        built(counted, cells=[{"a": 1, "b": 2}] * 2)
 
 
 def test_another_constant_in_a_file_is_named() -> None:
