@@ -331,7 +331,7 @@ class _Header(NodeWords):
             for member in run:
                 lines.append(f"    {member.name}: {self.words_after_count(member)}. {member.doc}")
                 lines += [f"        {rule_text(rule)}" for rule in member.rules]
-                if isinstance(member.node, s.SwitchNode):
+                if isinstance(member.node, s.SwitchNode) and member.node.is_of_types:
                     lines += [f"        {case.name}: {self.words(case.node)}" for case in member.node.cases]
         self.comment(*lines, *(f"    {rule_text(rule)}" for rule in rules_of_no_field(struct)))
         self.write("")

@@ -64,7 +64,7 @@ KINDS: dict[type, tuple[str, str]] = {
     s.ArrayNode: ("numbers", "dims item"),
     s.EitherNode: ("either", "condition then otherwise"),
     s.CodeNode: ("code", "table number"),
-    s.SwitchNode: ("switch", "on cases"),
+    s.SwitchNode: ("switch", "on cases default"),
     s.RefNode: ("struct", "name=struct"),
     s.LinesNode: ("lines", "size=length"),
     s.JsonTableNode: ("json_table", "size=length item reserved"),

@@ -158,7 +158,10 @@ class CodeNode(Declared):
 
 @dataclass(frozen=True)
 class SwitchCase:
-    """A case of a `SwitchNode`: the node for the type `name`, which is `code` on disk."""
+    """A case of a `SwitchNode`: the node for the value `name`, which is `code` on disk.
+
+    The two differ if it is a type. `code` is True for a condition that holds.
+    """
 
     name: str
     code: int
@@ -167,11 +170,21 @@ class SwitchCase:
 
 @dataclass(frozen=True)
 class SwitchNode(Declared):
-    """One of several nodes, selected by an earlier field; `default` for other values, if any."""
+    """One of several nodes, selected by an expression; `default` for other values, or no bytes."""
 
     on: Expression
     cases: tuple[SwitchCase, ...]
     default: Node | None = None
+
+    @property
+    def is_of_types(self) -> bool:
+        """Whether the cases are types, which have codes."""
+        return any(case.name != str(case.code) for case in self.cases)
+
+    @property
+    def alternatives(self) -> list[Node]:
+        """The nodes of all cases, and the default."""
+        return [*(case.node for case in self.cases), *filter(None, [self.default])]
 
 
 @dataclass(frozen=True)

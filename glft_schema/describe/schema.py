@@ -209,10 +209,8 @@ NODES: dict[Any, Read] = {
     arrays.Strings:  lambda it, of: s.ListNode(tree_of(it.count), s.TextNode(of(it.length))),
     numbers.Sizes:   lambda it, of: s.CountedNode(of(it.count), of(it.size)),
 
-    construct.IfThenElse: lambda it, of: s.SwitchNode(as_condition(tree_of(it.condfunc)), (
-        SwitchCase("true", 1, of(it.thensubcon)),
-        SwitchCase("false", 0, of(it.elsesubcon)),
-    )),
+    construct.IfThenElse: lambda it, of: _switch(as_condition(tree_of(it.condfunc)), {True: it.thensubcon}, it.elsesubcon, of),
+    construct.Switch:     lambda it, of: _switch(tree_of(it.keyfunc), it.cases, it.default, of),
 
     structs.Derived:      lambda it, of: s.DerivedNode(read(it.of), it.of),
     construct.Computed:   lambda it, of: s.DerivedNode(read(it.func), partial(construct.evaluate, it.func)),
@@ -226,6 +224,13 @@ NODES: dict[Any, Read] = {
     TensorData:          lambda it, of: s.PayloadsNode(it.table, read(it.padded_to)),
 }
 # fmt: on
+
+
+def _switch(on: Expression, cases: Mapping[Any, Any], default: Any, of: Callable[[Any], Node]) -> Node:
+    other = None if default is construct.Pass else of(default)
+    stored = {key: case for key, case in cases.items() if other or case is not construct.Pass}
+    named = [SwitchCase(str(key), getattr(key, "code", key), of(case)) for key, case in stored.items()]
+    return s.SwitchNode(on, tuple(named), other)
 
 
 def _register(declared: Any, read: Read) -> None:
@@ -270,14 +275,6 @@ def _(declared: KeyValues, schema: Schema, name: str) -> Node:
     schema.structs[struct.name] = replace(struct, rules=(declared.once, *struct.rules))
     rows = replace(rows, key=declared.once.field, value="value", once=declared.once)
     return wrap(rows, decode=lambda stored, *_: declared.of_rows(stored))
-
-
-@node_of.register(construct.Switch)
-def _(declared: construct.Switch, schema: Schema, name: str) -> Node:
-    cases: Mapping[Any, construct.Construct] = declared.cases
-    named = [SwitchCase(str(key), getattr(key, "code", key), node_of(case, schema, name)) for key, case in cases.items()]
-    default = None if declared.default is construct.Pass else node_of(declared.default, schema, name)
-    return s.SwitchNode(tree_of(declared.keyfunc), tuple(named), default)
 
 
 def tree_of(expression: Any) -> Expression:

@@ -10,7 +10,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import count, islice
@@ -19,7 +19,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from construct import Bytes, BytesInteger, Switch, len_, this
+from construct import Array, Bytes, BytesInteger, Const, Default, If, IfThenElse, Pass, Switch, len_, this
 
 from glft_schema import Container, FormatError
 from glft_schema.codec import (
@@ -36,9 +36,10 @@ from glft_schema.codec import (
     i16,
     u8,
     u16,
+    u32,
 )
 from glft_schema.codec.expressions import matches, nbytes_, reverse_
-from glft_schema.codec.predicates import above, at_most, differs_from, equals, meets
+from glft_schema.codec.predicates import above, at_least, at_most, differs_from, equals, meets
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.trace import STEP
 from glft_schema.describe import as_data, schema_of, write
@@ -52,11 +53,13 @@ from glft_schema.testing import containers, corruptions
 from glft_schema.testing.corruption import distinct_rules, rule_locations
 from tests.describe.test_c_header import header_of, run, structs_of
 from tests.formats.own_formats import OWN, registered
+from tests.formats.test_own_declarations import declared
 from tests.formats.test_plain_formats import SCENE, TEXTURED, VALUES
 from tests.fuzz.mutator import drawn
 from tests.oracles.kaitai_readers import compiled, installed, python_reader
 from tests.testing.test_corruptions import TOO_LARGE
 from tests.tools.depth import FULL
+from tests.tools.npm import node
 
 FORMATS = {format.name: format for format in (GLFT, GGUF, SAFETENSORS, *OWN, SCENE, TEXTURED)}
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kaitai.md"
@@ -160,6 +163,70 @@ def test_bits_have_names(readers: Callable[[str], Reader]) -> None:
     assert [(point.flags_visible, point.flags_locked) for point in points] == [(True, False), (True, True), (False, False)]
 
 
+Owner = Struct("name" / Text(u8, strict=True) * "who", "pin" / If(this._.version > 1, u16) * "a number")
+# fmt: off
+OPTIONAL = declared(
+    "version"  / u8                                               * "0 to 4",
+    "flags"    / u8                                               * "bits",
+    "inner"    / Struct("version" / u8)                           * "another version",
+    "first"     / Default(If(this.version >= 2, u32), None)        * "a number",
+    "bit"      / If(this.flags & 2 != 0, Owner)                   * "a struct",
+    "deep"     / If(this.flags & 1, If(this.version > 2, u8))     * "two conditions",
+    "sizes"    / If(this.inner.version >= 9, Sizes(u8, u8, "dims")) * "a list",
+    "either"   / IfThenElse(this.inner.version >= 9, u16, Owner)  * "a number or a struct",
+    "unless"   / IfThenElse(this.version > 1, Pass, u8)           * "a number",
+    "chosen"   / Switch(this.flags & 3, {0: Pass, 1: u8, 2: Owner}) * "a number, a struct or nothing",
+    "other"    / Switch(this.version, {1: Pass, 2: u16}, Owner)   * "nothing, a number or a struct",
+    "compared" / Switch(this.version < 2, {False: u8})            * "a number",
+    "rows"     / Array(this.flags >> 1 & 1, Owner)                * "a struct, if the bit is set",
+    Rule("optional-version", this.version, at_most(4)),
+    Rule("optional-if", this.first, at_least(10), when=this.version >= 2),
+    "end"      / Const(b"E")                                      * "the end",
+)
+# fmt: on
+READ = """
+const [folder] = process.argv.slice(1), fs = require("fs"), KaitaiStream = require("kaitai-struct/KaitaiStream")
+const { Own } = require(`${folder}/Own.js`)
+const plain = value => {
+  if (typeof value != "object" || value instanceof Uint8Array) return value
+  if (Array.isArray(value)) return value.map(plain)
+  if (value.text !== undefined) return value.text
+  return Object.fromEntries(Object.keys(value).filter(key => key[0] != "_").map(key => [key, plain(value[key])]))
+}
+const files = JSON.parse(fs.readFileSync(`${folder}/files.json`, "utf8"))
+console.log(JSON.stringify(files.map(file => plain(new Own(new KaitaiStream(Uint8Array.from(file).buffer))))))
+"""
+
+
+def as_read(ours: Any, theirs: Any) -> Any:
+    """Returns the fields of a generated reader that this package's value has; None for no bytes."""
+    if isinstance(ours, Mapping):
+        get = theirs.get if isinstance(theirs, Mapping) else lambda name, _: getattr(theirs, name, None)
+        return {name: as_read(value, get(name, None)) for name, value in ours.items() if not isinstance(value, bytes)}
+    if isinstance(ours, list):
+        return [as_read(one, other) for one, other in zip(ours, theirs, strict=True)]
+    if ours is None and not isinstance(theirs, (int, str, list)):
+        fields = theirs if isinstance(theirs, Mapping) else vars(theirs or object)
+        return None if theirs is None or all(name.startswith("_") for name in fields) else theirs
+    return getattr(theirs, "text", theirs)
+
+
+@pytest.mark.network
+def test_parts_that_depend_on_others_are_read(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = compiled(cached := installed(request), tmp_path, {"own": schema_of(OPTIONAL)})
+    reader, random = python_reader(folder, "own"), Random(0)
+    with registered(OPTIONAL):
+        files = [made for _ in range(200 if FULL else 60) if (made := drawn(containers(OPTIONAL), random))]
+        parsed = [as_read(one := Container.parse(stored).regions, one) for stored in files]
+    assert [as_read(ours, reader.from_bytes(stored)) for ours, stored in zip(parsed, files, strict=True)] == parsed
+    (folder / "files.json").write_text(json.dumps([list(stored) for stored in files]))
+    in_javascript = json.loads(node(cached, "-e", READ, folder))
+    assert [as_read(ours, theirs) for ours, theirs in zip(parsed, in_javascript, strict=True)] == parsed
+    for name in ("first", "bit", "deep", "sizes", "unless", "chosen", "other", "compared"):
+        assert {ours[name] is None for ours in parsed} == {True, False}, name
+    assert {(type(ours["either"]), len(ours["rows"])) for ours in parsed} == {(int, 0), (int, 1), (dict, 0), (dict, 1)}
+
+
 FLIP = """
 static inline void flip(void *member, size_t size) {
     unsigned char *bytes = (unsigned char *)member, swapped[8];
@@ -242,6 +309,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "type in two widths": (True, A, "b" / TypeCode(Picked(this.a & 1, u8, u16), TYPES), Rule("r", this.a, at_most(3))),
     "value of a type":  (True,  A, "b" / Switch(this.a, {1: u8, 2: u16}), Rule("r", this.b, at_most(2), when=this.a == 1)),
     "value of other types": (True, A, "b" / Switch(this.a, {1: u8}, u16), "c" / u8, Rule("r", this.c, at_most(2))),
+    "part that may lack": (True, A, "b" / If(this.a > 1, u8), Rule("r", this.b, at_most(2), when=this.a > 1)),
     "field in a struct": (True, "a" / Struct("x" / u8), Rule("r", this.a.x, at_most(1))),
 }
 # fmt: on

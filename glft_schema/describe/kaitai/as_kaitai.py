@@ -19,7 +19,7 @@ from glft_schema.codec.trace import STEP
 from glft_schema.describe.kaitai.expressions import Location, references
 from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.kaitai.table_rows import with_lookup, with_payload
-from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, times
+from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, every, times
 from glft_schema.describe.schema import UndescribedError
 from glft_schema.describe.sentences import condition_of, origin, rule_text, rules_of_no_field
 from glft_schema.errors import UnsupportedError, without_controls
@@ -160,7 +160,7 @@ def _struct(types: Types, name: str) -> Attr:
         checks_here = [(rule, text) for rule, text, after in checks if after is part]
         if attrs and not {"repeat", "valid"} & attrs[-1].keys() and not isinstance(part.node, s.SwitchNode):  # which may lack
             conditions = [text for rule, text in checks_here if rule in part.rules]
-            attrs[-1] |= {"valid": {"expr": _all(conditions)}} if conditions else {}
+            attrs[-1] |= {"valid": {"expr": every(*conditions)}} if conditions else {}
             checks_here = [(rule, text) for rule, text in checks_here if rule not in part.rules]
         seq += [*attrs[:-1], *(_with_doc(attr, about) for attr in attrs[-1:])]
         seq += [_check(rule, text) for rule, text in checks_here]
@@ -217,10 +217,6 @@ def _with_doc(attr: Attr, about: list[str]) -> Attr:
 
 
 # Rules
-
-
-def _all(conditions: list[str]) -> str:
-    return conditions[0] if len(conditions) == 1 else " and ".join(f"({text})" for text in conditions)
 
 
 def _check(rule: Check, text: str) -> Attr:

@@ -107,7 +107,7 @@ class ExpressionWriter:
                     return self.kind(part.node.value, Location(owner))
                 if isinstance(part.node, (s.TextNode, s.BytesNode)) and _is_plain(part.node):
                     return BYTES
-                cases = [case.node for case in part.node.cases] if isinstance(part.node, s.SwitchNode) else [part.node]
+                cases = part.node.alternatives if isinstance(part.node, s.SwitchNode) else [part.node]
                 if not all(isinstance(case, (s.NumberNode, s.EitherNode)) and _is_plain(case) for case in cases):
                     raise UnsupportedError(f"Kaitai Struct cannot compare {expression}")
         return NUMBER

@@ -10,7 +10,7 @@ from typing import Any
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.context import BIG
-from glft_schema.codec.expressions import Expression
+from glft_schema.codec.expressions import Constant, Expression, Reference
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.describe.kaitai.expressions import ExpressionWriter, Location, references
 from glft_schema.describe.kaitai.names import KaitaiNames
@@ -50,6 +50,11 @@ class Types:
     def attrs(self, id: str, node: s.Node, at: Location) -> list[Attr]:
         """Returns the attributes of a field. The last one is the field itself."""
         attr: Attr = {"id": id} if id else {}
+        if isinstance(node, s.DerivedNode):
+            return []
+        if isinstance(node, s.SwitchNode) and [case.code is True for case in node.cases] == [True] and not node.default:
+            condition, attrs = self.expressions.condition(node.on, at), self.attrs(id, node.cases[0].node, at)
+            return [one | {"if": every(condition, *filter(None, [one.get("if")]))} for one in attrs]
         if not isinstance(node, s.CountedNode):
             return [attr | self._keys(node, at)]
         count = self.expressions.names[at.struct].new(f"n {id}")
@@ -98,12 +103,13 @@ class Types:
             case s.TextNode():
                 return {"type": self._text(node, at)}
             case s.SwitchNode():
-                path, part, _ = self.expressions.find(node.on, at)
-                table = part.node.table if isinstance(part.node, s.CodeNode) else None
-                constants = [self.constant(table, case.code) if table else str(case.code) for case in node.cases]
+                on = self.expressions.text(node.on, at)
+                code = self.expressions.find(node.on, at)[1].node if isinstance(node.on, Reference) else None
+                table = code.table if isinstance(code, s.CodeNode) else None
+                constants = [self.constant(table, case.code) if table else str(Constant(case.code)) for case in node.cases]
                 cases = dict(zip(constants, (self._case(case, at) for case in node.cases), strict=True))
                 other = {"_": self._case(s.SwitchCase("other", 0, node.default), at)} if node.default else {}
-                return {"type": {"switch-on": path, "cases": cases | other}}
+                return {"type": {"switch-on": on, "cases": cases | other}}
         return {"type": self._wrap(node, at, "value")}
 
     def _case(self, case: s.SwitchCase, at: Location) -> str:
@@ -231,8 +237,17 @@ class Types:
 
 
 def times(count: str) -> Attr:
-    """Returns the keys of an attribute that is repeated `count` times."""
-    return {"repeat": "expr", "repeat-expr": count}
+    """Returns the keys of an attribute that is repeated `count` times.
+
+    The compiler writes ``i < count`` without parentheses, so a count with operators that bind less
+    than ``<`` becomes an operand of a sum.
+    """
+    return {"repeat": "expr", "repeat-expr": f"({count}) + 0" if re.search("[&|^?]", count) else count}
+
+
+def every(*conditions: str) -> str:
+    """Returns the condition that all `conditions` hold."""
+    return conditions[0] if len(conditions) == 1 else " and ".join(f"({text})" for text in conditions)
 
 
 def _common_count(node: s.SwitchNode) -> Expression | None:
