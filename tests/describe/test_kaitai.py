@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import safetensors.torch as safetensors
 import torch
-from construct import Bytes, len_, this
+from construct import Bytes, If, IfThenElse, len_, this
 
 from glft_schema import Container
 from glft_schema.codec.numbers import Picked, Sizes, f16, u8, u16, u32, u64
@@ -228,6 +228,8 @@ def extended() -> Format:
         "note"         / Text(u16)                                   * "a made-up note",
         "checked"      / u8[3]                                       * "three bytes",
         "blob"         / Bytes(this.length)                          * "so many bytes",
+        "extra"        / If(this.header.version > 1, u32)            * "a number of some versions",
+        "width"        / IfThenElse(this.header.version > 1, u16, u32) * "a number in a width of its version",
         Rule("made-up-blob", this.blob, meets(len_(this.blob) < this.twice, "shorter than twice")),
         declared["padding"],
         declared["data"],
@@ -253,9 +255,12 @@ def test_made_up_fields_and_types_are_read(version: int, order: str, extended_re
     head = file.head()[:-8] + struct.pack(order + "HQ", 5, 0)  # the class before the offset
     head += struct.pack(order + "I", 0x01020304) + file.size(3) + struct.pack(order + "II", 77, 1) + file.size(6)
     head += struct.pack(order + "H", 2) + b"hi" + b"abc" + b"xyz"
+    head += struct.pack(order + "IH", 0x01020304, 5) if version > 1 else struct.pack(order + "I", 6)
     read = python_reader(extended_reader, "GGUF").from_bytes(head + bytes(-len(head) % 32) + payload)
     assert (read.checksum, read.length, read.twice, read.kind.name) == (0x01020304, 3, 6, "made_up")
     assert (read.sizes, read.note.text, read.checked, read.blob) == ([6], "hi", b"abc", b"xyz")
+    assert getattr(read, "extra", None) == (0x01020304 if version > 1 else None)
+    assert read.width.value == (5 if version > 1 else 6)
     (row,) = read.tensor_infos
     assert (row.class_value, row.dtype.name, row.nbytes, row.payload_bytes) == (5, "made_up", 24, payload)
     letter = order + "H3H4B"
