@@ -184,7 +184,7 @@ class SwitchNode(Declared):
     @property
     def alternatives(self) -> list[Node]:
         """The nodes of all cases, and the default."""
-        return [*(case.node for case in self.cases), *filter(None, [self.default])]
+        return [*(case.node for case in self.cases), *([self.default] if self.default else [])]
 
 
 @dataclass(frozen=True)
