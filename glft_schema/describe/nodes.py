@@ -182,6 +182,11 @@ class SwitchNode(Declared):
         return any(case.name != str(case.code) for case in self.cases)
 
     @property
+    def is_if(self) -> bool:
+        """Whether it is a node if a condition holds, and otherwise no bytes."""
+        return not self.default and [case.code is True for case in self.cases] == [True]
+
+    @property
     def alternatives(self) -> list[Node]:
         """The nodes of all cases, and the default."""
         return [*(case.node for case in self.cases), *([self.default] if self.default else [])]

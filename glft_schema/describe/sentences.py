@@ -99,8 +99,9 @@ class NodeWords:
                 on, other = self.expression(node.on), self.words(node.default) if node.default else "no bytes"
                 if node.is_of_types:  # which are listed elsewhere
                     return f"depends on {on}" + (f", {other} for other types" if node.default else "")
-                equals = [f" is {case.name}" if case.code is not True else "" for case in node.cases]
-                parts = [f"{self.words(case.node)} if {on}{equal}" for case, equal in zip(node.cases, equals, strict=True)]
+                parts = [
+                    f"{self.words(case.node)} if {on}{'' if case.code is True else f' is {case.name}'}" for case in node.cases
+                ]
                 return ", ".join([*parts, f"else {other}"])
             case s.RefNode():
                 return self.struct(node.name)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from construct import Array, Bytes, Switch, len_, this
+from construct import Array, Bytes, IfThenElse, Switch, len_, this
 
 from glft_schema.codec.expressions import Lookup, matches
 from glft_schema.codec.metadata import KeyValues
@@ -126,6 +126,8 @@ UNSUPPORTED: list[tuple[str, str, Format | TensorType]] = [
     ("kaitai", "there is no field nothing", bytes_of(this.nothing, N)),
     ("kaitai", 'Kaitai Struct cannot express matches(n, "a")', bytes_of(matches("a")(this.n), N)),
     ("kaitai", "Kaitai Struct cannot compare order", bytes_of(this.order + 1, ORDER, VERSION)),
+    ("kaitai", "Kaitai Struct cannot compare x",
+     format_of(ORDER, VERSION, "x" / IfThenElse(this.version > 1, u8, u16) * "a number", "y" / Bytes(this.x + 1) * "as many")),
     ("kaitai", "Kaitai Struct has no path to (n + 1)", bytes_of(len_(this.n + 1), N)),
     ("kaitai", "Kaitai Struct cannot express the length of n", bytes_of(len_(this.n), N)),
     ("kaitai", "n has no keys", bytes_of(Lookup(this.n, "k", 3), N)),

@@ -107,8 +107,11 @@ class ExpressionWriter:
                     return self.kind(part.node.value, Location(owner))
                 if isinstance(part.node, (s.TextNode, s.BytesNode)) and _is_plain(part.node):
                     return BYTES
-                cases = part.node.alternatives if isinstance(part.node, s.SwitchNode) else [part.node]
-                if not all(isinstance(case, (s.NumberNode, s.EitherNode)) and _is_plain(case) for case in cases):
+                cases, in_types = [part.node], False
+                if isinstance(part.node, s.SwitchNode):
+                    cases = part.node.alternatives
+                    in_types = not part.node.is_if and owner == self.root and len(self.schema.byte_orders) > 1
+                if in_types or not all(isinstance(case, (s.NumberNode, s.EitherNode)) and _is_plain(case) for case in cases):
                     raise UnsupportedError(f"Kaitai Struct cannot compare {expression}")
         return NUMBER
 

@@ -52,7 +52,7 @@ class Types:
         attr: Attr = {"id": id} if id else {}
         if isinstance(node, s.DerivedNode):
             return []
-        if isinstance(node, s.SwitchNode) and [case.code is True for case in node.cases] == [True] and not node.default:
+        if isinstance(node, s.SwitchNode) and node.is_if:
             condition, attrs = self.expressions.condition(node.on, at), self.attrs(id, node.cases[0].node, at)
             return [one | {"if": every(condition, *filter(None, [one.get("if")]))} for one in attrs]
         if not isinstance(node, s.CountedNode):
