@@ -494,6 +494,14 @@ def refs(node: Node) -> Iterator[str]:
     return (inner.name for inner in within(node) if isinstance(inner, RefNode))
 
 
+def alternatives(node: Node) -> list[Node]:
+    """Returns the nodes of which a field has one in each file: those of a switch, or the node."""
+    if not isinstance(node, SwitchNode):
+        return [node]
+    nodes = [case.node for case in node.cases] + ([node.default] if node.default else [])
+    return [inner for one in nodes for inner in alternatives(one)]
+
+
 def choose(node: EitherNode | SwitchNode, context: Any) -> Node:
     """Returns the alternative that applies in a context; of no case, a node without bytes."""
     if isinstance(node, EitherNode):

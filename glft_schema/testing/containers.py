@@ -18,7 +18,7 @@ from glft_schema.codec.json_text import decode
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Raw, unwrap
 from glft_schema.codec.trace import STEP, without_root
-from glft_schema.describe.nodes import Field, JsonTableNode, ListNode, PaddingNode, StructOf
+from glft_schema.describe.nodes import Field, JsonTableNode, ListNode, PaddingNode, RefNode, StructOf, SwitchNode, choose
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import Finding, FormatError, SchemeError, quote
 from glft_schema.files.file import File
@@ -26,7 +26,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorMap
-from glft_schema.testing.fitting import is_wanted
+from glft_schema.testing.fitting import is_wanted, value_so_far
 from glft_schema.testing.structs import MAX_BYTES, Knobs, alignment_of, drawing_context
 from glft_schema.testing.values import values_of
 
@@ -194,19 +194,21 @@ class Draft:
         return unwrap(self.field(region).declared)
 
     def field(self, region: str) -> Field:
-        """Returns the declared field of a region."""
-        return struct_of(self.format.struct).field(region)
+        """Returns the declared field of a region, with the node that it has in this file."""
+        field = struct_of(self.format.struct).field(region)
+        while isinstance(field.node, SwitchNode):
+            field = replace(field, node=choose(field.node, self.built))
+        return field
 
     def is_metadata(self, region: str) -> bool:
         """Tells whether a region has typed key-values."""
         node = self.field(region).node
         return isinstance(node, ListNode) and node.key is not None
 
-    def row_struct(self, table: str) -> StructOf:
-        """Returns the struct of the rows of a table."""
-        struct = rows_of(self.field(table).node)
-        assert struct
-        return struct
+    def struct_in(self, region: str) -> StructOf | None:
+        """Returns the struct of a region or of its rows; None if it has neither in this file."""
+        node = self.field(region).node
+        return struct_of(node.declared) if isinstance(node, RefNode) else rows_of(node)
 
     def rows(self, table: str) -> list[Mapping[str, Any]]:
         """Returns the rows of a table, or the entries of metadata."""
@@ -220,6 +222,16 @@ class Draft:
         node = self.field(region).node
         number = getattr(node, "count", None) or getattr(node, "size", None)
         return number.names if isinstance(number, Reference) and len(number.names) <= 2 else ()
+
+    @property
+    def counts_fit(self) -> bool:
+        """Whether each table has as many rows as other fields say."""
+        nodes = ((name, self.field(name).node) for name in self.format.regions)
+        return all(
+            value_so_far(self.built, node.count) in (None, len(self.rows(name)))
+            for name, node in nodes
+            if isinstance(node, ListNode) and rows_of(node)
+        )
 
     # Changes
 
@@ -244,7 +256,7 @@ class Draft:
         if isinstance(old, JsonRows):  # the text is made of the rows, not of the old text
             texts = self.declared(table).metadata
             return self.replace({table: rows, texts: dict(self.regions[texts])})
-        return self.replace({table: rows})
+        return self.with_count(table, len(rows)).replace({table: rows})
 
     def with_text(self, text: bytes) -> Draft:
         """Returns a draft with another text of the rows of a JSON table."""

@@ -211,8 +211,8 @@ def damaged(draw: st.DrawFn, stored: bytes, aspect: str | None = None) -> bytes:
 @st.composite
 def truncated(draw: st.DrawFn, file: File, aspect: str | None = None) -> Corruption | None:
     """Cuts a file off within a field, of `aspect` if given. None if it has no such field."""
-    spans, nodes = spans_of(file), nodes_of(file.format)
-    regions = Context({**file.regions, **file.regions.counts})
+    spans, regions = spans_of(file), Context({**file.regions, **file.regions.counts})
+    nodes = nodes_of(file.format, regions)
     starts, reported, fields = dict[str, int](), dict[int, str](), list[FieldSpan]()
     for span in spans:
         starts[span.path], node = span.start, nodes.get(span.path)
@@ -249,13 +249,17 @@ def spans_of(file: File) -> list[FieldSpan]:
     return spans
 
 
-def nodes_of(format: Format) -> dict[str, s.Node]:
-    """Returns the nodes of regions, and of fields of regions that are one struct, by path."""
+def nodes_of(format: Format, regions: Context | None = None) -> dict[str, s.Node]:
+    """Returns the nodes of regions, and of fields of regions that are one struct, by path. Without
+    the regions of a file, no case of a switch is one."""
     found = dict[str, s.Node]()
     for part in struct_of(format.struct).fields:
-        found[part.name] = part.node
-        if isinstance(part.node, s.RefNode):
-            found |= {f"{part.name}{STEP}{inner.name}": inner.node for inner in struct_of(part.node.declared).fields}
+        node = part.node
+        while regions and isinstance(node, s.SwitchNode):
+            node = s.choose(node, regions)
+        found[part.name] = node
+        if isinstance(node, s.RefNode):
+            found |= {f"{part.name}{STEP}{inner.name}": inner.node for inner in struct_of(node.declared).fields}
     return found
 
 
@@ -280,7 +284,7 @@ def _counts(file: File, spans: Sequence[FieldSpan], nodes: Mapping[str, s.Node])
         elif span.path.endswith(f"{STEP}elements"):
             item = value.number if isinstance(value, StoredArray) else file.format.metadata.types[ARRAY].field
             yield span.start, len(value) * least_size(item), f"{span.path.rpartition(STEP)[0]}{STEP}n"
-        elif isinstance(value, StoredArray) and (found := _node_at(file.format, span.path)):
+        elif isinstance(value, StoredArray) and (found := node or _node_at(file.format, span.path)):
             yield span.start, len(value) * least_size(value.number), count_path(found, span.path)
 
 

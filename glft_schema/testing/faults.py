@@ -101,14 +101,14 @@ def rule_locations(format: Format) -> Iterator[RuleLocation]:
         if isinstance(part, Check):
             yield RuleLocation(part, whole)
             continue
-        node = part.node
-        if isinstance(node, s.RefNode):
-            struct = struct_of(node.declared)
-            yield from (RuleLocation(check, struct, part.name) for check in struct.rules)
-        if row := rows_of(node):
-            yield from (RuleLocation(check, row, part.name, True) for check in row.rules)
-            if isinstance(node, s.ListNode) and node.once:
-                yield RuleLocation(node.once, row, part.name)
+        for node in s.alternatives(part.node):
+            if isinstance(node, s.RefNode):
+                struct = struct_of(node.declared)
+                yield from (RuleLocation(check, struct, part.name) for check in struct.rules)
+            if row := rows_of(node):
+                yield from (RuleLocation(check, row, part.name, True) for check in row.rules)
+                if isinstance(node, s.ListNode) and node.once:
+                    yield RuleLocation(node.once, row, part.name)
     if not format.has_tensors:
         return
     rows = rows_of(whole.field(format.table).node)
@@ -157,7 +157,7 @@ class Breaker:
         sentence = f"{check.field or 'the file'} breaks {rule}: {check.expected or check.id}"
         for draft in self._drafts(location):
             expected = _expectation(location, before, draft.broken_rules())
-            if expected is None or self.is_unchanged(stored := draft.build()):
+            if expected is None or self.is_unchanged(stored := draft.build()) or not draft.counts_fit:
                 continue
             if not self.format.claims(stored[:START]):
                 return Corruption(stored, sentence, MAGIC, 0, check.id, FormatError)
@@ -166,8 +166,10 @@ class Breaker:
         return None
 
     def _drafts(self, location: RuleLocation) -> Iterator[Draft]:
-        """Yields files that may break the rule."""
+        """Yields files that may break the rule; none if the file lacks its Struct."""
         check, region = location.check, location.region
+        if region and self.draft.struct_in(region) is not location.struct:
+            return iter(())
         if isinstance(check, j.JsonRule):
             last = LastRow(self)
             return (last.draft_of(template % last.parts) for template in check.broken_by)
@@ -238,7 +240,8 @@ class Breaker:
 
     def new_row(self, table: str) -> dict[str, Any]:
         """Draws a row, whose first field is unique if it is a name or key."""
-        struct = self.draft.row_struct(table)
+        struct = self.draft.struct_in(table)
+        assert struct
         row, name = dict(self.draw(values_of(struct.declared, self.root))), struct.fields[0].name
         if not isinstance(row.get(name), str):
             return row
@@ -365,6 +368,8 @@ class Breaker:
             if ARRAY in getattr(self.draft.declared(region), "types", ()) and self.draw(st.integers(0, 2)):
                 row |= {"type": ARRAY, "value": ARRAYS}
             draft = self.draft.with_row(region, at, row)
+            if not draft.counts_fit:
+                continue
             positions = draft.built._params.positions
             starts = sorted({start for start, _ in positions.values()} | {len(draft.head[0])})
             faults = [

@@ -370,3 +370,71 @@ def test_a_switch_on_types_refers_to_their_table() -> None:
     assert "| depends on `kind`, u8 for other types | it" in write(schema, "markdown")
     assert "| 2 | `word` | u16 |" in write(schema, "markdown")
     assert "x: depends on kind, uint8_t for other types. it\n *         word: uint16_t" in write(schema, "c")
+
+
+OWNER = Struct("name" / Text(u8), Rule("own-name", this.name, pattern("[a-z]+", "small letters")))
+OTHER = Struct("a" / u8, Rule("own-a", this.a, at_most(9)))
+
+
+@pytest.mark.parametrize(
+    ("x", "rules", "stored"),
+    [
+        (If(this.v & 2, OWNER), {"own-name"}, b"\2\1a"),
+        (IfThenElse(this.v > 3, OTHER, OWNER), {"own-name", "own-a"}, b"\4\0"),
+        (Switch(this.v, {1: OTHER, 2: If(this.v, OWNER)}, u16), {"own-name", "own-a"}, b"\1\0"),
+        (Switch(this.v, {1: Table(this.v, OWNER)}), {"own-name"}, b"\1\1a"),
+    ],
+)
+def test_rules_of_a_part_that_depends_on_others_are_broken_where_it_is(x: Any, rules: set[str], stored: bytes) -> None:
+    format, random = declared("v" / u8, "x" / x), Random(1)
+    with registered(format):
+        assert set(rule_ids(format)) == rules
+        found = {rule: [one for _ in range(8) if (one := drawn(corruptions(b"OWN" + stored, rule), random))] for rule in rules}
+        present = "own-name" if stored.endswith(b"a") else "own-a"
+        assert {rule for rule, made in found.items() if made} == {present}
+        for one in found[present]:
+            assert (one.problem(), one.rule, one.reported) == (None, present, present)
+            assert one.stored.startswith(b"OWN" + stored[:1])
+            value = one.stored[4:]
+            assert value[0] > 9 if present == "own-a" else not (value[1:].isalpha() and value[1:].islower())
+        assert fuzz(format, 60).failure is None
+
+
+@pytest.mark.parametrize("v", [0, 1])
+def test_files_cut_off_in_a_part_that_depends_on_others_name_its_counts(v: int) -> None:
+    part = Struct("k" / Count(u8, this.rows), "rows" / Table(this.k, CELL), "n" / u8, "px" / Numbers(u16, this.n))
+    format, random = declared("v" / u8, "x" / IfThenElse(this.v, part, Switch(this.v, {0: part}))), Random(3)
+    with registered(format):
+        stored = b"OWN" + bytes([v, 1, 8, 9, 2, 0, 1, 0, 2])
+        made = [one for _ in range(30) if (one := drawn(corruptions(stored), random))]
+        assert {len(one.stored) for one in made} >= {5, 6, 8}
+        assert [one.problem() for one in made if one.problem()] == []
+        assert fuzz(format, 100).failure is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "stored", "rows", "is_broken"),
+    [
+        (("n" / u8, "rows" / Table(this.n, OTHER)), b"\0", lambda stored: stored[1:], True),
+        (("n" / u8, "rows" / Table(this.n, OTHER)), b"\1\2", lambda stored: stored[1:], True),
+        (("f" / u8, "rows" / Table(this.f >> 1 & 1, OTHER)), b"\0", lambda stored: stored[1:], False),
+        (("f" / u8, "rows" / Table(this.f >> 1 & 1, OTHER)), b"\2\3", lambda stored: stored[1:], True),
+        (("rows" / Default(Table(2, OTHER), [{"a": 1}] * 2),), b"\3\5", lambda stored: stored, True),
+        (("n" / u8, "rows" / Table(this.n, OTHER), "all" / Table(this.n, CELL)), b"\0", None, False),
+        (("n" / u8, "rows" / Table(this.n, OTHER), "all" / Table(this.n, CELL)), b"\1\2\3\4", lambda stored: stored[1:2], True),
+    ],
+)
+def test_broken_files_have_as_many_rows_as_they_say(fields: Any, stored: bytes, rows: Any, is_broken: bool) -> None:
+    """A row is added only if its count is a field of its own."""
+    format, random = declared(*fields), Random(2)
+    with registered(format):
+        made = [one for _ in range(8) if (one := drawn(corruptions(b"OWN" + stored, "own-a"), random))]
+        assert bool(made) == is_broken
+        for one in made:
+            assert (one.problem(), one.reported) == (None, "own-a")
+            assert max(rows(one.stored[3:])) > 9
+            if fields[0].name == "n" and len(fields) == 2:
+                assert one.stored[3] == len(one.stored) - 4
+            elif fields[0].name == "n" or len(fields) == 1:
+                assert len(one.stored) == len(stored) + 3
+        assert fuzz(format, 60).failure is None
