@@ -33,7 +33,8 @@ Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class StoredArray(Sequence[Any]):
-    """Consecutive elements in a source, read on each access.
+    """Consecutive elements in a source, read on each access. Equal to any sequence of the same
+    elements.
 
     Raises ClosedError on access if the file was closed.
 
@@ -54,6 +55,13 @@ class StoredArray(Sequence[Any]):
 
     def __len__(self) -> int:
         return self._count
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         is_short = self._count <= SHOWN
@@ -88,7 +96,7 @@ class StoredStrings(StoredArray):
     """Consecutive strings in a source, each after its length; decoded as UTF-8 on each access.
 
     Bytes that are not UTF-8 become lone surrogates (Python's ``surrogateescape``), and so are not
-    lost. Equal to any sequence of the same texts.
+    lost.
     """
 
     @cached_property
@@ -164,13 +172,6 @@ class StoredStrings(StoredArray):
         spans = zip(self.starts().tolist(), self.ends.tolist(), strict=True)
         return (decode_text(stored[first:end]) for first, end in spans)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
 
 def _short_strings(window: memoryview, size: int, order: ByteOrder) -> Positions:
     """Returns the ends of the strings of less than 256 bytes at the beginning of `window`.
@@ -220,9 +221,9 @@ class Numbers(construct.Construct):
         check_length(self.count, array, "numbers", context, path)
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.number.numpy_dtype().newbyteorder("="):
             write_all(stream, np.ascontiguousarray(array, self.number.numpy_dtype(order)).view(np.uint8).data)
-            return obj
+            return obj if isinstance(obj, StoredNumbers) else array.tolist()
         write_all(stream, b"".join(self.number.encode(number, order, f"{path} -> {i}") for i, number in enumerate(array)))
-        return obj
+        return list(array)
 
     def _sizeof(self, context: Context, path: str) -> int:
         try:
@@ -265,7 +266,7 @@ class Strings(construct.Construct):
             return obj
         texts = ((text, f"{path} -> {i}") for i, text in enumerate(obj))
         write_all(stream, b"".join(with_length(encode_text(text, at), length, order, at) for text, at in texts))
-        return obj
+        return list(obj)
 
 
 @contextmanager

@@ -380,4 +380,4 @@ class Sizes(construct.Construct):
         self.count._build(len(obj), stream, context, path)
         for size in obj:
             self.size._build(size, stream, context, path)
-        return obj
+        return list(obj)

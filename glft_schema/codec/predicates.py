@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from typing import Any
 
+import numpy as np
 from construct.expr import ExprMixin, FuncPath
 
 from glft_schema.codec.expressions import matches, outermost, read
@@ -50,14 +51,21 @@ def _words(value: Any, show: Callable[[Any], str] = str) -> str:
     return outermost(tree) if (tree := read(value)) else str(value).replace("_(", "(")  # construct writes len_(this)
 
 
+def _plain(value: Any) -> Any:
+    """Returns an array or tuple as a list, to which fields are compared."""
+    return list(value) if isinstance(value, (tuple, np.ndarray)) else value
+
+
 def equals(value: Any, text: str = "", *, show: Callable[[Any], str] = quote) -> Predicate:
     """Returns the predicate of values equal to `value`, or to the number of an expression. `text`
     describes the expression; errors then have the number, too."""
+    value = _plain(value)
     return Predicate(text or _words(value, show), lambda of: of == value, show=show, number=value if text else None)
 
 
 def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = quote) -> Predicate:
     """Returns the predicate of values other than `value`; `text` describes them."""
+    value = _plain(value)
     return Predicate(text, lambda of: of != value, (value,), show)
 
 

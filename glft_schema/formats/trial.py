@@ -15,13 +15,14 @@ from glft_schema.codec.expressions import Constant
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.numbers import Number, Sizes
+from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Derived, Struct, follows, member, unwrap
 from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
-from glft_schema.codec.trace import Trace, without_root
+from glft_schema.codec.trace import STEP, Trace, without_root
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, LimitError, one_line, quote
-from glft_schema.formats.declared import mistakes
+from glft_schema.formats.declared import mistakes, parts_of
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
@@ -31,6 +32,7 @@ from glft_schema.tensors.region import TensorData, TensorFits
 if TYPE_CHECKING:
     from glft_schema.formats.format import Format
 
+NAMELESS = (Check, construct.Const, type(construct.Pass), type(construct.Terminated))  # fields that need no name
 RANKS = (2, 1, 3, 4)  # dims of the tensor in a file; a format may refuse some
 
 
@@ -44,10 +46,14 @@ def first_fault(format: Format) -> str | None:
             return f"{name}: expected {expected}"
     for path, expected in mistakes(format.struct):
         return f"{path}: expected {expected}"
+    for path, problem in _faults_of_fields(format.struct):
+        return f"{path}: {problem}"
     try:
         with Limits(**DEFAULTS):
             if format.sniff:
                 format.sniff(bytes(START))
+            if format.struct.flagbuildnone and not format.has_tensors:
+                format.build({})
             refusals = [_try_file(format, {}, {})]
             for type_ in [known for known in format.types if known.is_known][:1]:
                 shapes = ([*[1] * (rank - 1), type_.least_row] for rank in RANKS)
@@ -96,6 +102,25 @@ def _requirements(format: Format) -> Iterator[tuple[str, str, Any]]:
     yield "alignment", "Derived(64), with a number above 0 or an expression", is_number
 
 
+def _faults_of_fields(declared: construct.Struct) -> Iterator[tuple[str, str]]:
+    """Yields the path of each field without a name, and of each one that refuses its default or has
+    a rule that does, and the problem. A default that depends on other fields is not tried."""
+    for path, struct, _ in parts_of(declared):
+        last = "the start"
+        for part in struct.subcons if isinstance(struct, construct.Struct) else ():
+            if not part.name and not isinstance(field := unwrap(part), NAMELESS):
+                yield path or "struct", f'expected a name of each field, "x" / u8, found {quote(field)} after {last}'
+            last = part.name or last
+            if isinstance(member(struct, part.name), construct.Default):
+                rules = (rule for rule in struct.subcons if isinstance(rule, Check) and rule.needs() == {part.name})
+                try:
+                    Struct(part, *rules).build({})
+                except FormatError as error:
+                    yield STEP.join(filter(None, (path, error.path))), f"its default is refused: {error.problem}"
+                except (KeyError, AttributeError):
+                    continue
+
+
 def _try_file(format: Format, row: dict[str, Any], data: dict[str, bytes]) -> FormatError | None:
     """Builds and parses a file with at most one tensor. Returns the error if its values are
     refused, and raises any other error."""
@@ -139,7 +164,17 @@ def _sample(part: construct.Construct) -> dict[str, Any]:
         return {part.name: {name: value for inner in declared.subcons for name, value in _sample(inner).items()}}
     lists, texts = (construct.Array, Numbers, Strings, Sizes), (construct.Bytes, construct.GreedyBytes.__class__)
     samples: tuple[tuple[Any, Any], ...] = ((Text, ""), (texts, b""), (lists, []))
-    return {part.name: next((sample for kind, sample in samples if isinstance(declared, kind)), 0)}
+    sample = next((sample for kind, sample in samples if isinstance(declared, kind)), 0)
+    if isinstance(count := getattr(declared, "count", None), Constant):
+        item = (
+            _sample("x" / declared.subcon).get("x")
+            if isinstance(declared, Table)
+            else ""
+            if isinstance(declared, Strings)
+            else 0
+        )
+        sample = [item] * count.value
+    return {part.name: sample}
 
 
 def _row(format: Format, type_: Any, shape: list[int]) -> dict[str, Any]:

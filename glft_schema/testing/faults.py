@@ -192,6 +192,8 @@ class Breaker:
         if isinstance(node, s.ListNode) and node.key is None:
             value = [*value] or [self.draw(wrapped_values(node.item, context))]  # an element to repeat
         values = [*candidates(check, value, context), *check.broken_by]
+        if isinstance(value, list):
+            values.append(self.draw(wrapped_values(node, context)))
         patches = [{check.field: value} for value in values]
         for type_ in getattr(self.draft.declared(location.region), "types", ()) if location.region else ():  # of entries
             typed = [*values, *EXAMPLES] if check.field == "value" else EXAMPLES
@@ -337,7 +339,7 @@ class Breaker:
         path = d.count_path(self.draft.field(region).node, region)
         for draft in (self.draft.with_count(region, count) for count in COUNTS):
             with suppress(FormatError):  # out of the count's range
-                if self.format.claims((stored := draft.build())[:START]):
+                if draft.counter(region) and self.format.claims((stored := draft.build())[:START]):
                     sentence = f"the count of {region} claims more than there is"
                     return Corruption(stored, sentence, path, draft.start(path), error=FormatError, within=True)
         return None

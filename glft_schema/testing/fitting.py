@@ -104,6 +104,8 @@ def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
     if isinstance(check.must, HasKey) and isinstance(value, TypedMetadata):
         key = check.must.key
         yield value | {key: "a" if value.key_types and value.key_types.type_of(key, False) == "string" else 1}
+    lists = (part for part in subexpressions(check.condition) if isinstance(part, (Constant, Reference)))
+    yield from (bound for part in lists if isinstance(bound := _bound(part, context, check.field), list))
     if expression is None:
         return
     parts = list(subexpressions(expression))

@@ -438,3 +438,82 @@ def test_broken_files_have_as_many_rows_as_they_say(fields: Any, stored: bytes, 
             elif fields[0].name == "n" or len(fields) == 1:
                 assert len(one.stored) == len(stored) + 3
         assert fuzz(format, 60).failure is None
+
+
+@pytest.mark.parametrize(
+    ("a", "equal", "values", "other"),
+    [
+        (Numbers(u8, 2), [1, 2], ([1, 2], (1, 2), np.array([1, 2], np.uint8), np.array([1, 2])), b"\1\3"),
+        (Numbers(u8, 2), (1, 2), ([1, 2], np.array([1, 2], np.uint8)), b"\2\1"),
+        (Numbers(u8, 2), np.array([1, 2]), ([1, 2], np.array([1, 2], np.uint8)), b"\1\1"),
+        (Sizes(u8, u8, "dims"), [1, 2], ([1, 2], (1, 2), np.array([1, 2])), b"\1\2"),
+        (Strings(u8, 2), ["a", "b"], (["a", "b"], ("a", "b")), b"\1a\1a"),
+    ],
+)
+def test_arrays_and_lists_are_compared_by_value(a: Any, equal: Any, values: Any, other: bytes) -> None:
+    format = declared("a" / a, "b" / a, Rule("own-a", this.a, equals(equal)), Rule("own-b", this.b, equals(this.a)))
+    for value in values:
+        stored = built(format, a=value, b=value)
+        with registered(format):
+            assert glft.Container.build(glft.Container.parse(stored)) == stored
+            for rule in ("own-a", "own-b"):
+                made = [one for i in range(8) if (one := drawn(corruptions(stored, rule), Random(i)))]
+                assert {(one.problem(), one.reported) for one in made} == {(None, rule)}
+    half = (len(stored) - 3) // 2
+    with registered(format):
+        with pytest.raises(glft.FormatError, match=r"^b: expected a, found .*at byte"):
+            glft.Container.parse(stored[: 3 + half] + other)
+        with pytest.raises(glft.FormatError, match=r"^a: expected .*, found .*at byte 3\)$"):
+            glft.Container.parse(b"OWN" + other + stored[3 + half :])
+        assert fuzz(format, 40).failure is None
+    with pytest.raises(glft.FormatError, match=r"^a: expected "):
+        built(format, a=[5, 6] if isinstance(values[0][0], int) else ["c", "d"], b=values[0])
+
+
+BROKEN = Rule("own-x", this.x, at_most(9))
+TABLE = Table(this.n, Struct("x" / Default(u8, 10), "y" / u8, BROKEN))
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (("x" / Default(u8, 300),), "x: its default is refused: expected an integer in the range of u8, found 300"),
+        (("k" / u8, "x" / Default(u8, "x")), "x: its default is refused: expected an integer in the range of u8, found 'x'"),
+        (("x" / Default(Bytes(6), b"abc"),), "x: its default is refused: expected 6 bytes, found 3"),
+        (("x" / Default(Numbers(u8, 2), [1]),), "x: its default is refused: expected 2 numbers, found 1"),
+        (("k" / u8, "x" / Default(u8, 10), BROKEN), "x: its default is refused: expected at most 9, found 10"),
+        (("n" / u8, "rows" / TABLE), "rows -> x: its default is refused: expected at most 9, found 10"),
+        (
+            ("x" / Struct("y" / Default(u8, -1)),),
+            "x -> y: its default is refused: expected an integer in the range of u8, found -1",
+        ),
+        (
+            ("w" / Default(u8, 1), "x" / Default(Numbers(u8, this.w), [])),
+            "x: a trial fails: expected 1 numbers, the value of w, found 0",
+        ),
+        (
+            ("w" / Default(u8, 1), "x" / Default(u8, 2), Rule("own-w", this.x, at_most(this.w))),
+            "x: a trial fails: expected at most w, found 2",
+        ),
+        (("k" / u8, u8), 'struct: expected a name of each field, "x" / u8, found u8 after k'),
+        (("x" / Struct(Default(u8, 1), "k" / u8),), 'x: expected a name of each field, "x" / u8, found .* after the start'),
+    ],
+)
+def test_defaults_that_fields_refuse_and_nameless_fields_are_refused(fields: tuple[Any, ...], problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^own: {problem}$"), registered(declared(*fields)):
+        pass
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("k" / u8, "x" / Default(Numbers(u8, this.k), [1, 2])),
+        ("v" / u8, "x" / Default(Switch(this.v, {1: u8, 2: Text(u8)}), 0)),
+        ("w" / Default(u8, 1), "x" / Default(u8, this.w)),
+        ("x" / Numbers(u8, 2), "y" / Strings(u8, 2), "z" / Table(2, Struct("a" / u8, "b" / Strings(u8, 1)))),
+        ("k" / u8, Const(b"E")),
+    ],
+)
+def test_defaults_that_may_fit_and_lists_of_fixed_lengths_are_registered(fields: tuple[Any, ...]) -> None:
+    with registered(declared(*fields)):
+        pass

@@ -427,6 +427,10 @@ MISTAKES = [
      "own: rows -> 0: a trial raises LookupError: nothing here"),
     (header("z" / Default(construct.ExprAdapter(u8, lambda *_: "text", lambda number, _: number + 0), 1)),
      'own: header -> z: a trial raises TypeError: can only concatenate str (not "int") to str'),
+    (header("z" / Default(u8, 300)),
+     "own: header -> z: its default is refused: expected an integer in the range of u8, found 300"),
+    (header("z" / Default(u8, 3), Rule("own-rule", this.z, equals(4))),
+     "own: header -> z: its default is refused: expected 4, found 3"),
 ]
 # fmt: on
 
@@ -434,8 +438,6 @@ MISTAKES = [
 @pytest.mark.parametrize(
     "changes",
     [
-        header("z" / Default(u8, 300)),  # an error of each file, which names the field
-        header("z" / Default(u8, 3), Rule("own-rule", this.z, equals(4))),
         header("z" / Default(construct.Array(2, construct.Int16ub), [1, 2])),
         rows(dims=construct.Array(4, u32)),
         {"types": NO_TYPES, **rows(dtype=TypeCode(u8, NO_TYPES))},
