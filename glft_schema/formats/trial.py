@@ -14,7 +14,7 @@ from glft_schema.codec.context import new_context
 from glft_schema.codec.expressions import Constant
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
-from glft_schema.codec.numbers import Number, Sizes
+from glft_schema.codec.numbers import Number, Sizes, u8
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Derived, Struct, follows, member, unwrap
 from glft_schema.codec.tables import Table
@@ -46,10 +46,10 @@ def first_fault(format: Format) -> str | None:
             return f"{name}: expected {expected}"
     for path, expected in mistakes(format.struct):
         return f"{path}: expected {expected}"
-    for path, problem in _faults_of_fields(format.struct):
-        return f"{path}: {problem}"
     try:
         with Limits(**DEFAULTS):
+            for path, problem in _faults_of_fields(format.struct):
+                return f"{path}: {problem}"
             if format.sniff:
                 format.sniff(bytes(START))
             if format.struct.flagbuildnone and not format.has_tensors:
@@ -166,14 +166,8 @@ def _sample(part: construct.Construct) -> dict[str, Any]:
     samples: tuple[tuple[Any, Any], ...] = ((Text, ""), (texts, b""), (lists, []))
     sample = next((sample for kind, sample in samples if isinstance(declared, kind)), 0)
     if isinstance(count := getattr(declared, "count", None), Constant):
-        item = (
-            _sample("x" / declared.subcon).get("x")
-            if isinstance(declared, Table)
-            else ""
-            if isinstance(declared, Strings)
-            else 0
-        )
-        sample = [item] * count.value
+        item: Any = Text(u8) if isinstance(declared, Strings) else getattr(declared, "subcon", u8)
+        sample = [_sample("item" / item).get("item")] * count.value
     return {part.name: sample}
 
 
