@@ -253,7 +253,7 @@ class Draft:
         if self.is_metadata(table):
             old = old.seen if isinstance(old, Raw) else old
             return self.with_count(table, len(rows)).replace({table: Raw(rows, old if seen is None else seen)})
-        if isinstance(old, JsonRows):  # the text is made of the rows, not of the old text
+        if isinstance(self.field(table).node, JsonTableNode):  # the text is made of the rows, not of the old text
             texts = self.declared(table).metadata
             return self.replace({table: rows, texts: dict(self.regions[texts])})
         return self.with_count(table, len(rows)).replace({table: rows})
