@@ -6,7 +6,7 @@ located, and both are read on each access.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, overload
@@ -20,7 +20,7 @@ from glft_schema.codec.numbers import Number, Picked, checked_number
 from glft_schema.codec.structs import check_count, check_length
 from glft_schema.codec.text import decode_text, encode_text, is_utf8, with_length
 from glft_schema.display import MOST, Listing
-from glft_schema.errors import TruncatedError, quote
+from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import BytesSource, Source
 from glft_schema.storage.tensor_bytes import write_all
@@ -173,6 +173,16 @@ class StoredStrings(StoredArray):
         return (decode_text(stored[first:end]) for first, end in spans)
 
 
+def _joined(values: Any, encode: Callable[[Any], bytes], path: str) -> bytes:
+    """Returns encoded elements. Raises FormatError with the path of the element."""
+    stored: list[bytes] = []
+    try:
+        stored.extend(map(encode, values))
+    except FormatError as error:
+        raise FormatError(error.problem, f"{path} -> {len(stored)}") from None
+    return b"".join(stored)
+
+
 def _short_strings(window: memoryview, size: int, order: ByteOrder) -> Positions:
     """Returns the ends of the strings of less than 256 bytes at the beginning of `window`.
 
@@ -222,7 +232,7 @@ class Numbers(construct.Construct):
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.number.numpy_dtype().newbyteorder("="):
             write_all(stream, np.ascontiguousarray(array, self.number.numpy_dtype(order)).view(np.uint8).data)
             return obj if isinstance(obj, StoredNumbers) else array.tolist()
-        write_all(stream, b"".join(self.number.encode(number, order, f"{path} -> {i}") for i, number in enumerate(array)))
+        write_all(stream, _joined(array, lambda number: self.number.encode(number, order, ""), path))
         return list(array)
 
     def _sizeof(self, context: Context, path: str) -> int:
@@ -264,8 +274,7 @@ class Strings(construct.Construct):
         if isinstance(obj, StoredStrings) and (obj.number, obj.order) == (length, order):
             write_all(stream, obj.stored_bytes())
             return obj
-        texts = ((text, f"{path} -> {i}") for i, text in enumerate(obj))
-        write_all(stream, b"".join(with_length(encode_text(text, at), length, order, at) for text, at in texts))
+        write_all(stream, _joined(obj, lambda text: with_length(encode_text(text, ""), length, order, ""), path))
         return list(obj)
 
 

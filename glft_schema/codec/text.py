@@ -40,10 +40,11 @@ def is_utf8(text: str) -> bool:
 
 def with_length(stored: bytes, length: Number, order: ByteOrder, path: str) -> bytes:
     """Prefixes a string with its length. Raises FormatError if the string is too long for it."""
-    most = (1 << 8 * length.itemsize - length.is_signed) - 1
-    if len(stored) > most:
-        raise FormatError(f"expected at most {most} bytes, found {len(stored)}", path)
-    return length.encode(len(stored), order, path) + stored
+    try:
+        return length.encode(len(stored), order, path) + stored
+    except FormatError:
+        most = (1 << 8 * length.itemsize - length.is_signed) - 1
+        raise FormatError(f"expected at most {most} bytes, found {len(stored)}", path) from None
 
 
 class Text(construct.Construct):
