@@ -82,7 +82,7 @@ def compare(
             raise OptionError("--chunks and --tokenizer run the models: add --run or --text FILE")
         if (page or everything) and len(others) > 1:
             raise OptionError(f"--html and --all show one comparison: give one file to compare with {one}")
-    pairs = [_open(one, other, page, text) for other in dict.fromkeys(others)]
+    pairs = _open(one, [*dict.fromkeys(others)], page, text)
     with file_errors(text or one):
         words = read_text(text) if text else None
     compared = [_compare(pair, exclude) for pair in pairs]
@@ -130,18 +130,24 @@ class _Compared:
     predictions: Predictions | None = None
 
 
-def _open(one: Path, other: Path, page: Path | None, text: Path | None) -> tuple[_Side, _Side]:
-    """Opens both files, a folder as GGUF if the other one is GGUF."""
+def _open(one: Path, others: Sequence[Path], page: Path | None, text: Path | None) -> list[tuple[_Side, _Side]]:
+    """Opens one file beside each of the others, a folder as GGUF if the other one is GGUF."""
+    pairs: list[tuple[_Side, _Side]] = []
+    originals: dict[str, Checkpoint] = {}  # by the format of the other file: mapping a folder takes long
     with file_errors(one):
-        before = open_entries(one)
-    with file_errors(other):
-        opened = open_entries(other)
-        after = open_beside(opened, other, before.file)
-    with file_errors(one):
-        if page:
-            refuse_overwriting(page, one, other, text)
-        before = open_beside(before, one, opened.file)
-    return _Side("A", one, before), _Side("B", other, after)
+        first = open_entries(one)
+    for other in others:
+        with file_errors(other):
+            opened = open_entries(other)
+            after = open_beside(opened, other, first.file)
+        format = opened.file.format.name if opened.file else ""
+        with file_errors(one):
+            if page:
+                refuse_overwriting(page, one, other, text)
+            if format not in originals:
+                originals[format] = open_beside(first, one, opened.file)
+        pairs.append((_Side("A", one, originals[format]), _Side("B", other, after)))
+    return pairs
 
 
 def _compare(sides: tuple[_Side, _Side], exclude: Sequence[str]) -> _Compared:

@@ -23,7 +23,7 @@ from glft_schema.display import MOST, Listing
 from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import BytesSource, Source
-from glft_schema.storage.tensor_bytes import write_all
+from glft_schema.storage.tensor_bytes import array_bytes, write_all
 
 WINDOW = 1 << 17  # bytes that the walk over strings reads at a time,
 PER_STRING = 64  # but not more than this for each string
@@ -201,7 +201,7 @@ def _short_strings(window: memoryview, size: int, order: ByteOrder) -> Positions
 
 class Numbers(construct.Construct):
     """`count` numbers. Parses into `StoredNumbers`, builds from a sequence or array of as many
-    numbers. Size: that of its numbers.
+    numbers. Its size is known if `count` is.
 
     Args:
         number: the kind of the numbers, such as ``f32``.
@@ -230,8 +230,9 @@ class Numbers(construct.Construct):
         array = obj[:] if isinstance(obj, StoredNumbers) else obj.reshape(-1) if isinstance(obj, np.ndarray) else obj
         check_length(self.count, array, "numbers", context, path)
         if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.number.numpy_dtype().newbyteorder("="):
-            write_all(stream, np.ascontiguousarray(array, self.number.numpy_dtype(order)).view(np.uint8).data)
-            return obj if isinstance(obj, StoredNumbers) else array.tolist()
+            stored = array_bytes(np.asarray(array, self.number.numpy_dtype(order)))
+            write_all(stream, stored)
+            return StoredNumbers(BytesSource(stored), 0, len(array), self.number, order)
         write_all(stream, _joined(array, lambda number: self.number.encode(number, order, ""), path))
         return list(array)
 

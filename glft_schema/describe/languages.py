@@ -30,7 +30,7 @@ def write(described: Schema | Format | TensorType | Struct, language: str) -> st
         UnsupportedError: if the language cannot express the schema.
     """
     schema = described if isinstance(described, Schema) else schema_of(described)
-    if language not in [*WRITERS]:
+    if language not in [*WRITERS]:  # which may be a Format, if the arguments are in the wrong order
         raise OptionError(f"expected one of {', '.join(WRITERS)}, found {quote(language)}")
     module = import_module(f"glft_schema.describe.{WRITERS[language]}")  # imports no other writer
     text: str = getattr(module, WRITERS[language].rpartition(".")[2])(schema)

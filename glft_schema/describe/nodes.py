@@ -498,8 +498,7 @@ def alternatives(node: Node) -> list[Node]:
     """Returns the nodes of which a field has one in each file: those of a switch, or the node."""
     if not isinstance(node, SwitchNode):
         return [node]
-    nodes = [case.node for case in node.cases] + ([node.default] if node.default else [])
-    return [inner for one in nodes for inner in alternatives(one)]
+    return [inner for one in node.alternatives for inner in alternatives(one)]
 
 
 def choose(node: EitherNode | SwitchNode, context: Any) -> Node:

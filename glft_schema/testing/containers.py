@@ -18,7 +18,8 @@ from glft_schema.codec.json_text import decode
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Raw, unwrap
 from glft_schema.codec.trace import STEP, without_root
-from glft_schema.describe.nodes import Field, JsonTableNode, ListNode, PaddingNode, RefNode, StructOf, SwitchNode, choose
+from glft_schema.describe.byte_range import select
+from glft_schema.describe.nodes import Field, JsonTableNode, ListNode, PaddingNode, RefNode, StructOf
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import Finding, FormatError, SchemeError, quote
 from glft_schema.files.file import File
@@ -196,9 +197,7 @@ class Draft:
     def field(self, region: str) -> Field:
         """Returns the declared field of a region, with the node that it has in this file."""
         field = struct_of(self.format.struct).field(region)
-        while isinstance(field.node, SwitchNode):
-            field = replace(field, node=choose(field.node, self.built))
-        return field
+        return replace(field, node=select(field.node, self.built))
 
     def is_metadata(self, region: str) -> bool:
         """Tells whether a region has typed key-values."""

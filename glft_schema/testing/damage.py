@@ -6,7 +6,7 @@ The aspect of a rule or byte follows from the schema node of its region.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from glft_schema.codec.expressions import Reference
 from glft_schema.codec.tables import least_size
 from glft_schema.codec.trace import STEP, FieldSpan
 from glft_schema.codec.typed_values import ARRAY
+from glft_schema.describe.byte_range import select
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import FormatError, TruncatedError, quote
 from glft_schema.files.container import Container
@@ -212,10 +213,9 @@ def damaged(draw: st.DrawFn, stored: bytes, aspect: str | None = None) -> bytes:
 def truncated(draw: st.DrawFn, file: File, aspect: str | None = None) -> Corruption | None:
     """Cuts a file off within a field, of `aspect` if given. None if it has no such field."""
     spans, regions = spans_of(file), Context({**file.regions, **file.regions.counts})
-    nodes = nodes_of(file.format, regions)
     starts, reported, fields = dict[str, int](), dict[int, str](), list[FieldSpan]()
     for span in spans:
-        starts[span.path], node = span.start, nodes.get(span.path)
+        starts[span.path], node = span.start, _node_at(file.format, regions, span.path)
         if isinstance(node, s.ByteOrderNode) and node.number:  # it reads the number after it
             reported[span.start] = span.path
         may_lack = isinstance(node, s.PaddingNode) and node.may_lack and node.may_lack(regions)
@@ -228,7 +228,7 @@ def truncated(draw: st.DrawFn, file: File, aspect: str | None = None) -> Corrupt
         return None
     span = fields[draw(st.integers(0, len(fields) - 1))]
     at = draw(st.integers(span.start, (span.end or 0) - 1))
-    too_few = (count for first, nbytes, count in _counts(file, spans, nodes) if first <= at < first + nbytes)
+    too_few = (count for first, nbytes, count in _counts(file, spans, regions) if first <= at < first + nbytes)
     path = next(too_few, reported.get(span.start, span.path))
     error: type[FormatError] = TruncatedError
     stored = bytes(file.source.view(0, at))
@@ -249,32 +249,19 @@ def spans_of(file: File) -> list[FieldSpan]:
     return spans
 
 
-def nodes_of(format: Format, regions: Context | None = None) -> dict[str, s.Node]:
-    """Returns the nodes of regions, and of fields of regions that are one struct, by path. Without
-    the regions of a file, no case of a switch is one."""
-    found = dict[str, s.Node]()
-    for part in struct_of(format.struct).fields:
-        node = part.node
-        while regions and isinstance(node, s.SwitchNode):
-            node = s.choose(node, regions)
-        found[part.name] = node
-        if isinstance(node, s.RefNode):
-            found |= {f"{part.name}{STEP}{inner.name}": inner.node for inner in struct_of(node.declared).fields}
-    return found
-
-
 def _first_field(format: Format) -> str:
-    first, *others = nodes_of(format)
-    return next((path for path in others if path.startswith(f"{first}{STEP}")), first)
+    first = struct_of(format.struct).fields[0]
+    inner = struct_of(first.node.declared).fields[:1] if isinstance(first.node, s.RefNode) else []
+    return STEP.join([first.name, *(part.name for part in inner)])
 
 
-def _counts(file: File, spans: Sequence[FieldSpan], nodes: Mapping[str, s.Node]) -> Iterator[tuple[int, int, str]]:
+def _counts(file: File, spans: Sequence[FieldSpan], regions: Context) -> Iterator[tuple[int, int, str]]:
     """Yields the start, the minimum size and the path of the count of each table and array.
 
     In file order, outer ones first. The first count whose elements do not fit gets the error.
     """
     for span in sorted(spans, key=lambda span: (span.start, -(span.end or 0))):
-        value, node = span.value, nodes.get(span.path)
+        value, node = span.value, _node_at(file.format, regions, span.path)
         if isinstance(node, s.JsonTableNode):
             yield span.start, (span.end or 0) - span.start, span.path
         elif node and (rows := rows_of(node)):
@@ -284,18 +271,20 @@ def _counts(file: File, spans: Sequence[FieldSpan], nodes: Mapping[str, s.Node])
         elif span.path.endswith(f"{STEP}elements"):
             item = value.number if isinstance(value, StoredArray) else file.format.metadata.types[ARRAY].field
             yield span.start, len(value) * least_size(item), f"{span.path.rpartition(STEP)[0]}{STEP}n"
-        elif isinstance(value, StoredArray) and (found := node or _node_at(file.format, span.path)):
-            yield span.start, len(value) * least_size(value.number), count_path(found, span.path)
+        elif isinstance(value, StoredArray) and node:
+            yield span.start, len(value) * least_size(value.number), count_path(node, span.path)
 
 
-def _node_at(format: Format, path: str) -> s.Node | None:
-    """Returns the node of a field by its path, also in rows; None for the parts of a field."""
+def _node_at(format: Format, regions: Context, path: str) -> s.Node | None:
+    """Returns the node of a field by its path, also in rows; None for a struct and for the parts of
+    a field. Of a region with several cases, returns that of the file with `regions`."""
     struct, node = struct_of(format.struct), None
-    for step in path.split(STEP):
+    for depth, step in enumerate(path.split(STEP)):
         if step.isdecimal() and node and (row := rows_of(node)):
             struct, node = row, None
         elif node is None and step in (part.name for part in struct.fields):
             node = struct.field(step).node
+            node = node if depth else select(node, regions)
             if isinstance(node, s.RefNode):
                 struct, node = struct_of(node.declared), None
         else:

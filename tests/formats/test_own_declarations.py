@@ -400,6 +400,16 @@ def test_rules_of_a_part_that_depends_on_others_are_broken_where_it_is(x: Any, r
         assert fuzz(format, 60).failure is None
 
 
+def test_files_cut_off_in_a_table_within_rows_name_its_count() -> None:
+    row = Struct("k" / Count(u8, this.cells), "cells" / Table(this.k, Struct("a" / u16)))
+    format, random = declared("n" / Count(u8, this.rows), "rows" / Table(this.n, row)), Random(1)
+    with registered(format):
+        stored = built(format, rows=[{"cells": [{"a": 1}] * 3}] * 2)
+        cut = [one for _ in range(60) if (one := drawn(corruptions(stored), random)) and len(one.stored) < len(stored)]
+        assert {one.path for one in cut} >= {"rows -> 0 -> k", "rows -> 1 -> k"}
+        assert [one.problem() for one in cut if one.problem()] == []
+
+
 @pytest.mark.parametrize("v", [0, 1])
 def test_files_cut_off_in_a_part_that_depends_on_others_name_its_counts(v: int) -> None:
     part = Struct("k" / Count(u8, this.rows), "rows" / Table(this.k, CELL), "n" / u8, "px" / Numbers(u16, this.n))

@@ -402,7 +402,7 @@ def test_tied_tensors_are_stored_once(tied: dict[str, Any], expected: dict[str, 
 
 
 def test_tied_tensors_of_different_types_in_gguf(tmp_path: Path) -> None:
-    """Its tensors never share a payload. Those of one type are equal, so there is no warning."""
+    """GGUF tensors never share a payload. Only tied tensors of different types cause a warning."""
     module = torch.nn.ModuleDict({"embed": torch.nn.Embedding(20, 256), "head": torch.nn.Linear(256, 20, bias=False)})
     module["head"].weight = module["embed"].weight
     state, path = module.state_dict(), tmp_path / "two.gguf"

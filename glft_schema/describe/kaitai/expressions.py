@@ -16,6 +16,7 @@ from glft_schema.codec.expressions import (
     Reference,
     Reversed,
     ValueOfKey,
+    as_condition,
     is_condition,
     subexpressions,
 )
@@ -118,7 +119,7 @@ class ExpressionWriter:
     def condition(self, expression: Expression, at: Location) -> str:
         """Returns an expression as a condition: whether a number is not 0."""
         is_bool = self.kind(expression, at) == CONDITION
-        return self.text(expression if is_bool else Operation("!=", expression, Constant(0)), at)
+        return self.text(expression if is_bool else as_condition(expression), at)
 
     def param(self, reference: Reference, at: Location) -> str | None:
         """Returns a parameter of a payload, or None if the reference is to a field."""
