@@ -20,13 +20,13 @@ from glft_schema.storage.torch_tensors import array_in, array_to_read, has_plain
 from glft_schema.tensor_types import on_torch
 from glft_schema.tensor_types.chunks import slices
 from glft_schema.tensor_types.library.loading import function_of
-from glft_schema.tensor_types.on_torch import SIZES
 from glft_schema.tensor_types.workers import run_parts
 
 FEW = 4  # rows of a half-precision input up to which float32 is faster than converting weights
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (*HALF, torch.float32, torch.float64)
 CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
+ON_GPU = 1 << 26  # weights decoded at a time on a GPU
 DEVICES = ("cpu", "cuda")  # whose autocast is followed
 LIBRARY: Any = torch.library.Library("glft_schema", "DEF")  # type: ignore[no-untyped-call]
 LIBRARY.define("linear(Tensor x, Tensor packed, str type, int rows, int columns) -> Tensor")
@@ -97,7 +97,7 @@ def _for_each_part(
     numbers, threads = together * columns, torch.get_num_threads()
     in_library = packed.device.type == "cpu" and function_of(type.lower(), "float32") is not None
     is_parallel = in_threads and in_library and threads > 1
-    most = CHUNK if packed.device.type == "cpu" else SIZES[0]
+    most = CHUNK if packed.device.type == "cpu" else ON_GPU
     size = max(min(most // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
     type_, stored = registered_type(type), packed.detach()
     mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad  # also in other threads
@@ -138,7 +138,7 @@ def _dequantize(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtyp
 
 def _decode(packed: torch.Tensor, type: str, out: torch.Tensor) -> torch.Tensor:
     type_, columns = registered_type(type), out.shape[1]
-    return on_torch.decode(type_, on_torch.unpack(type_, packed, columns), columns, out=out)
+    return on_torch.decode_packed(type_, packed, columns, out)
 
 
 def _memory(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

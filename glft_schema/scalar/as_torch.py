@@ -314,7 +314,10 @@ class _Printer:
             if not isinstance(at, BlockNumber):
                 return np.asarray(array.table[np.clip(at, 0, len(array.table) - 1)])
             name, kind = self._table(array.name, array.table)
-            return self._number(f"on.look_up({name}, {self._pad(at, 'int32')})", kind, at)
+            entry, offset = self._entry(node.at, at)
+            start, steps, _ = steps_of(offset, np.ones(offset.shape, bool)) or ()  # type: ignore[misc]
+            text = f"on.look_up({name}, {self._pad(entry, 'int32')}, {start}, {steps}, {offset.shape})"
+            return self._number(text, kind, entry, offset)
         if isinstance(at, BlockNumber):
             raise self._refusal(f"expected an index of {array.name} that does not depend on data")
         at = fit(first, rank) + fit(at, rank)
@@ -328,6 +331,19 @@ class _Printer:
         elif KINDS[number].size < 4:
             text = f"on.cast({self._name(text)}, {node.kind!r})"
         return BlockNumber(self._name(text), node.kind, axes)
+
+    def _entry(self, node: Expression, at: BlockNumber) -> tuple[BlockNumber, Index]:
+        """Returns the index of a table as a number and a linear index [*axes] that is added to
+        it, as of the entry of a grid and the place in it."""
+        rank = len(self._axes)
+        if isinstance(node, tree.Binary) and node.sign == "+":
+            left, right = self._value(node.left), self._value(node.right)
+            number, index = (right, left) if isinstance(left, np.ndarray) else (left, right)
+            if isinstance(number, BlockNumber) and isinstance(index, np.ndarray):
+                index = fit(index, rank)
+                if steps_of(index, np.ones(index.shape, bool)):
+                    return number, index
+        return at, np.zeros((1,) * rank, np.int64)
 
     def _table(self, name: str, numbers: Index) -> tuple[str, str]:
         """Returns the name of a table in the text, and its kind. Different tables with one name are

@@ -11,6 +11,8 @@ import numpy as np
 from glft_schema.scalar import tree
 from glft_schema.scalar.tree import Literal, Variable, walk
 
+WORD = 4  # numbers of a byte in a word
+
 Index: TypeAlias = np.ndarray[Any, Any]  # int64, float32 or bool
 
 
@@ -59,9 +61,13 @@ def dense(sizes: Sequence[int]) -> list[int]:
 
 
 def parts_of(loop: tree.For, count: int) -> tuple[int, ...]:
-    """Returns the sizes of a loop's axes. Divisions and comparisons of its variable split it."""
+    """Returns the sizes of a loop's axes. Divisions and comparisons of its variable split it; a
+    loop over the numbers of a table's entry is split into words of four."""
     cuts = set[int]()
     for part in walk(loop.body):
+        if isinstance(part, tree.Load) and part.array.table is not None and isinstance(part.at, tree.Binary):
+            sides = part.at.left, part.at.right
+            cuts |= {WORD for side in sides if isinstance(side, Variable) and side.name == loop.name}
         if isinstance(part, tree.Binary) and part.sign in ("//", "%", "<", ">=") and isinstance(part.right, Literal):
             cut, left = int(part.right.value), part.left
             if isinstance(left, tree.Binary) and left.sign == "//" and isinstance(left.right, Literal):

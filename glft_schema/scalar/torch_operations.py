@@ -71,7 +71,9 @@ def _places(first: int, steps: Sizes, sizes: Sizes, device: torch.device) -> tor
     return places
 
 
-def look_up(numbers: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+def look_up(numbers: torch.Tensor, at: torch.Tensor, first: int, steps: Sizes, sizes: Sizes) -> torch.Tensor:
+    """Returns the numbers of a table at `at` plus an index that is linear in the axes."""
+    at = at + _places(first, steps, sizes, at.device) if first or any(steps) else at
     return torch.nn.functional.embedding(at, numbers.unsqueeze(1)).squeeze(-1)
 
 
