@@ -1,8 +1,8 @@
 """Torch operators on packed weights, u8 [rows, bytes of a row]; see `TensorType.packed`.
 
 Each operator serves all types, given by name. `linear` and its gradient decode some rows at a time
-into a buffer that is reused. Autograd saves only the packed weights. `torch.compile` sees one
-opaque call. On a GPU, the formula inside it is compiled; see `tensor_types.on_torch`.
+into a buffer that is reused; for few rows of x, a kernel multiplies by the packed weights. Autograd
+saves only the packed weights. `torch.compile` sees one opaque call.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
 from glft_schema.storage.torch_tensors import array_in, array_to_read, has_plain_memory
-from glft_schema.tensor_types import on_torch
+from glft_schema.tensor_types import on_torch, on_triton
 from glft_schema.tensor_types.chunks import slices
 from glft_schema.tensor_types.library.loading import function_of
 from glft_schema.tensor_types.workers import run_parts
@@ -67,8 +68,17 @@ def packed_weights(packed: torch.Tensor, type: str, columns: int, dtype: torch.d
 def _linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
     _check_input(x, columns)
     flat = x.reshape(math.prod(x.shape[:-1]), columns)
+    if on_torch.by_triton(flat.detach(), packed.detach()):
+        decoded = partial(_by_parts, flat, packed, type, rows, columns)
+        found = on_triton.multiply(registered_type(type), flat.detach(), packed.detach(), rows, decoded)
+        return found.view(*x.shape[:-1], rows)
     if len(flat) <= FEW and x.dtype in HALF:
         flat = flat.float()
+    return _by_parts(flat, packed, type, rows, columns).to(x.dtype).view(*x.shape[:-1], rows)
+
+
+def _by_parts(flat: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
+    """Returns the product of x [count, columns], with some of the weights decoded at a time."""
     out = flat.new_empty(len(flat), rows)
 
     def multiply(part: slice, weights: torch.Tensor) -> None:
@@ -78,7 +88,7 @@ def _linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns
             torch.mm(flat, weights.t(), out=out[:, part])
 
     _for_each_part(multiply, packed, type, rows, columns, flat.dtype)
-    return out.to(x.dtype).view(*x.shape[:-1], rows)
+    return out
 
 
 def _for_each_part(
@@ -133,7 +143,7 @@ def _linear_backward(grad: torch.Tensor, packed: torch.Tensor, type: str, rows: 
 
 
 def _dequantize(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    return _decode(packed, type, packed.new_empty((len(packed), columns), dtype=dtype))
+    return _decode(packed.detach(), type, packed.new_empty((len(packed), columns), dtype=dtype))
 
 
 def _decode(packed: torch.Tensor, type: str, out: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,7 @@ from glft_schema.scalar.as_triton import Field, Stored, Trace
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.kinds import KINDS
 from glft_schema.storage.torch_tensors import as_tensor
+from glft_schema.tensor_types.scalar_layout import Formula, ScalarField, ScalarLayout
 from glft_schema.tensor_types.tensor_type import TensorType
 
 DEVICES = ("cuda", "xpu")  # of torch, also for ROCm, that Triton compiles for
@@ -210,7 +211,7 @@ def _decode(type_: TensorType, parts: Parts, columns: int, out: torch.Tensor) ->
         rows, cells = 1, rows * cells  # blocks without a gap
     step = _power(WEIGHTS // unit)
     chunks = -(-cells // step)
-    kernel, tables = _kernel(type_, parts.alignments, "decode")
+    kernel, tables = kernel_of(layout, type_.formula, parts.alignments, "decode")
     with _on(out.device):
         kernel[(rows * chunks,)](
             *parts.tensors, out, cells, chunks, *pitches, *tables(out.device), CELLS=step, num_warps=4, enable_fp_fusion=False
@@ -224,9 +225,8 @@ def _multiply(
     """Returns the product of contiguous x [count, columns] in a way of SUMS or DOTS."""
     by_dot, height, warps = way
     count, columns = x.shape
-    unit = type_.scalar_layout.unit
-    together = rows // len(parts.tensors[0])
-    kernel, tables = _kernel(type_, parts.alignments, "dot" if by_dot else "sum", MOST if by_dot else batch)
+    layout, together = type_.scalar_layout, rows // len(parts.tensors[0])
+    kernel, tables = kernel_of(layout, type_.formula, parts.alignments, "dot" if by_dot else "sum", MOST if by_dot else batch)
     out = torch.empty((count, rows), dtype=x.dtype, device=x.device)
     with _on(x.device):
         kernel[(-(-rows // height),)](
@@ -236,11 +236,11 @@ def _multiply(
             count,
             rows,
             together,
-            columns // unit,
+            columns // layout.unit,
             *parts.pitches,
             *tables(x.device),
             ROWS=height,
-            CELLS=_power(STEP // unit),
+            CELLS=_power(STEP // layout.unit),
             num_warps=warps,
         )
     return out
@@ -260,19 +260,23 @@ def _power(number: int) -> int:
 
 
 @lru_cache(maxsize=1 << 8)
-def _kernel(
-    type_: TensorType, alignments: tuple[int, ...], form: str, batch: int = 1
+def kernel_of(
+    layout: ScalarLayout, formula: Formula, alignments: tuple[int, ...], form: str, batch: int = 1
 ) -> tuple[Any, Callable[[torch.device], list[torch.Tensor]]]:
     """Returns a kernel, and a function that returns its tables on a device.
 
     Args:
-        type_: with a formula.
+        layout: of a block or a row.
+        formula: of it.
         alignments: of the addresses of each part.
         form: decode, sum or dot.
         batch: the most rows of x, a power of two.
+
+    Raises:
+        ScalarError: if the formula cannot run on arrays.
     """
-    text, arrays = print_kernel(type_, alignments, form, batch)
-    path = f"<{form} {type_} {alignments} {batch}>"
+    text, arrays = _print_kernel(layout, formula, alignments, form, batch)
+    path = f"<{form} {layout.name} {alignments} {batch} {id(formula)}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)  # where Triton finds the source
     scope: dict[str, Any] = {"__name__": "glft_schema.kernels"}
     exec(compile(text, path, "exec"), scope)
@@ -284,14 +288,11 @@ def _kernel(
     return scope[form], tables
 
 
-def print_kernel(type_: TensorType, alignments: Sequence[int], form: str, batch: int = 1) -> tuple[str, list[Any]]:
-    """Returns the text of a kernel, see `_kernel`, and its tables.
-
-    Raises:
-        ScalarError: if the formula cannot run on arrays.
-    """
-    assert type_.formula
-    layout, leading = type_.scalar_layout, 1 if form == "decode" else 2
+def _print_kernel(
+    layout: ScalarLayout, formula: Formula, alignments: Sequence[int], form: str, batch: int
+) -> tuple[str, list[Any]]:
+    """Returns the text of a kernel, and its tables; see `kernel_of`."""
+    leading = 1 if form == "decode" else 2
     unit, cell, fields = layout.unit, "cell[None, :]" if leading == 2 else "cell", dict[str, Field]()
     starts = []
     for number, alignment in enumerate(alignments):
@@ -299,7 +300,7 @@ def print_kernel(type_: TensorType, alignments: Sequence[int], form: str, batch:
         starts.append(f"start_{number} = part_{number} + packed_row * pitch_{number} + (first + {cell}) * {size}")
         for field, at in zip(layout.fields, layout.offsets, strict=False) if layout.weights else [(layout.fields[number], 0)]:
             fields[field.name] = Field(f"start_{number} + {at}", field.number, math.gcd(alignment, size, at, 4))
-    trace = Trace(check(type_.formula, layout.arrays(columns=unit)), fields, leading)
+    trace = Trace(check(formula, layout.arrays(columns=unit)), fields, leading)
     body = {"decode": _print_decode, "sum": _print_sum, "dot": _print_dot}[form](trace, [*starts, *trace.lines], unit, batch)
     parts, pitches = ([f"{name}_{number}" for number in range(len(alignments))] for name in ("part", "pitch"))
     sizes = ["out", "cells", "chunks"] if form == "decode" else ["x", "out", "count", "rows", "together", "cells"]
@@ -309,7 +310,7 @@ def print_kernel(type_: TensorType, alignments: Sequence[int], form: str, batch:
     return "\n".join(lines) + "\n", list(trace.tables.values())
 
 
-def _size(field: Any, unit: int) -> int:
+def _size(field: ScalarField, unit: int) -> int:
     """Returns the bytes of a field that a cell of a row has; 0 if the whole row shares them."""
     return 0 if field.count else KINDS[field.number].size * field.count_in(unit)
 

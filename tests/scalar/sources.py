@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import linecache
+import os
 import random
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from glft_schema.scalar.kinds import KINDS
 from glft_schema.scalar.language import run
 from glft_schema.scalar.side_by_side import run_side_by_side
 from glft_schema.scalar.tree import Function
+from glft_schema.tensor_types.on_triton import kernel_of
 from glft_schema.tensor_types.scalar_layout import ScalarLayout
 
 GNU = ("-std=gnu11", "-Wno-psabi")  # lanes use vectors of gcc and clang
@@ -80,6 +83,19 @@ def by_torch(function: Function, fields: dict[str, np.ndarray[Any, Any]]) -> np.
     given = {name: torch.from_numpy(signed[name]) for name in function.parameters if name != "w"}
     weights = decoder(function)[0](w=torch.empty(len(next(iter(fields.values())))), **given)
     return weights.flatten(1).numpy()
+
+
+def by_triton(source: Any, layout: ScalarLayout, blocks: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Returns the weights [blocks, weights] that a kernel in Triton's interpreter decodes, from
+    odd addresses; skips the test without the interpreter."""
+    if os.environ["TRITON_INTERPRET"] != "1" or not find_spec("triton"):
+        pytest.skip("Triton's interpreter is not installed, or this machine has a GPU")
+    (kernel, tables), out = kernel_of(layout, source, (1,), "decode"), torch.full((len(blocks), layout.weights or 0), 7.0)
+    part = torch.zeros(blocks.size + 1, dtype=torch.uint8)[1:].view(blocks.shape).copy_(torch.from_numpy(blocks))
+    chunks = -(-len(blocks) // 64)
+    with np.errstate(all="ignore"):
+        kernel[(chunks,)](part, out, len(blocks), chunks, blocks.size, *tables(out.device), CELLS=64)
+    return out.numpy()
 
 
 def by_plain_python(function: Any, fields: dict[str, np.ndarray[Any, Any]], length: int) -> np.ndarray[Any, Any]:

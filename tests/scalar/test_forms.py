@@ -14,7 +14,18 @@ from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import LookupTable, ScalarError
 from glft_schema.tensor_types.library.printing import TypesInC
 from glft_schema.tensor_types.scalar_layout import ScalarField, ScalarLayout
-from tests.scalar.sources import by_c, by_numpy, by_plain_python, by_torch, columns, compiled, declared, grown, same_bits
+from tests.scalar.sources import (
+    by_c,
+    by_numpy,
+    by_plain_python,
+    by_torch,
+    by_triton,
+    columns,
+    compiled,
+    declared,
+    grown,
+    same_bits,
+)
 from tests.tools.depth import FULL
 
 LAYOUT = ScalarLayout(
@@ -230,7 +241,9 @@ def assert_forms_are_equal(functions: list[Any], blocks: np.ndarray[Any, Any], f
         expected, tree = by_plain_python(function, fields, 16), check(function, LAYOUT.arrays())
         assert same_bits(by_c(library[f"own_{number}"], blocks, 16), expected), number
         assert same_bits(by_numpy(tree, fields), expected), number
-        assert not in_torch or same_bits(by_torch(tree, fields), expected), number
+        if in_torch:
+            assert same_bits(by_torch(tree, fields), expected), number
+            assert same_bits(by_triton(function, LAYOUT, blocks), expected), number
 
 
 @pytest.mark.parametrize("name", [*BODIES, *NOT_IN_TORCH])

@@ -19,7 +19,7 @@ from glft_schema.tensor_types.library.printing import TypesInC
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
 from tests.scalar import sources
-from tests.scalar.sources import by_c, by_numpy, by_torch, columns, compiled, same_bits
+from tests.scalar.sources import by_c, by_numpy, by_torch, by_triton, columns, compiled, same_bits
 from tests.tensor_types.test_ggml_types import BLOCK_TYPES, BLOCKS, by_type, decoded, random_blocks
 from tests.tools.depth import FULL
 
@@ -55,6 +55,10 @@ FORMS: dict[str, tuple[Callable[..., Blocks], slice]] = {  # with the blocks tha
     "library": (decoded, slice(None)),
     "numpy": (lambda *given: by_arrays(by_numpy, *given), slice(3000)),
     "torch": (lambda *given: by_arrays(by_torch, *given), slice(3000)),
+    "Triton": (
+        lambda type_, *given: by_triton(type_.formula, type_.functions.layout, *given),
+        slice(0, None, 1 if FULL else 30),
+    ),
     "plain Python": (by_plain_python, slice(0, 1000, 2 if FULL else 50)),
 }
 

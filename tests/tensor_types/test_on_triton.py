@@ -1,0 +1,267 @@
+"""Kernels of Triton: run in its interpreter, and compiled for GPUs that need not be there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from glft_schema.formats.glft import GLFT
+from glft_schema.scalar.kinds import KINDS
+from glft_schema.storage.torch_tensors import as_tensor
+from glft_schema.tensor_types import TensorType, on_torch, on_triton
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
+from tests.scalar.sources import same_bits
+from tests.tools.depth import some_by_default
+
+TYPES = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
+EDGES = np.array([0.0, -0.0, 2**-24, -(2**-15), 1.0, 65504.0, np.inf, -np.inf, np.nan], np.float16)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+WAYS = [*on_triton.SUMS, *on_triton.DOTS]
+needs_interpreter = pytest.mark.skipif(
+    os.environ["TRITON_INTERPRET"] != "1" or not find_spec("triton"), reason="no Triton, or a GPU"
+)
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The interpreter does not round to bfloat16 as a GPU does, so that torch does it here."""
+    monkeypatch.setattr(on_triton, "_CHOSEN", {})
+    if find_spec("triton"):
+        from triton.runtime import interpreter as module
+
+        convert = module._convert_float
+
+        def rounded(numbers: np.ndarray[Any, Any], source: Any, target: Any, mode: Any) -> np.ndarray[Any, Any]:
+            if target != module.tl.bfloat16:
+                return convert(numbers, source, target, mode)
+            return torch.from_numpy(np.ascontiguousarray(numbers)).bfloat16().view(torch.int16).numpy().view(np.uint16)
+
+        monkeypatch.setattr(module, "_convert_float", rounded)
+    with np.errstate(all="ignore"):
+        yield
+
+
+def rows_of(type_: TensorType, rows: int, columns: int, start: int = 0) -> torch.Tensor:
+    """Returns packed rows of random bytes at an address that is `start` above a multiple of 8."""
+    size = type_.nbytes([1, columns])
+    memory = torch.zeros(rows * size + 16, dtype=torch.uint8)
+    first = -memory.data_ptr() % 8 + start
+    random = np.random.default_rng(0).integers(0, 256, (rows, size), np.uint8)
+    return memory[first : first + random.size].view(rows, size).copy_(torch.from_numpy(random))
+
+
+def with_scales(type_: TensorType, packed: torch.Tensor, columns: int, scales: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Returns packed rows after some of `scales` in turn are written into their float16 fields."""
+    layout, cells = type_.scalar_layout, packed.numpy()
+    if layout.weights:
+        cells = cells.reshape(-1, layout.offsets[-1])
+        spans = [slice(*pair) for pair in pairwise(layout.offsets)]
+    else:
+        spans = [span for _, span, _ in type_.spans_of_row(columns)]
+    for field, span in zip(layout.fields, spans, strict=True):
+        if field.number in ("f16", "f32"):
+            numbers = np.resize(scales, (len(cells), cells[:, span].shape[1] // KINDS[field.number].size))
+            cells[:, span] = numbers.astype(KINDS[field.number].numpy).view(np.uint8)
+    if type_.name == "IQ1_M":  # its scale is in the top nibbles of four words
+        words = np.ascontiguousarray(cells[:, -8:]).view(np.uint16) & 0xFFF
+        bits = np.resize(scales, len(words)).view(np.uint16)[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15
+        cells[:, -8:] = (words | bits << 12).view(np.uint8)
+    return packed
+
+
+def decoded(type_: TensorType, packed: torch.Tensor, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Returns weights by the functions for arrays."""
+    return as_tensor(type_.decode(type_.unpack(packed.numpy(), columns), columns)).to(dtype)
+
+
+def parts_of(type_: TensorType, packed: torch.Tensor, columns: int) -> on_triton.Parts:
+    return on_triton.Parts([packed[:, span] for _, span, _ in type_.spans_of_row(columns)])
+
+
+def shape_of(type_: TensorType) -> tuple[int, int]:
+    """Returns rows and columns that fill no program: columns are 3 blocks or groups, or 37."""
+    return 5, 3 * type_.least_row if type_.least_row > 1 else 37
+
+
+@needs_interpreter
+@pytest.mark.parametrize("type_", TYPES, ids=str)
+def test_decodes_to_the_bits_of_the_library(type_: TensorType) -> None:
+    """In each dtype and from any address, with scales that are zero, subnormal, infinite or NaN."""
+    rows, columns = shape_of(type_)
+    for start, dtype in zip((0, 1, 2), FLOATS, strict=True):
+        packed = with_scales(type_, rows_of(type_, rows, columns, start), columns, EDGES)
+        memory = torch.full((rows * columns + 9,), 7.0, dtype=dtype)
+        out = memory[5 : 5 + rows * columns].view(rows, columns)
+        assert on_triton.decode(type_, parts_of(type_, packed, columns).tensors, columns, out)
+        assert same_bits(out.float().numpy(), decoded(type_, packed, columns, dtype).float().numpy())
+        assert (memory[:5] == 7).all()
+        assert (memory[-4:] == 7).all()
+
+
+@needs_interpreter
+@pytest.mark.parametrize("type_", TYPES, ids=str)
+def test_products_are_those_of_decoded_weights(type_: TensorType) -> None:
+    """In each way, also of packed rows that hold several rows of weights."""
+    rows, columns = shape_of(type_)
+    scales = np.array([1.0, 0.5, -0.25], np.float16)
+    for way, count, together in zip(WAYS, (1, 3, 7, 16), (1, 1, 5, 1), strict=True):
+        packed = with_scales(type_, rows_of(type_, rows // together, columns * together), columns * together, scales)
+        weights = decoded(type_, packed, columns * together).view(rows, columns).double()
+        weights /= (largest := weights.abs().max())
+        x = torch.randn(count, columns, generator=torch.Generator().manual_seed(count))
+        batch = 1 << (count - 1).bit_length()
+        found = on_triton._multiply(type_, x, parts_of(type_, packed, columns * together), rows, batch, way)
+        torch.testing.assert_close(found.double() / largest, x.double() @ weights.T, rtol=1e-5, atol=1e-4)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("type_", [GGML_TYPES["Q4_K"], Q8_PER_CHANNEL], ids=str)
+def test_multiplies_in_the_dtype_of_x_in_the_fastest_way(
+    type_: TensorType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of the ways is refused; more rows of x than a kernel takes are decoded."""
+    rows, columns = 20, 512
+    if dtype == torch.bfloat16:
+        monkeypatch.setattr(on_triton, "DOTS", ())  # the interpreter multiplies the words
+    packed = as_tensor(type_.pack(type_.encode(torch.randn(rows, columns) / 8, "w")))
+    weights = decoded(type_, packed, columns)
+    for count in (1, 2, 5, 16, 17, 0):
+        x = torch.randn(columns, count).to(dtype).T  # not contiguous
+        expected = x.float() @ weights.T
+        found = on_triton.multiply(type_, x, packed, rows, partial(expected.to, dtype))
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.05)
+    assert {key[4] for key in on_triton._CHOSEN} == {1, 2, 8, 16}
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    ("replaced", "text"),
+    [
+        ((".to(out.dtype", ".to(tl.float16).to(out.dtype"), "Triton's kernel of Q4_0 gives other numbers than the decoder"),
+        (("tl.minimum", "tl.missing"), "Triton cannot run a kernel of Q4_0, so a slower way is used: .*missing"),
+    ],
+)
+def test_a_kernel_that_is_wrong_is_refused_with_a_warning(
+    replaced: tuple[str, str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel is damaged as a faulty compiler would damage it."""
+    print_kernel = on_triton._print_kernel
+    on_triton.kernel_of.cache_clear()
+
+    def damaged(*given: Any) -> tuple[str, list[Any]]:
+        source, tables = print_kernel(*given)
+        return source.replace(*replaced), tables
+
+    monkeypatch.setattr(on_triton, "_print_kernel", damaged)
+    type_, packed, out = GGML_TYPES["Q4_0"], rows_of(GGML_TYPES["Q4_0"], 3, 64), torch.empty(3, 64)
+    with_scales(type_, packed, 64, np.array([1e-3], np.float16))
+    for warned in (pytest.warns(RuntimeWarning, match=text), nullcontext()):  # once
+        with warned:
+            assert not on_triton.decode(type_, [packed], 64, out)
+    x = torch.randn(1, 64)
+    expected = x @ decoded(type_, packed, 64).T * 1e8  # beyond float16
+    if "missing" in text:
+        with pytest.warns(RuntimeWarning, match=text):
+            assert on_triton.multiply(type_, x, packed, 3, lambda: expected) is expected
+    on_triton.kernel_of.cache_clear()
+
+
+@needs_interpreter
+def test_products_of_infinite_weights_are_infinite() -> None:
+    type_, columns = GGML_TYPES["Q8_0"], 96
+    packed = rows_of(type_, 3, columns)
+    with_scales(type_, packed, columns, np.array([1, 1, 1, 1, np.inf, 1, 1, 1, np.nan], np.float16))
+    x = torch.rand(2, columns) + 1
+    for way in WAYS:
+        found = on_triton._multiply(type_, x, parts_of(type_, packed, columns), 3, 2, way)
+        assert found.isfinite().tolist() == [[True, False, False]] * 2
+
+
+@needs_interpreter
+def test_graphs_see_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, formulas run as operations of torch, and an eager call runs a kernel."""
+    type_, packed = GGML_TYPES["Q8_0"], rows_of(GGML_TYPES["Q8_0"], 4, 64)
+    monkeypatch.setattr(on_torch, "PLAIN", ("meta",))
+    monkeypatch.setattr(on_triton, "serves", lambda device: True)
+    out = torch.empty(4, 64)
+    assert same_bits(on_torch.decode_packed(type_, packed, 64, out).numpy(), decoded(type_, packed, 64).numpy())
+    assert [key[0] for key in on_triton._CHOSEN] == [type_]
+
+
+def test_without_triton_a_warning_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is taken for a GPU that Triton does not serve."""
+    type_, packed, out = GGML_TYPES["Q8_0"], rows_of(GGML_TYPES["Q8_0"], 4, 64), torch.empty(4, 64)
+    monkeypatch.setattr(on_torch, "PLAIN", ("meta",))
+    monkeypatch.setattr(on_torch, "_UNSAID", [True])
+    with pytest.warns(RuntimeWarning, match="Triton does not serve cpu: formulas run as operations of torch"):
+        on_torch.decode_packed(type_, packed, 64, out)
+    assert same_bits(out.numpy(), decoded(type_, packed, 64).numpy())
+    on_torch.decode_packed(type_, packed, 64, out)  # warnings are errors
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q8_0", "IQ3_S", "TQ1_0"])
+def test_a_call_under_a_mode_leaves_nothing_behind(name: str) -> None:
+    """Tensors that FakeTensorMode makes are not cached, nor are cached ones used under it."""
+    type_, packed = GGML_TYPES[name], rows_of(GGML_TYPES[name], 4, 256)
+    fields = {"blocks": packed}
+    on_torch._formula.cache_clear()
+    for _ in range(2):
+        with FakeTensorMode() as mode:
+            fakes = {key: mode.from_tensor(field) for key, field in fields.items()}
+            assert on_torch.decode(type_, fakes, 256).shape == (4, 256)
+        assert same_bits(on_torch.decode(type_, fields, 256).numpy(), decoded(type_, packed, 256).numpy())
+
+
+COMPILED = """
+import sys
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from glft_schema.formats.glft import GLFT
+from glft_schema.tensor_types import on_triton
+from glft_schema.tensor_types.ggml import GGML_TYPES
+
+types = {type_.name: type_ for type_ in [*GGML_TYPES, *GLFT.types]}
+for name in sys.argv[1:]:
+    layout, formula, parts = types[name].scalar_layout, types[name].formula, len(list(types[name].fields()))
+    for target in (GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)):
+        for form, batch, height, warps in (("decode", 1, 0, 4), ("sum", 1, 2, 1), ("sum", 4, 8, 4), ("dot", 16, 16, 4)):
+            kernel, tables = on_triton.kernel_of(layout, formula, (2,) * parts, form, batch)
+            weights = on_triton.STEP if height else on_triton.WEIGHTS
+            constants = {"CELLS": on_triton._power(weights // layout.unit), **({"ROWS": height} if height else {})}
+            pointers = dict(part="*u8", x="*bf16", out="*bf16", table="*i32")
+            kinds = {name: pointers.get(name.partition("_")[0], "i32") for name in kernel.arg_names}
+            kinds |= {f"table_{at}": "*fp32" for at, table in enumerate(tables("cpu")) if table.is_floating_point()}
+            source = ASTSource(kernel, kinds | dict.fromkeys(constants, "constexpr"), constants)
+            made = compile(source, target=target, options={"num_warps": warps, "enable_fp_fusion": False})
+            assert made.asm["cubin" if target.backend == "cuda" else "hsaco"], (name, form)
+    print(name)
+"""
+
+
+@pytest.mark.skipif(not find_spec("triton"), reason="no Triton")
+@pytest.mark.parametrize("type_", some_by_default([Q4_PER_GROUP_64, *TYPES], 40), ids=str)
+def test_compiles_for_gpus_that_are_not_there(type_: TensorType) -> None:
+    """Each form for an H100 and an MI300."""
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, type_.name],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+    )
+    assert done.stdout == f"{type_.name}\n", done.stderr[-2000:]
