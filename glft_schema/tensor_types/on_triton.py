@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.errors import one_line
 from glft_schema.lazy import torch
-from glft_schema.scalar.as_triton import Field, Stored, Trace
+from glft_schema.scalar.as_triton import Field, Trace
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.kinds import KINDS
 from glft_schema.storage.torch_tensors import as_tensor
@@ -38,7 +38,7 @@ MOST = 16  # rows of x in a product
 CHECKED = 1 << 12  # weights that are compared at first use
 ERROR = 2e-2  # of the largest result: weights rounded to bfloat16 in one of two products
 # Ways to multiply: sums or a product of matrices, rows of weights in a program, and warps.
-SUMS = ((False, 2, 1), (False, 8, 4))
+SUMS = ((False, 2, 1), (False, 4, 1))
 DOTS = ((True, 16, 4), (True, 32, 4))
 
 _CHOSEN: dict[Hashable, Any] = {}  # whether a decoder is used, and the way to multiply
@@ -226,7 +226,9 @@ def _multiply(
     by_dot, height, warps = way
     count, columns = x.shape
     layout, together = type_.scalar_layout, rows // len(parts.tensors[0])
-    kernel, tables = kernel_of(layout, type_.formula, parts.alignments, "dot" if by_dot else "sum", MOST if by_dot else batch)
+    cells, step = columns // layout.unit, _power(STEP // layout.unit)
+    form = ("dot", MOST) if by_dot else ("sum", batch)
+    kernel, tables = kernel_of(layout, type_.formula, parts.alignments, *form, whole=cells % step == 0)
     out = torch.empty((count, rows), dtype=x.dtype, device=x.device)
     with _on(x.device):
         kernel[(-(-rows // height),)](
@@ -236,11 +238,11 @@ def _multiply(
             count,
             rows,
             together,
-            columns // layout.unit,
+            cells,
             *parts.pitches,
             *tables(x.device),
             ROWS=height,
-            CELLS=_power(STEP // layout.unit),
+            CELLS=step,
             num_warps=warps,
         )
     return out
@@ -261,7 +263,7 @@ def _power(number: int) -> int:
 
 @lru_cache(maxsize=1 << 8)
 def kernel_of(
-    layout: ScalarLayout, formula: Formula, alignments: tuple[int, ...], form: str, batch: int = 1
+    layout: ScalarLayout, formula: Formula, alignments: tuple[int, ...], form: str, batch: int = 1, whole: bool = False
 ) -> tuple[Any, Callable[[torch.device], list[torch.Tensor]]]:
     """Returns a kernel, and a function that returns its tables on a device.
 
@@ -271,12 +273,13 @@ def kernel_of(
         alignments: of the addresses of each part.
         form: decode, sum or dot.
         batch: the most rows of x, a power of two.
+        whole: whether each step of a product has all of its cells.
 
     Raises:
         ScalarError: if the formula cannot run on arrays.
     """
-    text, arrays = _print_kernel(layout, formula, alignments, form, batch)
-    path = f"<{form} {layout.name} {alignments} {batch} {id(formula)}>"
+    text, arrays = _print_kernel(layout, formula, alignments, form, batch, whole)
+    path = f"<{form} {layout.name} {alignments} {batch} {whole} {id(formula)}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)  # where Triton finds the source
     scope: dict[str, Any] = {"__name__": "glft_schema.kernels"}
     exec(compile(text, path, "exec"), scope)
@@ -289,7 +292,7 @@ def kernel_of(
 
 
 def _print_kernel(
-    layout: ScalarLayout, formula: Formula, alignments: Sequence[int], form: str, batch: int
+    layout: ScalarLayout, formula: Formula, alignments: Sequence[int], form: str, batch: int, whole: bool
 ) -> tuple[str, list[Any]]:
     """Returns the text of a kernel, and its tables; see `kernel_of`."""
     leading = 1 if form == "decode" else 2
@@ -301,7 +304,9 @@ def _print_kernel(
         for field, at in zip(layout.fields, layout.offsets, strict=False) if layout.weights else [(layout.fields[number], 0)]:
             fields[field.name] = Field(f"start_{number} + {at}", field.number, math.gcd(alignment, size, at, 4))
     trace = Trace(check(formula, layout.arrays(columns=unit)), fields, leading)
-    body = {"decode": _print_decode, "sum": _print_sum, "dot": _print_dot}[form](trace, [*starts, *trace.lines], unit, batch)
+    body = {"decode": _print_decode, "sum": _print_sum, "dot": _print_dot}[form](
+        trace, [*starts, *trace.lines], unit, batch, whole
+    )
     parts, pitches = ([f"{name}_{number}" for number in range(len(alignments))] for name in ("part", "pitch"))
     sizes = ["out", "cells", "chunks"] if form == "decode" else ["x", "out", "count", "rows", "together", "cells"]
     constants = ["ROWS: tl.constexpr"] * (form != "decode") + ["CELLS: tl.constexpr"]
@@ -315,12 +320,12 @@ def _size(field: ScalarField, unit: int) -> int:
     return 0 if field.count else KINDS[field.number].size * field.count_in(unit)
 
 
-def _print_decode(trace: Trace, lines: Sequence[str], unit: int, batch: int) -> list[str]:
+def _print_decode(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
     stores = []
     for part in trace.stored:
         up = _axes(":", part.sizes)
         value = f"{part.value}.to(out.dtype.element_ty)"
-        stores.append(f"tl.store(out + places{up} + ({part.places}), {value}, mask={_mask(f'used{up}', part)})")
+        stores.append(f"tl.store(out + places{up} + ({part.places}), {value}, mask={_mask(f'used{up}', part.live)})")
     return [
         "packed_row, first = (tl.program_id(0) // chunks).to(tl.int64), 0",
         "index = tl.program_id(0) % chunks * CELLS + tl.arange(0, CELLS)",
@@ -347,16 +352,17 @@ def _print_product(trace: Trace, lines: Sequence[str], before: Sequence[str], ea
     ]
 
 
-def _print_sum(trace: Trace, lines: Sequence[str], unit: int, batch: int) -> list[str]:
+def _print_sum(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
     before, each, after = [], [], []
     for q in range(batch):
         sums = []
         for number, part in enumerate(trace.stored):
             name, up = f"sum_{number}_{q}", _axes("None, :", part.sizes)
-            mask = _mask(f"used{up}", part)
+            mask = _mask("" if whole else f"used{up}", part.live)
             before.append(f"{name} = tl.zeros([{', '.join(map(str, ('ROWS', 'CELLS', *part.sizes)))}], tl.float32)")
             place = f"x + tl.minimum({q}, count - 1) * cells * {unit} + (cell * {unit}){up} + ({part.places})"
-            each.append(f"{name} += tl.where({mask}, {part.value} * tl.load({place}).to(tl.float32), 0.0)")
+            product = f"{part.value} * tl.load({place}).to(tl.float32)"
+            each.append(f"{name} += tl.where({mask}, {product}, 0.0)" if mask else f"{name} += {product}")
             total = name
             for axis in range(len(part.sizes) + 1, 0, -1):
                 total = f"tl.sum({total}, {axis})"
@@ -366,16 +372,17 @@ def _print_sum(trace: Trace, lines: Sequence[str], unit: int, batch: int) -> lis
     return [*_print_product(trace, lines, before, each), *after]
 
 
-def _print_dot(trace: Trace, lines: Sequence[str], unit: int, batch: int) -> list[str]:
+def _print_dot(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
     each = []
     for part in trace.stored:
         up, sizes = _axes("None, :", part.sizes), ", ".join(map(str, ("CELLS", *part.sizes)))
         length = f"CELLS * {math.prod(part.sizes)}"
-        mask = _mask(f"used{up}", part)
+        mask = _mask("" if whole else f"used{up}", part.live)
+        weights = f"tl.where({mask}, {part.value}, 0.0)" if mask else part.value
         at = f"(batch * cells * {unit}){_axes(':, None', part.sizes)} + (cell * {unit}){up} + ({part.places})"
         each += [
-            f"inputs = tl.reshape(tl.load(x + {at}, mask={mask}, other=0.0), [{batch}, {length}])",
-            f"weights = tl.broadcast_to(tl.where({mask}, {part.value}, 0.0), [ROWS, {sizes}])",
+            f"inputs = tl.reshape(tl.load(x + {at}), [{batch}, {length}])",
+            f"weights = tl.broadcast_to({weights}, [ROWS, {sizes}])",
             f"weights = tl.reshape(weights, [ROWS, {length}]).to(x.dtype.element_ty)",
             'total += tl.dot(inputs, tl.trans(weights), input_precision="ieee")',
         ]
@@ -389,9 +396,9 @@ def _print_dot(trace: Trace, lines: Sequence[str], unit: int, batch: int) -> lis
     return [*_print_product(trace, lines, before, each), store]
 
 
-def _mask(used: str, part: Stored) -> str:
-    """Returns the text of the mask of the weights that exist, in the cells that are used."""
-    return f"{used} & {part.live}" if part.live else used
+def _mask(*masks: str) -> str:
+    """Returns the text of the masks that are not empty."""
+    return " & ".join(mask for mask in masks if mask)
 
 
 def _axes(leading: str, sizes: Sequence[int]) -> str:

@@ -15,13 +15,18 @@ from torch import nn
 from glft_schema import load_file, save_file
 from glft_schema.formats.glft import GLFT
 from glft_schema.nn import Linear
-from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.on_torch import decode
+from glft_schema.tensor_types.on_torch import decode_packed
+from glft_schema.tensor_types.on_triton import _CHOSEN
+from glft_schema.tensor_types.tensor_type import TensorType
 from tests.bench.measure import Row, compared, in_turn
 
 ROWS, COLUMNS = 32768, 8192  # 1 GiB as float32
-TYPES = [*GLFT.types, *(GGML_TYPES[name] for name in ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "IQ3_S"))]
+SIZE = 8192  # of layers
+TYPES = [type_ for type_ in [*GLFT.types, *GGML_TYPES] if not type_.exact]
+LAYERS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS", "IQ2_XXS", "IQ3_S", "MXFP4", "Q8_per_channel", "Q4_per_group_64")
+GOALS = {1: 1.0, 16: 1.5, 512: 1.6, 4096: 1.15}  # of a dense layer's time, by rows of x
+FOUR_BITS = ("Q4_0", "Q4_K", "IQ4_XS", "MXFP4", "Q4_per_group_64")  # half of it for one row
 
 
 def waited(run: Callable[[], object]) -> Callable[[], None]:
@@ -34,37 +39,53 @@ def waited(run: Callable[[], object]) -> Callable[[], None]:
     return run_and_wait
 
 
+def packed_of(type_: TensorType, rows: int, columns: int) -> torch.Tensor:
+    """Returns random bytes as packed rows, whose float16 numbers are small."""
+    packed = torch.randint(0, 256, (rows, type_.nbytes([1, columns])), dtype=torch.uint8, device="cuda")
+    layout = type_.scalar_layout
+    cells = packed.view(-1, layout.offsets[-1]) if layout.weights else packed
+    spans = (
+        map(slice, layout.offsets, layout.offsets[1:])
+        if layout.weights
+        else (span for _, span, _ in type_.spans_of_row(columns))
+    )
+    for field, span in zip(layout.fields, spans, strict=True):
+        if field.number in ("f16", "f32"):
+            cells[:, span] = 0x11
+    return packed
+
+
 def formulas() -> Iterator[Row]:
     """Measures dequantizing on the device against copying."""
     weights = torch.randn(ROWS, COLUMNS, device="cuda")
-    other = torch.empty_like(weights)
-    copy, copied = waited(lambda: other.copy_(weights)), 2 * weights.nbytes * 1e-9
-    for type_ in TYPES:
-        if type_.exact:
-            continue
-        packed = type_.nbytes([ROWS, COLUMNS])
-        if type_ in list(GLFT.types):
-            fields = {name: as_tensor(field).cuda() for name, field in type_.encode(weights, "w").items()}
-        else:
-            fields = {"blocks": torch.randint(0, 256, (ROWS, packed // ROWS), dtype=torch.uint8, device="cuda")}
-        for dtype in (torch.bfloat16, torch.float32):
-            out = torch.empty(ROWS, COLUMNS, dtype=dtype, device="cuda")
-            run = partial(decode, type_, fields, COLUMNS, dtype=dtype, out=out)
-            times, moved = in_turn({"ours": waited(run), "copy": copy}, 10), (packed + out.nbytes) * 1e-9
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.empty(ROWS, COLUMNS, dtype=dtype, device="cuda")
+        source = weights.to(dtype)
+        copy, copied = waited(partial(out.copy_, source)), 2 * out.nbytes * 1e-9
+        for type_ in TYPES:
+            packed = packed_of(type_, ROWS, COLUMNS)
+            run = waited(partial(decode_packed, type_, packed, COLUMNS, out))
+            times, moved = in_turn({"ours": run, "copy": copy}, 10), (packed.nbytes + out.nbytes) * 1e-9
             what = f"dequantize {type_} to {str(dtype).removeprefix('torch.')} on the device, bytes moved"
             yield Row(what, moved / times["ours"], "device copy", copied / times["copy"], "GB/s", 0.85)
 
 
 def packed_layers() -> Iterator[Row]:
-    """Measures forward passes of packed layers against a dense one."""
-    dense = nn.Linear(COLUMNS, COLUMNS, bias=False, dtype=torch.bfloat16, device="cuda")
-    for name in ("Q8_0", "Q4_K"):
-        layer = Linear(COLUMNS, COLUMNS, name).cuda()
-        for batch in (1, 512, 4096):
-            x = torch.randn(batch, COLUMNS, dtype=torch.bfloat16, device="cuda")
-            what = f"forward of packed {name}, {COLUMNS} x {COLUMNS}, batch {batch}, bfloat16, on the device"
+    """Measures forward passes of packed layers against a dense one, and says how they multiply."""
+    dense = nn.Linear(SIZE, SIZE, bias=False, dtype=torch.bfloat16, device="cuda")
+    for name in LAYERS:
+        layer = Linear(SIZE, SIZE, name, device="cuda")
+        layer.weight.data.copy_(packed_of(layer.weight_type, SIZE, SIZE))
+        for batch, goal in GOALS.items():
+            x = torch.randn(batch, SIZE, dtype=torch.bfloat16, device="cuda")
+            runs = {"ours": waited(partial(layer, x)), "dense": waited(partial(dense, x))}
             with torch.no_grad():
-                yield from compared(what, waited(partial(layer, x)), {"dense bfloat16": waited(partial(dense, x))}, repeats=10)
+                times = in_turn(runs, 20)
+            ways = [way for key, way in _CHOSEN.items() if key[0] == layer.weight_type and key[4:] == (batch, SIZE, SIZE)]
+            way = {True: "a product of matrices", False: "sums"}.get(ways[0][0]) if ways and ways[0] else "decoding"
+            what = f"forward of packed {name}, {SIZE} x {SIZE}, batch {batch}, bfloat16, by {way}"
+            goal /= 2 if batch == 1 and name in FOUR_BITS else 1
+            yield Row(what, times["ours"], "dense bfloat16", times["dense"], "s", goal)
 
 
 def files_to_the_device(folder: Path) -> Iterator[Row]:

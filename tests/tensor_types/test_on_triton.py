@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from glft_schema.formats.glft import GLFT
+from glft_schema.nn import Embedding, Experts, Linear, operators
 from glft_schema.scalar.kinds import KINDS
 from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types import TensorType, on_torch, on_triton
@@ -31,7 +32,7 @@ EDGES = np.array([0.0, -0.0, 2**-24, -(2**-15), 1.0, 65504.0, np.inf, -np.inf, n
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 WAYS = [*on_triton.SUMS, *on_triton.DOTS]
 needs_interpreter = pytest.mark.skipif(
-    os.environ["TRITON_INTERPRET"] != "1" or not find_spec("triton"), reason="no Triton, or a GPU"
+    os.environ.get("TRITON_INTERPRET") != "1" or not find_spec("triton"), reason="no Triton, or a GPU"
 )
 
 
@@ -192,15 +193,34 @@ def test_products_of_infinite_weights_are_infinite() -> None:
         assert found.isfinite().tolist() == [[True, False, False]] * 2
 
 
-@needs_interpreter
-def test_graphs_see_one_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced, formulas run as operations of torch, and an eager call runs a kernel."""
-    type_, packed = GGML_TYPES["Q8_0"], rows_of(GGML_TYPES["Q8_0"], 4, 64)
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU is taken for a GPU."""
     monkeypatch.setattr(on_torch, "PLAIN", ("meta",))
     monkeypatch.setattr(on_triton, "serves", lambda device: True)
-    out = torch.empty(4, 64)
-    assert same_bits(on_torch.decode_packed(type_, packed, 64, out).numpy(), decoded(type_, packed, 64).numpy())
-    assert [key[0] for key in on_triton._CHOSEN] == [type_]
+    monkeypatch.setattr(operators, "by_library", lambda *given: False, raising=False)
+
+
+@needs_interpreter
+@pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("type_", [GGML_TYPES["Q5_K"], Q4_PER_GROUP_64], ids=str)
+def test_layers_run_kernels(type_: TensorType) -> None:
+    """Few rows of x, more, rows of an embedding, an expert, and gradients."""
+    layer, rows, experts = Linear(256, 20, type_), Embedding(30, 256, type_), Experts((3, 4, 256), type_)
+    for each in (layer, rows, experts):
+        each.set_weights(torch.randn(each.weight_shape))
+    weights = decoded(type_, layer.weight.detach(), 256)
+    for count in (1, 3, 20):
+        x = torch.randn(2, count, 256, requires_grad=True)
+        found = layer(x)
+        torch.testing.assert_close(found, x @ weights.T, rtol=1e-4, atol=1e-3)
+        found.sum().backward()
+        torch.testing.assert_close(x.grad, weights.sum(0).expand(x.shape), rtol=1e-4, atol=1e-3)
+    assert torch.equal(rows(torch.tensor([7])), decoded(type_, rows.weight.detach()[7:8], 256))
+    expert = decoded(type_, experts.weight.detach()[1:2], 1024).view(4, 256)
+    assert torch.equal(experts[1], expert)
+    torch.testing.assert_close(experts(x[0], 1), x[0] @ expert.T, rtol=1e-4, atol=1e-3)
+    assert {len(key) for key in on_triton._CHOSEN} == {4, 7}
 
 
 def test_without_triton_a_warning_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
