@@ -17,10 +17,10 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from glft_schema.errors import one_line
 from glft_schema.lazy import torch
@@ -41,23 +41,9 @@ ERROR = 2e-2  # of the largest result: weights rounded to bfloat16 in one of two
 SUMS = ((False, 2, 1), (False, 4, 1))
 DOTS = ((True, 16, 4), (True, 32, 4))
 
+Parts: TypeAlias = Sequence["torch.Tensor"]  # of packed rows, u8 [rows, bytes], for each field of the payload
+
 _CHOSEN: dict[Hashable, Any] = {}  # whether a decoder is used, and the way to multiply
-
-
-class Parts(NamedTuple):
-    """The parts of the rows of a tensor, u8 [rows, bytes], one for each field of the payload."""
-
-    tensors: Sequence[torch.Tensor]
-
-    @property
-    def alignments(self) -> tuple[int, ...]:
-        """For each part, the largest of 1, 2 and 4 that divides the addresses of all rows."""
-        return tuple(math.gcd(part.data_ptr(), part.stride(0), 4) for part in self.tensors)
-
-    @property
-    def pitches(self) -> list[int]:
-        """For each part, the bytes from one row to the next."""
-        return [part.stride(0) for part in self.tensors]
 
 
 @cache
@@ -66,7 +52,7 @@ def serves(device: str) -> bool:
     return device in DEVICES and find_spec("triton") is not None
 
 
-def decode(type_: TensorType, parts: Sequence[torch.Tensor], columns: int, out: torch.Tensor) -> bool:
+def decode(type_: TensorType, parts: Parts, columns: int, out: torch.Tensor) -> bool:
     """Writes the weights of `parts`, u8 [rows, bytes] each, into `out` [rows, columns]. Returns
     False if no kernel can do so.
 
@@ -76,14 +62,13 @@ def decode(type_: TensorType, parts: Sequence[torch.Tensor], columns: int, out: 
         columns: numbers per row.
         out: contiguous, of a float dtype, on the device of the parts.
     """
-    given = Parts(parts)
-    key = type_, out.dtype, out.device, given.alignments
+    key = type_, out.dtype, out.device, _alignments(parts)
     if key not in _CHOSEN:
-        if _is_capturing(out):
+        if out.dtype.itemsize == 1 or _is_capturing(out):
             return False
-        _CHOSEN[key] = _decodes(type_, given, columns, out)
+        _CHOSEN[key] = _decodes(type_, parts, columns, out)
     if _CHOSEN[key]:
-        _decode(type_, given, columns, out)
+        _decode(type_, parts, columns, out)
     return bool(_CHOSEN[key])
 
 
@@ -106,11 +91,9 @@ def multiply(
     count, columns = x.shape
     if not 0 < count <= MOST or x.dtype == torch.float64 or not x.numel() or not rows:
         return decoded()
-    together = rows // len(packed)
-    fields = type_.spans_of_row(together * columns)
-    parts = Parts([packed[:, span] for _, span, _ in fields])
+    parts = [packed[:, span] for _, span, _ in type_.spans_of_row(rows // len(packed) * columns)]
     batch = 1 << (count - 1).bit_length()
-    key = type_, x.dtype, x.device, parts.alignments, batch, rows, columns
+    key = type_, x.dtype, x.device, _alignments(parts), batch, rows, columns
     if key not in _CHOSEN:
         if _is_capturing(x):
             return decoded()
@@ -125,16 +108,17 @@ def multiply(
 
 def _decodes(type_: TensorType, parts: Parts, columns: int, out: torch.Tensor) -> bool:
     """Tells whether the kernel decodes some rows as the CPU does."""
-    rows = max(min(len(out), CHECKED // columns), 1)
-    few = Parts([part[:rows] for part in parts.tensors])
-    numbers = (number.dtype for _, _, number in type_.spans_of_row(columns))
-    names = (name for name, _ in type_.fields())
+    few = [part[: max(CHECKED // columns, 1)] for part in parts]
     fields = {
-        name: part.cpu().contiguous().numpy().view(dtype) for name, part, dtype in zip(names, few.tensors, numbers, strict=True)
+        name: part.cpu().contiguous().numpy().view(number.dtype)
+        for part, (name, _, number) in zip(few, type_.spans_of_row(columns), strict=True)
     }
     expected = as_tensor(type_.decode(fields, columns)).to(out.dtype)
-    found = _attempt(type_, lambda: _decode(type_, few, columns, torch.empty_like(out[:rows])))
-    return found is not None and _accept(type_, torch.equal(found.cpu().nan_to_num(7.0), expected.nan_to_num(7.0)))
+    return _is_right(
+        type_,
+        lambda: _decode(type_, few, columns, torch.empty_like(expected, device=out.device)),
+        lambda found: torch.equal(found.cpu().nan_to_num(7.0), expected.nan_to_num(7.0)),
+    )
 
 
 def _fastest(
@@ -144,40 +128,31 @@ def _fastest(
     expected = decoded().float()
     finite = expected.isfinite()
     bound = ERROR * expected.where(finite, 0).abs().max()
+
+    def is_close(found: torch.Tensor) -> bool:
+        error = (found.float() - expected).where(finite, 0).abs()
+        return bool(((error <= bound) & (found.isfinite() == finite)).all())
+
     times: dict[tuple[bool, int, int] | None, float] = {None: _seconds(decoded, x.device)}
     for way in chain(SUMS if batch <= 4 else (), DOTS if batch > 1 else ()):
-
-        def run(way: tuple[bool, int, int] = way) -> torch.Tensor:
-            return _multiply(type_, x.contiguous(), parts, rows, batch, way)
-
-        found = _attempt(type_, run)
-        if found is not None:
-            error = (found.float() - expected).where(finite, 0).abs().max()
-            if _accept(type_, bool((error <= bound) & (found.isfinite() == finite).all())):
-                times[way] = _seconds(run, x.device)
+        run = partial(_multiply, type_, x.contiguous(), parts, rows, batch, way)
+        if _is_right(type_, run, is_close):
+            times[way] = _seconds(run, x.device)
     return min(times, key=times.__getitem__)
 
 
-def _attempt(type_: TensorType, run: Callable[[], torch.Tensor]) -> torch.Tensor | None:
-    """Returns what a kernel computes, or None after a warning if it cannot be compiled or run."""
+def _is_right(type_: TensorType, run: Callable[[], torch.Tensor], check: Callable[[torch.Tensor], bool]) -> bool:
+    """Tells whether a kernel gives the right results, with a warning if it does not."""
     try:
-        return run()
+        if check(run()):
+            return True
+        problem = f"Triton's kernel of {type_} gives other numbers than the decoder"
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # from Triton, its compiler or its driver
-        _warn(f"Triton cannot run a kernel of {type_}, so a slower way is used: {one_line(str(error), 200)}")
-    return None
-
-
-def _accept(type_: TensorType, is_equal: bool) -> bool:
-    """Returns whether results are equal, after a warning if they are not."""
-    if not is_equal:
-        _warn(f"Triton's kernel of {type_} gives other numbers than the decoder, so a slower way is used")
-    return is_equal
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
+        problem = f"Triton cannot run a kernel of {type_}: {one_line(str(error), 200)}"
+    warnings.warn(f"{problem}; a slower way is used", RuntimeWarning, stacklevel=3)
+    return False
 
 
 def _is_capturing(tensor: torch.Tensor) -> bool:
@@ -206,15 +181,15 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 def _decode(type_: TensorType, parts: Parts, columns: int, out: torch.Tensor) -> torch.Tensor:
     layout = type_.scalar_layout
     rows, unit = len(out), layout.unit
-    cells, pitches = columns // unit, parts.pitches
+    cells, pitches = columns // unit, [part.stride(0) for part in parts]
     if layout.weights and (rows == 1 or pitches == [cells * layout.offsets[-1]]):
         rows, cells = 1, rows * cells  # blocks without a gap
     step = _power(WEIGHTS // unit)
     chunks = -(-cells // step)
-    kernel, tables = kernel_of(layout, type_.formula, parts.alignments, "decode")
+    kernel, tables = kernel_of(layout, type_.formula, _alignments(parts), "decode")
     with _on(out.device):
         kernel[(rows * chunks,)](
-            *parts.tensors, out, cells, chunks, *pitches, *tables(out.device), CELLS=step, num_warps=4, enable_fp_fusion=False
+            *parts, out, cells, chunks, *pitches, *tables(out.device), CELLS=step, num_warps=4, enable_fp_fusion=False
         )
     return out
 
@@ -225,27 +200,32 @@ def _multiply(
     """Returns the product of contiguous x [count, columns] in a way of SUMS or DOTS."""
     by_dot, height, warps = way
     count, columns = x.shape
-    layout, together = type_.scalar_layout, rows // len(parts.tensors[0])
+    layout, together = type_.scalar_layout, rows // len(parts[0])
     cells, step = columns // layout.unit, _power(STEP // layout.unit)
     form = ("dot", MOST) if by_dot else ("sum", batch)
-    kernel, tables = kernel_of(layout, type_.formula, parts.alignments, *form, whole=cells % step == 0)
+    kernel, tables = kernel_of(layout, type_.formula, _alignments(parts), *form, whole=cells % step == 0)
     out = torch.empty((count, rows), dtype=x.dtype, device=x.device)
     with _on(x.device):
         kernel[(-(-rows // height),)](
-            *parts.tensors,
+            *parts,
             x,
             out,
             count,
             rows,
             together,
             cells,
-            *parts.pitches,
+            *(part.stride(0) for part in parts),
             *tables(x.device),
             ROWS=height,
             CELLS=step,
             num_warps=warps,
         )
     return out
+
+
+def _alignments(parts: Parts) -> tuple[int, ...]:
+    """Returns, for each part, the largest of 1, 2 and 4 that divides the addresses of all rows."""
+    return tuple(math.gcd(part.data_ptr(), part.stride(0), 4) for part in parts)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:

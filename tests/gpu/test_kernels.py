@@ -69,7 +69,7 @@ def test_products_are_those_of_decoded_weights(type_: TensorType, dtype: torch.d
         error = (layer(x).double() - expected).norm() / expected.norm()
         assert error < (1e-5 if dtype == torch.float32 else 1e-2), count
         if count <= on_triton.MOST:
-            parts = on_triton.Parts([layer.weight[:, span] for _, span, _ in type_.spans_of_row(columns)])
+            parts = [layer.weight[:, span] for _, span, _ in type_.spans_of_row(columns)]
             for way in [*(on_triton.SUMS if count <= 4 else ()), *on_triton.DOTS]:
                 found = on_triton._multiply(type_, x, parts, rows, 1 << (count - 1).bit_length(), way)
                 error = (found.double() - expected).norm() / expected.norm()
