@@ -10,7 +10,7 @@ from glft_schema.files.file import File
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.torch_tensors import torch_dtype
-from glft_schema.tensors.tensor import Tensor
+from glft_schema.tensors.tensor import Tensor, dequantize_each
 
 
 @outside_graphs
@@ -48,16 +48,10 @@ def load_file(
     dtype = torch_dtype(dtype)
     with open(path, device, mmap=mmap) as file:
         given = _destinations(file, out, dtype, device)
-        by_payload: dict[Hashable, torch.Tensor] = {}
-        result = {}
-        for name, tensor in file.tensors.items():
-            if name in given:
-                result[name] = tensor.dequantize(dtype, out=given[name])
-            else:
-                if tensor.identity not in by_payload:
-                    by_payload[tensor.identity] = tensor.dequantize(dtype)
-                result[name] = by_payload[tensor.identity]
-        return result
+        keys: dict[str, Hashable] = {name: name if name in given else tensor.identity for name, tensor in file.tensors.items()}
+        tensors = {key: (file.tensors[name], given.get(name)) for name, key in keys.items()}
+        values = dict(zip(tensors, dequantize_each(tensors.values(), dtype), strict=True))
+        return {name: values[key] for name, key in keys.items()}
 
 
 def _destinations(

@@ -83,14 +83,17 @@ class FileSource(Source):
         return min(self.size, os.fstat(file.fd).st_size - self.start)
 
     def _view(self, start: int, nbytes: int) -> memoryview:
-        file, view = self._opened(), memoryview(bytearray(nbytes))
-        done = 0
-        while done < nbytes:
-            n = os.preadv(file.fd, [view[done:]], self.start + start + done)
-            if n == 0:
-                raise TruncatedError(f"expected {nbytes} bytes, found {done}", offset=start, file=self.name)
-            done += n
+        view = memoryview(bytearray(nbytes))
+        self._read_into(view, 0, start, nbytes)
         return view
+
+    def _read_into(self, memory: Any, first: int, start: int, nbytes: int) -> None:
+        file, at, last = self._opened(), first, first + len(memory)
+        while at < last:
+            n = os.preadv(file.fd, [memory[at - first :]], self.start + start + at)
+            if n == 0:
+                raise TruncatedError(f"expected {nbytes} bytes, found {at}", offset=start, file=self.name)
+            at += n
 
     def _copy_to(self, fd: int, start: int, nbytes: int) -> int:
         copy = getattr(os, "copy_file_range", None)  # Linux only

@@ -66,6 +66,11 @@ class Source:
         """Like `view`, but a truncated file cannot invalidate the result; copies a mapped file."""
         return self.view(start, nbytes)
 
+    def read_into(self, memory: Any, start: int, nbytes: int, first: int) -> None:
+        """Reads a part of the `nbytes` bytes from `start` into u8 `memory`: from byte `first` of
+        them, as many as fit. Raises as `view` of all of them."""
+        self._guard(partial(self._read_into, memory, first), start, nbytes)
+
     def copy_to(self, fd: int, start: int, nbytes: int) -> int:
         """Lets the system copy `nbytes` bytes to the current position of `fd`.
 
@@ -84,7 +89,7 @@ class Source:
             raise ClosedError(f"{self.name} is closed")
 
     def close(self) -> None:
-        """Ends access. Reads in progress still finish, and existing tensors stay valid."""
+        """Ends access. Reads in progress finish, or raise ClosedError. Tensors stay valid."""
         self.closed = True
         self._release()
 
@@ -117,6 +122,9 @@ class Source:
 
     def _private(self, start: int, nbytes: int) -> memoryview:
         return memoryview(bytearray(self._view(start, nbytes)))
+
+    def _read_into(self, memory: Any, first: int, start: int, nbytes: int) -> None:
+        memory[:] = self._view(start + first, len(memory))
 
     def _copy_to(self, fd: int, start: int, nbytes: int) -> int:
         return 0

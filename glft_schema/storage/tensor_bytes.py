@@ -25,6 +25,11 @@ def array_over(view: memoryview, dtype: Dtype, shape: Sequence[int]) -> Array:
     return np.frombuffer(view, dtype).reshape(shape)
 
 
+def read_array(source: Source, start: int, dtype: Dtype, shape: Sequence[int]) -> Array:
+    """Returns numbers of a source, from byte `start`, as an array. Raises as `Source.private`."""
+    return array_over(source.private(start, math.prod(shape) * dtype.itemsize), dtype, shape)
+
+
 def array_bytes(array: Array) -> memoryview:
     """Returns the elements of `array` in C order; copies only if they are in another order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else memoryview(b"")

@@ -6,7 +6,7 @@ A tensor is seen as a matrix [out, in]. Each field has one row of numbers per ro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,9 +21,9 @@ from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
 from glft_schema.errors import FormatError
 from glft_schema.storage.cursor import Cursor
-from glft_schema.storage.dtypes import Array
+from glft_schema.storage.dtypes import Array, Dtype
 from glft_schema.storage.source import Source
-from glft_schema.storage.tensor_bytes import array_bytes
+from glft_schema.storage.tensor_bytes import array_bytes, read_array
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
 # the matrix.
@@ -145,8 +145,15 @@ class PayloadLayout:
             yield array_bytes(fields[name] if order == LITTLE else part.swap(fields[name]))
 
     def cut(
-        self, source: Source, start: int, dims: Sequence[int], rows: range, columns: range, order: ByteOrder = LITTLE
-    ) -> dict[str, Array]:
+        self,
+        source: Source,
+        start: int,
+        dims: Sequence[int],
+        rows: range,
+        columns: range,
+        order: ByteOrder = LITTLE,
+        read: Callable[[Source, int, Dtype, Sequence[int]], Any] = read_array,
+    ) -> dict[str, Any]:
         """Returns the payload's fields [rows, numbers per row] for a part of the matrix.
 
         Reads, of each requested row, the bytes from the first requested number to the last. The
@@ -159,13 +166,14 @@ class PayloadLayout:
             rows: with any positive step.
             columns: with step 1; both ends are multiples of `unit`.
             order: the byte order of the stored numbers.
+            read: returns a field, or the means to read it later, if its numbers are contiguous.
         """
         layout, fields = _layout(self.payload, tuple(dims)), {}
         for field in layout.fields:
             span = range(field.pitch)
             if not field.is_per_row and layout.columns:
                 span = range(columns.start * field.pitch // layout.columns, columns.stop * field.pitch // layout.columns)
-            numbers = _read_rows(source, start, field, rows, span)
+            numbers = _read_rows(source, start, field, rows, span, read)
             fields[field.name] = numbers if order == LITTLE else field.part.swap(numbers)
         return fields
 
@@ -225,17 +233,18 @@ def _as_bytes(field: Array) -> Array:
     return field.view(np.uint8) if field.strides[1] == field.itemsize else np.ascontiguousarray(field).view(np.uint8)
 
 
-def _read_rows(source: Source, start: int, field: FieldLayout, rows: range, span: range) -> Array:
+def _read_rows(source: Source, start: int, field: FieldLayout, rows: range, span: range, read: Callable[..., Any]) -> Any:
     """Returns the numbers `span` of rows of a field, of a payload that begins at `start`."""
     dtype, size, pitch = field.part.number.dtype, field.part.number.itemsize, field.pitch
 
     def numbers(first: int, last: int) -> Array:
-        return np.frombuffer(source.private(start + field.start + first * size, (last - first) * size), dtype)
+        return read_array(source, start + field.start + first * size, dtype, [last - first])
 
     if not rows or not span:
         return np.empty((len(rows), len(span)), dtype)
     if len(rows) == 1 or (rows.step == 1 and len(span) == pitch):
-        return numbers(rows[0] * pitch + span.start, rows[-1] * pitch + span.stop).reshape(len(rows), len(span))
+        first = rows[0] * pitch + span.start
+        return read(source, start + field.start + first * size, dtype, [len(rows), len(span)])
     if source.mapped:
         whole = numbers(rows[0] * pitch + span.start, rows[-1] * pitch + span.stop)
         return as_strided(whole, (len(rows), len(span)), (rows.step * pitch * size, size))

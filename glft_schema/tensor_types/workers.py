@@ -48,6 +48,13 @@ def forget_threads() -> None:
 os.register_at_fork(after_in_child=forget_threads)
 
 
+def start(function: Callable[[], object]) -> Callable[[], object]:
+    """Starts a function in another thread, or none if `threads` is 1. Returns a function that
+    returns its result, or raises its exception."""
+    future = _submit(function) if threads() > 1 else None
+    return function if future is None else future.result
+
+
 def in_one_thread(function: Callable[[], None]) -> None:
     """Calls a function with torch limited to one thread.
 
@@ -55,11 +62,7 @@ def in_one_thread(function: Callable[[], None]) -> None:
     each operation waits for all threads, and takes up to twenty times as long. In a forked child,
     an operation in several threads would hang.
     """
-    future = _submit(function) if threads() > 1 else None
-    if future is None:
-        function()
-    else:
-        future.result()
+    start(function)()
 
 
 def run_parts(function: Callable[[slice], object], parts: Iterable[slice], *, here: bool = True) -> None:

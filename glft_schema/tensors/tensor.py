@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,14 +17,16 @@ from glft_schema.errors import OptionError, TensorError, quote
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import Array, Dtype, as_dtype
-from glft_schema.storage.source import Source
-from glft_schema.storage.tensor_bytes import array_over, copy_all, pieces, write_all
-from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, to_device, torch_dtype, usable_device
+from glft_schema.storage.source import BytesSource, Source
+from glft_schema.storage.tensor_bytes import array_bytes, copy_all, pieces, read_array, write_all
+from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, torch_dtype, usable_device
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.chunks import CHUNK
 from glft_schema.tensor_types.conversions import convert, widen
 from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.indexing import Indices, MatrixBlock, part_at
+
+AHEAD = 1 << 27  # bytes
 
 
 class PayloadLocation(NamedTuple):
@@ -232,7 +236,7 @@ class Tensor:
             ValueError: if `dtype` is not a float dtype.
             OptionError: if torch cannot use the device, or is not installed.
         """
-        return self._read(self._part(...), dtype, device, out)
+        return self._start(self._part(...), dtype, device, out)()
 
     @outside_graphs
     def numpy(self, index: Indices = ..., dtype: Any = None) -> Array:
@@ -348,7 +352,7 @@ class Tensor:
             IndexError: as torch does; also for a step below 1 and other kinds of index.
             ClosedError, TruncatedError, TensorError, ValueError: as `dequantize`.
         """
-        return self._read(self._part(index), dtype, out=out)
+        return self._start(self._part(index), dtype, out=out)()
 
     @property
     def _is_view(self) -> bool:
@@ -368,7 +372,7 @@ class Tensor:
 
     @outside_graphs
     def _chunk(self, part: MatrixBlock) -> torch.Tensor:
-        return self._read(part)
+        return self._start(part)()
 
     def _check_readable(self) -> None:
         """Raises ClosedError, or TensorError if the type has no values."""
@@ -389,26 +393,27 @@ class Tensor:
         those in a mapped file."""
         is_view = self._is_view
         if is_view and part.shape is self.shape:  # the same as below, for thousands of small vectors
-            return array_over(self._source.private(self.position, self.nbytes), self.type.dtype, self.shape)
+            return read_array(self._source, self.position, self.type.dtype, self.shape)
         block = self.type.decode(self.rows(part.rows, part.columns), len(part.columns), dtype=dtype)
         view = part.of_array(block)
         return view if part.is_whole or is_view else view.copy()
 
-    def _read(
+    def _start(
         self,
         part: MatrixBlock,
         dtype: torch.dtype | str | None = None,
         device: str | torch.device | None = None,
         out: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Returns the values of a part, or `out` with them; see `dequantize` and `read`."""
+    ) -> Callable[[], torch.Tensor]:
+        """Starts to copy a part to a GPU. Returns a function that returns its values, or `out` with
+        them; see `dequantize` and `read`."""
         own, dtype = self._torch_dtype, torch_dtype(dtype)
         if out is not None:
             self.check_out(out, part.shape, dtype, device)
             dtype, device = out.dtype, out.device
             if not part.is_whole:
-                out.detach().copy_(self._read(part, dtype, device))
-                return out
+                out.detach().copy_(self._start(part, dtype, device)())
+                return lambda: out
         dtype, device = dtype or own, device or self.device
         if dtype != own and not dtype.is_floating_point:
             raise ValueError(f"expected a float dtype, found {dtype}")
@@ -416,19 +421,43 @@ class Tensor:
             problem = "an element holds two float4 numbers, which torch cannot convert to another dtype: use tensor.numpy()"
             raise TensorError(f"expected {own}, found {dtype}; {problem}", self.name)
         if out is None and str(device) == "cpu":
-            if dtype == own:
-                return as_tensor(self._array(part))
-            is_written = not self.type.exact and dtype.itemsize > 1
-            return as_tensor(self._array(part, as_dtype(dtype) if is_written else None)).to(dtype)
-        from glft_schema.tensor_types import on_torch  # slow to import
+            is_written = dtype != own and not self.type.exact and dtype.itemsize > 1
+            values = as_tensor(self._array(part, as_dtype(dtype) if is_written else None)).to(dtype)
+            return lambda: values
+        from glft_schema.tensor_types import on_torch  # slow to import, as below
+        from glft_schema.tensors.uploads import start_upload
 
-        fields, columns = self.rows(part.rows, part.columns), len(part.columns)
+        columns = len(part.columns)
         block = None if out is None else out.detach().view(len(part.rows), columns)
         if out is not None and block is not None and str(device) == "cpu":
-            on_torch.decode_arrays(self.type, fields, columns, block)
-            return out
-        tensors = {name: to_device(as_tensor(field), device) for name, field in fields.items()}
-        view = part.of_tensor(on_torch.decode(self.type, tensors, columns, dtype=dtype, out=block))
-        if out is not None:
-            return out
-        return view if part.is_whole else view.clone()
+            on_torch.decode_arrays(self.type, self.rows(part.rows, part.columns), columns, block)
+            return lambda: out
+        start = partial(start_upload, device)
+        read = start if self.order == LITTLE else read_array
+        fields = self.type.cut(self._source, self.position, self.shape, part.rows, part.columns, self.order, read)
+        for name, field in fields.items():
+            if isinstance(field, np.ndarray):
+                fields[name] = start(BytesSource(array_bytes(field)), 0, field.dtype, field.shape)
+
+        def finish() -> torch.Tensor:
+            tensors = {name: wait() for name, wait in fields.items()}
+            view = part.of_tensor(on_torch.decode(self.type, tensors, columns, dtype=dtype, out=block))
+            if out is not None:
+                return out
+            return view if part.is_whole else view.clone()
+
+        return finish
+
+
+def dequantize_each(tensors: Iterable[tuple[Tensor, torch.Tensor | None]], dtype: torch.dtype | None) -> Iterator[torch.Tensor]:
+    """Yields the values of tensors as `Tensor.dequantize`, given the `out` of each. On a GPU, the
+    next `AHEAD` bytes are read while a tensor is copied and decoded."""
+    started, ahead = deque[tuple[int, Callable[[], torch.Tensor]]](), 0
+    for tensor, out in tensors:
+        started.append((tensor.nbytes, tensor._start(tensor._part(...), dtype, out=out)))
+        ahead += tensor.nbytes
+        while ahead - started[0][0] > AHEAD:
+            nbytes, finish = started.popleft()
+            ahead -= nbytes
+            yield finish()
+    yield from (finish() for _, finish in started)
