@@ -19,7 +19,7 @@ from glft_schema.storage.tensor_bytes import read_array
 from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch, usable_device
 from glft_schema.tensor_types import workers
 
-PIECE, BUFFERS = 1 << 22, 32  # bytes of a pinned buffer, and their number
+PIECE, BUFFERS = 1 << 23, 16  # bytes of a pinned buffer, and their number
 
 
 def start_upload(

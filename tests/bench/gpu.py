@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file as load_safetensors
-from safetensors.torch import save_file as save_safetensors
 from torch import nn
 
-from glft_schema import load_file, save_file
 from glft_schema.formats.glft import GLFT
 from glft_schema.nn import Linear
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.on_torch import decode_packed
 from glft_schema.tensor_types.on_triton import _CHOSEN
 from glft_schema.tensor_types.tensor_type import TensorType
-from tests.bench.measure import Row, compared, in_turn
+from tests.bench.measure import Row, in_turn
+from tests.bench.uploads import files_to_the_device, waited
 
 ROWS, COLUMNS = 32768, 8192  # 1 GiB as float32
 SIZE = 8192  # of layers
@@ -29,26 +27,13 @@ GOALS = {1: 1.0, 16: 1.5, 512: 1.6, 4096: 1.15}  # of a dense layer's time, by r
 FOUR_BITS = ("Q4_0", "Q4_K", "IQ4_XS", "MXFP4", "Q4_per_group_64")  # half of it for one row
 
 
-def waited(run: Callable[[], object]) -> Callable[[], None]:
-    """Returns a call that waits for the device."""
-
-    def run_and_wait() -> None:
-        run()
-        torch.cuda.synchronize()
-
-    return run_and_wait
-
-
 def packed_of(type_: TensorType, rows: int, columns: int) -> torch.Tensor:
     """Returns random bytes as packed rows, whose float16 numbers are small."""
     packed = torch.randint(0, 256, (rows, type_.nbytes([1, columns])), dtype=torch.uint8, device="cuda")
     layout = type_.scalar_layout
-    cells = packed.view(-1, layout.offsets[-1]) if layout.weights else packed
-    spans = (
-        map(slice, layout.offsets, layout.offsets[1:])
-        if layout.weights
-        else (span for _, span, _ in type_.spans_of_row(columns))
-    )
+    cells, spans = packed, [span for _, span, _ in type_.spans_of_row(columns)]
+    if layout.weights:
+        cells, spans = packed.view(-1, layout.offsets[-1]), list(map(slice, layout.offsets, layout.offsets[1:]))
     for field, span in zip(layout.fields, spans, strict=True):
         if field.number in ("f16", "f32"):
             cells[:, span] = 0x11
@@ -75,7 +60,10 @@ def packed_layers() -> Iterator[Row]:
     dense = nn.Linear(SIZE, SIZE, bias=False, dtype=torch.bfloat16, device="cuda")
     for name in LAYERS:
         layer = Linear(SIZE, SIZE, name, device="cuda")
-        layer.weight.data.copy_(packed_of(layer.weight_type, SIZE, SIZE))
+        if layer.weight_type.needs_importance:
+            layer.weight.data.copy_(packed_of(layer.weight_type, SIZE, SIZE))
+        else:
+            layer.set_weights(torch.randn(SIZE, SIZE) / 64)
         for batch, goal in GOALS.items():
             x = torch.randn(batch, SIZE, dtype=torch.bfloat16, device="cuda")
             runs = {"ours": waited(partial(layer, x)), "dense": waited(partial(dense, x))}
@@ -86,26 +74,6 @@ def packed_layers() -> Iterator[Row]:
             what = f"forward of packed {name}, {SIZE} x {SIZE}, batch {batch}, bfloat16, by {way}"
             goal /= 2 if batch == 1 and name in FOUR_BITS else 1
             yield Row(what, times["ours"], "dense bfloat16", times["dense"], "s", goal)
-
-
-def files_to_the_device(folder: Path) -> Iterator[Row]:
-    """Measures loading whole files from the page cache to the device as bfloat16."""
-    pinned = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    host = pinned.nbytes / in_turn({"copy": waited(lambda: there.copy_(pinned, non_blocking=True))}, 10)["copy"] * 1e-9
-    weights = torch.randn(8192, 8192)
-    tensors = {f"blk.{number}.weight": weights.clone() for number in range(24)}
-    plain = folder / "plain.safetensors"
-    save_safetensors({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, plain)
-    for scheme, name in (("q4_per_group_64", "m.glft"), ("q8_per_channel", "m.glft"), ("q4_0", "m.gguf")):
-        path = folder / name
-        save_file(tensors, path, schemes={"*": scheme})
-        ours, size = waited(partial(load_file, path, "cuda", dtype=torch.bfloat16)), path.stat().st_size * 1e-9
-        theirs = {"safetensors of the bfloat16 model": waited(partial(load_safetensors, plain, device="cuda"))}
-        what = f"load {size:.1f} GB of {scheme} to the device as bfloat16"
-        (row,) = compared(what, ours, theirs, 1 / 5, repeats=3)
-        yield Row(what, size / row.ours, "pinned memory to the device", host, "GB/s", 0.85)
-        yield row
 
 
 def rows() -> Iterator[Row]:

@@ -9,16 +9,20 @@ import resource
 import sys
 import time
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import glft_schema
 from glft_schema import ClosedError, Container, FormatError, LimitError, TruncatedError, save_file
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.file_source import open_source, read_regular
+from glft_schema.storage.source import BytesSource, ReadSource, Source, SplicedSource
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
 
@@ -122,6 +126,67 @@ def test_a_small_slice_of_a_file_read_in_pieces_keeps_little(tmp_path: Path) -> 
             assert torch.equal(part, mapped.get_slice(name)[index])
             assert torch.equal(part, mapped.get_tensor(name)[index])
             assert part.untyped_storage().nbytes() < 10_000
+
+
+SPAN = (3, 90)  # first byte and size
+STORED = bytes(range(100))
+SOURCES: dict[str, Callable[[Path], Source]] = {
+    "mapped": open_source,
+    "a file": partial(open_source, mmap=False),
+    "part of a mapped file": partial(open_source, offset=2, size=95),
+    "part of a file": partial(open_source, mmap=False, offset=2, size=95),
+    "bytes": lambda path: BytesSource(path.read_bytes()),
+    "spliced": lambda path: SplicedSource(STORED[:50], open_source(path), 50),
+    "read": lambda path: ReadSource(open_source(path)),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_reading_a_span_into_memory_in_parts(kind: str, path: Path) -> None:
+    """At every offset, in parts of all sizes; no other bytes are written."""
+    path.write_bytes(STORED)
+    (start, nbytes), source = SPAN, SOURCES[kind](path)
+    expected = STORED[start:][:nbytes] if "part" not in kind else STORED[start + 2 :][:nbytes]
+    for size in range(1, nbytes + 1):
+        memory = np.full(nbytes + 2, 255, np.uint8)
+        for first in range(0, nbytes, size):
+            source.read_into(memory[1:-1][first : first + size], start, nbytes, first)
+        assert memory.tobytes() == b"\xff" + expected + b"\xff"
+    source.close()
+    with pytest.raises(ClosedError):
+        source.read_into(memory[1:-1], start, nbytes, 0)
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_reading_a_part_of_a_span_that_is_not_there(kind: str, path: Path) -> None:
+    """The error counts the bytes of the span, as that of a view does."""
+    path.write_bytes(STORED)
+    source, memory = SOURCES[kind](path), np.zeros(10, np.uint8)
+    left = source.size - 20
+    for first in (0, 50):
+        with pytest.raises(TruncatedError, match=f"^expected 99 bytes, found {left} .*at byte 20") as caught:
+            source.read_into(memory, 20, 99, first)
+        with pytest.raises(TruncatedError) as viewing:
+            source.view(20, 99)
+        assert str(caught.value) == str(viewing.value)
+    assert not memory.any()
+
+
+def test_a_file_that_shrinks_while_a_span_is_read_into_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In small steps, as a system may read."""
+    path.write_bytes(STORED)
+    source, memory, preadv = open_source(path), np.zeros(60, np.uint8), os.preadv
+
+    def cut_short(fd: int, buffers: list[Any], offset: int) -> int:
+        if offset >= 50:
+            os.truncate(path, 55)
+        return preadv(fd, [memoryview(buffers[0])[:7]], offset)
+
+    monkeypatch.setattr(os, "preadv", cut_short)
+    source.read_into(memory[:25], 4, 90, 20)
+    assert memory[:25].tobytes() == STORED[24:49]
+    with pytest.raises(TruncatedError, match=r"expected 90 bytes, found 51 .*at byte 4"):
+        source.read_into(memory, 4, 90, 30)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs sparse files and MAP_NORESERVE")
