@@ -125,15 +125,15 @@ def array_of(values: Any) -> Any:
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """Returns a device. Raises OptionError if torch does not know it or cannot use it."""
+    """Returns a device, with its index. Raises OptionError if torch does not know it or cannot use
+    it."""
     problem = f"expected a device that torch can use here, such as 'cpu', found {quote(device)}"
     if device in FRAMEWORKS:
         raise OptionError(f"{problem}, which is a framework of safetensors' safe_open: leave it out")
     if not isinstance(device, (str, int, torch.device)):
         raise OptionError(problem)
     try:
-        torch.empty(0, device=device)
-        return torch.device(device)
+        return torch.empty(0, device=device).device
     except (ImportError, RuntimeError, AssertionError) as error:
         raise OptionError(f"{problem}: {one_line(str(error), 120)}") from None
 

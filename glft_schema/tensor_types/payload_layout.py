@@ -21,7 +21,7 @@ from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
 from glft_schema.errors import FormatError
 from glft_schema.storage.cursor import Cursor
-from glft_schema.storage.dtypes import Array, Dtype
+from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import array_bytes, read_array
 
@@ -152,7 +152,7 @@ class PayloadLayout:
         rows: range,
         columns: range,
         order: ByteOrder = LITTLE,
-        read: Callable[[Source, int, Dtype, Sequence[int]], Any] = read_array,
+        read: Callable[..., Any] = read_array,
     ) -> dict[str, Any]:
         """Returns the payload's fields [rows, numbers per row] for a part of the matrix.
 
@@ -166,7 +166,8 @@ class PayloadLayout:
             rows: with any positive step.
             columns: with step 1; both ends are multiples of `unit`.
             order: the byte order of the stored numbers.
-            read: returns a field, or the means to read it later, if its numbers are contiguous.
+            read: returns a field whose numbers are contiguous, or the means to read it later, like
+                `read_array`.
         """
         layout, fields = _layout(self.payload, tuple(dims)), {}
         for field in layout.fields:

@@ -295,7 +295,7 @@ class Tensor:
         if out.dtype != (dtype or out.dtype) or not (out.dtype.is_floating_point or out.dtype == own):
             possible = "a float dtype" if own.is_floating_point else f"a float dtype or {own}"
             raise TensorError(f"expected out as {dtype or possible}, found {out.dtype}", self.name)
-        if device is not None and out.device != torch.empty(0, device=usable_device(device)).device:
+        if device is not None and out.device != usable_device(device):
             raise TensorError(f"expected out on {device}, found {out.device}", self.name)
         if not out.is_contiguous():
             raise TensorError(f"expected a contiguous out, found strides {list(out.stride())}", self.name)

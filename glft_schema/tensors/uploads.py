@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from queue import SimpleQueue
+from typing import Any
 
 from glft_schema.lazy import torch
 from glft_schema.storage.dtypes import Dtype
@@ -35,10 +36,9 @@ def start_upload(
     target = usable_device(device)
     if target.type != "cuda":
         return partial(as_tensor(read_array(source, start, dtype, shape)).to, target)
-    index = torch.cuda.current_device() if target.index is None else target.index
-    stream, free = _stream_and_buffers(index)
+    stream, free = _stream_and_buffers(target)
     with torch.cuda.stream(stream):  # tensors in their stored dtype hold memory that only uploads reuse
-        out = torch.empty(tuple(shape), dtype=dtype_in_torch(dtype), device=torch.device("cuda", index))
+        out = torch.empty(tuple(shape), dtype=dtype_in_torch(dtype), device=target)
     flat = out.view(-1).view(torch.uint8)
 
     def copy(part: slice) -> None:
@@ -59,7 +59,7 @@ def start_upload(
     def finish() -> torch.Tensor:
         for wait in started:
             wait()
-        current = torch.cuda.current_stream(out.device)
+        current = torch.cuda.current_stream(target)
         current.wait_stream(stream)
         out.record_stream(current)  # keeps the upload stream from reusing the memory too early
         return out
@@ -68,11 +68,10 @@ def start_upload(
 
 
 @lru_cache
-def _stream_and_buffers(index: int) -> tuple[torch.cuda.Stream, SimpleQueue[tuple[torch.Tensor, torch.cuda.Event]]]:
+def _stream_and_buffers(device: torch.device) -> tuple[torch.cuda.Stream, SimpleQueue[Any]]:
     """Returns the upload stream of a GPU, and its pinned buffers, each with an event that tells
     when the device has fetched it. Kept until exit."""
-    free = SimpleQueue[tuple[torch.Tensor, torch.cuda.Event]]()
-    memory = torch.empty(BUFFERS, PIECE, dtype=torch.uint8, device="cpu", pin_memory=True)
-    for buffer in memory:
+    free = SimpleQueue[Any]()
+    for buffer in torch.empty(BUFFERS, PIECE, dtype=torch.uint8, device="cpu", pin_memory=True):
         free.put((buffer, torch.cuda.Event(blocking=True)))  # type: ignore[no-untyped-call]
-    return torch.cuda.Stream(torch.device("cuda", index)), free  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device), free  # type: ignore[no-untyped-call]

@@ -80,11 +80,11 @@ def divided(what: str, load: Callable[[], object], size: float, host: float) -> 
         host: GB/s of pinned memory to the device.
     """
     reads, waits, copies, kernels = Spans(), Spans(), Spans(), Spans()
-    stream, free = uploads._stream_and_buffers(torch.cuda.current_device())
+    stream, free = uploads._stream_and_buffers(torch.device("cuda", torch.cuda.current_device()))
     buffers = stream, FreeBuffers(free, waits)
     with (
         patch.object(Source, "read_into", timed(Source.read_into, reads)),
-        patch.object(uploads, "_stream_and_buffers", lambda index: buffers),
+        patch.object(uploads, "_stream_and_buffers", lambda device: buffers),
         profile(activities=[ProfilerActivity.CUDA]) as profiler,
     ):
         start = perf_counter()

@@ -79,7 +79,6 @@ class Processor:
         self.cuda = SimpleNamespace(
             Event=Event,
             Stream=lambda device: self.stream,
-            current_device=lambda: 0,
             current_stream=lambda device: Stream(),
             stream=lambda stream: nullcontext(),
         )
@@ -87,11 +86,8 @@ class Processor:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def device(self, kind: str, index: int) -> torch.device:
-        return torch.device("cpu")
-
-    def empty(self, *shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        return torch.empty(*shape, **options)
+    def empty(self, *shape: Any, dtype: torch.dtype, device: Any, pin_memory: bool = False) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype)
 
 
 @pytest.fixture(params=["processor", pytest.param("cuda", marks=GPU)])
@@ -101,7 +97,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         processor = Processor()
         monkeypatch.setattr(uploads, "torch", processor)
         monkeypatch.setattr(torch.Tensor, "copy_", lambda there, *given, **named: processor.stream.copy(there, *given, **named))
-        monkeypatch.setattr(uploads, "usable_device", lambda device: SimpleNamespace(type="cuda", index=None))
+        monkeypatch.setattr(uploads, "usable_device", lambda device: torch.device("cuda", 0))
         monkeypatch.setattr("glft_schema.files.container.usable_device", lambda device: device)
         monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
     monkeypatch.setattr(uploads, "PIECE", 1000)
@@ -247,7 +243,7 @@ def test_a_file_cut_short_while_open(device: str, threads: int, tmp_path: Path, 
         path.write_bytes(source.view(0, source.size))
         found = tensor.dequantize(device=device)
         assert torch.equal(found.cpu(), tensor_in(source, U8, (9000,)).dequantize())
-    assert uploads._stream_and_buffers(0)[1].qsize() == uploads.BUFFERS
+    assert uploads._stream_and_buffers(torch.device("cuda", 0))[1].qsize() == uploads.BUFFERS
 
 
 def test_a_failed_read_names_the_file(device: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
