@@ -18,7 +18,7 @@ from tests.golden import golden
 FOREIGN = Path(__file__).with_name("foreign")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core runs a test process
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads of torch yield the core
-if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/kfd"))):
+if not any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU, Triton's kernels run in numpy
 default = settings(max_examples=25, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", default)

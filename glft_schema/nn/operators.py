@@ -28,7 +28,7 @@ HALF = (torch.float16, torch.bfloat16)
 FLOATS = (*HALF, torch.float32, torch.float64)
 CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
 ON_GPU = 1 << 26  # weights decoded at a time on a GPU
-DEVICES = ("cpu", "cuda")  # whose autocast is followed
+DEVICES = ("cpu", "cuda", "xpu")  # whose autocast is followed
 LIBRARY: Any = torch.library.Library("glft_schema", "DEF")  # type: ignore[no-untyped-call]
 LIBRARY.define("linear(Tensor x, Tensor packed, str type, int rows, int columns) -> Tensor")
 LIBRARY.define("linear_backward(Tensor grad, Tensor packed, str type, int rows, int columns) -> Tensor")
@@ -69,8 +69,8 @@ def _linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns
     _check_input(x, columns)
     flat = x.reshape(math.prod(x.shape[:-1]), columns)
     if on_torch.by_triton(flat.detach(), packed.detach()):
-        decoded = partial(_by_parts, flat, packed, type, rows, columns)
-        found = on_triton.multiply(registered_type(type), flat.detach(), packed.detach(), rows, decoded)
+        decoded = partial(_by_parts, packed=packed, type=type, rows=rows, columns=columns)
+        found = on_triton.multiply(registered_type(type), flat.detach(), packed.detach().contiguous(), rows, decoded)
         return found.view(*x.shape[:-1], rows)
     if len(flat) <= FEW and x.dtype in HALF:
         flat = flat.float()

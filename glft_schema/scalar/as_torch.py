@@ -3,8 +3,7 @@
 Loops become axes, so that a number of a block is an array [blocks, *axes]. A number that depends
 only on loops, called an index, is computed here as an array of all its values. An index that is
 linear in the axes is printed as a view of its array, any other index as a gather. Loops that carry
-variables from one iteration to the next are unrolled. All weights are one expression, which
-torch.compile turns into one loop.
+variables from one iteration to the next are unrolled. All weights are one expression.
 """
 
 from __future__ import annotations
@@ -307,17 +306,18 @@ class _Printer:
         return view, fit(first, rank) + fit(offset, rank)
 
     def _load(self, node: tree.Load) -> Value:
-        (array, first), at, rank = self._place(node.array), self._value(node.at), len(self._axes)
+        (array, first), rank = self._place(node.array), len(self._axes)
         if array.table is not None:
             if first.any():
                 raise self._refusal(f"expected no slices of {array.name}")
+            at, offset = self._entry(node.at)
             if not isinstance(at, BlockNumber):
                 return np.asarray(array.table[np.clip(at, 0, len(array.table) - 1)])
             name, kind = self._table(array.name, array.table)
-            entry, offset = self._entry(node.at, at)
             start, steps, _ = steps_of(offset, np.ones(offset.shape, bool)) or ()  # type: ignore[misc]
-            text = f"on.look_up({name}, {self._pad(entry, 'int32')}, {start}, {steps}, {offset.shape})"
-            return self._number(text, kind, entry, offset)
+            text = f"on.look_up({name}, {self._pad(at, 'int32')}, {start}, {steps}, {offset.shape})"
+            return self._number(text, kind, at, offset)
+        at = self._value(node.at)
         if isinstance(at, BlockNumber):
             raise self._refusal(f"expected an index of {array.name} that does not depend on data")
         at = fit(first, rank) + fit(at, rank)
@@ -332,7 +332,7 @@ class _Printer:
             text = f"on.cast({self._name(text)}, {node.kind!r})"
         return BlockNumber(self._name(text), node.kind, axes)
 
-    def _entry(self, node: Expression, at: BlockNumber) -> tuple[BlockNumber, Index]:
+    def _entry(self, node: Expression) -> tuple[Value, Index]:
         """Returns the index of a table as a number and a linear index [*axes] that is added to
         it, as of the entry of a grid and the place in it."""
         rank = len(self._axes)
@@ -343,7 +343,7 @@ class _Printer:
                 index = fit(index, rank)
                 if steps_of(index, np.ones(index.shape, bool)):
                     return number, index
-        return at, np.zeros((1,) * rank, np.int64)
+        return self._value(node), np.zeros((1,) * rank, np.int64)
 
     def _table(self, name: str, numbers: Index) -> tuple[str, str]:
         """Returns the name of a table in the text, and its kind. Different tables with one name are

@@ -83,7 +83,8 @@ class Traced:
         return self.trace.add(text, self.axes + (1,) * added, self.kind, self.multiple)
 
     def __neg__(self) -> Traced:
-        return self.trace.add(f"-{self.name}", self.axes, self.kind)
+        one = -1.0 if self.kind == "float32" else -1  # 0 - x has no negative zero
+        return self.trace.operation("*", self, one, self.kind)
 
     def __invert__(self) -> Traced:
         return self.trace.add(f"~{self.name}", self.axes, self.kind)
@@ -101,10 +102,8 @@ def _operation(sign: str, kind: str = "") -> tuple[Callable[..., Traced], Callab
     return of_left, of_right
 
 
-for name, sign in {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}.items():
-    for method, function in zip((f"__{name}__", f"__r{name}__"), _operation(sign), strict=True):
-        setattr(Traced, method, function)
-for name, sign in {"and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}.items():
+ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "floordiv": "//", "mod": "%"}
+for name, sign in {**ARITHMETIC, "and": "&", "or": "|", "xor": "^", "lshift": "<<", "rshift": ">>"}.items():
     for method, function in zip((f"__{name}__", f"__r{name}__"), _operation(sign), strict=True):
         setattr(Traced, method, function)
 for name, sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}.items():

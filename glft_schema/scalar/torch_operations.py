@@ -1,6 +1,4 @@
-"""The operations that `as_torch` prints. Each number is one expression of int32 and float32, which
-torch.compile turns into loops.
-
+"""The operations that `as_torch` prints. Each number is one expression of int32 and float32.
 An input viewed with other strides would be copied, so views are indexed.
 """
 

@@ -72,7 +72,7 @@ def decode(
 
 def decode_packed(type_: TensorType, packed: torch.Tensor, columns: int, out: torch.Tensor) -> torch.Tensor:
     """Writes the numbers of packed rows, see `TensorType.pack`, into `out` [rows, columns]."""
-    spans = list(type_.spans_of_row(columns))
+    spans, packed = list(type_.spans_of_row(columns)), packed.contiguous()
     if by_triton(out, packed) and on_triton.decode(type_, [packed[:, span] for _, span, _ in spans], columns, out):
         return out
     fields = {}
@@ -83,8 +83,8 @@ def decode_packed(type_: TensorType, packed: torch.Tensor, columns: int, out: to
 
 
 def by_triton(*tensors: torch.Tensor) -> bool:
-    """Tells whether kernels of Triton may read and write tensors of one device. A warning says so
-    if it is a GPU that Triton does not serve."""
+    """Returns whether kernels of Triton may read and write tensors, which are on one device. Warns
+    once if Triton does not serve the device."""
     device = tensors[0].device.type
     if device in PLAIN or in_mode() or torch.compiler.is_compiling():
         return False
@@ -93,7 +93,9 @@ def by_triton(*tensors: torch.Tensor) -> bool:
         reason = "Triton is not installed" if device in on_triton.DEVICES else f"Triton does not serve {device}"
         warnings.warn(f"{reason}: formulas run as operations of torch, several times slower", RuntimeWarning, stacklevel=3)
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    return on_triton.serves(device) and not any(type(one) is not torch.Tensor or wrapped(one) for one in tensors)
+    return on_triton.serves(device) and all(
+        type(one) is torch.Tensor and one.device == tensors[0].device and not wrapped(one) for one in tensors
+    )
 
 
 def _bytes(field: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """Formulas and products on a GPU, as kernels of Triton; see `scalar.as_triton`.
 
-Each kernel is printed from the type's formula when it is first used. Triton compiles it in less
-than a second, once per kind of GPU, and keeps it in a folder; see Triton's documentation. At its
-first use in a process, a kernel is compared with the decoder of the CPU, or with decoding and
-multiplying. A kernel that differs or fails is not used; a `RuntimeWarning` says so.
+Each kernel is printed from the type's formula when it is first used. Triton compiles it, once for
+each kind of GPU, and keeps it in a folder; see Triton's documentation. At its first use in a
+process, a kernel is compared with the decoder of the CPU, or with decoding and multiplying. A
+kernel that differs or fails is not used; a `RuntimeWarning` says so.
 
-`multiply` takes the fastest way at its first use of a shape: sums over rows of x, Triton's product
-of matrices, or decoding and `torch.mm`.
+`multiply` takes the fastest method at its first use of a shape: sums over rows of x, Triton's
+product of matrices, or decoding and `torch.mm`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache, partial
 from importlib.util import find_spec
-from itertools import chain
-from typing import Any, TypeAlias
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
 from glft_schema.errors import one_line
 from glft_schema.lazy import torch
@@ -31,201 +31,244 @@ from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types.scalar_layout import Formula, ScalarField, ScalarLayout
 from glft_schema.tensor_types.tensor_type import TensorType
 
+
+class Method(NamedTuple):
+    """How a kernel multiplies.
+
+    Attributes:
+        form: sum, or dot for Triton's product of matrices.
+        height: rows of weights in a program.
+        warps: of a program.
+    """
+
+    form: str
+    height: int
+    warps: int
+
+
+class Kernel(NamedTuple):
+    """A kernel that is ready for a type on a device.
+
+    Attributes:
+        run: the function of Triton.
+        tables: on the device.
+        cells: of a program that decodes, or of a step of a product.
+        method: of a product.
+    """
+
+    run: Any
+    tables: list[torch.Tensor]
+    cells: int
+    method: Method
+
+
+Parts: TypeAlias = Sequence["torch.Tensor"]  # packed rows, u8 [rows, bytes], for each field of the payload
+
 DEVICES = ("cuda", "xpu")  # of torch, also for ROCm, that Triton compiles for
-WEIGHTS = 1024  # of a program that decodes
-STEP = 256  # weights of a row in a step of a product
-MOST = 16  # rows of x in a product
-CHECKED = 1 << 12  # weights that are compared at first use
-ERROR = 2e-2  # of the largest result: weights rounded to bfloat16 in one of two products
-# Ways to multiply: sums or a product of matrices, rows of weights in a program, and warps.
-SUMS = ((False, 2, 1), (False, 4, 1))
-DOTS = ((True, 16, 4), (True, 32, 4))
+DECODE = Method("decode", 0, 4)
+SUMS = (Method("sum", 2, 1), Method("sum", 4, 1))
+DOTS = (Method("dot", 16, 4), Method("dot", 32, 4))
+WEIGHTS = {"decode": 1024, "sum": 256, "dot": 256}  # of a program, or of a row in a step of a product
+MAX_ROWS = 16  # of x in a product
+CHECKED_WEIGHTS = 1 << 12  # at the first use of a decoder
+SAMPLES = 8  # inputs with which a product is compared: few sums cancel in all of them
+TOLERANCES = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2}  # of products, by the dtype of x
 
-Parts: TypeAlias = Sequence["torch.Tensor"]  # of packed rows, u8 [rows, bytes], for each field of the payload
-
-_CHOSEN: dict[Hashable, Any] = {}  # whether a decoder is used, and the way to multiply
+_KERNELS: dict[Hashable, Kernel | None] = {}  # None if a kernel is slower than decoding, wrong or cannot run
 
 
 @cache
 def serves(device: str) -> bool:
-    """Tells whether Triton compiles for a type of device."""
+    """Returns whether Triton compiles for a type of device."""
     return device in DEVICES and find_spec("triton") is not None
 
 
 def decode(type_: TensorType, parts: Parts, columns: int, out: torch.Tensor) -> bool:
-    """Writes the weights of `parts`, u8 [rows, bytes] each, into `out` [rows, columns]. Returns
-    False if no kernel can do so.
+    """Writes the weights of `parts` into `out` [rows, columns]. Returns False if no kernel can do
+    so.
 
     Args:
         type_: quantized.
-        parts: one for each field of the payload; the bytes of a row are contiguous.
+        parts: the bytes of each row are contiguous.
         columns: numbers per row.
         out: contiguous, of a float dtype, on the device of the parts.
+
+    Raises:
+        RuntimeError: at a first use while a CUDA graph is captured.
     """
-    key = type_, out.dtype, out.device, _alignments(parts)
-    if key not in _CHOSEN:
-        if out.dtype.itemsize == 1 or _is_capturing(out):
-            return False
-        _CHOSEN[key] = _decodes(type_, parts, columns, out)
-    if _CHOSEN[key]:
-        _decode(type_, parts, columns, out)
-    return bool(_CHOSEN[key])
+    if out.dtype.itemsize == 1:
+        return False
+    key = type_, out.dtype, out.device, _alignments(parts), out.data_ptr() % 16
+    if key not in _KERNELS:
+        if _is_capturing(out):
+            raise RuntimeError("expected a first call before the capture of a CUDA graph, at which kernels are compiled")
+        _KERNELS[key] = _checked_decoder(type_, parts, columns, out)
+    kernel = _KERNELS[key]
+    if kernel is not None:
+        _decode(kernel, type_.scalar_layout, parts, columns, out)
+    return kernel is not None
 
 
 def multiply(
-    type_: TensorType,
-    x: torch.Tensor,
-    packed: torch.Tensor,
-    rows: int,
-    decoded: Callable[[], torch.Tensor],
+    type_: TensorType, x: torch.Tensor, packed: torch.Tensor, rows: int, decoded: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """Returns ``x @ weights.T`` [count, rows] in the dtype of x.
 
     Args:
         type_: of the weights.
         x: [count, columns].
-        packed: u8 [rows, bytes of a row], or with several rows of weights in each of its rows.
+        packed: contiguous u8 [rows, bytes of a row], or with several rows of weights in each row.
         rows: of the weights.
-        decoded: returns the product by decoding and multiplying.
+        decoded: returns the product of any x by decoding and multiplying.
     """
     count, columns = x.shape
-    if not 0 < count <= MOST or x.dtype == torch.float64 or not x.numel() or not rows:
-        return decoded()
+    if not 0 < count <= MAX_ROWS or _name(x.dtype) not in TOLERANCES or not columns or not rows:
+        return decoded(x)
     parts = [packed[:, span] for _, span, _ in type_.spans_of_row(rows // len(packed) * columns)]
     batch = 1 << (count - 1).bit_length()
     key = type_, x.dtype, x.device, _alignments(parts), batch, rows, columns
-    if key not in _CHOSEN:
-        if _is_capturing(x):
-            return decoded()
-        _CHOSEN[key] = _fastest(type_, x, parts, rows, batch, decoded)
-    if _CHOSEN[key] is None:
-        return decoded()
-    return _multiply(type_, x.contiguous(), parts, rows, batch, _CHOSEN[key])
+    if key not in _KERNELS and not _is_capturing(x):
+        _choose(key, type_, parts, decoded)
+    kernel = _KERNELS.get(key)
+    if kernel is None:
+        return decoded(x)
+    x = x.contiguous()
+    return _multiply(kernel, parts, rows, x if x.data_ptr() % 16 == 0 else x.clone())
 
 
 # The first use
 
 
-def _decodes(type_: TensorType, parts: Parts, columns: int, out: torch.Tensor) -> bool:
-    """Tells whether the kernel decodes some rows as the CPU does."""
-    few = [part[: max(CHECKED // columns, 1)] for part in parts]
-    fields = {
-        name: part.cpu().contiguous().numpy().view(number.dtype)
-        for part, (name, _, number) in zip(few, type_.spans_of_row(columns), strict=True)
-    }
+def _checked_decoder(type_: TensorType, parts: Parts, columns: int, out: torch.Tensor) -> Kernel | None:
+    """Returns the kernel for tensors of these alignments and pitches, if it decodes random bytes as
+    the CPU does."""
+    unit = type_.scalar_layout.unit
+    cells = columns // unit
+    columns = unit * min(cells, max(CHECKED_WEIGHTS // unit, 16) // 16 * 16 + cells % 16)
+    rows, random, fields, few = max(CHECKED_WEIGHTS // columns, 1), torch.Generator().manual_seed(0), {}, []
+    for part, (name, span, number) in zip(parts, type_.spans_of_row(columns), strict=True):
+        content = torch.randint(0, 256, (rows, span.stop - span.start), dtype=torch.uint8, generator=random)
+        fields[name] = content.numpy().view(number.dtype)
+        few.append(_placed_like(part, content))
     expected = as_tensor(type_.decode(fields, columns)).to(out.dtype)
-    return _is_right(
-        type_,
-        lambda: _decode(type_, few, columns, torch.empty_like(expected, device=out.device)),
-        lambda found: torch.equal(found.cpu().nan_to_num(7.0), expected.nan_to_num(7.0)),
-    )
+
+    def run() -> torch.Tensor:
+        found = _placed_like(out, torch.zeros_like(expected))
+        _decode(kernel, type_.scalar_layout, few, columns, found)
+        return found.cpu()
+
+    kernel = _kernel(type_, parts, DECODE, out.device)
+    problem = _problem(type_, run, lambda found: torch.equal(_bits(found), _bits(expected)))
+    if problem:
+        _warn(problem)
+    return None if problem else kernel
 
 
-def _fastest(
-    type_: TensorType, x: torch.Tensor, parts: Parts, rows: int, batch: int, decoded: Callable[[], torch.Tensor]
-) -> tuple[bool, int, int] | None:
-    """Returns the fastest way to multiply whose results are right; None for decoding."""
-    expected = decoded().float()
+def _placed_like(given: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
+    """Returns rows on the device of a tensor, with its pitch, and an address that has the same
+    remainder by 16."""
+    rows, width = content.shape
+    pitch = max(given.stride(0), width)
+    memory = torch.empty((rows - 1) * pitch + width + 16, dtype=content.dtype, device=given.device)
+    first = (given.data_ptr() - memory.data_ptr()) % 16 // memory.itemsize
+    return memory[first:].as_strided((rows, width), (pitch, 1)).copy_(content)
+
+
+def _bits(numbers: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of numbers; each NaN has the same."""
+    return torch.where(numbers.isnan(), torch.nan, numbers).contiguous().view(torch.uint8)
+
+
+def _choose(key: Any, type_: TensorType, parts: Parts, decoded: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Stores the kernel of the fastest method whose results are right, or None for decoding.
+    Stores nothing for weights that show no difference, such as zeros."""
+    _, dtype, device, _, batch, rows, columns = key
+    samples = torch.randn(SAMPLES, batch, columns, generator=torch.Generator().manual_seed(0)) / columns**0.5
+    samples = samples.to(device, dtype)
+    expected = decoded(samples.view(-1, columns)).view(SAMPLES, batch, rows).float()
     finite = expected.isfinite()
-    bound = ERROR * expected.where(finite, 0).abs().max()
+    size = expected.where(finite, 0).norm()
+    if not size > 0:
+        return
+    bound, times = TOLERANCES[_name(dtype)] * size, list[tuple[float, Kernel | None]]()
+    wrong, failed = list[str](), list[str]()
 
     def is_close(found: torch.Tensor) -> bool:
-        error = (found.float() - expected).where(finite, 0).abs()
-        return bool(((error <= bound) & (found.isfinite() == finite)).all())
+        return bool((found.float() - expected).where(finite, 0).norm() <= bound)
 
-    times: dict[tuple[bool, int, int] | None, float] = {None: _seconds(decoded, x.device)}
-    for way in chain(SUMS if batch <= 4 else (), DOTS if batch > 1 else ()):
-        run = partial(_multiply, type_, x.contiguous(), parts, rows, batch, way)
-        if _is_right(type_, run, is_close):
-            times[way] = _seconds(run, x.device)
-    return min(times, key=times.__getitem__)
+    for method in (*(SUMS if batch <= 4 else ()), *(DOTS if batch > 1 else ())):
+        kernel = _kernel(type_, parts, method, device, batch, columns)
+        run = partial(_multiply, kernel, parts, rows)
+        problem = _problem(type_, lambda run=run: torch.stack([run(x) for x in samples]), is_close)  # type: ignore[misc]
+        if problem:
+            (failed if "cannot run" in problem else wrong).append(problem)
+        else:
+            times.append((_seconds(partial(run, samples[0]), device), kernel))
+    for problem in wrong or ([] if times else failed)[:1]:
+        _warn(problem)
+    times.append((_seconds(partial(decoded, samples[0]), device), None))
+    _KERNELS[key] = min(times, key=itemgetter(0))[1]
 
 
-def _is_right(type_: TensorType, run: Callable[[], torch.Tensor], check: Callable[[torch.Tensor], bool]) -> bool:
-    """Tells whether a kernel gives the right results, with a warning if it does not."""
+def _problem(type_: TensorType, run: Callable[[], torch.Tensor], is_right: Callable[[torch.Tensor], bool]) -> str | None:
+    """Returns what is wrong with the results of a kernel, or None."""
     try:
-        if check(run()):
-            return True
-        problem = f"Triton's kernel of {type_} gives other numbers than the decoder"
+        return None if is_right(run()) else f"Triton's kernel of {type_} gives other numbers than the decoder"
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # from Triton, its compiler or its driver
-        problem = f"Triton cannot run a kernel of {type_}: {one_line(str(error), 200)}"
-    warnings.warn(f"{problem}; a slower way is used", RuntimeWarning, stacklevel=3)
-    return False
+        return f"Triton cannot run a kernel of {type_}: {one_line(str(error), 200)}"
+
+
+def _warn(problem: str) -> None:
+    warnings.warn(f"{problem}; a slower method is used", RuntimeWarning, stacklevel=4)
 
 
 def _is_capturing(tensor: torch.Tensor) -> bool:
-    """Tells whether launches are recorded into a graph, so that no result can be read."""
+    """Returns whether launches are recorded into a graph, so that no result can be read."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Returns the seconds of a call, the second of several in turn."""
+    """Returns the seconds of a call, the mean of some."""
     if device.type == "cpu":
         start = time.perf_counter()
         run()
         return time.perf_counter() - start
-    first, last = (torch.Event(device, enable_timing=True) for _ in range(2))
-    first.record()
-    for _ in range(5):
+    with _on(device):
+        first, last = (torch.Event(device, enable_timing=True) for _ in range(2))
         run()
-    last.record()
-    last.synchronize()
+        first.record()
+        for _ in range(5):
+            run()
+        last.record()
+        last.synchronize()
     return float(first.elapsed_time(last)) / 5
 
 
 # Launches
 
 
-def _decode(type_: TensorType, parts: Parts, columns: int, out: torch.Tensor) -> torch.Tensor:
-    layout = type_.scalar_layout
-    rows, unit = len(out), layout.unit
-    cells, pitches = columns // unit, [part.stride(0) for part in parts]
+def _decode(kernel: Kernel, layout: ScalarLayout, parts: Parts, columns: int, out: torch.Tensor) -> None:
+    rows, cells, pitches = len(out), columns // layout.unit, [part.stride(0) for part in parts]
     if layout.weights and (rows == 1 or pitches == [cells * layout.offsets[-1]]):
         rows, cells = 1, rows * cells  # blocks without a gap
-    step = _power(WEIGHTS // unit)
-    chunks = -(-cells // step)
-    kernel, tables = kernel_of(layout, type_.formula, _alignments(parts), "decode")
+    grid = (rows * -(-cells // kernel.cells),)
+    constants = {"CELLS": kernel.cells, "num_warps": DECODE.warps, "enable_fp_fusion": False}
     with _on(out.device):
-        kernel[(rows * chunks,)](
-            *parts, out, cells, chunks, *pitches, *tables(out.device), CELLS=step, num_warps=4, enable_fp_fusion=False
-        )
-    return out
+        kernel.run[grid](*parts, out, cells, *pitches, *kernel.tables, **constants)
 
 
-def _multiply(
-    type_: TensorType, x: torch.Tensor, parts: Parts, rows: int, batch: int, way: tuple[bool, int, int]
-) -> torch.Tensor:
-    """Returns the product of contiguous x [count, columns] in a way of SUMS or DOTS."""
-    by_dot, height, warps = way
-    count, columns = x.shape
-    layout, together = type_.scalar_layout, rows // len(parts[0])
-    cells, step = columns // layout.unit, _power(STEP // layout.unit)
-    form = ("dot", MOST) if by_dot else ("sum", batch)
-    kernel, tables = kernel_of(layout, type_.formula, _alignments(parts), *form, whole=cells % step == 0)
-    out = torch.empty((count, rows), dtype=x.dtype, device=x.device)
+def _multiply(kernel: Kernel, parts: Parts, rows: int, x: torch.Tensor) -> torch.Tensor:
+    """Returns the product of contiguous x [count, columns]."""
+    _, height, warps = kernel.method
+    out, together = torch.empty((len(x), rows), dtype=x.dtype, device=x.device), rows // len(parts[0])
+    numbers = len(x), rows, together, x.shape[1], *(part.stride(0) for part in parts)
     with _on(x.device):
-        kernel[(-(-rows // height),)](
-            *parts,
-            x,
-            out,
-            count,
-            rows,
-            together,
-            cells,
-            *(part.stride(0) for part in parts),
-            *tables(x.device),
-            ROWS=height,
-            CELLS=step,
-            num_warps=warps,
+        kernel.run[(-(-rows // height),)](
+            *parts, x, out, *numbers, *kernel.tables, ROWS=height, CELLS=kernel.cells, num_warps=warps
         )
     return out
-
-
-def _alignments(parts: Parts) -> tuple[int, ...]:
-    """Returns, for each part, the largest of 1, 2 and 4 that divides the addresses of all rows."""
-    return tuple(math.gcd(part.data_ptr(), part.stride(0), 4) for part in parts)
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -233,9 +276,30 @@ def _on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.get_device_module(device).device(device) if device.type in DEVICES else nullcontext()
 
 
+def _alignments(parts: Parts) -> tuple[int, ...]:
+    """Returns, for each part, the largest power of two, at most 16, that divides the addresses of
+    all rows."""
+    return tuple(math.gcd(part.data_ptr(), part.stride(0), 16) for part in parts)
+
+
 def _power(number: int) -> int:
     """Returns the largest power of two that is not above a number, at least 1."""
     return 1 << max(number, 1).bit_length() - 1
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _kernel(type_: TensorType, parts: Parts, method: Method, device: torch.device, batch: int = 1, columns: int = 0) -> Kernel:
+    """Returns a type's kernel for a device; see `kernel_of`."""
+    layout = type_.scalar_layout
+    cells = _power(WEIGHTS[method.form] // layout.unit)
+    batch = MAX_ROWS if method.form == "dot" else batch
+    whole = columns // layout.unit % cells == 0
+    alignments = tuple(math.gcd(one, 4) for one in _alignments(parts))
+    run, arrays = kernel_of(layout, type_.formula, alignments, method.form, batch, whole)
+    return Kernel(run, [torch.from_numpy(array).to(device) for array in arrays], cells, method)
 
 
 # Kernels
@@ -243,14 +307,19 @@ def _power(number: int) -> int:
 
 @lru_cache(maxsize=1 << 8)
 def kernel_of(
-    layout: ScalarLayout, formula: Formula, alignments: tuple[int, ...], form: str, batch: int = 1, whole: bool = False
-) -> tuple[Any, Callable[[torch.device], list[torch.Tensor]]]:
-    """Returns a kernel, and a function that returns its tables on a device.
+    layout: ScalarLayout,
+    formula: Formula | None,
+    alignments: tuple[int, ...],
+    form: str,
+    batch: int = 1,
+    whole: bool = False,
+) -> tuple[Any, list[Any]]:
+    """Returns a function of Triton and its tables, arrays of numpy.
 
     Args:
         layout: of a block or a row.
         formula: of it.
-        alignments: of the addresses of each part.
+        alignments: of the addresses of each part, at most 4.
         form: decode, sum or dot.
         batch: the most rows of x, a power of two.
         whole: whether each step of a product has all of its cells.
@@ -258,16 +327,12 @@ def kernel_of(
     Raises:
         ScalarError: if the formula cannot run on arrays.
     """
-    text, arrays = _print_kernel(layout, formula, alignments, form, batch, whole)
+    assert formula
+    text, tables = _print_kernel(layout, formula, alignments, form, batch, whole)
     path = f"<{form} {layout.name} {alignments} {batch} {whole} {id(formula)}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)  # where Triton finds the source
     scope: dict[str, Any] = {"__name__": "glft_schema.kernels"}
     exec(compile(text, path, "exec"), scope)
-
-    @lru_cache
-    def tables(device: torch.device) -> list[torch.Tensor]:
-        return [torch.from_numpy(array).to(device) for array in arrays]
-
     return scope[form], tables
 
 
@@ -282,16 +347,18 @@ def _print_kernel(
         size = layout.offsets[-1] if layout.weights else _size(layout.fields[number], unit)
         starts.append(f"start_{number} = part_{number} + packed_row * pitch_{number} + (first + {cell}) * {size}")
         for field, at in zip(layout.fields, layout.offsets, strict=False) if layout.weights else [(layout.fields[number], 0)]:
-            fields[field.name] = Field(f"start_{number} + {at}", field.number, math.gcd(alignment, size, at, 4))
+            fields[field.name] = Field(f"start_{number} + {at}", field.number, math.gcd(alignment, size, at))
     trace = Trace(check(formula, layout.arrays(columns=unit)), fields, leading)
     body = {"decode": _print_decode, "sum": _print_sum, "dot": _print_dot}[form](
         trace, [*starts, *trace.lines], unit, batch, whole
     )
     parts, pitches = ([f"{name}_{number}" for number in range(len(alignments))] for name in ("part", "pitch"))
-    sizes = ["out", "cells", "chunks"] if form == "decode" else ["x", "out", "count", "rows", "together", "cells"]
+    sizes = ["out", "cells"] if form == "decode" else ["x", "out", "count", "rows", "together", "columns"]
+    general = ["cells"] * bool(layout.weights) if form == "decode" else sizes[2:5]  # one kernel for all values
     constants = ["ROWS: tl.constexpr"] * (form != "decode") + ["CELLS: tl.constexpr"]
     head = f"def {form}({', '.join([*parts, *sizes, *pitches, *trace.tables, *constants])}):"
-    lines = ["import triton", "import triton.language as tl", "", "", "@triton.jit", head, *(f"    {line}" for line in body)]
+    jit = f"@triton.jit(do_not_specialize={general})"
+    lines = ["import triton", "import triton.language as tl", "", "", jit, head, *(f"    {line}" for line in body)]
     return "\n".join(lines) + "\n", list(trace.tables.values())
 
 
@@ -307,19 +374,22 @@ def _print_decode(trace: Trace, lines: Sequence[str], unit: int, batch: int, who
         value = f"{part.value}.to(out.dtype.element_ty)"
         stores.append(f"tl.store(out + places{up} + ({part.places}), {value}, mask={_mask(f'used{up}', part.live)})")
     return [
+        "chunks = tl.cdiv(cells, CELLS)",
         "packed_row, first = (tl.program_id(0) // chunks).to(tl.int64), 0",
         "index = tl.program_id(0) % chunks * CELLS + tl.arange(0, CELLS)",
         "used, cell = index < cells, tl.minimum(index, cells - 1).to(tl.int64)",
-        f"places = (packed_row * cells + cell) * {unit}",
+        f"places = (packed_row * cells + index) * {unit}",
         *lines,
         *stores,
     ]
 
 
-def _print_product(trace: Trace, lines: Sequence[str], before: Sequence[str], each: Sequence[str]) -> list[str]:
+def _print_product(lines: Sequence[str], before: Sequence[str], each: Sequence[str], unit: int, whole: bool) -> list[str]:
     """Returns the lines of a product: `before` the loop over the cells of a row, and `each` after
     its weights are decoded."""
+    cell = "index" if whole else "tl.minimum(index, cells - 1)"
     return [
+        f"cells = columns // {unit}",
         "row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)",
         "kept = tl.minimum(row, rows - 1)",
         "packed_row = (kept // together).to(tl.int64)[:, None]",
@@ -327,7 +397,7 @@ def _print_product(trace: Trace, lines: Sequence[str], before: Sequence[str], ea
         *before,
         "for begin in range(0, cells, CELLS):",
         "    index = begin + tl.arange(0, CELLS)",
-        "    used, cell = index < cells, tl.minimum(index, cells - 1).to(tl.int64)",
+        f"    used, cell = index < cells, ({cell}).to(tl.int64)",
         *(f"    {line}" for line in [*lines, *each]),
     ]
 
@@ -340,7 +410,7 @@ def _print_sum(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole:
             name, up = f"sum_{number}_{q}", _axes("None, :", part.sizes)
             mask = _mask("" if whole else f"used{up}", part.live)
             before.append(f"{name} = tl.zeros([{', '.join(map(str, ('ROWS', 'CELLS', *part.sizes)))}], tl.float32)")
-            place = f"x + tl.minimum({q}, count - 1) * cells * {unit} + (cell * {unit}){up} + ({part.places})"
+            place = f"x + tl.minimum({q}, count - 1) * columns + (cell * {unit}){up} + ({part.places})"
             product = f"{part.value} * tl.load({place}).to(tl.float32)"
             each.append(f"{name} += tl.where({mask}, {product}, 0.0)" if mask else f"{name} += {product}")
             total = name
@@ -349,7 +419,7 @@ def _print_sum(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole:
             sums.append(total)
         stored = f"({' + '.join(sums)}).to(out.dtype.element_ty)"
         after += [f"if {q} < count:", f"    tl.store(out + {q} * rows + row, {stored}, mask=row < rows)"]
-    return [*_print_product(trace, lines, before, each), *after]
+    return [*_print_product(lines, before, each, unit, whole), *after]
 
 
 def _print_dot(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
@@ -359,9 +429,9 @@ def _print_dot(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole:
         length = f"CELLS * {math.prod(part.sizes)}"
         mask = _mask("" if whole else f"used{up}", part.live)
         weights = f"tl.where({mask}, {part.value}, 0.0)" if mask else part.value
-        at = f"(batch * cells * {unit}){_axes(':, None', part.sizes)} + (cell * {unit}){up} + ({part.places})"
+        at = f"(batch * columns){_axes(':, None', part.sizes)} + (cell * {unit}){up} + ({part.places})"
         each += [
-            f"inputs = tl.reshape(tl.load(x + {at}), [{batch}, {length}])",
+            f"inputs = tl.reshape(tl.load(x + {at}{f', mask={mask}, other=0.0' if mask else ''}), [{batch}, {length}])",
             f"weights = tl.broadcast_to({weights}, [ROWS, {sizes}])",
             f"weights = tl.reshape(weights, [ROWS, {length}]).to(x.dtype.element_ty)",
             'total += tl.dot(inputs, tl.trans(weights), input_precision="ieee")',
@@ -373,7 +443,7 @@ def _print_dot(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole:
     ]
     mask = "(numbers < count)[:, None] & (row < rows)[None, :]"
     store = f"tl.store(out + numbers[:, None] * rows + row[None, :], total.to(out.dtype.element_ty), mask={mask})"
-    return [*_print_product(trace, lines, before, each), store]
+    return [*_print_product(lines, before, each, unit, whole), store]
 
 
 def _mask(*masks: str) -> str:

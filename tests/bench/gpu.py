@@ -14,7 +14,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.nn import Linear
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.on_torch import decode_packed
-from glft_schema.tensor_types.on_triton import _CHOSEN
+from glft_schema.tensor_types.on_triton import _KERNELS, MAX_ROWS
 from glft_schema.tensor_types.tensor_type import TensorType
 from tests.bench.measure import Row, in_turn
 from tests.bench.uploads import files_to_the_device, waited
@@ -69,9 +69,9 @@ def packed_layers() -> Iterator[Row]:
             runs = {"ours": waited(partial(layer, x)), "dense": waited(partial(dense, x))}
             with torch.no_grad():
                 times = in_turn(runs, 20)
-            ways = [way for key, way in _CHOSEN.items() if key[0] == layer.weight_type and key[4:] == (batch, SIZE, SIZE)]
-            way = {True: "a product of matrices", False: "sums"}.get(ways[0][0]) if ways and ways[0] else "decoding"
-            what = f"forward of packed {name}, {SIZE} x {SIZE}, batch {batch}, bfloat16, by {way}"
+            kernels = [kernel for key, kernel in _KERNELS.items() if key[::6] == (layer.weight_type, SIZE) and key[4] == batch]
+            method = "decoding" if batch > MAX_ROWS or not kernels[0] else kernels[0].method.form
+            what = f"forward of packed {name}, {SIZE} x {SIZE}, batch {batch}, bfloat16, by {method}"
             goal /= 2 if batch == 1 and name in FOUR_BITS else 1
             yield Row(what, times["ours"], "dense bfloat16", times["dense"], "s", goal)
 

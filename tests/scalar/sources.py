@@ -92,9 +92,8 @@ def by_triton(source: Any, layout: ScalarLayout, blocks: np.ndarray[Any, Any]) -
         pytest.skip("Triton's interpreter is not installed, or this machine has a GPU")
     (kernel, tables), out = kernel_of(layout, source, (1,), "decode"), torch.full((len(blocks), layout.weights or 0), 7.0)
     part = torch.zeros(blocks.size + 1, dtype=torch.uint8)[1:].view(blocks.shape).copy_(torch.from_numpy(blocks))
-    chunks = -(-len(blocks) // 64)
     with np.errstate(all="ignore"):
-        kernel[(chunks,)](part, out, len(blocks), chunks, blocks.size, *tables(out.device), CELLS=64)
+        kernel[(-(-len(blocks) // 64),)](part, out, len(blocks), blocks.size, *map(torch.from_numpy, tables), CELLS=64)
     return out.numpy()
 
 
