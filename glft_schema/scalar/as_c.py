@@ -44,9 +44,10 @@ WORDS = """
 """  # of C and C++, and macros of common compilers and systems
 # fmt: on
 KEYWORDS = frozenset(WORDS.split())
+NAMED = re.compile(r"\w+(?= __attribute|\()")  # the name in a definition
 # Definitions by name, each after those that it uses.
 PRELUDE = {
-    re.search(r"\w+(?= __attribute|\()", definition)[0]: definition  # type: ignore[index]
+    NAMED.search(definition)[0]: definition  # type: ignore[index]
     for definition in re.split(r"\n(?=[a-z#])", Path(__file__).with_name("prelude.h").read_text("utf-8").rstrip())
 }
 LANES = Path(__file__).with_name("lanes.h").read_text("utf-8")
@@ -77,11 +78,11 @@ class TranslationUnit:
         self._prefix = prefix
         self._tables: dict[str, str] = {}
         self._functions: dict[str, str] = {}
-        self._taken = {*RESERVED, *taken}  # names of C, and exported ones
+        self._taken = {*RESERVED, *NAMED.findall(LANES), *taken}  # names of C, and exported ones
         self.names: dict[Any, tuple[Any, str]] = {}  # of tables and functions by key; keeps them alive
 
     def __str__(self) -> str:
-        lanes = LANES if "LANES" in self.text else ""
+        lanes = LANES if re.search("LANES|MULTIPLY", self.text) else ""
         return f"#include <stdint.h>\n\n{with_prelude(f'{lanes}{self.text}')}"
 
     @property

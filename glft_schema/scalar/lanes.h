@@ -48,3 +48,35 @@ static inline int32_t any(vi m) { int32_t bits = 0; EACH_LANE bits |= m[l]; retu
     __typeof__((ARRAY)[0][0]) *to_ = (void *)(ARRAY); \
     EACH_LANE if (mask_[l]) to_[at_[l] * LANES + l] = x_[l]; \
 }
+// The product of weights and rows of x. A sum is 16 sums, of every 16th weight each, added in one order,
+// so that its bits do not depend on LANES.
+#define SUMS 16
+typedef float vf_of_x __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+static inline void add_products(float *sums, const float *w, const float *x, int64_t n) {
+    vf_of_x s[SUMS / LANES];
+    int64_t i = 0;
+    for (int32_t k = 0; k < SUMS / LANES; k++) s[k] = ((vf_of_x *)sums)[k];
+    for (; i + SUMS <= n; i += SUMS)
+        for (int32_t k = 0; k < SUMS / LANES; k++) s[k] += ((vf_of_x *)(w + i))[k] * ((vf_of_x *)(x + i))[k];
+    for (int32_t k = 0; k < SUMS / LANES; k++) ((vf_of_x *)sums)[k] = s[k];
+    for (; i < n; i++) sums[i % SUMS] += w[i] * x[i];
+}
+static inline float total(float *sums) {
+    for (int32_t half = SUMS / 2; half; half /= 2)
+        for (int32_t i = 0; i < half; i++) sums[i] += sums[half + i];
+    return sums[0];
+}
+// Its names end in _, because DECODE has names of types.
+#define MULTIPLY(PIECE, DECODE) { \
+    float w_[PIECE], sums_[16][SUMS]; \
+    for (int64_t r_ = 0; r_ < rows_; r_++) { \
+        for (int64_t b_ = 0; b_ < batch_; b_++) \
+            for (int32_t i_ = 0; i_ < SUMS; i_++) sums_[b_][i_] = 0; \
+        for (int64_t c_ = 0; c_ < columns_; c_ += PIECE) { \
+            int64_t n_ = columns_ - c_ < PIECE ? columns_ - c_ : PIECE; \
+            DECODE; \
+            for (int64_t b_ = 0; b_ < batch_; b_++) add_products(sums_[b_], w_, x_ + b_ * columns_ + c_, n_); \
+        } \
+        for (int64_t b_ = 0; b_ < batch_; b_++) out_[b_ * stride_ + r_] = total(sums_[b_]); \
+    } \
+}

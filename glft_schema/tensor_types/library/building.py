@@ -179,8 +179,8 @@ def _print_encoder(unit: TypesInC, layout: ScalarLayout, encoder: Callable[..., 
 
 
 def _test_of_decoder(layout: ScalarLayout, source: Callable[..., Any]) -> dict[str, Test]:
-    """Returns the self-tests of a type's decoders by name: the bytes of a block, or of a row's
-    fields, and a digest of the weights in each dtype, computed by plain Python.
+    """Returns the self-tests of a type's decoders and its product by name: the bytes of a block, or
+    of a row's fields, and a digest of the weights in each dtype, computed by plain Python.
 
     The bytes are pseudorandom. No weight is NaN, because C does not define the bits of NaN. The
     largest weight is a normal float16 if one of 100 trials gives such a block.
@@ -202,7 +202,22 @@ def _test_of_decoder(layout: ScalarLayout, source: Callable[..., Any]) -> dict[s
     with np.errstate(over="ignore"):
         expected = {"float32": w, "float16": w.astype("<f2"), "bfloat16": bfloat16}
     inputs, counts = ([b"".join(inputs)], [1]) if layout.weights else (inputs, [1, columns])
-    return {layout.name + suffix: _test(inputs, counts, [expected[dtype].tobytes()]) for dtype, suffix in DTYPES.items()}
+    tests = {layout.name + suffix: _test(inputs, counts, [expected[dtype].tobytes()]) for dtype, suffix in DTYPES.items()}
+    return {**tests, f"multiply_{layout.name}": _test_of_product(layout, inputs, w)}
+
+
+def _test_of_product(layout: ScalarLayout, fields: list[bytes], w: np.ndarray[Any, Any]) -> Test:
+    """Returns the self-test of a product: two equal rows of weights, and three rows of x."""
+    x = _random(layout, ScalarField("x", "f32", 3 * len(w)), len(w), 0).reshape(3, len(w))
+    sums = np.zeros((3, 16), "<f4")
+    with np.errstate(all="ignore"):
+        for column, weight in enumerate(w):
+            sums[:, column % 16] += x[:, column] * weight
+        while sums.shape[1] > 1:
+            sums = sums[:, : sums.shape[1] // 2] + sums[:, sums.shape[1] // 2 :]
+    pitch = max(map(len, fields))
+    inputs = [field.ljust(pitch, b"\0") * 2 for field in fields]
+    return _test([*inputs, x.tobytes()], [2, len(w), 3, pitch, 2], [sums.repeat(2, 1).tobytes()])
 
 
 def _test_of_encoder(layout: ScalarLayout, source: Callable[..., Any], name: str) -> dict[str, Test]:

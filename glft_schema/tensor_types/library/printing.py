@@ -1,7 +1,8 @@
-"""Decoders and encoders of tensor types as C: loops that call scalar functions."""
+"""Decoders, products and encoders of tensor types as C: loops that call scalar functions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -25,8 +26,11 @@ def mean_square_of_row(w: Any, mean_square: Any) -> None:
 MEAN_SQUARE = {"w": ArrayType("f32", None), "mean_square": ArrayType("f32", 1, "out")}
 
 
+PIECE = 256  # weights of a row that a product decodes at once, about
+
+
 class TypesInC(TranslationUnit):
-    """A translation unit with decoders and encoders.
+    """A translation unit with decoders, products and encoders.
 
     Args:
         prefix: of all names, for a unit that is part of a header; its decoders are static, and
@@ -40,11 +44,11 @@ class TypesInC(TranslationUnit):
         self._static = "static inline " if prefix else ""
 
     def decoder(self, layout: ScalarLayout, source: Callable[..., Any]) -> str:
-        """Adds decoders that write float32, float16 and bfloat16: NAME, NAME_f16 and NAME_bf16.
-        Returns NAME.
+        """Adds decoders that write float32, float16 and bfloat16: NAME, NAME_f16 and NAME_bf16, and
+        the product multiply_NAME. Returns NAME.
 
         The parameters are ``(blocks, w, n)`` for n blocks, or for rows ``(FIELD, ..., w, rows,
-        columns)``.
+        columns)``; for the product see `_product`. A unit with a prefix has no product.
 
         Raises:
             ScalarError: if the function does not follow the language, or the name is in use.
@@ -56,6 +60,8 @@ class TypesInC(TranslationUnit):
         else:
             for output, suffix in self._outputs.items():
                 self._decoder_of_rows(layout, check(source, layout.arrays(output)), name + suffix, TYPES[output])
+        if not self._prefix:
+            self._product(layout, name)
         return name
 
     def _decoder_of_blocks(self, layout: ScalarLayout, function: Function, name: str) -> None:
@@ -79,6 +85,31 @@ class TypesInC(TranslationUnit):
         self._functions[name] = (
             f"{self._static}void {name}({fields}{output} *w, int64_t rows, int64_t columns) {{\n"
             f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++)\n        {call};\n}}\n"
+        )
+
+    def _product(self, layout: ScalarLayout, name: str) -> None:
+        """Adds multiply_NAME. The parameters are ``(blocks, x, out, rows, columns, batch, pitch,
+        stride)``, or for rows each FIELD in place of the blocks.
+
+        ``out[b * stride + r]`` is the sum of ``x[b * columns + c] * w[r][c]`` over c, for `rows`
+        rows of weights and 1 to 16 rows of x. `pitch` is the bytes from one row of a field to the
+        next. The bits of a sum are the same on all levels and machines, see lanes.h.
+        """
+        self.reserve(f"multiply_{name}")
+        piece = math.lcm(layout.unit, 16)  # lanes.h computes the sums of pieces of 16 k weights
+        piece *= -(-PIECE // piece)
+        if layout.weights:
+            fields = ["blocks_"]
+            given = [f"blocks_ + r_ * pitch_ + c_ / {layout.weights} * {layout.offsets[-1]}", "w_", f"n_ / {layout.weights}"]
+        else:
+            fields = [f"{field.name}_" for field in layout.fields]
+            starts = ["" if field.count else f" + {_size_of_row(field, 'c_')}" for field in layout.fields]
+            given = [*(f"{field} + r_ * pitch_{start}" for field, start in zip(fields, starts, strict=True)), "w_", "1", "n_"]
+        parameters = "".join(f"const uint8_t *{field}, " for field in fields)
+        decode = f"{name}({', '.join(given)})"
+        self._functions[f"multiply_{name}"] = (
+            f"void multiply_{name}({parameters}const float *x_, float *out_, int64_t rows_, int64_t columns_, "
+            f"int64_t batch_, int64_t pitch_, int64_t stride_)\n    MULTIPLY({piece}, {decode})\n"
         )
 
     def encoder(self, layout: ScalarLayout, source: Callable[..., Any], *, lanes: bool = False) -> str:
@@ -168,9 +199,9 @@ class TypesInC(TranslationUnit):
         return self.names["mean_square"][1]
 
 
-def _size_of_row(field: ScalarField) -> str:
+def _size_of_row(field: ScalarField, columns: str = "columns") -> str:
     """Returns the size in bytes of a field in a row of `columns` weights, as C."""
     width = KINDS[field.number].size
     if field.count:
         return str(width * field.count)
-    return "columns" + (f" / {field.weights}" if field.weights > 1 else "") + (f" * {width}" if width > 1 else "")
+    return columns + (f" / {field.weights}" if field.weights > 1 else "") + (f" * {width}" if width > 1 else "")
