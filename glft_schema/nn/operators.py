@@ -10,22 +10,28 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import nn
+from torch._C import DispatchKey, DispatchKeySet
 from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
 from glft_schema.storage.torch_tensors import array_in, array_to_read, has_plain_memory
 from glft_schema.tensor_types import on_torch
 from glft_schema.tensor_types.chunks import slices
-from glft_schema.tensor_types.library.loading import function_of
+from glft_schema.tensor_types.library.loading import function_named, function_of
 from glft_schema.tensor_types.on_torch import SIZES
-from glft_schema.tensor_types.workers import run_parts
+from glft_schema.tensor_types.workers import parts_of, run_parts
 
 FEW = 4  # rows of a half-precision input up to which float32 is faster than converting weights
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (*HALF, torch.float32, torch.float64)
+MANY = 16  # rows of x up to which the library multiplies
+LEAST = 1 << 18  # weights that a thread multiplies at once: fewer are done before another thread has begun
+PRODUCTS = (*HALF, torch.float32)  # dtypes of x that the library multiplies
 CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
 DEVICES = ("cpu", "cuda")  # whose autocast is followed
 LIBRARY: Any = torch.library.Library("glft_schema", "DEF")  # type: ignore[no-untyped-call]
@@ -34,6 +40,12 @@ LIBRARY.define("linear_backward(Tensor grad, Tensor packed, str type, int rows, 
 LIBRARY.define("dequantize(Tensor packed, str type, int columns, ScalarType dtype) -> Tensor")
 
 _KEPT = threading.local()
+_keys, _included, _excluded = (
+    getattr(torch._C, f"_dispatch_{name}") for name in ("keys", "tls_local_include_set", "tls_local_exclude_set")
+)
+PLAIN = 0  # the dispatch keys of tensors on a CPU that need no other function than the operator's own
+for key in ("CPU", "AutogradCPU", "ADInplaceOrView", "BackendSelect"):
+    PLAIN |= DispatchKeySet(getattr(DispatchKey, key)).raw_repr()
 
 
 def packed_linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
@@ -49,6 +61,8 @@ def packed_linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, c
     Raises:
         RuntimeError: if x is not a float tensor with this number of columns.
     """
+    if not torch.compiler.is_compiling() and _is_plain(x, packed):
+        return _linear(x, packed, type, rows, columns)
     operator, others = torch.ops.glft_schema.linear, (packed, type, rows, columns)
     dual: Any = forward_ad
     primal, tangent = dual.unpack_dual(x) if dual._current_level >= 0 else (x, None)
@@ -66,6 +80,9 @@ def packed_weights(packed: torch.Tensor, type: str, columns: int, dtype: torch.d
 
 def _linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
     _check_input(x, columns)
+    multiplied = _multiply(x, packed, type, rows, columns)
+    if multiplied is not None:
+        return multiplied
     flat = x.reshape(math.prod(x.shape[:-1]), columns)
     if len(flat) <= FEW and x.dtype in HALF:
         flat = flat.float()
@@ -79,6 +96,55 @@ def _linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns
 
     _for_each_part(multiply, packed, type, rows, columns, flat.dtype)
     return out.to(x.dtype).view(*x.shape[:-1], rows)
+
+
+def _is_plain(x: torch.Tensor, packed: torch.Tensor) -> bool:
+    """Tells whether nothing but `_linear` happens in a call of its operator: no gradient, no mode,
+    no transform, and tensors of torch's own classes on the CPU."""
+    if type(x) is not torch.Tensor or type(packed) not in (torch.Tensor, nn.Parameter):
+        return False
+    keys = _keys(x).raw_repr() | _keys(packed).raw_repr() | _included().raw_repr()
+    needs_gradient = x.requires_grad and torch.is_grad_enabled()
+    in_mode = torch._C._is_torch_function_mode_enabled() or forward_ad._current_level >= 0
+    return not (needs_gradient or in_mode or keys & ~_excluded().raw_repr() & ~PLAIN)
+
+
+def _multiply(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor | None:
+    """Returns `linear` of a few rows of x by the compiled library, None if it does not serve them.
+
+    The library decodes some hundred weights at a time, and multiplies them at once.
+    """
+    batch = x.numel() // max(columns, 1)
+    if not 0 < batch <= MANY or x.dtype not in PRODUCTS or not (x.is_cpu and packed.is_cpu and packed.is_contiguous()):
+        return None
+    product = function_named(f"multiply_{type.lower()}")
+    starts = product and _starts(type, packed.shape[0], rows, columns)
+    if not starts:
+        return None
+    given = (x if x.dtype is torch.float32 else x.float()).contiguous()
+    out = given.new_empty((*x.shape[:-1], rows))
+    pitch, first, result, source = packed.numel() // rows, packed.data_ptr(), out.data_ptr(), given.data_ptr()
+
+    def run(part: slice) -> None:
+        at = first + part.start * pitch
+        fields = [at + start for start in starts]
+        product(*fields, source, result + 4 * part.start, part.stop - part.start, columns, batch, pitch, rows)
+
+    if rows * columns < 2 * LEAST:
+        run(slice(0, rows))
+    else:
+        run_parts(run, parts_of(rows, max(LEAST // columns, 1), rows))
+    return out if x.dtype is torch.float32 else out.to(x.dtype)
+
+
+@lru_cache(maxsize=1 << 12)
+def _starts(type: str, packed_rows: int, rows: int, columns: int) -> tuple[int, ...] | None:
+    """Returns the first byte of each field in a packed row, None if one row holds several rows of
+    weights that are not separate."""
+    type_ = registered_type(type)
+    if packed_rows != rows and columns % (type_.scalar_layout.weights or columns + 1):
+        return None
+    return tuple(span.start for _, span, _ in type_.spans_of_row(columns))
 
 
 def _for_each_part(

@@ -75,6 +75,9 @@ def run_parts(function: Callable[[slice], object], parts: Iterable[slice], *, he
             stopped.
     """
     waiting = list(parts)
+    if here and len(waiting) == 1:
+        function(waiting[0])
+        return
     taken, lock, failed, ended = enumerate(waiting), Lock(), dict[int, BaseException](), SimpleQueue[None]()
 
     def work() -> None:
