@@ -115,15 +115,15 @@ def _multiply(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, colum
     The library decodes some hundred weights at a time, and multiplies them at once.
     """
     batch = x.numel() // max(columns, 1)
-    if not 0 < batch <= MANY or x.dtype not in PRODUCTS or not (x.is_cpu and packed.is_cpu and packed.is_contiguous()):
+    if not (0 < batch <= MANY and x.dtype in PRODUCTS and x.is_cpu and packed.is_cpu and packed.is_contiguous()):
         return None
     product = function_named(f"multiply_{type.lower()}")
-    starts = product and _starts(type, packed.shape[0], rows, columns)
-    if not starts:
-        return None
+    *starts, pitch = _places(type, columns)
+    if not product or packed.numel() != rows * pitch or (len(starts) > 1 and packed.shape[0] != rows):
+        return None  # of several fields, rows are not apart if they share a packed row
     given = (x if x.dtype is torch.float32 else x.float()).contiguous()
     out = given.new_empty((*x.shape[:-1], rows))
-    pitch, first, result, source = packed.numel() // rows, packed.data_ptr(), out.data_ptr(), given.data_ptr()
+    first, result, source = packed.data_ptr(), out.data_ptr(), given.data_ptr()
 
     def run(part: slice) -> None:
         at = first + part.start * pitch
@@ -138,13 +138,10 @@ def _multiply(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, colum
 
 
 @lru_cache(maxsize=1 << 12)
-def _starts(type: str, packed_rows: int, rows: int, columns: int) -> tuple[int, ...] | None:
-    """Returns the first byte of each field in a packed row, None if one row holds several rows of
-    weights that are not separate."""
-    type_ = registered_type(type)
-    if packed_rows != rows and columns % (type_.scalar_layout.weights or columns + 1):
-        return None
-    return tuple(span.start for _, span, _ in type_.spans_of_row(columns))
+def _places(type: str, columns: int) -> tuple[int, ...]:
+    """Returns the first byte of each field in a packed row, and the size of the row."""
+    spans = [span for _, span, _ in registered_type(type).spans_of_row(columns)]
+    return *(span.start for span in spans), spans[-1].stop
 
 
 def _for_each_part(
