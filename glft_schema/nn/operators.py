@@ -159,7 +159,7 @@ def _for_each_part(
     together = rows // max(len(packed), 1)  # weight rows per row of bytes
     numbers, threads = together * columns, torch.get_num_threads()
     in_library = packed.device.type == "cpu" and function_of(type.lower(), "float32") is not None
-    is_parallel = in_threads and in_library and threads > 1
+    is_parallel = in_threads and in_library and threads > 1 and rows * columns >= 4 * LEAST
     most = CHUNK if packed.device.type == "cpu" else SIZES[0]
     size = max(min(most // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
     type_, stored = registered_type(type), packed.detach()
