@@ -30,7 +30,7 @@ FEW = 4  # rows of a half-precision input up to which float32 is faster than con
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (*HALF, torch.float32, torch.float64)
 MANY = 16  # rows of x up to which the library multiplies
-LEAST = 1 << 18  # weights that a thread multiplies at once: fewer are done before another thread has begun
+LEAST = 1 << 18  # weights that are worth a thread: fewer are multiplied before it has begun
 PRODUCTS = (*HALF, torch.float32)  # dtypes of x that the library multiplies
 CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
 DEVICES = ("cpu", "cuda")  # whose autocast is followed
@@ -130,10 +130,11 @@ def _multiply(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, colum
         fields = [at + start for start in starts]
         product(*fields, source, result + 4 * part.start, part.stop - part.start, columns, batch, pitch, rows)
 
-    if rows * columns < 2 * LEAST:
+    least = max(8 * LEAST // (columns * (8 + batch)), 1)  # eight rows of x take as long as decoding
+    if rows < 2 * least:
         run(slice(0, rows))
     else:
-        run_parts(run, parts_of(rows, max(LEAST // columns, 1), rows))
+        run_parts(run, parts_of(rows, least, rows))
     return out if x.dtype is torch.float32 else out.to(x.dtype)
 
 
