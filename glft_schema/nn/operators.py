@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKey, DispatchKeySet, _dispatch_keys
+from torch._C import _dispatch_tls_local_exclude_set as _excluded
+from torch._C import _dispatch_tls_local_include_set as _included
 from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
@@ -31,7 +33,7 @@ HALF = (torch.float16, torch.bfloat16)
 FLOATS = (*HALF, torch.float32, torch.float64)
 MANY = 16  # rows of x up to which the library multiplies
 LEAST = 1 << 18  # weights that are worth a thread: fewer are multiplied before it has begun
-PRODUCTS = (*HALF, torch.float32)  # dtypes of x that the library multiplies
+PRODUCTS = FLOATS[:3]  # dtypes of x that the library multiplies
 CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
 DEVICES = ("cpu", "cuda")  # whose autocast is followed
 LIBRARY: Any = torch.library.Library("glft_schema", "DEF")  # type: ignore[no-untyped-call]
@@ -40,10 +42,7 @@ LIBRARY.define("linear_backward(Tensor grad, Tensor packed, str type, int rows, 
 LIBRARY.define("dequantize(Tensor packed, str type, int columns, ScalarType dtype) -> Tensor")
 
 _KEPT = threading.local()
-_keys, _included, _excluded = (
-    getattr(torch._C, f"_dispatch_{name}") for name in ("keys", "tls_local_include_set", "tls_local_exclude_set")
-)
-PLAIN = 0  # the dispatch keys of tensors on a CPU that need no other function than the operator's own
+PLAIN = 0  # dispatch keys of tensors on a CPU, for which the dispatcher only calls the function itself
 for key in ("CPU", "AutogradCPU", "ADInplaceOrView", "BackendSelect"):
     PLAIN |= DispatchKeySet(getattr(DispatchKey, key)).raw_repr()
 
@@ -103,7 +102,7 @@ def _is_plain(x: torch.Tensor, packed: torch.Tensor) -> bool:
     no transform, and tensors of torch's own classes on the CPU."""
     if type(x) is not torch.Tensor or type(packed) not in (torch.Tensor, nn.Parameter):
         return False
-    keys = _keys(x).raw_repr() | _keys(packed).raw_repr() | _included().raw_repr()
+    keys = _dispatch_keys(x).raw_repr() | _dispatch_keys(packed).raw_repr() | _included().raw_repr()
     needs_gradient = x.requires_grad and torch.is_grad_enabled()
     in_mode = torch._C._is_torch_function_mode_enabled() or forward_ad._current_level >= 0
     return not (needs_gradient or in_mode or keys & ~_excluded().raw_repr() & ~PLAIN)

@@ -68,7 +68,7 @@ def run_parts(function: Callable[[slice], object], parts: Iterable[slice], *, he
         function: may run in several threads at once, in which torch's modes are the default ones.
         parts: all parts of the work.
         here: whether the calling thread also takes parts. In it, an operation of torch may use
-            several threads.
+            several threads. It does not wait for threads that do other work.
 
     Raises:
         Exception: the function's exception for the first part that fails, after all threads have
@@ -102,7 +102,7 @@ def run_parts(function: Callable[[slice], object], parts: Iterable[slice], *, he
                 pass
 
     pool, several = _pool(), min(threads(), len(waiting)) - here
-    helpers = [Lock() for _ in range(min(several, pool.free if here else len(pool.threads)))]
+    helpers = [Lock() for _ in range(min(several, len(pool.threads) - here * len(pool.unfinished)))]
     try:
         for working in helpers:
             pool.call(partial(help, working))
@@ -147,12 +147,16 @@ class Pool:
 
     All threads are started at once, because `torch.set_num_threads` in one thread also changes the
     default of threads started later, until it is restored.
+
+    Attributes:
+        threads: all of them.
+        unfinished: an element for each call that has not ended, because lists change atomically.
     """
 
     def __init__(self, most: int, with_torch: bool) -> None:
         self.threads: list[Thread] = []
         self._calls = SimpleQueue[Callable[[], object]]()
-        self._unfinished: list[None] = []  # an element for each call, because lists change atomically
+        self.unfinished: list[None] = []
         number, started = torch.get_num_threads() if with_torch else 0, Semaphore(0)
 
         def run() -> None:
@@ -162,7 +166,7 @@ class Pool:
             started.release()
             while True:
                 self._calls.get()()
-                self._unfinished.pop()
+                self.unfinished.pop()
 
         with suppress(RuntimeError):
             for number_of_thread in range(most if most > 1 else 0):
@@ -173,12 +177,7 @@ class Pool:
         if with_torch:
             torch.set_num_threads(number)
 
-    @property
-    def free(self) -> int:
-        """The number of threads that have nothing to do."""
-        return len(self.threads) - len(self._unfinished)
-
     def call(self, function: Callable[[], object]) -> None:
         """Calls a function, which does not raise, as soon as a thread is free."""
-        self._unfinished.append(None)
+        self.unfinished.append(None)
         self._calls.put(function)

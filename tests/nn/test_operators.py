@@ -144,11 +144,11 @@ class Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class Functions(TorchFunctionMode):
+class Functions(TorchFunctionMode):  # type: ignore[no-untyped-call]
     """Notes the operators of this package that Python calls."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
