@@ -192,7 +192,8 @@ def test_transforms_of_functions() -> None:
     """Derivatives are right. What torch has no rule for is refused."""
     layer, x, tangent = linear("q6_k"), random_weights(2, 512), random_weights(3, 512)[:2]
     weights = layer.dequantize()
-    value, derivative = torch.func.jvp(layer, (x,), (tangent,))
+    results: Any = torch.func.jvp(layer, (x,), (tangent,))
+    value, derivative = results
     assert_product(value, x, weights)
     assert_product(derivative, tangent, weights)
     for transformed in (torch.func.grad(lambda x: layer(x).sum()), torch.func.jacrev(layer)):
