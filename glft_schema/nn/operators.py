@@ -32,7 +32,7 @@ FEW = 4  # rows of a half-precision input up to which float32 is faster than con
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (*HALF, torch.float32, torch.float64)
 MANY = 16  # rows of x up to which the library multiplies
-LEAST = 1 << 18  # weights that are worth a thread: fewer are multiplied before it has begun
+LEAST = 1 << 20  # weights that are worth another thread: fewer are multiplied before it has begun
 PRODUCTS = FLOATS[:3]  # dtypes of x that the library multiplies
 CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
 DEVICES = ("cpu", "cuda")  # whose autocast is followed
@@ -129,7 +129,7 @@ def _multiply(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, colum
         fields = [at + start for start in starts]
         product(*fields, source, result + 4 * part.start, part.stop - part.start, columns, batch, pitch, rows)
 
-    least = max(8 * LEAST // (columns * (8 + batch)), 1)  # eight rows of x take as long as decoding
+    least = max(5 * LEAST // (columns * (4 + batch)), 1)  # decoding takes as long as four rows of x
     if rows < 2 * least:
         run(slice(0, rows))
     else:
@@ -159,7 +159,7 @@ def _for_each_part(
     together = rows // max(len(packed), 1)  # weight rows per row of bytes
     numbers, threads = together * columns, torch.get_num_threads()
     in_library = packed.device.type == "cpu" and function_of(type.lower(), "float32") is not None
-    is_parallel = in_threads and in_library and threads > 1 and rows * columns >= 4 * LEAST
+    is_parallel = in_threads and in_library and threads > 1 and rows * columns >= LEAST
     most = CHUNK if packed.device.type == "cpu" else SIZES[0]
     size = max(min(most // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
     type_, stored = registered_type(type), packed.detach()
