@@ -51,7 +51,8 @@ PRELUDE = {
     for definition in re.split(r"\n(?=[a-z#])", Path(__file__).with_name("prelude.h").read_text("utf-8").rstrip())
 }
 LANES = Path(__file__).with_name("lanes.h").read_text("utf-8")
-RESERVED = KEYWORDS | PRELUDE.keys() | {"main", "NAME"}  # names to which an underscore is added
+IN_LANES = {*NAMED.findall(LANES), *re.findall(r"#define (\w+)", LANES)}
+RESERVED = KEYWORDS | PRELUDE.keys() | IN_LANES | {"main", "NAME"}  # names to which an underscore is added
 
 
 def with_prelude(text: str, prefix: str = "") -> str:
@@ -78,7 +79,7 @@ class TranslationUnit:
         self._prefix = prefix
         self._tables: dict[str, str] = {}
         self._functions: dict[str, str] = {}
-        self._taken = {*RESERVED, *NAMED.findall(LANES), *taken}  # names of C, and exported ones
+        self._taken = {*RESERVED, *taken}  # names of C, and exported ones
         self.names: dict[Any, tuple[Any, str]] = {}  # of tables and functions by key; keeps them alive
 
     def __str__(self) -> str:
@@ -111,10 +112,10 @@ class TranslationUnit:
         text = f"static const {TYPES[array.type.number]} NAME[{len(texts)}] = {{{rows}\n}};"
         return self.add(id(numbers), numbers, array.name, text, self._tables)
 
-    def function(self, function: Function, sentence: str = "", restrict: str = "") -> str:
+    def function(self, function: Function, sentence: str = "", restrict: str = "", printer: type[Printer] | None = None) -> str:
         """Returns the name in C of a function, after adding it and its callees."""
         if id(function) not in self.names:
-            text = Printer(self, function, restrict).text(sentence or function.sentence)
+            text = (printer or Printer)(self, function, restrict).text(sentence or function.sentence)
             self.add(id(function), function, function.name, text)
         return self.names[id(function)][1]
 

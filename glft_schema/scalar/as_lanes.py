@@ -20,11 +20,17 @@ from glft_schema.scalar.tree import ArrayReference, Expression, Function, Litera
 
 VECTORS = {"float32": "vf", "int32": "vi", "bool": "vi"}
 FEW = 3  # the most assignments that run without testing whether any lane is set
+WIDTHS = (16, 8, 4)  # the most lanes of a vector, see lanes.h
 ALL = "all"  # the mask of a function's lanes
 
 
 def in_lanes(
-    unit: TranslationUnit, function: Function, scalars: Collection[str], owned: Collection[str], tables: Collection[str] = ()
+    unit: TranslationUnit,
+    function: Function,
+    scalars: Collection[str],
+    owned: Collection[str],
+    tables: Collection[str] = (),
+    most: int = WIDTHS[0],
 ) -> str:
     """Returns the name in C of a function in lanes, after adding it and its callees.
 
@@ -34,15 +40,23 @@ def in_lanes(
         scalars: the parameters that are scalars; other numbers are vectors.
         owned: the arrays whose lanes outside the mask may be overwritten.
         tables: the parameters that are tables, omitted because the function names the tables.
+        most: the most lanes of a vector, one of WIDTHS.
     """
-    key = id(function), frozenset(scalars), frozenset(owned)
+    key = id(function), frozenset(scalars), frozenset(owned), most
     if key not in unit.names:
-        text = _LanePrinter(unit, function, scalars, owned, tables).text(function.sentence)
-        unit.add(key, function, f"{function.name}_lanes", text)
+        text = LanePrinter(unit, function, scalars, owned, tables, most).text(function.sentence)
+        unit.add(key, function, f"{function.name}_lanes", "\n".join(with_lanes(most, [text])))
     return unit.names[key][1]
 
 
-class _LanePrinter(Printer):
+def with_lanes(most: int, lines: list[str]) -> list[str]:
+    """Returns lines of C for vectors of at most some lanes, one of WIDTHS."""
+    if most == WIDTHS[0]:
+        return lines
+    return ["#undef LANES", f"#define LANES LANES_{most}", *lines, "#undef LANES", f"#define LANES LANES_{WIDTHS[0]}"]
+
+
+class LanePrinter(Printer):
     """Prints a function. Statements and expressions of scalars are printed as in plain C."""
 
     def __init__(
@@ -52,8 +66,10 @@ class _LanePrinter(Printer):
         scalars: Collection[str],
         owned: Collection[str],
         tables: Collection[str],
+        most: int = WIDTHS[0],
     ) -> None:
         super().__init__(unit, function, "")
+        self._most = most
         self._given = [name for name in function.parameters if name not in tables]
         self._scalars = set(scalars)
         self._vectors = self._varying(function)
@@ -133,7 +149,7 @@ class _LanePrinter(Printer):
     def _varies(self, node: Expression | ArrayReference | None) -> bool:
         """Tells whether an expression is a vector, or an array of vectors."""
         match node:
-            case None | Literal():
+            case None | Literal() | tree.ArrayLength():
                 return False
             case Variable():
                 return node.name in self._vectors
@@ -316,7 +332,7 @@ class _LanePrinter(Printer):
             else:
                 given.append(self._value(argument))
                 scalars.add(name)
-        return f"{in_lanes(self._unit, function, scalars, owned, tables)}({', '.join([*given, *targets])})"
+        return f"{in_lanes(self._unit, function, scalars, owned, tables, self._most)}({', '.join([*given, *targets])})"
 
     def _one_by_one(self, function: Function, arguments: Sequence[Expression | ArrayReference], targets: Sequence[str]) -> str:
         """Prints a call for each lane of the mask. Returns the result's text, or an empty text."""

@@ -34,11 +34,3 @@ static inline uint16_t to_bfloat(float x) { // rounds half to even
     uint32_t bits = as_bits(x);
     return (uint16_t)(x != x ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
-#define TO_HALVES(NAME, SUFFIX, CONVERTED, SIZE, WEIGHTS) \
-    void NAME##SUFFIX(const uint8_t *blocks, uint16_t *w, int64_t n) { \
-        float block[WEIGHTS]; \
-        for (int64_t b = 0; b < n; b++, blocks += SIZE, w += WEIGHTS) { \
-            NAME(blocks, block, 1); \
-            for (int32_t i = 0; i < WEIGHTS; i++) w[i] = CONVERTED(block[i]); \
-        } \
-    }

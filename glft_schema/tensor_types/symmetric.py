@@ -56,6 +56,5 @@ def decode_q4_per_group_64(w, scales, nibbles):
     """code * scale of its group, four bits in two's complement."""
     for g in range(len(scales)):
         weights, packed = w[64 * g : 64 * g + 64], nibbles[32 * g : 32 * g + 32]
-        for i in range(32):
-            for h in range(2):
-                weights[2 * i + h] = scales[g] * float32((packed[i] >> 4 * h & 15 ^ 8) - 8)
+        for i in range(64):
+            weights[i] = scales[g] * float32((packed[i // 2] >> 4 * (i % 2) & 15 ^ 8) - 8)

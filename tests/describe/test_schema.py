@@ -142,7 +142,7 @@ def test_definitions_of_scalar_functions() -> None:
         "Q8_0": ["decode_q8_0"],
         "Q4_K": ["decode_q4_k", "scale_and_minimum"],
         "Q5_K": ["decode_q5_k"],
-        "MXFP4": ["decode_mxfp4", "half_power", "e2m1_doubled"],
+        "MXFP4": ["decode_mxfp4", "half_power", "e2m1_doubled", "DOUBLED"],
     }
     text = ['def decode_q8_0(w, d, qs):\n    """d * code."""\n    for i in range(32):\n        w[i] = d[0] * float32(qs[i])']
     assert list(definitions(GGML_TYPES["q8_0"].formula, set())) == text

@@ -53,7 +53,7 @@ def test_rows(tmp_path: Path) -> None:
 
 def test_the_text_reads_like_the_declaration() -> None:
     unit, source = (
-        TypesInC(),
+        TypesInC("its_"),
         """
 def decode(w, d, qs, n):
     '''Of a test.'''
@@ -65,13 +65,13 @@ def decode(w, d, qs, n):
     fields = ScalarField("d", "f16", 2, "scales"), ScalarField("qs", "u8", 16, "codes"), ScalarField("n", "u32", 2)
     unit.decoder(ScalarLayout("own", fields, 16), declared(source))
     printed = str(unit)
-    assert printed[printed.index("// own") :].startswith(
-        """// own: 16 weights in 28 bytes
+    assert printed[printed.index("// its_own") :].startswith(
+        """// its_own: 16 weights in 28 bytes
 //   d: f16[2], scales
 //   qs: u8[16], codes
 //   n: u32[2],
 // Of a test.
-static inline void decode(f32 *__restrict w, const u16 *__restrict d, const uint8_t *__restrict qs,
+static inline void its_decode(f32 *__restrict w, const u16 *__restrict d, const uint8_t *__restrict qs,
         const u32 *__restrict n) {
     (void)n;
     for (int32_t i = 0; i < 16; i++) {
@@ -80,9 +80,9 @@ static inline void decode(f32 *__restrict w, const u16 *__restrict d, const uint
     }
 }
 
-void own(const uint8_t *blocks, float *w, int64_t n) {
+static inline void its_own(const uint8_t *blocks, float *w, int64_t n) {
     for (int64_t b = 0; b < n; b++, blocks += 28, w += 16)
-        decode("""
+        its_decode("""
     )
 
 

@@ -106,10 +106,11 @@ def decode_iq3_xxs(w, d, qs, scales_and_signs):
     for g in range(8):
         word = scales_and_signs[g]
         factor = d[0] * (0.5 + float32(word >> 28 & 15)) * 0.5
-        for v in range(8):
-            entry, negative = 4 * qs[8 * g + v], even(word >> 7 * (v // 2) & 127) >> 4 * (v % 2)
-            for j in range(4):
-                w[32 * g + 4 * v + j] = factor * float32(IQ3_XXS_GRID[entry + j] * sign(negative, j))
+        for v in range(4):
+            negative = even(word >> 7 * v & 127)
+            for j in range(8):
+                magnitude = IQ3_XXS_GRID[4 * qs[8 * g + 2 * v + j // 4] + j % 4]
+                w[32 * g + 8 * v + j] = factor * float32(magnitude * sign(negative, j))
 
 
 # fmt: off
@@ -151,11 +152,11 @@ def decode_iq3_s(w, d, qs, qh, sign_bits, scales):
     weights two 4-bit scales."""
     for g in range(8):
         factor = d[0] * float32(1 + 2 * (scales[g // 2] >> 4 * (g % 2) & 15))
-        for v in range(8):
-            entry = 4 * (qs[8 * g + v] | (qh[g] >> v & 1) << 8)
-            negative = sign_bits[4 * g + v // 2] >> 4 * (v % 2)
-            for j in range(4):
-                w[32 * g + 4 * v + j] = factor * float32(IQ3_S_GRID[entry + j] * sign(negative, j))
+        for v in range(4):
+            high, negative = qh[g] >> 2 * v, sign_bits[4 * g + v]
+            for j in range(8):
+                magnitude = IQ3_S_GRID[4 * (qs[8 * g + 2 * v + j // 4] | (high >> j // 4 & 1) << 8) + j % 4]
+                w[32 * g + 8 * v + j] = factor * float32(magnitude * sign(negative, j))
 
 
 # fmt: off

@@ -37,9 +37,8 @@ Q1_0 = block_type("Q1_0", 41, 128, Struct(
 @formula_of(Q1_0)
 def decode_q1_0(w, d, qs):
     """d if the bit is set, else -d."""
-    for b in range(16):
-        for j in range(8):
-            w[8 * b + j] = d[0] * float32((qs[b] >> j & 1) * 2 - 1)
+    for i in range(128):
+        w[i] = d[0] * float32((qs[i // 8] >> i % 8 & 1) * 2 - 1)
 
 
 # fmt: off
@@ -53,9 +52,8 @@ Q2_0 = block_type("Q2_0", 42, 64, Struct(
 @formula_of(Q2_0)
 def decode_q2_0(w, d, qs):
     """d * (code - 1)."""
-    for b in range(16):
-        for j in range(4):
-            w[4 * b + j] = d[0] * float32((qs[b] >> 2 * j & 3) - 1)
+    for i in range(64):
+        w[i] = d[0] * float32((qs[i // 4] >> 2 * (i % 4) & 3) - 1)
 
 
 # fmt: off

@@ -1,5 +1,5 @@
 // What a library has beside functions of types: the level of the processor, `memset`, by which compilers
-// clear arrays, and an entry point for Windows.
+// clear arrays, and an entry point and a check of the stack for Windows.
 
 typedef uint64_t words __attribute__((vector_size(32), aligned(1), may_alias));
 
@@ -43,6 +43,26 @@ int32_t x86_64_level(void) {
 #endif
 
 #ifdef _WIN32
+#ifdef __x86_64__
+// Touches each page of a stack frame, whose size is in rax; compilers call it for large frames.
+__asm__(
+    ".globl ___chkstk_ms\n"
+    "___chkstk_ms:\n"
+    "push %rcx\n"
+    "push %rax\n"
+    "lea 24(%rsp), %rcx\n"
+    "1: cmp $0x1000, %rax\n"
+    "jb 2f\n"
+    "sub $0x1000, %rcx\n"
+    "test %rcx, (%rcx)\n"
+    "sub $0x1000, %rax\n"
+    "jmp 1b\n"
+    "2: sub %rax, %rcx\n"
+    "test %rcx, (%rcx)\n"
+    "pop %rax\n"
+    "pop %rcx\n"
+    "ret\n");
+#endif
 int32_t DllMain(void *module, uint32_t reason, void *reserved) {
     return (void)module, (void)reason, (void)reserved, 1;
 }

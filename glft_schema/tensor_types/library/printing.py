@@ -8,6 +8,7 @@ from typing import Any
 
 from glft_schema.scalar.as_c import ROUNDED, TYPES, TranslationUnit, lengths_of, name_in_c
 from glft_schema.scalar.as_lanes import VECTORS, in_lanes
+from glft_schema.scalar.as_vectors import VectorPrinter
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.kinds import KINDS, OUTPUTS
 from glft_schema.scalar.language import float32
@@ -189,7 +190,9 @@ class TypesInC(TranslationUnit):
             places[field.name] = f"({'const ' * is_read}{TYPES[field.number]} *)({place})"
         lengths = {"w": "(int32_t)columns", **{one.name: f"(int32_t)(columns / {one.weights})" for one in layout.fields}}
         given = [*(places[name] for name in function.parameters), *(lengths[name] for name in lengths_of(function))]
-        return f"{self.function(function, sentence, '__restrict ')}({', '.join(given)})"
+        decodes = "w" in function.parameters and getattr(function.parameters["w"], "use", "") == "out"
+        printer = VectorPrinter if decodes and not self._prefix else None
+        return f"{self.function(function, sentence, '__restrict ', printer)}({', '.join(given)})"
 
     def _mean_square(self) -> str:
         """Returns the name in C of `mean_square_of_row`, after adding it."""
