@@ -132,11 +132,11 @@ def test_inference_tensors_outside_of_their_mode() -> None:
     assert torch.equal(layer(x), layer(x.clone()))
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators of this package."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,11 +144,11 @@ class Operators(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class Functions(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class Functions(TorchFunctionMode):
     """Notes the operators of this package that Python calls."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: list[str] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
