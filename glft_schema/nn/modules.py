@@ -155,7 +155,8 @@ class Linear(Packed, nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         result = packed_linear(input, self.weight, self.type_name, self.out_features, self.in_features)
-        return result if self.bias is None else result + self.bias.to(result.dtype)
+        bias = self.bias
+        return result if bias is None else result + (bias if bias.dtype == result.dtype else bias.to(result.dtype))
 
 
 class Embedding(Packed, nn.Embedding):

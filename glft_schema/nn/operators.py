@@ -10,22 +10,28 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch._C import DispatchKey, DispatchKeySet, _dispatch_keys
+from torch._C import _dispatch_tls_local_exclude_set as _excluded
+from torch._C import _dispatch_tls_local_include_set as _included
 from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
 from glft_schema.storage.torch_tensors import array_in, array_to_read, has_plain_memory
 from glft_schema.tensor_types import on_torch, on_triton
 from glft_schema.tensor_types.chunks import slices
-from glft_schema.tensor_types.library.loading import function_of
-from glft_schema.tensor_types.workers import run_parts
+from glft_schema.tensor_types.library.loading import function_named, function_of
+from glft_schema.tensor_types.workers import parts_of, run_parts
 
 FEW = 4  # rows of a half-precision input up to which float32 is faster than converting weights
 HALF = (torch.float16, torch.bfloat16)
 FLOATS = (*HALF, torch.float32, torch.float64)
+LEAST = 1 << 20  # weights that are worth another thread: fewer are multiplied before it has begun
+PRODUCTS = FLOATS[:3]  # dtypes of x that the library multiplies
 CHUNK = 1 << 22  # weights decoded at a time on a CPU: 16 MiB as float32; fewer have more overhead in Python
 ON_GPU = 1 << 26  # weights decoded at a time on a GPU
 DEVICES = ("cpu", "cuda", "xpu")  # whose autocast is followed
@@ -35,6 +41,9 @@ LIBRARY.define("linear_backward(Tensor grad, Tensor packed, str type, int rows, 
 LIBRARY.define("dequantize(Tensor packed, str type, int columns, ScalarType dtype) -> Tensor")
 
 _KEPT = threading.local()
+PLAIN = 0  # dispatch keys of tensors on a CPU, for which the dispatcher only calls the function itself
+for key in ("CPU", "AutogradCPU", "ADInplaceOrView", "BackendSelect"):
+    PLAIN |= DispatchKeySet(getattr(DispatchKey, key)).raw_repr()
 
 
 def packed_linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
@@ -50,6 +59,8 @@ def packed_linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, c
     Raises:
         RuntimeError: if x is not a float tensor with this number of columns.
     """
+    if not torch.compiler.is_compiling() and _is_plain(x, packed):
+        return _linear(x, packed, type, rows, columns)
     operator, others = torch.ops.glft_schema.linear, (packed, type, rows, columns)
     dual: Any = forward_ad
     primal, tangent = dual.unpack_dual(x) if dual._current_level >= 0 else (x, None)
@@ -67,6 +78,9 @@ def packed_weights(packed: torch.Tensor, type: str, columns: int, dtype: torch.d
 
 def _linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
     _check_input(x, columns)
+    multiplied = _multiply(x, packed, type, rows, columns)
+    if multiplied is not None:
+        return multiplied
     flat = x.reshape(math.prod(x.shape[:-1]), columns)
     if on_torch.by_triton(flat.detach(), packed.detach()):
         decoded = partial(_by_parts, packed=packed, type=type, rows=rows, columns=columns)
@@ -91,6 +105,53 @@ def _by_parts(flat: torch.Tensor, packed: torch.Tensor, type: str, rows: int, co
     return out
 
 
+def _is_plain(x: torch.Tensor, packed: torch.Tensor) -> bool:
+    """Tells whether nothing but `_linear` happens in a call of its operator: no gradient, no mode,
+    no transform, and tensors of torch's own classes on the CPU."""
+    if type(x) is not torch.Tensor or type(packed) not in (torch.Tensor, nn.Parameter):
+        return False
+    keys = _dispatch_keys(x).raw_repr() | _dispatch_keys(packed).raw_repr() | _included().raw_repr()
+    needs_gradient = x.requires_grad and torch.is_grad_enabled()
+    in_mode = torch._C._is_torch_function_mode_enabled() or forward_ad._current_level >= 0
+    return not (needs_gradient or in_mode or keys & ~_excluded().raw_repr() & ~PLAIN)
+
+
+def _multiply(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor | None:
+    """Returns `linear` of a few rows of x by the compiled library, None if it does not serve them.
+
+    The library decodes some hundred weights at a time, and multiplies them at once.
+    """
+    batch = x.numel() // max(columns, 1)
+    if not (0 < batch <= on_triton.MAX_ROWS and x.dtype in PRODUCTS and x.is_cpu and packed.is_cpu and packed.is_contiguous()):
+        return None
+    first, product = packed.data_ptr(), function_named(f"multiply_{type.lower()}")
+    *starts, pitch = _places(type, columns)
+    if not product or not first or packed.numel() != rows * pitch or (len(starts) > 1 and packed.shape[0] != rows):
+        return None  # no memory, or rows of several fields that share a packed row
+    given = (x if x.dtype is torch.float32 else x.float()).contiguous()
+    out = given.new_empty((*x.shape[:-1], rows))
+    result, source = out.data_ptr(), given.data_ptr()
+
+    def run(part: slice) -> None:
+        at = first + part.start * pitch
+        fields = [at + start for start in starts]
+        product(*fields, source, result + 4 * part.start, part.stop - part.start, columns, batch, pitch, rows)
+
+    least = max(5 * LEAST // (columns * (4 + batch)), 1)  # decoding takes as long as four rows of x
+    if rows < 2 * least:
+        run(slice(0, rows))
+    else:
+        run_parts(run, parts_of(rows, least, rows))
+    return out if x.dtype is torch.float32 else out.to(x.dtype)
+
+
+@lru_cache(maxsize=1 << 12)
+def _places(type: str, columns: int) -> tuple[int, ...]:
+    """Returns the first byte of each field in a packed row, and the size of the row."""
+    spans = [span for _, span, _ in registered_type(type).spans_of_row(columns)]
+    return *(span.start for span in spans), spans[-1].stop
+
+
 def _for_each_part(
     function: Callable[[slice, torch.Tensor], object],
     packed: torch.Tensor,
@@ -106,7 +167,7 @@ def _for_each_part(
     together = rows // max(len(packed), 1)  # weight rows per row of bytes
     numbers, threads = together * columns, torch.get_num_threads()
     in_library = packed.device.type == "cpu" and function_of(type.lower(), "float32") is not None
-    is_parallel = in_threads and in_library and threads > 1
+    is_parallel = in_threads and in_library and threads > 1 and rows * columns >= LEAST
     most = CHUNK if packed.device.type == "cpu" else ON_GPU
     size = max(min(most // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
     type_, stored = registered_type(type), packed.detach()

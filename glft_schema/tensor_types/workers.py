@@ -11,23 +11,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from contextlib import suppress
-from threading import Event, Lock, Semaphore, current_thread
+from functools import partial
+from queue import SimpleQueue
+from threading import Lock, Semaphore, Thread, current_thread
+from typing import Any
 
 from glft_schema.lazy import torch
 
 NAME = "glft_schema"  # of the threads, before their numbers
 
-_POOLS: dict[tuple[int, bool], ThreadPoolExecutor] = {}  # by number of threads, and whether torch was imported
+_POOLS: dict[tuple[int, bool], Pool] = {}  # by number of threads, and whether torch was imported
 _STARTING = Lock()
 
 
 def threads() -> int:
     """Returns torch's number of threads if torch is imported (see `torch.set_num_threads`),
     otherwise OMP_NUM_THREADS or the number of processors that this process may use; 1 in the
-    threads of this module."""
-    if current_thread().name.startswith(NAME):
+    threads of this module, and while the interpreter ends."""
+    if current_thread().name.startswith(NAME) or sys.is_finalizing():
         return 1
     of_torch = getattr(sys.modules.get("torch"), "get_num_threads", None)
     if of_torch is not None:
@@ -51,8 +54,18 @@ os.register_at_fork(after_in_child=forget_threads)
 def start(function: Callable[[], object]) -> Callable[[], object]:
     """Starts a function in another thread, or none if `threads` is 1. Returns a function that
     returns its result, or raises its exception."""
-    future = _submit(function) if threads() > 1 else None
-    return function if future is None else future.result
+    pool, future = _pool(), Future[object]()
+    if not pool.threads:
+        return function
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    pool.call(run)
+    return future.result
 
 
 def in_one_thread(function: Callable[[], None]) -> None:
@@ -73,14 +86,17 @@ def run_parts(function: Callable[[slice], object], parts: Iterable[slice], *, he
         function: may run in several threads at once, in which torch's modes are the default ones.
         parts: all parts of the work.
         here: whether the calling thread also takes parts. In it, an operation of torch may use
-            several threads.
+            several threads. It does not wait for threads that do other work.
 
     Raises:
         Exception: the function's exception for the first part that fails, after all threads have
             stopped.
     """
-    waiting = list(enumerate(parts))
-    taken, lock, failed = iter(waiting), Lock(), dict[int, BaseException]()
+    waiting = list(parts)
+    if here and len(waiting) == 1:
+        function(waiting[0])
+        return
+    taken, lock, failed, ended = enumerate(waiting), Lock(), dict[int, BaseException](), SimpleQueue[None]()
 
     def work() -> None:
         while not failed:
@@ -93,15 +109,29 @@ def run_parts(function: Callable[[slice], object], parts: Iterable[slice], *, he
             except BaseException as error:
                 failed[number] = error
 
-    several = min(threads(), len(waiting))
-    helpers = [helper for _ in range(several - here) if several > 1 and (helper := _submit(work))]
+    def help(working: Any) -> None:
+        with working:
+            work()
+        ended.put(None)
+
+    def wait() -> None:
+        for working in helpers:
+            with working:  # a thread that starts later finds no part
+                pass
+
+    pool, several = _pool(), min(threads(), len(waiting)) - here
+    helpers = [Lock() for _ in range(min(several, len(pool.threads) - here * len(pool.unfinished)))]
     try:
+        for working in helpers:
+            pool.call(partial(help, working))
         if here or not helpers:
             work()
-        wait([helper for helper in helpers if not (here and helper.cancel())])
+        else:
+            ended.get()  # now, all parts are taken
+        wait()
     except BaseException as error:  # KeyboardInterrupt
         failed[-1] = error
-        wait(helpers)
+        wait()
     if failed:
         raise failed[min(failed)]
 
@@ -119,52 +149,53 @@ def parts_of(count: int, least: int, most: int) -> Iterator[slice]:
     return (slice(first, min(first + size, count)) for first in range(0, count, size))
 
 
-def _submit(run: Callable[[], object]) -> Future[object] | None:
-    """Starts a function in the pool of `threads`.
-
-    Returns None if the system allows no thread, or the interpreter is exiting.
-    """
+def _pool() -> Pool:
+    """Returns the pool of `threads`."""
     key = threads(), hasattr(sys.modules.get("torch"), "set_num_threads")
-    with suppress(RuntimeError):
-        if key not in _POOLS:
-            with _STARTING:
-                if key not in _POOLS:
-                    _POOLS[key] = _pool(*key)
-        return _POOLS[key].submit(run)
-    return None
+    if key not in _POOLS:
+        with _STARTING:
+            if key not in _POOLS:
+                _POOLS[key] = Pool(*key)
+    return _POOLS[key]
 
 
-def _pool(most: int, with_torch: bool) -> ThreadPoolExecutor:
-    """Returns a pool of `most` threads, or of fewer if the system allows no more. Each runs torch
-    in one thread. Raises RuntimeError if the system allows none.
+class Pool:
+    """Threads that wait for functions to call, and run torch in one thread. There are `most`, fewer
+    if the system allows no more, and none in place of one.
 
-    All threads are started here, for two reasons. `torch.set_num_threads` in one thread also
-    changes the default of threads started later, until it is restored. And a pool that fails to
-    start a thread in `submit` raises, but still runs the work.
+    All threads are started at once, because `torch.set_num_threads` in one thread also changes the
+    default of threads started later, until it is restored.
+
+    Attributes:
+        threads: all of them.
+        unfinished: an element for each call that has not ended, because lists change atomically.
     """
-    pool, number = ThreadPoolExecutor(most, NAME), torch.get_num_threads() if with_torch else 0
-    started, all_started = Semaphore(0), Event()
 
-    def start() -> None:
-        if with_torch:
-            torch.get_num_threads()  # torch's first use in a thread sets its number
-            torch.set_num_threads(1)
-        started.release()
-        all_started.wait()
+    def __init__(self, most: int, with_torch: bool) -> None:
+        self.threads: list[Thread] = []
+        self._calls = SimpleQueue[Callable[[], object]]()
+        self.unfinished: list[None] = []
+        number, started = torch.get_num_threads() if with_torch else 0, Semaphore(0)
 
-    count = 0
-    try:
-        while count < most:
-            pool.submit(start)
-            started.acquire()
-            count += 1
-        return pool
-    except RuntimeError:
-        if not count:
-            raise
-    finally:
-        all_started.set()
+        def run() -> None:
+            if with_torch:
+                torch.get_num_threads()  # torch's first use in a thread sets its number
+                torch.set_num_threads(1)
+            started.release()
+            while True:
+                self._calls.get()()
+                self.unfinished.pop()
+
+        with suppress(RuntimeError):
+            for number_of_thread in range(most if most > 1 else 0):
+                thread = Thread(target=run, name=f"{NAME}_{number_of_thread}", daemon=True)
+                thread.start()
+                started.acquire()
+                self.threads.append(thread)
         if with_torch:
             torch.set_num_threads(number)
-    pool.shutdown()
-    return _pool(count, with_torch)
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Calls a function, which does not raise, as soon as a thread is free."""
+        self.unfinished.append(None)
+        self._calls.put(function)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -79,6 +83,87 @@ def test_the_error_of_the_first_part(threads: int) -> None:
     assert len(done) == count
 
 
+def test_work_does_not_wait_for_busy_threads() -> None:
+    """The calling thread does all of it, and later calls have helpers again."""
+    free, begun = threading.Event(), threading.Semaphore(0)
+
+    def occupy() -> None:
+        begun.release()
+        free.wait()
+
+    with ThreadPoolExecutor(3) as callers:
+        calls = [callers.submit(workers.in_one_thread, occupy) for _ in range(3)]
+        for _ in calls:
+            begun.acquire()
+        seen: list[int] = []
+        for _ in range(50):
+            workers.run_parts(lambda _: seen.append(threading.get_ident()), workers.parts_of(6, 1, 1))
+        assert seen == [threading.get_ident()] * 300
+        queued = callers.submit(workers.run_parts, lambda _: None, [slice(0), slice(1)], here=False)
+        free.set()
+        assert [call.result(10) for call in [*calls, queued]] == [None] * 4
+    both = threading.Barrier(3, timeout=10)
+    workers.run_parts(lambda _: both.wait(), [slice(number) for number in range(3)])
+
+
+def test_one_thread() -> None:
+    """It is not the calling thread, which runs torch in three. Errors are those of the function."""
+    seen: list[tuple[int, int]] = []
+    workers.in_one_thread(lambda: seen.append((threading.get_ident(), torch.get_num_threads())))
+    assert [number for _, number in seen] == [1]
+    assert threading.get_ident() not in dict(seen)
+    with pytest.raises(ZeroDivisionError):
+        workers.in_one_thread(lambda: 1 // 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_an_interrupted_call_ends_when_all_threads_have_stopped(here: bool) -> None:
+    done: list[int] = []
+
+    def run(part: slice) -> None:
+        if part.start == 1:
+            time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        done.append(part.start)
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.run_parts(run, workers.parts_of(20, 1, 1), here=here)
+    count = len(done)
+    assert 0 < count < 10
+    time.sleep(0.15)
+    assert len(done) == count
+
+
+AT_EXIT = """
+import atexit, torch
+from glft_schema.tensor_types import workers
+
+def work(name, workers=workers):
+    done = []
+    for here in (True, False):
+        workers.run_parts(lambda part: done.append(part.start), workers.parts_of(4, 1, 1), here=here)
+    workers.in_one_thread(lambda: done.append(4))
+    print(name, sorted(done), flush=True)
+
+class AtTheEnd:
+    def __del__(self, work=work):
+        work("end")
+
+torch.set_num_threads(3)
+work("run")
+atexit.register(work, "exit")
+last = AtTheEnd()
+"""
+
+
+def test_work_while_the_interpreter_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=60, check=True)
+    expected = [0, 0, 1, 1, 2, 2, 3, 3, 4]
+    assert done.stdout.splitlines() == [f"{name} {expected}" for name in ("run", "exit", "end")]
+    assert not done.stderr
+
+
 def test_parts_of_a_part_run_in_its_thread() -> None:
     """Otherwise, all threads could wait for others."""
     inner: list[bool] = []
@@ -97,19 +182,18 @@ def test_threads_that_cannot_be_started(most: int, monkeypatch: pytest.MonkeyPat
     start = threading.Thread.start
 
     def start_some(self: threading.Thread) -> None:
-        if sum(thread.name.startswith("glft_schema") for thread in threading.enumerate()) == most:
+        if len({*threading.enumerate()} - own) == most:
             raise RuntimeError("can't start new thread")
         start(self)
 
-    for pool in workers._POOLS.values():
-        pool.shutdown()
     workers.forget_threads()
+    own = set(threading.enumerate())
     monkeypatch.setattr(threading.Thread, "start", start_some)
     threads: list[int] = []
     workers.run_parts(lambda part: threads.append(threading.get_ident()), workers.parts_of(5, 1, 1))
     assert len(threads) == 5
     assert most or {*threads} == {threading.get_ident()}
-    assert [pool._max_workers for pool in workers._POOLS.values()] == [1] * most
+    assert [len(pool.threads) for pool in workers._POOLS.values()] == [most]
     workers.forget_threads()
 
 
