@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from glft_schema.formats.glft import GLFT
-from glft_schema.nn import Embedding, Experts, Linear
+from glft_schema.nn import Embedding, Experts, Linear, operators
 from glft_schema.scalar.kinds import KINDS
 from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types import TensorType, on_torch, on_triton
@@ -214,6 +214,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU is taken for a GPU."""
     monkeypatch.setattr(on_torch, "PLAIN", ("meta",))
     monkeypatch.setattr(on_triton, "serves", lambda device: True)
+    monkeypatch.setattr(operators, "_multiply", lambda *given: None)  # the library's product
 
 
 @needs_interpreter
