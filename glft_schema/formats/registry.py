@@ -119,6 +119,7 @@ def format_named(name: object) -> Format:
     raise OptionError(f"expected {alternatives(names)}, found {quote(name)}{suggestion(name, names)}")
 
 
+@cache
 def registered_type(name: str) -> TensorType:
     """Returns a tensor type of any format by name, ignoring case. Raises OptionError for an
     unknown name.

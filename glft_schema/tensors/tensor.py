@@ -452,7 +452,8 @@ class Tensor:
 def dequantize_each(tensors: Iterable[tuple[Tensor, torch.Tensor | None]], dtype: torch.dtype | None) -> Iterator[torch.Tensor]:
     """Yields the values of tensors as `Tensor.dequantize`, given the `out` of each. On a GPU, the
     next `AHEAD` bytes are read while a tensor is copied and decoded."""
-    started, ahead = deque[tuple[int, Callable[[], torch.Tensor]]](), 0
+    started: deque[tuple[int, Callable[[], torch.Tensor]]] = deque()
+    ahead = 0
     for tensor, out in tensors:
         started.append((tensor.nbytes, tensor._start(tensor._part(...), dtype, out=out)))
         ahead += tensor.nbytes

@@ -118,6 +118,7 @@ def test_one_thread() -> None:
 
 @pytest.mark.parametrize("here", [True, False])
 def test_an_interrupted_call_ends_when_all_threads_have_stopped(here: bool) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     done: list[int] = []
 
     def run(part: slice) -> None:
@@ -133,6 +134,7 @@ def test_an_interrupted_call_ends_when_all_threads_have_stopped(here: bool) -> N
     assert 0 < count < 10
     time.sleep(0.15)
     assert len(done) == count
+    signal.signal(signal.SIGINT, before)
 
 
 AT_EXIT = """
