@@ -10,6 +10,7 @@ import platform
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import torch
 
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    about = {"machine": machine(), "threads": options.threads, "versions": {name: version(name) for name in PACKAGES}}
+    about = {"machine": machine(), "threads": options.threads, "versions": {name: version(name) for name in PACKAGES if find_spec(name)}}
     if options.markdown:
         print(TITLE.format(datetime.date.today()))
     if not options.json:
