@@ -42,7 +42,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    about = {"machine": machine(), "threads": options.threads, "versions": {name: version(name) for name in PACKAGES if find_spec(name)}}
+    versions_of = {name: version(name) for name in PACKAGES if find_spec(name)}
+    about = {"machine": machine(), "threads": options.threads, "versions": versions_of}
     if options.markdown:
         print(TITLE.format(datetime.date.today()))
     if not options.json:
