@@ -25,6 +25,7 @@ from glft_schema.storage.torch_tensors import array_in, array_to_read, has_plain
 from glft_schema.tensor_types import on_torch, on_triton
 from glft_schema.tensor_types.chunks import slices
 from glft_schema.tensor_types.library.loading import function_named, function_of
+from glft_schema.tensor_types.scalar_layout import MOST_ROWS
 from glft_schema.tensor_types.workers import parts_of, run_parts
 
 FEW = 4  # rows of a half-precision input up to which float32 is faster than converting weights
@@ -82,10 +83,10 @@ def _linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns
     if multiplied is not None:
         return multiplied
     flat = x.reshape(math.prod(x.shape[:-1]), columns)
-    if on_torch.by_triton(flat.detach(), packed.detach()):
-        decoded = partial(_by_parts, packed=packed, type=type, rows=rows, columns=columns)
-        found = on_triton.multiply(registered_type(type), flat.detach(), packed.detach().contiguous(), rows, decoded)
-        return found.view(*x.shape[:-1], rows)
+    given, stored = flat.detach(), packed.detach()
+    if on_torch.by_triton(given, stored):
+        decoded = partial(_by_parts, packed=stored, type=type, rows=rows, columns=columns)
+        return on_triton.multiply(registered_type(type), given, stored.contiguous(), rows, decoded).view(*x.shape[:-1], rows)
     if len(flat) <= FEW and x.dtype in HALF:
         flat = flat.float()
     return _by_parts(flat, packed, type, rows, columns).to(x.dtype).view(*x.shape[:-1], rows)
@@ -122,7 +123,7 @@ def _multiply(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, colum
     The library decodes some hundred weights at a time, and multiplies them at once.
     """
     batch = x.numel() // max(columns, 1)
-    if not (0 < batch <= on_triton.MAX_ROWS and x.dtype in PRODUCTS and x.is_cpu and packed.is_cpu and packed.is_contiguous()):
+    if not (0 < batch <= MOST_ROWS and x.dtype in PRODUCTS and x.is_cpu and packed.is_cpu and packed.is_contiguous()):
         return None
     first, product = packed.data_ptr(), function_named(f"multiply_{type.lower()}")
     *starts, pitch = _places(type, columns)

@@ -310,13 +310,11 @@ class _Printer:
         if array.table is not None:
             if first.any():
                 raise self._refusal(f"expected no slices of {array.name}")
-            at, offset = self._entry(node.at)
+            at, offset, added = self._entry(node.at)
             if not isinstance(at, BlockNumber):
                 return np.asarray(array.table[np.clip(at, 0, len(array.table) - 1)])
             name, kind = self._table(array.name, array.table)
-            start, steps, _ = steps_of(offset, np.ones(offset.shape, bool)) or ()  # type: ignore[misc]
-            text = f"on.look_up({name}, {self._pad(at, 'int32')}, {start}, {steps}, {offset.shape})"
-            return self._number(text, kind, at, offset)
+            return self._number(f"on.look_up({name}, {self._pad(at, 'int32')}, {added})", kind, at, offset)
         at = self._value(node.at)
         if isinstance(at, BlockNumber):
             raise self._refusal(f"expected an index of {array.name} that does not depend on data")
@@ -332,18 +330,18 @@ class _Printer:
             text = f"on.cast({self._name(text)}, {node.kind!r})"
         return BlockNumber(self._name(text), node.kind, axes)
 
-    def _entry(self, node: Expression) -> tuple[Value, Index]:
-        """Returns the index of a table as a number and a linear index [*axes] that is added to
-        it, as of the entry of a grid and the place in it."""
-        rank = len(self._axes)
+    def _entry(self, node: Expression) -> tuple[Value, Index, str]:
+        """Returns the index of a table as a number and a linear index [*axes] that is added to it,
+        also as text, as of the entry of a grid and the place in it."""
         if isinstance(node, tree.Binary) and node.sign == "+":
             left, right = self._value(node.left), self._value(node.right)
             number, index = (right, left) if isinstance(left, np.ndarray) else (left, right)
             if isinstance(number, BlockNumber) and isinstance(index, np.ndarray):
-                index = fit(index, rank)
-                if steps_of(index, np.ones(index.shape, bool)):
-                    return number, index
-        return self._value(node), np.zeros((1,) * rank, np.int64)
+                index = fit(index, len(self._axes))
+                if linear := steps_of(index, np.ones(index.shape, bool)):
+                    return number, index, f"{linear[0]}, {linear[1]}, {index.shape}"
+        sizes = (1,) * len(self._axes)
+        return self._value(node), np.zeros(sizes, np.int64), f"0, {(0,) * len(sizes)}, {sizes}"
 
     def _table(self, name: str, numbers: Index) -> tuple[str, str]:
         """Returns the name of a table in the text, and its kind. Different tables with one name are

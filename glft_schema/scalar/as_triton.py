@@ -1,6 +1,6 @@
 """Scalar functions as lines of a Triton kernel, whose numbers are tensors [cells, *axes].
 
-A function that `as_torch` prints is run with `Trace` in place of the operations of torch. Its
+A function that `as_torch` prints is run with `KernelTrace` in place of the operations of torch. Its
 numbers have no values: each operation appends a line to the kernel. Triton's axes are powers of
 two, so that longer ones repeat their last index; `Stored.live` masks the repetitions.
 """
@@ -29,7 +29,7 @@ TYPES |= {"float32": "tl.float32", "int32": "tl.int32", "bool": "tl.int1"}
 SMALLEST = 2.0**-126  # of the literals that Triton reads as float32
 
 
-class Field(NamedTuple):
+class CellField(NamedTuple):
     """A field of a cell.
 
     Attributes:
@@ -47,9 +47,9 @@ class Stored(NamedTuple):
     """The weights that a statement writes.
 
     Attributes:
-        value: their name, with the leading axes and all others.
+        value: their name, a tensor [*leading axes, *sizes].
         places: the text of their places in a cell.
-        live: the text of the mask of weights that are no repetitions; "" if none is.
+        live: the text of a mask that excludes repeated weights; "" if none are repeated.
         sizes: of their axes, powers of two.
     """
 
@@ -71,7 +71,7 @@ class Traced:
         multiple: a number that divides all its values.
     """
 
-    trace: Trace
+    trace: KernelTrace
     name: str
     axes: Sizes
     kind: str
@@ -110,7 +110,7 @@ for name, sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne
     setattr(Traced, f"__{name}__", _operation(sign, "bool")[0])
 
 
-class Trace:
+class KernelTrace:
     """The operations of `torch_operations` on numbers without values.
 
     Args:
@@ -127,7 +127,7 @@ class Trace:
         ScalarError: as `print_function`.
     """
 
-    def __init__(self, function: Function, fields: Mapping[str, Field], leading: int) -> None:
+    def __init__(self, function: Function, fields: Mapping[str, CellField], leading: int) -> None:
         self.leading = leading
         self.lines: list[str] = []
         self.tables: dict[str, np.ndarray[Any, Any]] = {}
@@ -173,8 +173,8 @@ class Trace:
     def _along(self, axis: int, size: int, rank: int) -> str:
         """Returns the text of the indices along an axis."""
         places = ", ".join(":" if dim == self.leading + axis else "None" for dim in range(self.leading + rank))
-        index = f"tl.arange(0, {_power(size)})"
-        return f"{index if _power(size) == size else f'tl.minimum({index}, {size - 1})'}[{places}]"
+        index = f"tl.arange(0, {power_from(size)})"
+        return f"{index if power_from(size) == size else f'tl.minimum({index}, {size - 1})'}[{places}]"
 
     def _places(self, first: int, steps: Sizes, sizes: Sizes) -> str:
         """Returns the text of an index that is linear in the axes."""
@@ -191,14 +191,14 @@ class Trace:
 
     # Arrays of cells
 
-    def view(self, x: Field, first: int, steps: Sizes, sizes: Sizes) -> Traced:
+    def view(self, x: CellField, first: int, steps: Sizes, sizes: Sizes) -> Traced:
         return self._load(x, self._places(first, steps, sizes), sizes)
 
-    def pick(self, x: Field, at: Any) -> Traced:
+    def pick(self, x: CellField, at: Any) -> Traced:
         places = self.constant(None, at, "int32")
         return self._load(x, places.name, places.axes)
 
-    def _load(self, x: Field, index: str, sizes: Sizes) -> Traced:
+    def _load(self, x: CellField, index: str, sizes: Sizes) -> Traced:
         """Loads numbers, in parts if their addresses may be unaligned."""
         size, kind = KINDS[x.number].size, KINDS[x.number].computed
         part = min(x.alignment, size)
@@ -226,7 +226,7 @@ class Trace:
         first = 0
         for x, sizes, order in parts:
             steps = tuple(math.prod(sizes[other] for other in order[order.index(axis) + 1 :]) for axis in range(len(sizes)))
-            powers = tuple(map(_power, sizes))
+            powers = tuple(map(power_from, sizes))
             if not isinstance(x, Traced):
                 x = self.add(self._with_axes(self._float32(x), len(sizes)), (1,) * len(sizes), "float32")
             repeated = [axis for axis, size in enumerate(sizes) if size != powers[axis]]
@@ -300,6 +300,6 @@ class Trace:
         return self.add(f"{x.name}.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)", x.axes, "float32")
 
 
-def _power(size: int) -> int:
+def power_from(size: int) -> int:
     """Returns the smallest power of two that is not below a size."""
     return 1 << (size - 1).bit_length()

@@ -234,8 +234,8 @@ static inline float sum_of_lanes(const float *sums) {
     return (s[0] + s[2]) + (s[1] + s[3]);
 }
 // The names end in _, because DECODE contains names of types.
-#define MULTIPLY(PIECE, DECODE) { \
-    float __attribute__((aligned(64))) decoded_[ROWS * PIECE] = {0}, sums_[16 * ROWS * SUMS]; \
+#define MULTIPLY(MOST_ROWS, PIECE, DECODE) { \
+    float __attribute__((aligned(64))) decoded_[ROWS * PIECE] = {0}, sums_[MOST_ROWS * ROWS * SUMS]; \
     for (int64_t first_ = 0; first_ < rows_; first_ += ROWS) { \
         int64_t last_ = first_ + ROWS < rows_ ? first_ + ROWS : rows_; \
         for (int64_t i_ = 0; i_ < batch_ * ROWS * SUMS; i_++) sums_[i_] = 0; \

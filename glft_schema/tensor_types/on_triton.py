@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from glft_schema.errors import one_line
 from glft_schema.lazy import torch
-from glft_schema.scalar.as_triton import Field, Trace
+from glft_schema.scalar.as_triton import CellField, KernelTrace, power_from
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.kinds import KINDS
 from glft_schema.storage.torch_tensors import as_tensor
@@ -32,12 +32,12 @@ from glft_schema.tensor_types.scalar_layout import Formula, ScalarField, ScalarL
 from glft_schema.tensor_types.tensor_type import TensorType
 
 
-class Method(NamedTuple):
-    """How a kernel multiplies.
+class KernelMethod(NamedTuple):
+    """The form of a kernel, and the size of its programs.
 
     Attributes:
-        form: sum, or dot for Triton's product of matrices.
-        height: rows of weights in a program.
+        form: decode, sum, or dot for Triton's product of matrices.
+        height: rows of weights in a program of a product.
         warps: of a program.
     """
 
@@ -53,21 +53,21 @@ class Kernel(NamedTuple):
         run: the function of Triton.
         tables: on the device.
         cells: of a program that decodes, or of a step of a product.
-        method: of a product.
+        method: see `KernelMethod`.
     """
 
     run: Any
     tables: list[torch.Tensor]
     cells: int
-    method: Method
+    method: KernelMethod
 
 
 Parts: TypeAlias = Sequence["torch.Tensor"]  # packed rows, u8 [rows, bytes], for each field of the payload
 
 DEVICES = ("cuda", "xpu")  # of torch, also for ROCm, that Triton compiles for
-DECODE = Method("decode", 0, 4)
-SUMS = (Method("sum", 2, 1), Method("sum", 4, 1))
-DOTS = (Method("dot", 16, 4), Method("dot", 32, 4))
+DECODE = KernelMethod("decode", 0, 4)
+SUMS = (KernelMethod("sum", 2, 1), KernelMethod("sum", 4, 1))
+DOTS = (KernelMethod("dot", 16, 4), KernelMethod("dot", 32, 4))
 WEIGHTS = {"decode": 1024, "sum": 256, "dot": 256}  # of a program, or of a row in a step of a product
 MAX_ROWS = 16  # of x in a product
 CHECKED_WEIGHTS = 1 << 12  # at the first use of a decoder
@@ -125,7 +125,7 @@ def multiply(
     if not 0 < count <= MAX_ROWS or _name(x.dtype) not in TOLERANCES or not columns or not rows:
         return decoded(x)
     parts = [packed[:, span] for _, span, _ in type_.spans_of_row(rows // len(packed) * columns)]
-    batch = 1 << (count - 1).bit_length()
+    batch = power_from(count)
     key = type_, x.dtype, x.device, _alignments(parts), batch, rows, columns
     if key not in _KERNELS and not _is_capturing(x):
         _choose(key, type_, parts, decoded)
@@ -282,19 +282,21 @@ def _alignments(parts: Parts) -> tuple[int, ...]:
     return tuple(math.gcd(part.data_ptr(), part.stride(0), 16) for part in parts)
 
 
-def _power(number: int) -> int:
-    """Returns the largest power of two that is not above a number, at least 1."""
-    return 1 << max(number, 1).bit_length() - 1
+def cells_of(form: str, unit: int) -> int:
+    """Returns the cells of `unit` weights in a program or a step, a power of two."""
+    return 1 << max(WEIGHTS[form] // unit, 1).bit_length() - 1
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _kernel(type_: TensorType, parts: Parts, method: Method, device: torch.device, batch: int = 1, columns: int = 0) -> Kernel:
+def _kernel(
+    type_: TensorType, parts: Parts, method: KernelMethod, device: torch.device, batch: int = 1, columns: int = 0
+) -> Kernel:
     """Returns a type's kernel for a device; see `kernel_of`."""
     layout = type_.scalar_layout
-    cells = _power(WEIGHTS[method.form] // layout.unit)
+    cells = cells_of(method.form, layout.unit)
     batch = MAX_ROWS if method.form == "dot" else batch
     whole = columns // layout.unit % cells == 0
     alignments = tuple(math.gcd(one, 4) for one in _alignments(parts))
@@ -341,14 +343,14 @@ def _print_kernel(
 ) -> tuple[str, list[Any]]:
     """Returns the text of a kernel, and its tables; see `kernel_of`."""
     leading = 1 if form == "decode" else 2
-    unit, cell, fields = layout.unit, "cell[None, :]" if leading == 2 else "cell", dict[str, Field]()
+    unit, cell, fields = layout.unit, "cell[None, :]" if leading == 2 else "cell", dict[str, CellField]()
     starts = []
     for number, alignment in enumerate(alignments):
         size = layout.offsets[-1] if layout.weights else _size(layout.fields[number], unit)
         starts.append(f"start_{number} = part_{number} + packed_row * pitch_{number} + (first + {cell}) * {size}")
         for field, at in zip(layout.fields, layout.offsets, strict=False) if layout.weights else [(layout.fields[number], 0)]:
-            fields[field.name] = Field(f"start_{number} + {at}", field.number, math.gcd(alignment, size, at))
-    trace = Trace(check(formula, layout.arrays(columns=unit)), fields, leading)
+            fields[field.name] = CellField(f"start_{number} + {at}", field.number, math.gcd(alignment, size, at))
+    trace = KernelTrace(check(formula, layout.arrays(columns=unit)), fields, leading)
     body = {"decode": _print_decode, "sum": _print_sum, "dot": _print_dot}[form](
         trace, [*starts, *trace.lines], unit, batch, whole
     )
@@ -367,7 +369,7 @@ def _size(field: ScalarField, unit: int) -> int:
     return 0 if field.count else KINDS[field.number].size * field.count_in(unit)
 
 
-def _print_decode(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
+def _print_decode(trace: KernelTrace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
     stores = []
     for part in trace.stored:
         up = _axes(":", part.sizes)
@@ -402,7 +404,7 @@ def _print_product(lines: Sequence[str], before: Sequence[str], each: Sequence[s
     ]
 
 
-def _print_sum(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
+def _print_sum(trace: KernelTrace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
     before, each, after = [], [], []
     for q in range(batch):
         sums = []
@@ -422,7 +424,7 @@ def _print_sum(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole:
     return [*_print_product(lines, before, each, unit, whole), *after]
 
 
-def _print_dot(trace: Trace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
+def _print_dot(trace: KernelTrace, lines: Sequence[str], unit: int, batch: int, whole: bool) -> list[str]:
     each = []
     for part in trace.stored:
         up, sizes = _axes("None, :", part.sizes), ", ".join(map(str, ("CELLS", *part.sizes)))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # `w`, an encoder reads `w` and writes the fields.
 Formula = Callable[..., Any]
 Encoder = Callable[..., Any]
+MOST_ROWS = 16  # of x in a product of the compiled library
 
 
 @dataclass(frozen=True)

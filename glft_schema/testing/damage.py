@@ -277,7 +277,7 @@ def _counts(file: File, spans: Sequence[FieldSpan], regions: Context) -> Iterato
 
 def _node_at(format: Format, regions: Context, path: str) -> s.Node | None:
     """Returns the node of a field by its path, also in rows; None for a struct and for the parts of
-    a field. Of a region with several cases, returns that of the file with `regions`."""
+    a field. If a region has several cases, `regions` says which one the file has."""
     struct, node = struct_of(format.struct), None
     for depth, step in enumerate(path.split(STEP)):
         if step.isdecimal() and node and (row := rows_of(node)):

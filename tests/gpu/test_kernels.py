@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from glft_schema.formats.glft import GLFT
 from glft_schema.nn import Embedding, Experts, Linear
 from glft_schema.storage.torch_tensors import as_tensor
 from glft_schema.tensor_types import TensorType, on_torch, on_triton
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
 from tests.scalar.sources import same_bits
+from tests.tensor_types.packed_rows import TYPES, decoded, product
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-TYPES = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 by_type = pytest.mark.parametrize("type_", TYPES, ids=str)
 
 
@@ -30,10 +29,6 @@ def packed_of(type_: TensorType, rows: int, columns: int) -> torch.Tensor:
     packed = torch.randint(0, 256, (rows, type_.nbytes([1, columns])), dtype=torch.uint8)
     packed.view(-1, type_.scalar_layout.offsets[-1])[:, :2] = torch.tensor([0.01], dtype=torch.float16).view(torch.uint8)
     return packed
-
-
-def decoded(type_: TensorType, packed: torch.Tensor, columns: int) -> torch.Tensor:
-    return as_tensor(type_.decode(type_.unpack(packed.numpy(), columns), columns))
 
 
 @by_type
@@ -58,15 +53,14 @@ def test_products_are_those_of_decoded_weights(type_: TensorType) -> None:
     weights = decoded(type_, packed, columns).cuda()
     layer = Linear(columns, rows, type_, device="cuda")
     layer.weight.data.copy_(packed)
-    parts = [layer.weight.data[:, span] for _, span, _ in type_.spans_of_row(columns)]
     for count, dtype in ((1, torch.bfloat16), (3, torch.float32), (16, torch.bfloat16), (17, torch.float16)):
         x = torch.randn(count, columns, dtype=dtype, device="cuda")
         expected = x.double() @ weights.double().T
         bound = on_triton.TOLERANCES[str(dtype).removeprefix("torch.")] * expected.norm()
         assert (layer(x).double() - expected).norm() < bound, count
         for method in [*(on_triton.SUMS if count <= 4 else ()), *(on_triton.DOTS if 1 < count <= 16 else ())]:
-            kernel = on_triton._kernel(type_, parts, method, x.device, 1 << (count - 1).bit_length(), columns)
-            assert (on_triton._multiply(kernel, parts, rows, x).double() - expected).norm() < bound, (count, method)
+            found = product(type_, x, layer.weight.data, rows, method)
+            assert (found.double() - expected).norm() < bound, (count, method)
 
 
 @pytest.mark.parametrize("type_", [GGML_TYPES["Q4_K"], Q4_PER_GROUP_64], ids=str)

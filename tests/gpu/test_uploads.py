@@ -31,7 +31,7 @@ TYPES = list({str(type_): type_ for format in FORMATS for type_ in format.types 
 COPY = torch.Tensor.copy_
 START = 13  # bytes of the files before a payload
 U8 = next(type_ for type_ in TYPES if str(type_) == "U8")
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 class Stream:
@@ -72,7 +72,7 @@ class Event:
 
 
 class Processor:
-    """torch, with the processor's memory as that of a GPU."""
+    """torch with a stand-in for a GPU: its memory is the processor's."""
 
     def __init__(self) -> None:
         self.stream = Stream()

@@ -159,7 +159,7 @@ def test_reading_a_span_into_memory_in_parts(kind: str, path: Path) -> None:
 
 @pytest.mark.parametrize("kind", SOURCES)
 def test_reading_a_part_of_a_span_that_is_not_there(kind: str, path: Path) -> None:
-    """The error counts the bytes of the span, as that of a view does."""
+    """The error names the size of the whole span, like the error of a view."""
     path.write_bytes(STORED)
     source, memory = SOURCES[kind](path), np.zeros(10, np.uint8)
     left = source.size - 20

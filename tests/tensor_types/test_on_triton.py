@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from glft_schema.formats.glft import GLFT
 from glft_schema.nn import Embedding, Experts, Linear, operators
 from glft_schema.scalar.kinds import KINDS
 from glft_schema.storage.torch_tensors import as_tensor
@@ -25,9 +24,9 @@ from glft_schema.tensor_types import TensorType, on_torch, on_triton
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from tests.scalar.sources import same_bits
+from tests.tensor_types.packed_rows import TYPES, decoded, parts_of, product
 from tests.tools.depth import FULL, some_by_default
 
-TYPES = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
 EDGES = np.array([0.0, -0.0, 2**-24, -(2**-15), 1.0, 65504.0, np.inf, -np.inf, np.nan], np.float16)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 METHODS = [*on_triton.SUMS, *on_triton.DOTS]
@@ -84,25 +83,8 @@ def with_scales(type_: TensorType, packed: torch.Tensor, columns: int, scales: n
     return packed
 
 
-def decoded(type_: TensorType, packed: torch.Tensor, columns: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Returns weights by the functions for arrays."""
-    return as_tensor(type_.decode(type_.unpack(packed.numpy(), columns), columns)).to(dtype)
-
-
-def parts_of(type_: TensorType, packed: torch.Tensor, columns: int) -> list[torch.Tensor]:
-    return [packed[:, span] for _, span, _ in type_.spans_of_row(columns)]
-
-
 def by_decoding(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return (x.float() @ weights.T).to(x.dtype)
-
-
-def product(
-    type_: TensorType, x: torch.Tensor, packed: torch.Tensor, rows: int, method: on_triton.Method, batch: int
-) -> torch.Tensor:
-    parts = parts_of(type_, packed, rows // len(packed) * x.shape[1])
-    kernel = on_triton._kernel(type_, parts, method, x.device, batch, x.shape[1])
-    return on_triton._multiply(kernel, parts, rows, x)
 
 
 def shape_of(type_: TensorType) -> tuple[int, int]:
@@ -136,8 +118,7 @@ def test_products_are_those_of_decoded_weights(type_: TensorType) -> None:
         weights = decoded(type_, packed, columns * together).view(rows, columns).double()
         weights /= (largest := weights.abs().max())
         x = torch.randn(count, columns, generator=torch.Generator().manual_seed(count))
-        batch = 1 << (count - 1).bit_length()
-        found = product(type_, x, packed, rows, method, batch)
+        found = product(type_, x, packed, rows, method)
         torch.testing.assert_close(found.double() / largest, x.double() @ weights.T, rtol=1e-5, atol=1e-4)
 
 
@@ -205,7 +186,7 @@ def test_products_of_infinite_weights_are_infinite() -> None:
     with_scales(type_, packed, columns, np.array([1, 1, 1, 1, np.inf, 1, 1, 1, np.nan], np.float16))
     x = torch.rand(2, columns) + 1
     for method in METHODS:
-        found = product(type_, x, packed, 3, method, 2)
+        found = product(type_, x, packed, 3, method)
         assert found.isfinite().tolist() == [[True, False, False]] * 2
 
 
@@ -282,7 +263,7 @@ for at, method in enumerate((on_triton.DECODE, *on_triton.SUMS, *on_triton.DOTS)
         dtype, alignment = ("bf16", "fp32", "fp16")[variant % 3], (1, 2, 4)[variant // 3 % 3]
         batch = 16 if form == "dot" else (1, 2, 4)[variant % 3]
         kernel, tables = on_triton.kernel_of(layout, formula, (alignment,) * parts, form, batch, bool(variant % 2))
-        constants = {"CELLS": on_triton._power(on_triton.WEIGHTS[form] // layout.unit), **({"ROWS": height} if height else {})}
+        constants = {"CELLS": on_triton.cells_of(form, layout.unit), **({"ROWS": height} if height else {})}
         pointers = dict(part="*u8", x="*" + dtype, out="*" + dtype, table="*i32")
         kinds = {name: pointers.get(name.partition("_")[0], "i32") for name in kernel.arg_names}
         kinds |= {f"table_{at}": "*fp32" for at, table in enumerate(tables) if table.dtype.kind == "f"}

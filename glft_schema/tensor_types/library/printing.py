@@ -13,7 +13,7 @@ from glft_schema.scalar.checking import check
 from glft_schema.scalar.kinds import KINDS, OUTPUTS
 from glft_schema.scalar.language import float32
 from glft_schema.scalar.tree import ArrayType, Function
-from glft_schema.tensor_types.scalar_layout import ScalarField, ScalarLayout
+from glft_schema.tensor_types.scalar_layout import MOST_ROWS, ScalarField, ScalarLayout
 
 
 def mean_square_of_row(w: Any, mean_square: Any) -> None:
@@ -93,8 +93,8 @@ class TypesInC(TranslationUnit):
         stride)``, or for rows each FIELD in place of the blocks.
 
         ``out[b * stride + r]`` is the sum of ``x[b * columns + c] * w[r][c]`` over c, for `rows`
-        rows of weights and 1 to 16 rows of x. `pitch` is the bytes from one row of a field to the
-        next. The bits of a sum are the same on all levels and machines, see lanes.h.
+        rows of weights and 1 to `MOST_ROWS` rows of x. `pitch` is the bytes from one row of a field
+        to the next. The bits of a sum are the same on all levels and machines, see lanes.h.
         """
         self.reserve(f"multiply_{name}")
         piece = math.lcm(layout.unit, 16)  # lanes.h computes the sums of pieces of 16 k weights
@@ -110,7 +110,7 @@ class TypesInC(TranslationUnit):
         decode = f"{name}({', '.join(given)})"
         self._functions[f"multiply_{name}"] = (
             f"void multiply_{name}({parameters}const float *x_, float *out_, int64_t rows_, int64_t columns_, "
-            f"int64_t batch_, int64_t pitch_, int64_t stride_)\n    MULTIPLY({piece}, {decode})\n"
+            f"int64_t batch_, int64_t pitch_, int64_t stride_)\n    MULTIPLY({MOST_ROWS}, {piece}, {decode})\n"
         )
 
     def encoder(self, layout: ScalarLayout, source: Callable[..., Any], *, lanes: bool = False) -> str:
