@@ -44,10 +44,10 @@ def load_file(path: StrPath, *, mmap: bool = True, ml_dtypes: bool = False) -> d
     """
     with open(path, mmap=mmap) as file:
         by_payload: dict[Hashable, Array] = {}
-        for tensor in file.tensors.values():
+        for tensor in file.weights.values():
             if tensor.identity not in by_payload:
                 by_payload[tensor.identity] = tensor.numpy(dtype=_own_dtype(tensor) if ml_dtypes else None)
-        return {name: by_payload[tensor.identity] for name, tensor in file.tensors.items()}
+        return {name: by_payload[tensor.identity] for name, tensor in file.weights.items()}
 
 
 def _own_dtype(tensor: Tensor) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from glft_schema.codec.metadata import Metadata
 from glft_schema.codec.records import Record
+from glft_schema.composites.composed import weights_of
 from glft_schema.display import Part, with_display
 from glft_schema.errors import quote
 from glft_schema.files.summary import file_parts
@@ -56,6 +57,7 @@ class File:
         self._record = record
         self._data: TensorMap = record["data"] if "data" in record else no_tensors(source)
         self._parse = parse
+        self._weights: Tensors | None = None
         self.device = device
         self.limits = limits
 
@@ -106,6 +108,15 @@ class File:
         return self._data
 
     @property
+    def weights(self) -> Tensors:
+        """The weights by name: `tensors`, in which a weight stored as several tensors, such as
+        codes and scales, is one tensor whose payload is computed; see `composites`."""
+        self.source.check_open()
+        if self._weights is None:
+            self._weights = weights_of(self.tensors, self.name)
+        return self._weights
+
+    @property
     def device(self) -> str | torch.device:
         """Default device of tensors."""
         device: str | torch.device = self._data.device
@@ -113,6 +124,7 @@ class File:
 
     @device.setter
     def device(self, device: str | torch.device) -> None:
+        self._weights = None
         for shard in self.shards:
             shard._data.device = device
 
@@ -122,18 +134,18 @@ class File:
         return sum(shard._data.start + shard._data.size for shard in self.shards)
 
     def keys(self) -> KeysView[str]:
-        """Returns the names of the tensors."""
-        return self.tensors.keys()
+        """Returns the names of the weights."""
+        return self.weights.keys()
 
     @outside_graphs
     def get_tensor(self, name: str, dtype: torch.dtype | str | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns a tensor's values, see `Tensor.dequantize`. Raises KeyError."""
-        return self.tensors[name].dequantize(dtype, out=out)
+        """Returns a weight's values, see `Tensor.dequantize`. Raises KeyError."""
+        return self.weights[name].dequantize(dtype, out=out)
 
     @outside_graphs
     def get_slice(self, name: str) -> Tensor:
-        """Returns a tensor to index, ``get_slice(name)[3:5]``; reads only the bytes needed."""
-        return self.tensors[name]
+        """Returns a weight to index, ``get_slice(name)[3:5]``; reads only the bytes needed."""
+        return self.weights[name]
 
     def close(self) -> None:
         """Closes the file. May be called more than once."""

@@ -28,6 +28,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import index_suffixes, indexed_format
 from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.source import StrPath, path_text
+from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
 
@@ -74,6 +75,11 @@ class ShardedTensors(Tensors):
         self.gaps = tuple(gap for shard in shards for gap in shard.tensors.gaps)
         self.trailing = sum(shard.tensors.trailing for shard in shards)
         self._shards = {name: shard for shard in shards for name in shard.tensors}
+        self._types = set[TensorType]().union(*(shard.tensors.types for shard in shards))
+
+    @property
+    def types(self) -> set[TensorType]:
+        return self._types
 
     def __getitem__(self, name: str) -> Tensor:
         return self._shards[name].tensors[name]

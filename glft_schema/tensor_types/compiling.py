@@ -10,11 +10,16 @@ import sys
 from pathlib import Path
 
 from glft_schema.tensor_types import ggml, symmetric
+from glft_schema.tensor_types.composite import COMPOSITE_TYPES
 from glft_schema.tensor_types.halves import HALVES
 from glft_schema.tensor_types.library import building, loading
 from glft_schema.tensor_types.tensor_type import TensorType
 
-DECLARED = (*ggml.DECLARED, *(value for value in vars(symmetric).values() if isinstance(value, TensorType)))
+DECLARED = (
+    *ggml.DECLARED,
+    *(value for value in vars(symmetric).values() if isinstance(value, TensorType)),
+    *COMPOSITE_TYPES,
+)
 
 
 def build_library(folder: Path = loading.FOLDER, target: str = "") -> None:

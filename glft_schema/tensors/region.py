@@ -84,6 +84,11 @@ class Tensors(Mapping[str, Tensor]):
     gaps: tuple[Gap, ...] = ()  # spans of bytes that belong to no tensor, in order
     trailing: int = 0  # bytes after the last payload
 
+    @property
+    def types(self) -> set[TensorType]:
+        """The types of the tensors."""
+        return {tensor.type for tensor in self.values()}
+
     def _display(self) -> Iterator[Part]:
         yield format_count(self, "tensor")
         is_set = len({tensor.file for tensor in islice(self.values(), ROWS)}) > 1
@@ -138,6 +143,11 @@ class PayloadTable:
         """Returns the dims of a row, and the location of its payload."""
         dims, dtype, shape = self._kinds[self._kind[row]]
         return dims, PayloadLocation(*self.spans[row], dtype, shape)
+
+    @property
+    def types(self) -> set[TensorType]:
+        """The types of the rows."""
+        return {dtype for _, dtype, _ in self._kinds}
 
     def location(self, row: int) -> PayloadLocation:
         """Returns the location of a row's payload."""
@@ -194,6 +204,10 @@ class TensorMap(Tensors):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def types(self) -> set[TensorType]:
+        return self._table.types
 
     def places(self) -> dict[str, PayloadLocation]:
         """Returns the location of each payload."""

@@ -1,0 +1,173 @@
+"""Finds the composite weights of a checkpoint by the names and dtypes of its tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from glft_schema.composites.schemes import SCHEMES
+from glft_schema.composites.weight import CompositeWeight, Facts
+from glft_schema.errors import FormatError, TensorError
+from glft_schema.storage.dtypes import name_of
+from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.source import StrPath
+from glft_schema.tensors.region import Tensors
+from glft_schema.tensors.stored_tensor import StoredTensor, of_file
+from glft_schema.tensors.tensor import Tensor
+from glft_schema.words import MissingKeyError
+
+CONFIG = "config.json"
+CODES = {"int8", "uint8", "int32", "uint32", "float8_e4m3fn", "float8_e5m2"}  # dtypes of codes
+ACTIVATIONS = ("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act", "scale_input",
+               "k_scale", "v_scale", "q_scale", "output_scale")  # fmt: skip
+REFUSED = {"pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b"}  # parts that change a weight
+COMMON = {"weight", "scales", "biases", "scale"}  # names of parts that other tensors have, too
+
+Config = Mapping[str, Any]
+
+
+class ComposedTensors(Mapping[str, StoredTensor]):
+    """The tensors of a checkpoint, in which the parts of a composite weight are one tensor.
+
+    A weight stands where its codes are stored, under the name of a plain weight. Getting a weight
+    whose parts do not fit raises TensorError, and so does a part without codes.
+
+    Args:
+        tensors: as stored, by name.
+        config: returns the quantization config; called if there are codes.
+    """
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], config: Callable[[], Config]) -> None:
+        self._tensors, self._read = tensors, config
+        self._found: dict[str, tuple[type[CompositeWeight], str, dict[str, str]]] = {}
+        self._kept: dict[str, StoredTensor] = {}
+        taken: dict[str, str] = {}
+        by_codes: dict[str, list[tuple[str, type[CompositeWeight]]]] = {}
+        for scheme in SCHEMES:
+            codes = scheme.joint + next(iter(scheme.stored_parts()))
+            by_codes.setdefault(codes[-4:], []).append((codes, scheme))
+        for name in tensors:
+            for codes, scheme in by_codes.get(f".{name}"[-4:], ()):
+                if f".{name}".endswith(codes) and name_of(tensors[name].dtype) in CODES:
+                    module = name[: max(len(name) - len(codes), 0)]
+                    start = f"{module}{scheme.joint}" if module else scheme.joint.lstrip(".")
+                    parts = {
+                        part: start + stored for stored, part in scheme.stored_parts().items() if start + stored in tensors
+                    }
+                    if scheme.fits({part: tensors[stored] for part, stored in parts.items()}):
+                        self._found[name] = scheme, f"{module}{scheme.ending}".lstrip("."), parts
+                        taken |= dict.fromkeys(parts.values(), name)
+                        break
+        self._names = {
+            self._found[name][1] if name in self._found else name: name for name in tensors if taken.get(name, name) == name
+        }
+        self._parts = {stored for scheme in SCHEMES for stored in scheme.stored_parts()} - COMMON | REFUSED
+
+    @cached_property
+    def config(self) -> Config:
+        """The quantization config."""
+        return self._read()
+
+    @property
+    def composites(self) -> list[CompositeWeight]:
+        """The composite weights. Raises TensorError if the parts of one do not fit."""
+        return [self._weight(name) for name in self._found]
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        stored = self._names[name]
+        if stored in self._found:
+            if name not in self._kept:
+                self._kept[name] = self._weight(stored).stored()
+            return self._kept[name]
+        if name.rpartition(".")[2] in self._parts:
+            raise TensorError("expected codes beside this part of a quantized weight, found none that it fits", name)
+        return self._tensors[stored]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _weight(self, codes: str) -> CompositeWeight:
+        scheme, name, parts = self._found[codes]
+        module = name.removesuffix(scheme.ending)
+        if other := next((part for part in REFUSED if f"{module}.{part}" in self._tensors), None):
+            raise TensorError(f"{scheme.library}: {other} is not supported, which changes the weight", name)
+        return scheme(name, {part: self._tensors[stored] for part, stored in parts.items()}, facts_of(self.config, module))
+
+
+class Weights(Tensors):
+    """The weights of an open file by name: its tensors, in which the parts of a composite weight
+    are one tensor, whose payload is computed from theirs."""
+
+    def __init__(self, tensors: Tensors, path: StrPath) -> None:
+        self.gaps, self.trailing = tensors.gaps, tensors.trailing
+        self.composed = ComposedTensors(
+            {name: of_file(tensor) for name, tensor in tensors.items()}, lambda: config_beside(path)
+        )
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            tensor = self.composed[name].file_tensor
+        except KeyError:
+            raise MissingKeyError(name, self.composed) from None
+        assert tensor is not None
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.composed)
+
+    def __len__(self) -> int:
+        return len(self.composed)
+
+
+def weights_of(tensors: Tensors, path: StrPath) -> Tensors:
+    """Returns the weights of an open file: its tensors themselves, if none is a part of another."""
+    if not {type_.exact for type_ in tensors.types} & CODES:
+        return tensors
+    weights = Weights(tensors, path)
+    return weights if len(weights) < len(tensors) else tensors
+
+
+def config_beside(path: StrPath) -> Config:
+    """Returns the quantization config of a checkpoint: of config.json in its folder, or of
+    ModelOpt's hf_quant_config.json. Empty if there is none, or it is not valid."""
+    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    for file, keys in ((CONFIG, ("quantization_config", "quantization")), ("hf_quant_config.json", ("quantization",))):
+        with suppress(OSError, FormatError, ValueError, RecursionError):
+            config = json.loads(read_regular(folder / file))
+            for found in (config, config.get("text_config")):
+                for key in keys if isinstance(found, dict) else ():
+                    if isinstance(found.get(key), dict):
+                        return dict(found[key])
+    return {}
+
+
+def facts_of(config: Config, module: str) -> Facts:
+    """Returns what a quantization config says about the weight of a module."""
+    own = config.get(module)
+    config = {**config, **own} if isinstance(own, dict) else config
+    groups = config.get("config_groups")
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    if weights and isinstance(weights[0], dict) and all(one == weights[0] for one in weights):
+        config = {**config, **weights[0]}
+    block = config.get("weight_block_size") or config.get("block_structure")
+    is_block = isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
+
+    def number(*names: str) -> int | None:
+        return next((config[name] for name in names if type(config.get(name)) is int and config[name]), None)
+
+    version = config.get("checkpoint_format") or (config.get("quant_method") == "awq" and config.get("version")) or ""
+    return Facts(
+        number("bits", "num_bits", "w_bit"),
+        number("group_size", "q_group_size"),
+        (block[0], block[1]) if is_block and isinstance(block, list) else None,
+        str(version).lower(),
+        str(config.get("mode") or "affine"),
+        bool(config.get("transform_config")),
+    )
