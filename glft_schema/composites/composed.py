@@ -15,6 +15,7 @@ from glft_schema.errors import FormatError, TensorError
 from glft_schema.storage.dtypes import name_of
 from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.source import StrPath
+from glft_schema.tensor_types.ggml.fp4 import NVFP4
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.tensors.tensor import Tensor
@@ -52,7 +53,7 @@ class ComposedTensors(Mapping[str, StoredTensor]):
             by_codes.setdefault(codes[-4:], []).append((codes, scheme))
         for name in tensors:
             for codes, scheme in by_codes.get(f".{name}"[-4:], ()):
-                if f".{name}".endswith(codes) and name_of(tensors[name].dtype) in CODES:
+                if f".{name}".endswith(codes) and _has_codes(tensors[name]):
                     module = name[: max(len(name) - len(codes), 0)]
                     start = f"{module}{scheme.joint}" if module else scheme.joint.lstrip(".")
                     parts = {
@@ -107,9 +108,8 @@ class Weights(Tensors):
 
     def __init__(self, tensors: Tensors, path: StrPath) -> None:
         self.gaps, self.trailing = tensors.gaps, tensors.trailing
-        self.composed = ComposedTensors(
-            {name: of_file(tensor) for name, tensor in tensors.items()}, lambda: config_beside(path)
-        )
+        stored = {name: of_file(tensor) for name, tensor in tensors.items()}
+        self.composed = ComposedTensors(stored, lambda: config_beside(path))
 
     def __getitem__(self, name: str) -> Tensor:
         try:
@@ -127,11 +127,28 @@ class Weights(Tensors):
 
 
 def weights_of(tensors: Tensors, path: StrPath) -> Tensors:
-    """Returns the weights of an open file: its tensors themselves, if none is a part of another."""
-    if not {type_.exact for type_ in tensors.types} & CODES:
+    """Returns the weights of an open file: its tensors themselves, if none has codes."""
+    return (
+        Weights(tensors, path) if {type_.exact or type_.name for type_ in tensors.types} & (CODES | {NVFP4.name}) else tensors
+    )
+
+
+def _has_codes(tensor: StoredTensor) -> bool:
+    return name_of(tensor.dtype) in CODES or bool(tensor.packed and tensor.packed.type == NVFP4)
+
+
+def composed(tensors: Mapping[str, Any], path: StrPath) -> Mapping[str, Any]:
+    """Returns the entries of a checkpoint, in which the parts of a composite weight are one tensor.
+
+    Args:
+        tensors: entries, which need not be tensors.
+        path: the checkpoint, whose folder may have a config.
+    """
+    stored = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, StoredTensor)}
+    if not any(map(_has_codes, stored.values())):
         return tensors
-    weights = Weights(tensors, path)
-    return weights if len(weights) < len(tensors) else tensors
+    weights = ComposedTensors(stored, lambda: config_beside(path))
+    return {**weights, **{name: entry for name, entry in tensors.items() if name not in stored}}
 
 
 def config_beside(path: StrPath) -> Config:

@@ -17,11 +17,13 @@ from construct import this
 
 from glft_schema.codec.numbers import f32, i8, i32, i64, u8, u32
 from glft_schema.codec.structs import Struct
+from glft_schema.composites.as_ggml import NAN, to_neighbours
 from glft_schema.composites.weight import (
     BITS,
     COLUMNS,
     E4M3,
     E5M2,
+    E8M0,
     GRID,
     GROUP,
     LENGTH,
@@ -34,9 +36,11 @@ from glft_schema.composites.weight import (
     words_of,
 )
 from glft_schema.errors import alternatives, quote
+from glft_schema.scalar.language import LookupTable
 from glft_schema.storage.dtypes import FLOAT32, Array, words
 from glft_schema.tensor_types.composite import FP4_VALUES, NF4_VALUES
 from glft_schema.tensor_types.conversions import float32_of
+from glft_schema.tensor_types.ggml.fp4 import NVFP4 as BLOCKS
 from glft_schema.tensor_types.small_floats import e8m0
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -54,8 +58,7 @@ class CodesOfRows(CompositeWeight):
     @property
     def codes_part(self) -> str:
         """The name of the part with the codes."""
-        name: str = self.parts.subcons[0].name
-        return name
+        return next(iter(self.declared()))
 
     def codes(self, rows: range) -> Array:
         """Returns the codes of rows."""
@@ -124,7 +127,7 @@ class Int8(CodesOfRows):
 
     def zeros(self, rows: range) -> Array:
         """Returns the zero points of rows, i16."""
-        part = self.parts.subcons[2].name
+        part = [*self.declared()][2]
         found = self.spread(part, rows) if part in self.tensors else np.zeros((len(rows), self.columns // self.unit))
         return found.astype(np.int16)
 
@@ -139,7 +142,7 @@ class Int8OfTorchao(Int8):
         "scale" / f32[GRID] * "scales",
         "zero_point" / i8[GRID] * "zero points",
     )
-    optional, marks = ("zero_point",), ()
+    optional, marks = ("zero_point",), ("qdata",)
 
 
 class Int8OfBitsandbytes(CodesOfRows):
@@ -367,7 +370,7 @@ class NVFP4(CodesOfRows):
     def solve(self) -> None:
         *outer, pairs = self.tensors[self.codes_part].shape
         self.shape = (*outer, 2 * pairs)
-        factor = self.parts.subcons[2].name
+        factor = [*self.declared()][2]
         if math.prod(self.tensors[factor].shape) != 1:
             raise self.expect(factor, "one number")
 
@@ -376,7 +379,49 @@ class NVFP4(CodesOfRows):
 
     def factors(self, rows: range) -> Array:
         """Returns the scale of the tensor for each row, float32."""
-        return np.full((len(rows), 1), float32_of(self.array(self.parts.subcons[2].name)).reshape(()))
+        return np.full((len(rows), 1), float32_of(self.array([*self.declared()][2])).reshape(()))
+
+
+class NVFP4OfGGUF(NVFP4):
+    """NVFP4 of GGUF with a scale of the tensor, or of each matrix of a stack."""
+
+    library, title = "GGUF", "GGUF NVFP4"
+    parts = Struct(
+        "weight" / u8[LENGTH] * "blocks of 64, each four E4M3 scales and 64 codes",
+        "scale" / f32[NUMBER] * "the scale of the tensor, a factor",
+    )
+    marks = ("scale",)
+
+    @classmethod
+    def fits(cls, tensors: Mapping[str, StoredTensor]) -> bool:
+        packed = tensors["weight"].packed
+        return "scale" in tensors and packed is not None and packed.type == BLOCKS
+
+    def solve(self) -> None:
+        self.shape = self.tensors["weight"].shape
+        if math.prod(self.tensors["scale"].shape) not in (1, self.shape[0] if len(self.shape) > 2 else 1):
+            raise self.expect("scale", "one number, or one for each matrix")
+
+    def blocks(self, rows: range) -> Array:
+        """Returns the blocks of rows, u8 [blocks, bytes]."""
+        tensor = self.tensors["weight"].packed
+        assert tensor is not None
+        per = self.rows // self.shape[0]
+        first = rows.start // per
+        stored = tensor.packed_rows((slice(first, -(-rows.stop // per)), slice(None))).reshape(-1, self.columns // 64, 36)
+        return stored[rows.start - first * per :][: len(rows)].reshape(-1, 36)
+
+    def codes(self, rows: range) -> Array:
+        return to_neighbours(self.blocks(rows)[:, 4:].reshape(-1, 8)).reshape(len(rows), -1)
+
+    def scales(self, rows: range) -> Array:
+        stored = self.blocks(rows)[:, :4] & NAN
+        return np.where(stored == NAN, np.uint8(0), stored).reshape(len(rows), -1)
+
+    def factors(self, rows: range) -> Array:
+        factors = float32_of(self.array("scale")).reshape(-1)
+        at = np.arange(rows.start, rows.stop) // (self.rows // len(factors))
+        return factors[at][:, None]
 
 
 class PackedNVFP4(NVFP4):
@@ -399,11 +444,48 @@ class MXFP4(NVFP4):
         "weight_packed" / u8[OUTER, COLUMNS // 2] * "two E2M1 codes a byte, the first one low",
         "weight_scale" / u8[OUTER, COLUMNS // 32] * "E8M0 scales: 2^(e - 127)",
     )
-    marks, type_name, block = (), "FP4_E8M0", (1, 32)
+    marks, type_name, block = ("weight_packed",), "FP4_E8M0", (1, 32)
 
     def solve(self) -> None:
         *outer, pairs = self.tensors[self.codes_part].shape
         self.shape = (*outer, 2 * pairs)
+
+
+class FP4InBlocks(MXFP4):
+    """E2M1 codes with powers of two, under the names of FP8 in blocks."""
+
+    library, title = "FP8", "FP8 with FP4 experts"
+    parts = Struct(
+        "weight" / i8[OUTER, COLUMNS // 2] * "two E2M1 codes a byte, the first one low",
+        "weight_scale_inv" / E8M0[OUTER, COLUMNS // 32] * "scales, in spite of the name",
+    )
+    marks = ("weight_scale_inv",)
+
+    def codes(self, rows: range) -> Array:
+        return super().codes(rows).view(np.uint8)
+
+
+class MXFP4OfTorchao(MXFP4):
+    """MXFP4 of torchao, without swizzled scales."""
+
+    library, title, joint = "torchao", "torchao MXFP4", OF_TORCHAO
+    parts = Struct(
+        "qdata" / u8[OUTER, COLUMNS // 2] * "two E2M1 codes a byte, the first one low",
+        "scale" / E8M0[OUTER, COLUMNS // 32] * "scales",
+    )
+    marks = ("scale",)
+
+
+class NVFP4OfTorchao(NVFP4):
+    """NVFP4 of torchao, without swizzled scales."""
+
+    library, title, joint = "torchao", "torchao NVFP4", OF_TORCHAO
+    parts = Struct(
+        "qdata" / u8[OUTER, COLUMNS // 2] * "two E2M1 codes a byte, the first one low",
+        "scale" / E4M3[OUTER, COLUMNS // 16] * "E4M3 scales of 16 columns",
+        "per_tensor_scale" / f32[NUMBER] * "the scale of the tensor, a factor",
+    )
+    marks = ("per_tensor_scale",)
 
 
 class MXFP4OfGptOss(MXFP4):
@@ -500,6 +582,7 @@ class Bitsandbytes4(CompositeWeight):
     library = "bitsandbytes"
     stored_names: ClassVar = {name: f"weight.{name}" for name in ("absmax", "quant_map", "nested_absmax", "nested_quant_map")}
     nests: bool  # whether scales are quantized
+    values: LookupTable  # of codes
 
     @classmethod
     def fits(cls, tensors: Mapping[str, StoredTensor]) -> bool:
@@ -565,7 +648,7 @@ SCHEMES: tuple[type[CompositeWeight], ...] = (  # the first one that fits
     *(bitsandbytes4(name, nested) for name in ("NF4", "FP4") for nested in (True, False)),
     Int8OfBitsandbytes,
     MLX, FloatsOfMLX,
-    NVFP4, PackedNVFP4, MXFP4, MXFP4OfGptOss, MXFP8,
+    NVFP4OfGGUF, NVFP4, PackedNVFP4, MXFP4, MXFP4OfGptOss, MXFP8, FP4InBlocks, NVFP4OfTorchao, MXFP4OfTorchao,
     *fp8("FP8", "weight_scale_inv", "scales, in spite of the name"),
     *fp8("FP8", "weight_scale", "scales"),
     *fp8("FP8", "scale_weight", "scales"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed
 ROWS, COLUMNS, BITS, GROUP = this._params.rows, this._params.columns, this._params.bits, this._params.group
 GRID, OUTER = this._params.grid, this._params.outer
 NUMBER, LENGTH = this._params.number, this._params.length  # a single number, with or without a dim; any length
-E4M3, E5M2 = (Number(name, "u1", f"float8_{name}") for name in ("e4m3fn", "e5m2"))
+E4M3, E5M2, E8M0 = (Number(name, "u1", f"float8_{name}") for name in ("e4m3fn", "e5m2", "e8m0fnu"))
 CHECKED_BY_SOLVE = {*map(as_expression, (GRID, NUMBER, LENGTH))}
 BLOCK = (128, 128)  # rows and columns that share a scale, if no config says so
 
@@ -170,7 +171,8 @@ class CompositeWeight:
                     found.append(field[:, max(wanted.start - span.start, 0) : wanted.stop - span.start])
             return found[0] if len(found) == 1 else np.concatenate(found, 1)
 
-        stored, codes = of_packed(self.name, self.shape, type_, read), next(iter(self.tensors.values())).file_tensor
+        stored = replace(of_packed(self.name, self.shape, type_, read), quantized=None)
+        codes = next(iter(self.tensors.values())).file_tensor
         if stored.file_tensor and codes:
             stored.file_tensor.device = codes.device
         return stored
@@ -233,7 +235,7 @@ class CompositeWeight:
     @property
     def scale(self) -> str:
         """The name of the part with the scales."""
-        return self.parts.subcons[1].name
+        return [*self.declared()][1]
 
     def by_unit(self, numbers: Array) -> Array:
         """Returns numbers [rows, groups] repeated for each unit: [rows, columns // unit]."""
@@ -250,6 +252,8 @@ class CompositeWeight:
 
     def _check_dtype(self, part: str, tensor: StoredTensor) -> None:
         number = self.declared()[part].number
+        if tensor.packed:
+            return
         holds = is_float(tensor.dtype) if number.is_float else name_of(tensor.dtype) == name_of(number.dtype)
         if not holds:
             raise self.expect(part, "floats" if number.is_float else name_of(number.dtype))
@@ -284,8 +288,8 @@ def unpack(words: Array, bits: int, count: int, per_word: int = 0) -> Array:
     if per_word:
         return np.asarray(words[..., numbers // per_word] >> (numbers % per_word * bits).astype(np.uint32) & mask, np.uint8)
     if 8 % bits == 0:
-        codes = np.ascontiguousarray(words).view(np.uint8)[..., None] >> np.arange(0, 8, bits, np.uint8) & np.uint8(mask)
-        return codes.reshape(*words.shape[:-1], -1)[..., :count]
+        codes = np.ascontiguousarray(words).view(np.uint8)[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8(mask)
+        return np.asarray(codes.reshape(*words.shape[:-1], -1)[..., :count])
     pairs = words.astype(np.uint64)
     pairs[..., :-1] |= pairs[..., 1:] << np.uint64(32)
     return np.asarray(pairs[..., numbers * bits >> 5] >> (numbers * bits & 31).astype(np.uint64) & np.uint64(mask), np.uint8)
@@ -298,7 +302,7 @@ def words_of(count: int, bits: int, per_word: int = 0) -> int:
 
 def in_pairs(codes: Array) -> Array:
     """Returns codes of four bits [rows, columns] as bytes of two, the first one low."""
-    return codes[:, ::2] | codes[:, 1::2] << 4
+    return np.asarray(codes[:, ::2] | codes[:, 1::2] << 4)
 
 
 def described(weights: Sequence[CompositeWeight]) -> Iterator[str]:

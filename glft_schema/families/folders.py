@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
+from glft_schema.composites.as_ggml import in_ggml, values_of
 from glft_schema.errors import FormatError, MetadataWarning, TensorError, quote, safe, warn
 from glft_schema.families.apart import start_apart
 from glft_schema.families.composite import refuse_composite
@@ -27,7 +30,7 @@ from glft_schema.families.config import (
 from glft_schema.families.config_places import SCALINGS, read_config
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.kept_metadata import GENERATION, KEPT, kept_metadata
-from glft_schema.families.operations import as_float32, quantized_type
+from glft_schema.families.operations import as_float32
 from glft_schema.families.page import OF_ANY, Family
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.tensor_names import Names, is_float32, names_on_page
@@ -37,9 +40,10 @@ from glft_schema.files.shards import is_file_name
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, POOLINGS
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.storage.dtypes import name_of
+from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.file_source import check_size
 from glft_schema.storage.source import StrPath, path_text
+from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values
 
 FOLDER_KEYS = "glft_schema.families.folder_keys"  # a module for a process of its own
@@ -76,12 +80,15 @@ def is_model_folder(path: StrPath) -> bool:
     return (Path(path_text(path)) / CONFIG).is_file()
 
 
-def open_folder(path: StrPath, open_weights: Callable[[], Mapping[str, StoredTensor]]) -> FolderModel:
+def open_folder(
+    path: StrPath, open_weights: Callable[[Family], Mapping[str, StoredTensor]], *, exact: bool = False
+) -> FolderModel:
     """Opens a Hugging Face folder of a declared family.
 
     Args:
         path: the folder.
-        open_weights: returns its tensors, in the order in which they are written.
+        open_weights: returns its tensors, in the order in which they are written, for its family.
+        exact: see `in_ggml`.
 
     Raises:
         FormatError: if the architecture is unknown, a field of the config is missing, the tokenizer
@@ -98,10 +105,10 @@ def open_folder(path: StrPath, open_weights: Callable[[], Mapping[str, StoredTen
             family = family_of(folder)
             config = read_config(folder, family)
             values = metadata_of(config, family.keys, family.arch)
-            weights = open_weights()
+            weights = open_weights(family)
             refuse_composite(weights, folder, family=family)
             notes = [*unknown_fields(family, config, folder), *check_fields(family, config, None, folder)]
-            tensors = gguf_tensors(weights, family, config)
+            tensors = gguf_tensors(weights, family, config, exact=exact)
             notes += check_fields(family, config, tensors, folder)  # lists blocks, whose number was compared with the tensors
         for note in notes:
             warn(note, MetadataWarning)
@@ -220,8 +227,10 @@ def check_vocabulary_size(tensors: Mapping[str, StoredTensor], config: Config, f
     check_token_count(rows, folder)
 
 
-def gguf_tensors(tensors: Mapping[str, StoredTensor], family: Family, config: Config) -> dict[str, StoredTensor]:
-    """Returns the tensors of a folder by their names in GGUF.
+def gguf_tensors(
+    tensors: Mapping[str, StoredTensor], family: Family, config: Config, *, exact: bool = False
+) -> dict[str, StoredTensor]:
+    """Returns the tensors of a folder by their names in GGUF. `exact` is for `in_ggml`.
 
     Raises:
         TensorError: if the family has no such tensor, two names stand for one, a tensor of a stack
@@ -247,16 +256,32 @@ def gguf_tensors(tensors: Mapping[str, StoredTensor], family: Family, config: Co
             used.add(part)
         if stored not in used:
             raise names.no_such_tensor(stored)
+        inputs = input_scales([stored_as[part] for part in place.in_hf(config)], tensors)
         for target, result in zip(place.in_gguf, place.row.operation.map_to_gguf(parts, config, stored), strict=True):
-            mapped[target] = as_float32(result) if is_float32(target, result.shape) else result
+            mapped[target] = as_float32(values_of(result)) if is_float32(target, result.shape) else in_ggml(result, exact=exact)
+            if companions := mapped[target].companions:
+                mapped[target] = replace(mapped[target], companions={**companions, **inputs})
     return mapped
+
+
+def input_scales(weights: Sequence[str], tensors: Mapping[str, StoredTensor]) -> dict[str, Array]:
+    """Returns the scales of the inputs of weights as companions, see `StoredTensor`, one for each
+    weight; none unless all weights have one."""
+    found = []
+    for module in (name.removesuffix("weight") for name in weights):
+        for ending in ("input_scale", "input_global_scale"):  # a factor, and a divisor
+            scale = tensors.get(module + ending)
+            if scale is not None and scale.numel == 1:
+                factor = float32_of(scale.values()).reshape(())
+                found.append(1 / factor if ending == "input_global_scale" and factor else factor)
+    return {"input_scale": np.array(found, np.float32)} if len(found) == len(weights) else {}
 
 
 def file_type(tensors: Mapping[str, StoredTensor]) -> int:
     """Returns the ``general.file_type`` of the first quantized matrix, or else of the first matrix.
     Matrices that GGUF always holds in float32 are ignored."""
     matrices = [tensor for name, tensor in tensors.items() if not is_float32(name, tensor.shape)]
-    if quantized := quantized_type(matrices):
+    if quantized := next((tensor.packed.type for tensor in matrices if tensor.packed), None):
         return MOSTLY[quantized.scheme]
     return {"float16": 1, "bfloat16": 32}.get(name_of(matrices[0].dtype), 0) if matrices else 0
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from glft_schema.composites.as_ggml import to_halves, to_neighbours
 from glft_schema.errors import TensorError
 from glft_schema.storage.dtypes import FLOAT32, FLOAT64, Array, Dtype, name_of
 from glft_schema.tensor_types import TensorType
@@ -30,7 +31,6 @@ from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed, t
 Config = Mapping[str, Any]
 Function = Callable[[Sequence[Array]], Sequence[Array]]
 Scope = Literal["rows", "elements", "tensors"]
-LOW_HALVES = np.uint64(0x0F0F0F0F0F0F0F0F)  # of eight bytes
 UINT8 = np.dtype(np.uint8)
 
 
@@ -411,7 +411,7 @@ class PackMXFP4(TensorOperation):
 
         def read(index: Slices) -> Array:
             of_all = [(index[0], *(slice(0, size) for size in source.shape[1:])) for source in sources]
-            joined = np.concatenate([scales.part(of_all[1])[..., None], _to_halves(codes.part(of_all[0]))], -1)
+            joined = np.concatenate([scales.part(of_all[1])[..., None], to_halves(codes.part(of_all[0]))], -1)
             return joined.reshape(len(joined), -1)[:, index[1]]
 
         shape = (*scales.shape[:-1], 32 * scales.shape[-1])
@@ -425,21 +425,6 @@ class PackMXFP4(TensorOperation):
             return _rows_of_bytes(tensor).reshape(*shape, 17)
 
         return [
-            StoredTensor((*shape, 16), UINT8, lambda: _to_neighbours(blocks()[..., 1:])),
+            StoredTensor((*shape, 16), UINT8, lambda: to_neighbours(blocks()[..., 1:])),
             StoredTensor(shape, UINT8, lambda: np.ascontiguousarray(blocks()[..., 0])),
         ]
-
-
-def _to_halves(codes: Array) -> Array:
-    """Converts bytes u8 [..., 16] of weights 2i and 2i + 1 to bytes of weights i and i + 16."""
-    words = np.ascontiguousarray(codes).view(np.uint64)  # eight bytes at once
-    first, last = words[..., 0], words[..., 1]
-    even, odd = (first & LOW_HALVES) | (last & LOW_HALVES) << 4, (first >> 4 & LOW_HALVES) | (last & ~LOW_HALVES)
-    bytes_of_words = [word[..., None].view(np.uint8) for word in (even, odd)]
-    return np.stack(bytes_of_words, -1).reshape(*codes.shape)
-
-
-def _to_neighbours(codes: Array) -> Array:
-    """The inverse of `_to_halves`."""
-    even, odd = codes[..., ::2], codes[..., 1::2]
-    return np.concatenate([(even & 15) | (odd << 4), (even >> 4) | (odd & 240)], -1)

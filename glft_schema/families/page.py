@@ -25,6 +25,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from glft_schema.composites.composed import ACTIVATIONS
 from glft_schema.families.config import ALIASES, ROPE, Config, ConfigKey
 from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
@@ -104,7 +105,11 @@ class Bias(NamedTuple):
     tensor: str
 
 
-OF_ANY = F("is_encoder_decoder", False), F("add_cross_attention", False)  # fields of any config
+OF_ANY = (  # fields of any config
+    F("is_encoder_decoder", False),
+    F("add_cross_attention", False),
+    *(F(name, ANY) for name in ("quantization_config", "quantization")),  # evident from the tensors
+)
 
 
 class T(NamedTuple):
@@ -212,7 +217,13 @@ class Family:
 
     def drops(self, name: str) -> bool:
         """Tells whether GGUF does not have a tensor of a folder."""
-        return any(fnmatchcase(name.removeprefix(self.prefix), pattern) for pattern in self.dropped)
+        name = name.removeprefix(self.prefix)
+        return name.rpartition(".")[2] in ACTIVATIONS or any(fnmatchcase(name, pattern) for pattern in self.dropped)
+
+    @property
+    def packs_weights(self) -> bool:
+        """Whether a row has codes and scales."""
+        return any(row.operation.type for row in self.tensors)
 
     def packs(self, name: str) -> bool:
         """Tells whether a tensor of a folder has codes or scales that GGUF has in blocks."""

@@ -25,7 +25,7 @@ from glft_schema.tensor_types.tensor_type import TensorType
 
 UNIT = 32  # columns that share a scale in the compiled types
 OF_INT8 = 0.007874015718698502  # 1 / 127, as bitsandbytes rounds it
-# Both of bitsandbytes: quantiles of the normal distribution (arXiv 2305.14314), and floats of four bits.
+# Of bitsandbytes: quantiles of the normal distribution (arXiv 2305.14314), and floats of four bits.
 NF4_VALUES = LookupTable(lambda: (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -189,7 +189,8 @@ def _declarations(unit: int) -> dict[str, Declared]:
                                      (nibbles, small, factors), {"scale": divided}, 16, e4m3_scale),
         "FP8_E4M3": Declared("E4M3 * scale", decode_bytes, (numbers, scales), {"value": e4m3}),
         "FP8_E5M2": Declared("E5M2 * scale", decode_bytes, (numbers, scales), {"value": e5m2}),
-        "NF4":      Declared("NF4 * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales), {**high, "value": nf4}),
+        "NF4":      Declared("NF4 * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales),
+                             {**high, "value": nf4}),
         "FP4":      Declared("FP4 of bitsandbytes * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales),
                              {**high, "value": fp4}),
         "INT8_ROW": Declared("code * scale of the row * 0.007874015718698502", decode_row, (signed, of_row)),
@@ -216,6 +217,11 @@ def composite_type(name: str, unit: int) -> TensorType:
     rule = Rule(f"{own.lower()}-columns", DIMS, meets(IN % unit == 0, f"`in` to be a multiple of {unit}"))
     payload, floats = Struct(rule, *declared.fields), declared.floats and {"scales": declared.floats}
     return TensorType(own, own, payload, formula, scales=floats)
+
+
+def is_composite(type_: TensorType) -> bool:
+    """Tells whether a type is one of `composite_type`."""
+    return type_.formula is not None and type_.formula.__module__ == __name__
 
 
 def _smaller(code: str) -> TensorType:

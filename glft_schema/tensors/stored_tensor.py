@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class StoredTensor:
         importance: see `TensorType.encode`; None if unknown.
         read: returns a part, at a slice for each dim; None if `part` reads it in another way.
         quantized: the quantized type that its values have been rounded to, or None.
+        companions: numbers that scale the bytes of `file_tensor`, by the last part of the name of
+            the tensor that has them in GGUF. They are part of the values.
         transposed: the tensor of which this is the transpose, matrix by matrix, or None.
     """
 
@@ -48,6 +50,7 @@ class StoredTensor:
     read: Callable[[Slices], Any] | None = None
     quantized: TensorType | None = None
     transposed: StoredTensor | None = None
+    companions: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))

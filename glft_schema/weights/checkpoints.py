@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.composites.as_ggml import in_ggml
+from glft_schema.composites.composed import composed
 from glft_schema.display import ByName
 from glft_schema.errors import MetadataWarning, OptionError, quote, safe, warn
 from glft_schema.families.composite import refuse_composite
@@ -18,6 +20,7 @@ from glft_schema.families.converter import Converter
 from glft_schema.families.donors import Donor
 from glft_schema.families.export import family_in_gguf, gguf_config
 from glft_schema.families.folders import declared_family, is_model_folder, open_folder
+from glft_schema.families.page import Family
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
 from glft_schema.files.shards import TORCH_INDEX, check_whole, find_set
@@ -93,6 +96,8 @@ def open_with_metadata(
     like: StrPath | None = None,
     converter: Converter = BY_FAMILY,
     as_stored: bool | None = None,
+    *,
+    exact: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint as `open_checkpoint` does, with its metadata, or uses an open one.
 
@@ -102,7 +107,9 @@ def open_with_metadata(
     `like`, or of the one that its settings name. With `like`, names and metadata are taken from
     that GGUF file; see `Donor`.
 
-    `as_stored` is None if the caller has no such option. An open checkpoint stays open.
+    A weight of several tensors, such as codes and scales, is one tensor, unless `as_stored`, which
+    is None if the caller has no such option. If `target` is GGUF, it has the type of ggml that
+    holds its values, see `in_ggml`, which takes `exact`. An open checkpoint stays open.
 
     Raises:
         OptionError: if `like` is given and the target is not GGUF, or `like` is not a GGUF model;
@@ -119,10 +126,15 @@ def open_with_metadata(
         adapter = _open_adapter(Path(source), like)
         return adapter._replace(tensors=leave_out(adapter.tensors, exclude))
     by_table = folder if target is WITH_TYPES and like is None else None
-    checkpoint = _open_mapped(by_table, converter) if by_table else _open_whole(source)
+    checkpoint = _open_mapped(by_table, converter, exact) if by_table else _open_whole(source, bool(as_stored))
     with ExitStack() as opened:  # what is open is closed after an error
         opened.enter_context(checkpoint)
+        is_gguf = checkpoint.file is not None and checkpoint.file.format is target is WITH_TYPES
+        if is_gguf and checkpoint.file and not isinstance(source, Checkpoint):
+            checkpoint = checkpoint._replace(tensors=_of_file(checkpoint.file, as_stored=True).tensors)
         tensors = in_memory(leave_out(checkpoint.tensors, exclude))
+        if target is WITH_TYPES and like is None:
+            tensors = {name: in_ggml(tensor, exact=exact) for name, tensor in tensors.items()}
         is_part = checkpoint.is_part or len(tensors) < len(checkpoint.tensors)
         checkpoint = checkpoint._replace(tensors=tensors, is_part=is_part)
         are_weights = checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata) or (as_stored and like is None)
@@ -138,6 +150,8 @@ def open_with_metadata(
                 raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
             files = (*checkpoint.files, donor.file)
             checkpoint = by_example(checkpoint.tensors, donor, folder)._replace(is_part=is_part, files=files)
+            mapped = {name: in_ggml(tensor, exact=exact) for name, tensor in checkpoint.tensors.items()}
+            checkpoint = checkpoint._replace(tensors=mapped)
         opened.pop_all()
         return checkpoint
 
@@ -161,22 +175,24 @@ def _open_adapter(folder: Path, like: StrPath | None) -> Checkpoint:
     return Checkpoint(tensors, WITH_TYPES.metadata.metadata(keys), files=base.files)
 
 
-def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
+def _open_mapped(path: Path, converter: Converter, exact: bool = False) -> Checkpoint:
     """Opens a Hugging Face folder by its family, or by llama.cpp's converter."""
     if converter.path is not None or (declared_family(path) is None and converter.script()):
         return _of_file(converter.open(path))._replace(converter=converter.name)
     files: list[File] = []
-    model = open_folder(path, partial(_in_order, path, files))
+    model = open_folder(path, partial(_in_order, path, files), exact=exact)
     return Checkpoint(model.tensors, model.metadata, family=model.family.arch, dropped=model.dropped, files=tuple(files))
 
 
-def _in_order(folder: Path, files: list[File]) -> dict[str, StoredTensor]:
+def _in_order(folder: Path, files: list[File], family: Family) -> dict[str, StoredTensor]:
     """Returns the tensors of a folder, those of each safetensors file by name. Adds to the open
     files."""
-    opened = _open_path(folder)
+    opened = _open_path(folder, as_stored=family.packs_weights)
     files += opened.files
-    names = [name for file in files for shard in file.shards for name in sorted(shard.tensors)] or opened.tensors
-    return in_memory({name: opened.tensors[name] for name in names})
+    shards = {name: number for file in files for number, shard in enumerate(file.shards) for name in shard.tensors}
+    return in_memory(
+        {name: opened.tensors[name] for name in sorted(opened.tensors, key=lambda name: (shards.get(name, 0), name))}
+    )
 
 
 def by_example(tensors: Mapping[str, StoredTensor], donor: Donor, folder: Path | None = None) -> Checkpoint:
@@ -186,21 +202,22 @@ def by_example(tensors: Mapping[str, StoredTensor], donor: Donor, folder: Path |
     return Checkpoint(donor.tensors_of(tensors, folder), donor.metadata, family=arch, donor=donor.file)
 
 
-def _open_whole(source: StrPath | Checkpoint) -> Checkpoint:
+def _open_whole(source: StrPath | Checkpoint, as_stored: bool) -> Checkpoint:
     """Opens a checkpoint. Raises FormatError for a single file of a set."""
-    checkpoint = open_entries(source)
+    checkpoint = open_entries(source, as_stored=as_stored)
     if isinstance(source, (str, os.PathLike)):
         check_whole(checkpoint.file, source)
     return checkpoint
 
 
-def open_entries(source: Weights) -> Checkpoint:
-    """Opens a checkpoint of any kind, or returns an open one. Its entries may not be tensors."""
+def open_entries(source: Weights, *, as_stored: bool = False) -> Checkpoint:
+    """Opens a checkpoint of any kind, or returns an open one. Its entries may not be tensors.
+    `as_stored` is for `open_with_metadata`."""
     if isinstance(source, Checkpoint):
         return source._replace(files=())
     if isinstance(source, Mapping):
         return Checkpoint(source, {})
-    return _of_file(source)._replace(files=()) if isinstance(source, File) else _open_path(source)
+    return _of_file(source, as_stored)._replace(files=()) if isinstance(source, File) else _open_path(source, as_stored)
 
 
 def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Checkpoint:
@@ -222,17 +239,20 @@ def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Chec
     return opened
 
 
-def _open_path(path: StrPath) -> Checkpoint:
+def _open_path(path: StrPath, as_stored: bool = False) -> Checkpoint:
     found = find_set(Path(path)) if os.path.isdir(path_text(path)) else Path(path_text(path))
-    if found.name.endswith(TORCH_INDEX):
-        return Checkpoint(load_torch_set(found), {})
-    return Checkpoint(load_torch(found), {}) if is_torch(found) else _of_file(open_container(found))
+    is_set = found.name.endswith(TORCH_INDEX)
+    if is_set or is_torch(found):
+        entries = load_torch_set(found) if is_set else load_torch(found)
+        return Checkpoint(entries if as_stored else composed(entries, found), {})
+    return _of_file(open_container(found), as_stored)
 
 
-def _of_file(file: File) -> Checkpoint:
+def _of_file(file: File, as_stored: bool = False) -> Checkpoint:
     if not file.format.has_tensors:
         raise OptionError(f"expected a file of a format that holds tensors, found {quote(file.name)} ({file.format.name})")
     metadata = file.metadata
     if keys := file.format.shard_keys:
         metadata = metadata.without(*(key for key in keys if key in metadata))
-    return Checkpoint({name: of_file(tensor) for name, tensor in file.tensors.items()}, metadata, file, files=(file,))
+    tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}
+    return Checkpoint(tensors if as_stored else composed(tensors, file.name), metadata, file, files=(file,))

@@ -22,12 +22,12 @@ from glft_schema.lazy import outside_graphs
 from glft_schema.limits import check_repeats
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import BytesSource, StrPath
-from glft_schema.tensors.stored_tensor import StoredTensor
+from glft_schema.tensors.stored_tensor import StoredTensor, of_values
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
-from glft_schema.weights.schemes import Schemes, TypeChoice, choose_types, file_type_of
+from glft_schema.weights.schemes import Schemes, TypeChoice, choose_type, choose_types, file_type_of
 
 
 class Writer(Protocol):
@@ -196,6 +196,7 @@ def plan_file(
         stored = with_importance(stored, writing.importance)
         again = writing.allow_requantize
         choices = choose_types(stored, writing.schemes, target.types, target.keep_vectors, writing.strict, again)
+    stored, choices = _with_companions(stored, choices, target)
     given, alignment = writing.rules, writing.alignment
     asked = target.keeps_to if given is None else (given,) if isinstance(given, str) else tuple(given)
     rules = rule_sets(name for name in asked if name != LLAMA_CPP)
@@ -224,6 +225,22 @@ def plan_file(
         _refuse_unloadable(layout)
     in_order = {str(row["name"]): payloads[str(row["name"])] for row in rows}
     return FilePlan(layout, in_order, aliases, writing.progress)
+
+
+def _with_companions(
+    stored: Mapping[str, StoredTensor], choices: Mapping[str, TypeChoice], target: Format
+) -> tuple[Mapping[str, StoredTensor], dict[str, TypeChoice]]:
+    """Returns tensors and their types with those that scale the copied bytes of others."""
+    tensors, types = dict[str, StoredTensor](), dict[str, TypeChoice]()
+    for name, choice in choices.items():
+        tensor = tensors[name] = stored[name]
+        types[name] = choice
+        copied = tensor.file_tensor is not None and tensor.file_tensor.type == choice.type
+        for ending, numbers in tensor.companions.items() if copied else ():
+            beside = f"{name.removesuffix('.weight')}.{ending}"
+            tensors[beside] = of_values(numbers)
+            types[beside] = choose_type(beside, tensors[beside], target.types)
+    return tensors, types
 
 
 def _with_file_type(

@@ -61,7 +61,6 @@ GPT_OSS = Family(
         F("layer_types", partial(rows.sliding_layers, period=2)),
         F("swiglu_limit", 7.0),
         F("swiglu_alpha", 1.702),
-        F("quantization_config", ANY),  # evident from the tensors
         *(F(name, ANY) for name in ("experts_per_token", "initial_context_length")),  # known by other names
         *(field._replace(warns=True) if field.name == "rope.truncate" else field for field in rows.YARN),
     ),
