@@ -53,7 +53,8 @@ class ValueFinding:
             tensor that cannot be checked.
         count: number of such values in the field.
         index: first affected weight, in torch's order; for a reserved code, the first of its block.
-        byte: position in the file of the first such value, or of the first such weight's block.
+        byte: position in the file of the first such value, or of the first such weight's block; for
+            a weight stored as several tensors, position in its computed payload.
         meaning: description of a reserved code; empty for other kinds.
     """
 
@@ -76,7 +77,7 @@ class ValueReport(NamedTuple):
     """The result of `check_values` for a file.
 
     Attributes:
-        tensors: number of tensors of the file.
+        tensors: number of weights of the file.
         checked: number of them whose values were checked.
         findings: all findings, faults first.
     """
@@ -114,8 +115,8 @@ def value_report(file: File, exclude: Iterable[str], progress: Progress) -> Valu
     for number, (tensor, findings) in enumerate(check_values(file, exclude), 1):
         found += findings
         checked += not any(finding.kind in (UNKNOWN, INCOMPLETE) for finding in findings)
-        progress(tensor.name, number / len(file.tensors))
-    return ValueReport(len(file.tensors), checked, sorted(found, key=lambda finding: not finding.is_fault))
+        progress(tensor.name, number / len(file.weights))
+    return ValueReport(len(file.weights), checked, sorted(found, key=lambda finding: not finding.is_fault))
 
 
 Checked = Iterator[tuple[Tensor, list[ValueFinding]]]
@@ -165,7 +166,7 @@ def check_values(file: File | StrPath, exclude: Iterable[str] = ()) -> ValueChec
 @outside_graphs
 def _checked(file: File, exclude: Iterable[str]) -> Checked:
     results: dict[Hashable, list[ValueFinding]] = {}
-    for tensor in leave_out(file.tensors, exclude).values():
+    for tensor in leave_out(file.weights, exclude).values():
         if tensor.identity not in results:  # tied tensors are checked once
             results[tensor.identity] = list(findings_of(tensor))
         yield tensor, [replace(finding, tensor=tensor.name) for finding in results[tensor.identity]]

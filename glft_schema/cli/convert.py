@@ -34,6 +34,7 @@ from glft_schema.cli.terminal import (
     unique,
 )
 from glft_schema.cli.write_report import (
+    composites,
     mapping_note,
     payloads,
     reasons,
@@ -91,6 +92,7 @@ def convert(
     converter: ConverterPath = None,
     trust_remote_code: TrustRemoteCode = False,
     as_stored: Annotated[bool, flag("Copy codes and scales of GPTQ, AWQ, FP8 and others as separate tensors.")] = False,
+    exact: Annotated[bool, flag("Fail if a value would be rounded.")] = False,
     allow_requantize: AllowRequantize = False,
     verbose: Verbose = False,
 ) -> None:
@@ -122,7 +124,8 @@ def convert(
         refuse_overwriting(out, source, like, imatrix)
         target = None if format is None and is_folder(output) else target_format(out, format)
         with file_errors(source):
-            checkpoint = open_with_metadata(source, exclude, target, like, Converter(converter, trust_remote_code), as_stored)
+            mapping = Converter(converter, trust_remote_code)
+            checkpoint = open_with_metadata(source, exclude, target, like, mapping, as_stored, exact=exact)
         typed = target is not None and (target.has_typed_metadata or has_types(checkpoint.metadata))
         importance = None
         if imatrix is not None:
@@ -144,6 +147,7 @@ def convert(
                 ranks=common_ranks(),
                 importance=importance,
                 allow_requantize=allow_requantize,
+                exact=exact,
             )
     echo(*mapping_note(checkpoint, source), *report(written, out, verbose))
     if exclude or metadata:
@@ -215,5 +219,10 @@ def report(written: list[WrittenTensor], out: Path, verbose: bool) -> list[str]:
     """Returns the lines of the report, which begins with requests that were not met."""
     parts = [totals(written), payloads(written) if verbose else [], reasons(written), ties(written)]
     size = (out / WEIGHTS if out.is_dir() else out).stat().st_size
-    lines = [*requantizing_note(written), *unmet_requests(written), f"{out}: {format_count(written, 'tensor')}, {size:,} bytes"]
+    lines = [
+        *requantizing_note(written),
+        *composites(written),
+        *unmet_requests(written),
+        f"{out}: {format_count(written, 'tensor')}, {size:,} bytes",
+    ]
     return lines + [line for number, part in enumerate(parts) if part for line in ([""] * (number > 0) + part)]

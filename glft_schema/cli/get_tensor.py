@@ -39,7 +39,7 @@ def get_tensor(
         refuse_overwriting(out, file)
         if out.suffix.lower() != ENDING:
             raise OptionError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
-        tensor = opened.tensors[name_matching(name, opened.tensors)]
+        tensor = opened.weights[name_matching(name, opened.weights)]
         if dtype not in (None, *DTYPES):
             raise OptionError(f"expected one of {', '.join(DTYPES)}, found {quote(dtype)}{suggestion(dtype, DTYPES)}")
         with atomic_write(out) as stream:  # fails before any work if OUT cannot be written

@@ -92,6 +92,21 @@ def requantizing_note(written: Sequence[WrittenTensor]) -> list[str]:
     return [f"quantized already: {counted_types(types)}; the new type adds its own error"] if types else []
 
 
+def composites(written: Sequence[WrittenTensor]) -> list[str]:
+    """Returns a line for each scheme of weights that were stored as several tensors, with the types
+    that hold them."""
+    lines = []
+    for scheme in dict.fromkeys(tensor.source for tensor in written if "," in tensor.source):
+        types = dict.fromkeys(tensor.type for tensor in written if tensor.source == scheme)
+        parts = []
+        for type_ in types:
+            errors = [tensor.error or 0.0 for tensor in written if (tensor.source, tensor.type) == (scheme, type_)]
+            how = f"exact in {type_}" if not max(errors) else f"at most {max(errors):.2g} off in {type_}"
+            parts.append(f"{format_count(errors, 'tensor')} {how}")
+        lines.append(f"{scheme}: {', '.join(parts)}")
+    return lines
+
+
 def reasons(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns lines: tensors with another type than the requested or stored one, and why."""
     groups: dict[tuple[str, str, str], list[str]] = {}

@@ -90,7 +90,7 @@ def values_of(stored: StoredTensor) -> StoredTensor:
     """Returns a composite weight as its values, without the codes. Other tensors are unchanged."""
     if stored.packed is None or not is_composite(stored.packed.type):
         return stored
-    return StoredTensor(stored.shape, stored.dtype, stored.load, stored.identity, None, stored.importance, stored.part)
+    return replace(stored, file_tensor=None, read=stored.part)
 
 
 def packed_as(stored: StoredTensor, values: StoredTensor, type_: TensorType, blocks: Callable[[Fields], Array]) -> StoredTensor:
@@ -175,7 +175,8 @@ def _to_blocks(target: Target, fields: Fields) -> Array:
 
 
 def _bytes(floats: Array) -> Array:
-    return np.asarray(floats, np.float16).reshape(-1, 1).view(np.uint8)
+    halves = floats.astype(np.float16).reshape(-1, 1)
+    return halves.view(np.uint8)
 
 
 def _are_halves(floats: Array) -> bool:
@@ -189,8 +190,8 @@ def _are_halves(floats: Array) -> bool:
 def to_halves(codes: Array) -> Array:
     """Converts bytes u8 [..., n] with weights 2i and 2i + 1 to bytes with weights i and i + n."""
     first, last = np.split(codes, 2, -1)
-    even, odd = first & 15 | last << 4, first >> 4 | last & 240
-    return np.stack((even, odd), -1).reshape(codes.shape)
+    halves = np.stack((first & 15 | last << 4, first >> 4 | last & 240), -1)
+    return np.asarray(halves.reshape(codes.shape))
 
 
 def to_neighbours(codes: Array) -> Array:

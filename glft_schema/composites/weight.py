@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
@@ -14,7 +14,7 @@ from glft_schema.codec.context import new_context
 from glft_schema.codec.expressions import as_expression
 from glft_schema.codec.numbers import Number, TensorField
 from glft_schema.codec.structs import Struct
-from glft_schema.errors import TensorError, quote
+from glft_schema.errors import TensorError
 from glft_schema.storage.dtypes import Array, is_float, name_of
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.composite import UNIT, composite_type
@@ -171,7 +171,7 @@ class CompositeWeight:
                     found.append(field[:, max(wanted.start - span.start, 0) : wanted.stop - span.start])
             return found[0] if len(found) == 1 else np.concatenate(found, 1)
 
-        stored = replace(of_packed(self.name, self.shape, type_, read), quantized=None)
+        stored = replace(of_packed(self.name, self.shape, type_, read), quantized=None, origin=self.text)
         codes = next(iter(self.tensors.values())).file_tensor
         if stored.file_tensor and codes:
             stored.file_tensor.device = codes.device
@@ -303,10 +303,3 @@ def words_of(count: int, bits: int, per_word: int = 0) -> int:
 def in_pairs(codes: Array) -> Array:
     """Returns codes of four bits [rows, columns] as bytes of two, the first one low."""
     return np.asarray(codes[:, ::2] | codes[:, 1::2] << 4)
-
-
-def described(weights: Sequence[CompositeWeight]) -> Iterator[str]:
-    """Yields a line for each scheme: the number of weights, and the scheme in words."""
-    texts = [weight.text for weight in weights]
-    for text in dict.fromkeys(texts):
-        yield f"{quote(texts.count(text))} weights: {text}"

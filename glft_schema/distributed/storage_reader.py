@@ -162,7 +162,7 @@ def tensors_by_name(file: File, names: Renaming | None = None) -> dict[str, Stor
     """
     if names is not None:
         return rename_tensors(file, names, file.name)
-    tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}
+    tensors = {name: of_file(tensor) for name, tensor in file.weights.items()}
     metadata = file.metadata
     if not isinstance(metadata, TypedMetadata):
         return tensors

@@ -259,8 +259,10 @@ def gguf_tensors(
         inputs = input_scales([stored_as[part] for part in place.in_hf(config)], tensors)
         for target, result in zip(place.in_gguf, place.row.operation.map_to_gguf(parts, config, stored), strict=True):
             mapped[target] = as_float32(values_of(result)) if is_float32(target, result.shape) else in_ggml(result, exact=exact)
-            if companions := mapped[target].companions:
-                mapped[target] = replace(mapped[target], companions={**companions, **inputs})
+            companions = mapped[target].companions
+            mapped[target] = replace(
+                mapped[target], companions={**companions, **inputs} if companions else {}, origin=parts[0].origin
+            )
     return mapped
 
 

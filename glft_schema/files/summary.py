@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import metadata_table
+from glft_schema.composites.composed import Weights
 from glft_schema.display import (
     ROWS,
     SHORTEST,
@@ -22,9 +23,10 @@ from glft_schema.display import (
     shorten,
     size_text,
 )
-from glft_schema.errors import quote, safe
+from glft_schema.errors import FormatError, TensorError, quote, safe
 from glft_schema.formats.file_types import FILE_TYPE
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
 
 LONGEST = 110  # characters of the values in a row
@@ -62,9 +64,12 @@ def headline(file: HasFile) -> str:
     """Returns the contents of a file in one line: "llama, 134.5 M parameters, 30 layers, 8,192
     context, 49,152 tokens, Q4_1 (mostly), 5.74 bits per weight, 98.36 MB"."""
     kind, *counts = file.format.summary(file.metadata) or [file.format.name]
-    totals = totals_by_type(file.tensors.values())
+    weights, schemes = weights_and_schemes(file)
+    totals = totals_by_type(weights.values())
     total, nbytes = sum(one.weights for one in totals.values()), sum(one.nbytes for one in totals.values())
-    named = file.format.meaning(FILE_TYPE, file.metadata.get(FILE_TYPE))
+    if weights is not file.tensors:
+        nbytes = sum(one.nbytes for one in totals_by_type(file.tensors.values()).values())
+    named = file.format.meaning(FILE_TYPE, file.metadata.get(FILE_TYPE)) or "".join(schemes[:1]).partition(": ")[2] or None
     most = max(totals, key=lambda type_: totals[type_].weights, default=None)
     types = [f"{named or most}{' (mostly)' * (len(totals) > 1)}"] if totals else []
     if total:
@@ -75,6 +80,20 @@ def headline(file: HasFile) -> str:
     return ", ".join(safe(part) for part in parts)
 
 
+def weights_and_schemes(file: HasFile) -> tuple[Tensors, list[str]]:
+    """Returns the weights of a file, and a line for each scheme of weights that are stored as
+    several tensors, the most frequent first. If parts of a weight do not fit, returns the tensors,
+    and the error as a line."""
+    try:
+        weights = file.weights
+        found = Counter(weight.text for weight in weights.composed.composites) if isinstance(weights, Weights) else {}
+    except (TensorError, FormatError) as error:
+        return file.tensors, [str(error)]
+    return weights, [
+        f"{format_count(range(found[text]), 'weight')}: {text}" for text in sorted(found, key=lambda text: -found[text])
+    ]
+
+
 def file_parts(file: HasFile) -> Iterator[Part]:
     """Yields the parts of a file's display, without a row for each tensor and each metadata key."""
     yield f"{safe(file.name)}: {headline(file)}"
@@ -83,6 +102,7 @@ def file_parts(file: HasFile) -> Iterator[Part]:
     order = f", {header['byte_order']}-endian" if "byte_order" in header else ""
     files = f" in {len(file.shards)} files" if len(file.shards) > 1 else ""
     yield f"{file.format.name}{version}{order}, {file.nbytes:,} bytes{files}"
+    yield from map(safe, weights_and_schemes(file)[1])
     if not file.format.has_tensors:
         yield Listing.of("regions", ("name", "value"), file.regions.items(), lambda item: (item[0], quote(item[1], VALUE)), 0)
         return

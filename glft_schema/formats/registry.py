@@ -19,6 +19,7 @@ from glft_schema.formats.trial import first_fault
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.composite import COMPOSITE_TYPES
 from glft_schema.words import suggestion
 
 FORMATS = [GLFT, GGUF, SAFETENSORS]
@@ -128,8 +129,9 @@ def registered_type(name: str) -> TensorType:
         for type_ in format.types:
             if type_.scheme == name.lower():
                 return type_
-    if found := WITH_TYPES.types.named(name):  # of another package
-        return found
+    for table in (WITH_TYPES.types, COMPOSITE_TYPES):  # the former may get types of other packages
+        if found := table.named(name):
+            return found
     schemes = {type_.scheme for format in FORMATS for type_ in format.types}
     raise OptionError(f"expected a tensor type, found {quote(name)}{suggestion(name, schemes)}")
 

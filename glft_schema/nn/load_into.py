@@ -95,11 +95,11 @@ def rename_tensors(file: File, names: Renaming, source: StrPath, *, strict: bool
     """
     if not callable(names) and not isinstance(names, Mapping):
         raise OptionError(f"expected names as a mapping or a function, found {quote(names)}")
-    if strict and not callable(names) and (unknown := [name for name in names if name not in file.tensors]):
-        hint = suggestion(unknown[0], file.tensors)
+    if strict and not callable(names) and (unknown := [name for name in names if name not in file.weights]):
+        hint = suggestion(unknown[0], file.weights)
         raise OptionError(f"{source}: names has {list_some(unknown)}, which the file lacks{hint}")
     rename = names if callable(names) else lambda name: names.get(name, name)
-    pairs = [(new, tensor) for name, tensor in file.tensors.items() if (new := rename(name)) is not None]
+    pairs = [(new, tensor) for name, tensor in file.weights.items() if (new := rename(name)) is not None]
     if wrong := [new for new, _ in pairs if not isinstance(new, str)]:
         raise OptionError(f"expected the new name of a tensor as text or None, found {quote(wrong[0])}")
     twice = [f"{name}: several tensors of the file" for name, count in Counter(new for new, _ in pairs).items() if count > 1]

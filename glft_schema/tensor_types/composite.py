@@ -23,6 +23,7 @@ from glft_schema.tensor_types.payload_layout import DIMS, IN, OUT
 from glft_schema.tensor_types.small_floats import e2m1_doubled, e4m3_scale, e8m0, half_power
 from glft_schema.tensor_types.tensor_type import TensorType
 
+TWO_CODES = "two codes a byte"
 UNIT = 32  # columns that share a scale in the compiled types
 OF_INT8 = 0.007874015718698502  # 1 / 127, as bitsandbytes rounds it
 # Of bitsandbytes: quantiles of the normal distribution (arXiv 2305.14314), and floats of four bits.
@@ -163,7 +164,7 @@ def _declarations(unit: int) -> dict[str, Declared]:
     """Returns the declarations of the types whose scales are repeated for each `unit` columns."""
     groups = IN // unit
     # fmt: off
-    nibbles = "codes"  / u8[OUT, IN // 2] * "two codes a byte"
+    nibbles = "codes"  / u8[OUT, IN // 2] * TWO_CODES
     numbers = "codes"  / u8[OUT, IN]      * "unsigned codes"
     signed  = "codes"  / i8[OUT, IN]      * "signed codes"
     zeros   = "zeros"  / i16[OUT, groups] * "zero points"
@@ -216,7 +217,10 @@ def composite_type(name: str, unit: int) -> TensorType:
     formula.__kwdefaults__ = {"unit": unit, **declared.constants} if source.__code__.co_kwonlyargcount else None
     rule = Rule(f"{own.lower()}-columns", DIMS, meets(IN % unit == 0, f"`in` to be a multiple of {unit}"))
     payload, floats = Struct(rule, *declared.fields), declared.floats and {"scales": declared.floats}
-    return TensorType(own, own, payload, formula, scales=floats)
+    type_ = TensorType(own, own, payload, formula, scales=floats)
+    if unit < declared.unit:
+        COMPOSITE_TYPES.add(type_)
+    return type_
 
 
 def is_composite(type_: TensorType) -> bool:
@@ -224,10 +228,13 @@ def is_composite(type_: TensorType) -> bool:
     return type_.formula is not None and type_.formula.__module__ == __name__
 
 
-def _smaller(code: str) -> TensorType:
-    """Returns a type by its code, which ends in its unit. Raises KeyError if there is none."""
-    name, _, unit = code.rpartition("_")
-    return composite_type(name, {"1": 1, "2": 2, "4": 4, "8": 8, "16": 16}[unit])
+def _declare_smaller() -> None:
+    """Declares the types of all smaller units, which are found by name."""
+    for name, declared in _declarations(UNIT).items():
+        for unit in (1, 2, 4, 8, 16):
+            if unit > 1 or declared.fields[0].docs != TWO_CODES:
+                composite_type(name, unit)
 
 
-COMPOSITE_TYPES = TypeTable[TensorType]("composite", *(composite_type(name, UNIT) for name in _declarations(UNIT)))
+_TYPES = (composite_type(name, UNIT) for name in _declarations(UNIT))
+COMPOSITE_TYPES = TypeTable[TensorType]("composite", *_TYPES, more=_declare_smaller)

