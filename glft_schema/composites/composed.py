@@ -12,7 +12,7 @@ from typing import Any
 from glft_schema.composites.schemes import SCHEMES
 from glft_schema.composites.weight import CompositeWeight, Facts
 from glft_schema.errors import FormatError, TensorError
-from glft_schema.storage.dtypes import name_of
+from glft_schema.storage.dtypes import CODES, name_of
 from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types.ggml.fp4 import NVFP4
@@ -22,7 +22,6 @@ from glft_schema.tensors.tensor import Tensor
 from glft_schema.words import MissingKeyError
 
 CONFIG = "config.json"
-CODES = {"int8", "uint8", "int32", "uint32", "float8_e4m3fn", "float8_e5m2"}  # dtypes of codes
 ACTIVATIONS = ("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act", "scale_input",
                "k_scale", "v_scale", "q_scale", "output_scale")  # fmt: skip
 REFUSED = {"pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b"}  # parts that change a weight
@@ -66,7 +65,8 @@ class ComposedTensors(Mapping[str, StoredTensor]):
         self._names = {
             self._found[name][1] if name in self._found else name: name for name in tensors if taken.get(name, name) == name
         }
-        self._parts = {stored for scheme in SCHEMES for stored in scheme.stored_parts()} - COMMON | REFUSED
+        self._parts = {part for scheme in SCHEMES if scheme.joint == "." for part in scheme.stored_parts()} - COMMON | REFUSED
+        self._modules = {name.rpartition(".")[0] for name in taken}
 
     @cached_property
     def config(self) -> Config:
@@ -84,7 +84,8 @@ class ComposedTensors(Mapping[str, StoredTensor]):
             if name not in self._kept:
                 self._kept[name] = self._weight(stored).stored()
             return self._kept[name]
-        if name.rpartition(".")[2] in self._parts:
+        module, _, last = name.rpartition(".")
+        if last in self._parts and module not in self._modules:
             raise TensorError("expected codes beside this part of a quantized weight, found none that it fits", name)
         return self._tensors[stored]
 
@@ -124,13 +125,6 @@ class Weights(Tensors):
 
     def __len__(self) -> int:
         return len(self.composed)
-
-
-def weights_of(tensors: Tensors, path: StrPath) -> Tensors:
-    """Returns the weights of an open file: its tensors themselves, if none has codes."""
-    return (
-        Weights(tensors, path) if {type_.exact or type_.name for type_ in tensors.types} & (CODES | {NVFP4.name}) else tensors
-    )
 
 
 def _has_codes(tensor: StoredTensor) -> bool:

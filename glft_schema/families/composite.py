@@ -1,9 +1,8 @@
-"""Schemes that store a weight as several tensors, recognised by the tensors' names and dtypes.
+"""Schemes of several tensors for each weight that are refused, because no scheme in `composites`
+reads them. They are recognised by the tensors' names and dtypes.
 
-Such tensors are codes and scales, not weights. Sources: the tensors that GPTQModel 7.7, AutoAWQ
-0.2.9, compressed-tensors 0.20, ModelOpt 0.47, transformers 5.23, bitsandbytes 0.50, torchao 0.18,
-mlx 0.32 and HQQ 0.2.8 write; ComfyUI's scaled float8. The names of quanto, Marlin, AQLM, EXL2 and
-EXL3 are not checked with their libraries.
+Sources: the tensors that HQQ 0.2.8 and AutoAWQ 0.2.9 write. The names of quanto, Marlin, AQLM, EXL2
+and EXL3 are not checked with their libraries.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from glft_schema.errors import FormatError, quote, safe
 from glft_schema.families.config import CONFIG, read_json
 from glft_schema.families.page import Family
-from glft_schema.storage.dtypes import name_of
+from glft_schema.storage.dtypes import CODES, name_of
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.tensors.tensor import Tensor
@@ -34,28 +33,15 @@ class Scheme(NamedTuple):
 
 # fmt: off
 SCHEMES = (  # the first one that fits
-    Scheme("GPTQ",                          ".qweight",       ("int32",),                  ".g_idx"),
-    Scheme("GPTQ or AWQ",                   ".qweight",       ("int32",),                  ".qzeros"),
-    Scheme("GPTQ or AWQ",                   ".qweight",       ("int16", "int32"),          ".scales"),
-    Scheme("FP8 in blocks",                 ".weight",        FLOAT8,                      ".weight_scale_inv"),
-    Scheme("FP8 of ComfyUI",                ".weight",        FLOAT8,                      ".scale_weight"),
-    Scheme("NVFP4 of compressed-tensors",   ".weight_packed", ("uint8",),                  ".weight_global_scale"),
-    Scheme("compressed-tensors",            ".weight_packed", ("uint8", "int32"),          ".weight_scale"),
-    Scheme("NVFP4 of ModelOpt",             ".weight",        ("uint8",),                  ".weight_scale_2"),
-    Scheme("compressed-tensors or ModelOpt", ".weight",       (*FLOAT8, "int8", "uint8"),  ".weight_scale"),
-    Scheme("MXFP4 of gpt-oss",              "_blocks",        ("uint8",),                  "_scales"),
-    Scheme("MLX",                           ".weight",        ("uint32",),                 ".scales"),
-    Scheme("bitsandbytes",                  ".weight",        ("uint8",),                  ".weight.absmax"),
-    Scheme("bitsandbytes",                  ".weight",        ("int8",),                   ".SCB"),
-    Scheme("torchao",                       "._weight_qdata", ("int8", "uint8", *FLOAT8),  "._weight_scale"),
-    Scheme("quanto",                        "._data",         ("int8", "uint8", *FLOAT8),  "._scale"),
-    Scheme("HQQ",                           ".W_q",           ("uint8", "int32"),          ".scale"),
-    Scheme("EXL2",                          ".q_weight",      ("int32",),                  ".q_scale"),
-    Scheme("EXL3",                          ".trellis",       ("int16",),                  ".suh"),
-    Scheme("Marlin",                        ".B",             ("int32",),                  ".s"),
-    Scheme("AQLM",                          ".codes",         ("int8", "int16", "int32"),  ".codebooks"),
+    Scheme("AWQ, not for GEMM", ".qweight",       ("int16", "int32"),             ".scales"),
+    Scheme("torchao",           "._weight_qdata", ("int8", "uint8", *FLOAT8),     "._weight_scale"),
+    Scheme("quanto",            "._data",         ("int8", "uint8", *FLOAT8),     "._scale"),
+    Scheme("HQQ",               ".W_q",           ("uint8", "int32"),             ".scale"),
+    Scheme("EXL2",              ".q_weight",      ("int32",),                     ".q_scale"),
+    Scheme("EXL3",              ".trellis",       ("int16",),                     ".suh"),
+    Scheme("Marlin",            ".B",             ("int32",),                     ".s"),
+    Scheme("AQLM",              ".codes",         ("int8", "int16", "int32"),     ".codebooks"),
 )
-CODES = ("int8", "uint8", "int16", "int32", "uint32", *FLOAT8)  # dtypes of codes, for schemes that are only in a config
 # fmt: on
 
 
@@ -78,7 +64,9 @@ def refuse_composite(
     dotted = {f".{name}": dtype for name, dtype in dtypes.items()}  # a single Linear's names have no prefix
     composite = next((pair for scheme in SCHEMES if (pair := _pair(scheme, dotted))), None)
     if not composite:
-        codes = next((name for name, dtype in dtypes.items() if dtype in CODES and len(tensors[name].shape) > 1), None)
+        codes = next(
+            (name for name, dtype in dtypes.items() if dtype in (*CODES, "int16") and len(tensors[name].shape) > 1), None
+        )
         composite = _by_config(codes, path) if codes is not None else None
     if composite:
         problem = f"expected weights, found codes and scales of {composite[0]}, such as {quote(composite[1])}"

@@ -8,13 +8,13 @@ from typing import Any
 
 from glft_schema.codec.metadata import Metadata
 from glft_schema.codec.records import Record
-from glft_schema.composites.composed import weights_of
 from glft_schema.display import Part, with_display
 from glft_schema.errors import quote
 from glft_schema.files.summary import file_parts
 from glft_schema.formats.format import Format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import Limits
+from glft_schema.storage.dtypes import CODES
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import pieces
 from glft_schema.tensors.region import TensorMap, Tensors, no_tensors
@@ -113,7 +113,11 @@ class File:
         codes and scales, is one tensor whose payload is computed; see `composites`."""
         self.source.check_open()
         if self._weights is None:
-            self._weights = weights_of(self.tensors, self.name)
+            self._weights = self.tensors
+            if not {type_.exact or type_.name for type_ in self.tensors.types}.isdisjoint(CODES):
+                from glft_schema.composites.composed import Weights  # slow to import
+
+                self._weights = Weights(self.tensors, self.name)
         return self._weights
 
     @property

@@ -9,7 +9,6 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import metadata_table
-from glft_schema.composites.composed import Weights
 from glft_schema.display import (
     ROWS,
     SHORTEST,
@@ -86,7 +85,7 @@ def weights_and_schemes(file: HasFile) -> tuple[Tensors, list[str]]:
     and the error as a line."""
     try:
         weights = file.weights
-        found = Counter(weight.text for weight in weights.composed.composites) if isinstance(weights, Weights) else {}
+        found = Counter(weight.text for weight in weights.composed.composites) if weights is not file.tensors else {}
     except (TensorError, FormatError) as error:
         return file.tensors, [str(error)]
     return weights, [

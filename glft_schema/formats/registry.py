@@ -19,7 +19,6 @@ from glft_schema.formats.trial import first_fault
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.composite import COMPOSITE_TYPES
 from glft_schema.words import suggestion
 
 FORMATS = [GLFT, GGUF, SAFETENSORS]
@@ -129,6 +128,8 @@ def registered_type(name: str) -> TensorType:
         for type_ in format.types:
             if type_.scheme == name.lower():
                 return type_
+    from glft_schema.tensor_types.composite import COMPOSITE_TYPES  # slow to import
+
     for table in (WITH_TYPES.types, COMPOSITE_TYPES):  # the former may get types of other packages
         if found := table.named(name):
             return found

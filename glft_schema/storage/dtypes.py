@@ -22,6 +22,7 @@ BFLOAT16, FLOAT32, FLOAT64 = RECORDS["bfloat16"], np.dtype("float32"), np.dtype(
 FLOATS = ("float64", "float32", "float16", *RECORDS)[:-1]
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 WORDS = ("uint16", "uint32", "uint64", "complex64")  # only copied
+CODES = ("int8", "uint8", "int32", "uint32", "float8_e4m3fn", "float8_e5m2", "NVFP4")  # dtypes and a type of codes
 NAMES = (*FLOATS, "float4_e2m1fn_x2", *INTEGERS, *WORDS)
 
 LARGEST = {"bfloat16": 2.0**128 - 2.0**120, **{name: float(np.finfo(name).max) for name in ("float16", "float32", "float64")}}
