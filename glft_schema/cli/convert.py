@@ -13,7 +13,6 @@ from typing import Annotated, Any
 from glft_schema.cli.options import (
     AllowRequantize,
     ConverterPath,
-    Exclude,
     Imatrix,
     Like,
     Rules,
@@ -34,6 +33,7 @@ from glft_schema.cli.terminal import (
     unique,
 )
 from glft_schema.cli.write_report import (
+    block_notes,
     composites,
     mapping_note,
     payloads,
@@ -55,6 +55,7 @@ from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
 from glft_schema.weights.convert import has_types
 from glft_schema.weights.folder_export import WEIGHTS, is_folder
+from glft_schema.weights.grafts import grafted
 from glft_schema.weights.importance import read_importance, with_importance
 from glft_schema.weights.payloads import WrittenTensor
 
@@ -80,7 +81,19 @@ def convert(
         ),
     ] = (),
     like: Like = None,
-    exclude: Exclude = (),
+    add: Annotated[
+        tuple[Path, ...],
+        option("FILE", "Checkpoint with tensors to add to IN's, or to replace those of its names. Repeatable."),
+    ] = (),
+    only: Annotated[
+        Texts, option("PATTERN", "Take only tensors that match from --add, or without it from IN. Repeatable.")
+    ] = (),
+    exclude: Annotated[
+        Texts,
+        option(
+            "PATTERN", "Leave out tensors of IN that match this name or wildcard pattern. Repeatable.", "--exclude", "--drop"
+        ),
+    ] = (),
     alignment: Annotated[
         int | None, option("BYTES", "Payload alignment. Default: 1 in GLFT; general.alignment or 32 in GGUF.", min=1)
     ] = None,
@@ -109,32 +122,41 @@ def convert(
     with smaller blocks is used, such as q5_0 for q4_k. The report begins with the requests that
     were not met; with --strict, these are errors.
 
+    With --add, tensors of other checkpoints follow IN's, or replace those with the same names. The
+    metadata is IN's. If blocks are added or left out, the metadata keys that count them are
+    updated: block_count, nextn_predict_layers, and arrays with a value per block.
+
     In GGUF, the value of a well-known metadata key such as general.quantization_version is stored
     with the type that other tools expect.
 
     Examples:
         glft convert model.safetensors model.gguf --scheme q8_0
         glft convert folder model.gguf --scheme '*.ffn_*=q4_k'
+        glft convert model.gguf out.gguf --add f16.gguf --only output.weight
     """
     out = Path(output)  # without a slash at its end
     header: dict[str, Any] = {} if gguf_version is None else {"version": gguf_version}
     if big_endian:
         header["byte_order"] = "big"
     with file_errors(out, tensors=source):
-        refuse_overwriting(out, source, like, imatrix)
+        refuse_overwriting(out, source, like, imatrix, *add)
         target = None if format is None and is_folder(output) else target_format(out, format)
         with file_errors(source):
             mapping = Converter(converter, trust_remote_code)
             checkpoint = open_with_metadata(source, exclude, target, like, mapping, as_stored, exact=exact)
+        others = []
+        for path in add:
+            with file_errors(path):
+                others.append(open_with_metadata(path, (), target, as_stored=as_stored, exact=exact))
         typed = target is not None and (target.has_typed_metadata or has_types(checkpoint.metadata))
         importance = None
         if imatrix is not None:
             with file_errors(imatrix):
                 importance = read_importance(imatrix)
                 with_importance(checkpoint.tensors, importance)  # a matrix for other tensors is an error of this file
-        with progress_bar(f"writing {out.name}") as bar:
+        with progress_bar(f"writing {out.name}") as bar, grafted(checkpoint, others, only) as merged:
             written = convert_file(
-                checkpoint,
+                merged,
                 output,
                 schemes=parse_schemes(scheme),
                 strict=strict,
@@ -149,8 +171,8 @@ def convert(
                 allow_requantize=allow_requantize,
                 exact=exact,
             )
-    echo(*mapping_note(checkpoint, source), *report(written, out, verbose))
-    if exclude or metadata:
+    echo(*mapping_note(checkpoint, source), *block_notes(merged), *report(written, out, verbose))
+    if exclude or add or only or metadata:
         warn_of_refused_file(checkpoint.file, out)
     echo_written([out], "verify", out)
 

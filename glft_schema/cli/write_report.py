@@ -11,6 +11,8 @@ from glft_schema.checks.rule_sets import report
 from glft_schema.cli.terminal import echo, file_errors
 from glft_schema.display import align, format_count
 from glft_schema.errors import safe
+from glft_schema.families.block_keys import NEXTN_LAYERS
+from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.weights.checkpoints import Checkpoint
@@ -32,6 +34,13 @@ def mapping_note(checkpoint: Checkpoint, source: Path) -> list[str]:
     kinds = dict.fromkeys(re.sub(r"\b\d+\b", "N", safe(name)) for name in checkpoint.dropped)
     left_out = [f"left out, since the model's GGUF does not have them: {', '.join(kinds)}"] if kinds else []
     return [f"{source}: a Hugging Face folder, {how}", *left_out] if family or checkpoint.converter else []
+
+
+def block_notes(checkpoint: Checkpoint) -> list[str]:
+    """Returns a line for each count of blocks that has followed the tensors."""
+    after, before = checkpoint.metadata, checkpoint.file.metadata if checkpoint.file else checkpoint.metadata
+    keys = [key for key in after if key.endswith((BLOCK_COUNT, NEXTN_LAYERS)) and after[key] != before.get(key, 0)]
+    return [f"{safe(key)}: {before.get(key, 0)} -> {after[key]}" for key in keys]
 
 
 def warn_of_refusal(before: File | None, after: File) -> None:

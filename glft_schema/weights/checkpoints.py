@@ -14,6 +14,7 @@ from glft_schema.composites.as_ggml import in_ggml
 from glft_schema.composites.composed import composed
 from glft_schema.display import ByName
 from glft_schema.errors import MetadataWarning, OptionError, quote, safe, warn
+from glft_schema.families.block_keys import with_block_counts
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import config_of, read_json
 from glft_schema.families.converter import Converter
@@ -53,6 +54,21 @@ class Checkpoint(NamedTuple):
     def __exit__(self, *error: object) -> None:
         for file in self.files:
             file.close()
+
+    def with_tensors(self, tensors: Mapping[str, Any], *added: Mapping[str, Any]) -> Checkpoint:
+        """Returns it with other tensors, and the keys that count blocks; see `with_block_counts`.
+
+        Args:
+            tensors: all tensors.
+            added: the metadata of the files that some of them are from.
+        """
+        metadata = with_block_counts(self.metadata, self.tensors, tensors, added)
+        is_part = self.is_part or not self.tensors.keys() <= tensors.keys()
+        return self._replace(tensors=tensors, metadata=metadata, is_part=is_part)
+
+    def as_ggml(self, exact: bool) -> Checkpoint:
+        """Returns it with its composite weights in types of ggml, see `in_ggml`."""
+        return self._replace(tensors={name: in_ggml(tensor, exact=exact) for name, tensor in self.tensors.items()})
 
     @property
     def own_metadata(self) -> Mapping[str, Any]:
@@ -124,7 +140,7 @@ def open_with_metadata(
         raise OptionError("converter (--converter) maps a Hugging Face folder to a GGUF file, without like (--like)")
     if target is WITH_TYPES and not isinstance(source, Checkpoint) and is_adapter(source):
         adapter = _open_adapter(Path(source), like)
-        return adapter._replace(tensors=leave_out(adapter.tensors, exclude))
+        return adapter.with_tensors(leave_out(adapter.tensors, exclude))
     by_table = folder if target is WITH_TYPES and like is None else None
     checkpoint = _open_mapped(by_table, converter, exact) if by_table else _open_whole(source, bool(as_stored))
     with ExitStack() as opened:  # what is open is closed after an error
@@ -132,11 +148,9 @@ def open_with_metadata(
         is_gguf = checkpoint.file is not None and checkpoint.file.format is target is WITH_TYPES
         if is_gguf and checkpoint.file and not isinstance(source, Checkpoint):
             checkpoint = checkpoint._replace(tensors=_of_file(checkpoint.file, as_stored=True).tensors)
-        tensors = in_memory(leave_out(checkpoint.tensors, exclude))
+        checkpoint = checkpoint.with_tensors(in_memory(leave_out(checkpoint.tensors, exclude)))
         if target is WITH_TYPES and like is None:
-            tensors = {name: in_ggml(tensor, exact=exact) for name, tensor in tensors.items()}
-        is_part = checkpoint.is_part or len(tensors) < len(checkpoint.tensors)
-        checkpoint = checkpoint._replace(tensors=tensors, is_part=is_part)
+            checkpoint = checkpoint.as_ggml(exact)
         are_weights = checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata) or (as_stored and like is None)
         if not isinstance(source, Checkpoint) and not are_weights:
             family = declared_family(folder) if folder and like is not None else None
@@ -149,9 +163,8 @@ def open_with_metadata(
             if target is not WITH_TYPES:
                 raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
             files = (*checkpoint.files, donor.file)
-            checkpoint = by_example(checkpoint.tensors, donor, folder)._replace(is_part=is_part, files=files)
-            mapped = {name: in_ggml(tensor, exact=exact) for name, tensor in checkpoint.tensors.items()}
-            checkpoint = checkpoint._replace(tensors=mapped)
+            checkpoint = by_example(checkpoint.tensors, donor, folder)._replace(is_part=checkpoint.is_part, files=files)
+            checkpoint = checkpoint.as_ggml(exact)
         opened.pop_all()
         return checkpoint
 

@@ -33,6 +33,7 @@ from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.folder_export import is_folder, write_folder
+from glft_schema.weights.grafts import Added, grafted
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import FilePlan, Writer, Writing, plan_file
@@ -51,6 +52,8 @@ def convert(
     schemes: Schemes | None = None,
     like: StrPath | None = None,
     exclude: Iterable[str] = (),
+    add: Added | Iterable[Added] = (),
+    only: Iterable[str] = (),
     alignment: int | None = None,
     format: str | None = None,
     header: Mapping[str, Any] | None = None,
@@ -75,7 +78,13 @@ def convert(
     If `schemes` choose the types of a model in GGUF, the key ``general.file_type`` is set to the
     type of most weights, unless `metadata` has it. By default no `rules` apply if typed metadata is
     read from text, or if the source is a GGUF file that breaks the rules itself. A folder of a
-    known family, converted without `exclude`, must also satisfy the rules of llama.cpp's loader.
+    known family, of which no tensors are left out, must also satisfy the rules of llama.cpp's
+    loader.
+
+    With `add`, tensors of other checkpoints replace those with equal names, or follow the others.
+    Tensors are copied bit for bit unless a scheme selects another type. The metadata are those of
+    `source`. If blocks are added or left out, the keys that count them are updated:
+    ``block_count``, ``nextn_predict_layers``, and arrays with a value for each block.
 
     Args:
         source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`, which
@@ -85,6 +94,10 @@ def convert(
         schemes: as in `save_file`, like all arguments that are not named here.
         like: a GGUF model whose names, metadata and types the new GGUF file gets; see
             `open_with_metadata`. `schemes` take precedence over its types.
+        exclude: names or fnmatch patterns of tensors of `source` to omit.
+        add: checkpoints with more tensors, by path or open; see `grafted`.
+        only: names or fnmatch patterns of the tensors to take from `add`, by default all; without
+            `add`, of the tensors of `source` to write.
         converter: llama.cpp's ``convert_hf_to_gguf.py`` or its folder, or ``installed`` for the
             package convert-hf-to-gguf. It maps a Hugging Face folder to GGUF in a separate process.
             By default the package, if it is installed, maps folders of unknown families.
@@ -98,11 +111,12 @@ def convert(
 
     Raises:
         OptionError: if the format is unknown, or a folder to be written is not empty. Other errors
-            as `open_with_metadata` and `save_file`.
+            as `open_with_metadata`, `grafted` and `save_file`.
         SchemeError: if `exact`, and the type of a tensor would round its values.
 
     Warns:
-        MetadataWarning: if the format has no metadata, and `source` has some.
+        MetadataWarning: if the format has no metadata, and `source` has some; if a tensor has
+            another shape than the one that it replaces.
         SimilarKeyWarning: if a new key resembles a well-known one.
     """
     to_folder = format is None and is_folder(out)
@@ -113,7 +127,10 @@ def convert(
         raise OptionError("expected no importance for a Hugging Face folder, whose types do not use it")
     writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress, exact)
     mapping = Converter(converter, trust_remote_code)
-    with open_with_metadata(source, exclude, target, like, mapping, as_stored, exact=exact) as checkpoint:
+    with (
+        open_with_metadata(source, exclude, target, like, mapping, as_stored, exact=exact) as opened,
+        grafted(opened, add, only, target, as_stored, exact) as checkpoint,
+    ):
         check_ranks(checkpoint, ranks)
         if target is None:
             return _to_folder(checkpoint, out, writing, metadata or {})

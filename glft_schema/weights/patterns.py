@@ -45,8 +45,20 @@ def first_names(names: list[str]) -> str:
     return f"{', '.join(map(quote, names[:SHOWN]))}{', ...' * (len(names) > SHOWN)}"
 
 
+def all_matching(patterns: Iterable[str], tensors: Mapping[str, object]) -> set[str]:
+    """Returns the names that any pattern matches. Raises as `names_matching`."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    return {name for pattern in patterns for name in names_matching(pattern, tensors)}
+
+
 def leave_out(tensors: Mapping[str, T], patterns: Iterable[str]) -> dict[str, T]:
     """Returns the tensors that match no pattern. Raises as `names_matching`."""
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    excluded = {name for pattern in patterns for name in names_matching(pattern, tensors)}
+    excluded = all_matching(patterns, tensors)
     return {name: tensor for name, tensor in tensors.items() if name not in excluded}
+
+
+def keep(tensors: Mapping[str, T], patterns: Iterable[str]) -> dict[str, T]:
+    """Returns the tensors that match a pattern, or all without patterns. Raises as
+    `names_matching`."""
+    kept = all_matching(patterns, tensors) if patterns else tensors
+    return {name: tensor for name, tensor in tensors.items() if name in kept}
