@@ -11,6 +11,8 @@ import torch
 
 import glft_schema
 from glft_schema import Container
+from glft_schema.errors import MetadataWarning
+from tests.checks.tiny_llama import write
 from tests.golden import golden
 from tests.tools.command_line import in_this_process as glft
 
@@ -129,3 +131,64 @@ def test_a_long_array_in_the_place_of_one_value(
             Container.build_file({"format": "GGUF", **file.regions, "metadata": metadata}, "IN")
         codes.add(glft(*command.split()).returncode)
     assert len(codes) == 1
+
+
+def test_grafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is added and left out is counted, and the report says so."""
+    monkeypatch.chdir(tmp_path)
+    metadata = {"general.architecture": "toy", "toy.block_count": 1}
+    tensors = {"blk.0.w": torch.ones(2, 64), "output.weight": torch.ones(2, 64)}
+    nextn = {"blk.1.w": torch.zeros(2, 64), "blk.1.nextn.enorm.weight": torch.ones(64)}
+    glft_schema.save_file(tensors, "a.gguf", metadata, schemes={"*": "q4_0"})
+    glft_schema.save_file(tensors | nextn, "b.gguf", metadata)
+    done = glft("convert", "a.gguf", "c.gguf", "--add", "b.gguf", "--only", "blk.1.*", "--only", "output.*", "-v")
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines[:2] == ["toy.block_count: 1 -> 2", "toy.nextn_predict_layers: 0 -> 1"]
+    assert [line.split()[:3] for line in lines if line.startswith(("blk", "output"))] == [
+        ["blk.0.w", "Q4_0", "copied"],
+        ["output.weight", "F32", "copied"],
+        ["blk.1.w", "F32", "copied"],
+        ["blk.1.nextn.enorm.weight", "F32", "copied"],
+    ]
+    dropped = [glft("convert", "c.gguf", "d.gguf", option, "blk.1.*").stdout for option in ("--drop", "--exclude")]
+    assert dropped[0] == dropped[1]
+    assert dropped[0].splitlines()[:2] == ["toy.block_count: 2 -> 1", "toy.nextn_predict_layers: 1 -> 0"]
+    glft("convert", "c.gguf", "e.gguf", "--only", "output.weight")
+    assert [*glft_schema.load_file("e.gguf")] == ["output.weight"]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("a.gguf a.gguf --add b.gguf", "glft: the output would overwrite the input\n"),
+        ("a.gguf b.gguf --add b.gguf", "glft: the output would overwrite the input\n"),
+        ("a.gguf out.gguf --add none.gguf", "glft: none.gguf: No such file or directory"),
+        ("a.gguf out.gguf --add cut.gguf", "glft: cut.gguf: "),
+        (
+            "a.gguf out.gguf --add b.gguf --only w.wieght",
+            "glft: expected a tensor that matches 'w.wieght', found none; did you",
+        ),
+        ("a.gguf out.gguf --add b.gguf --drop x", "glft: expected a tensor that matches 'x', found none\n"),
+        ("a.gguf out.gguf --add b.gguf --like a.gguf", "glft: expected add and only (--add, --only) without like (--like): "),
+    ],
+)
+def test_grafts_that_are_refused(options: str, problem: str, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(gguf.parent)
+    Path("a.gguf").write_bytes(gguf.read_bytes())
+    Path("b.gguf").write_bytes(gguf.read_bytes())
+    Path("cut.gguf").write_bytes(gguf.read_bytes()[:90])
+    done = glft("convert", *options.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert problem in done.stderr
+    assert Path("a.gguf").read_bytes() == Path("b.gguf").read_bytes() == gguf.read_bytes()
+    assert not Path("out.gguf").exists()
+
+
+def test_a_graft_that_llama_cpp_refuses_is_a_warning(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf")
+    glft_schema.save_file({"output.weight": torch.ones(9, 96)}, tmp_path / "b.safetensors")
+    with pytest.warns(MetadataWarning, match=r"tensor 'output.weight' of shape \[8, 96\] is replaced by one of \[9, 96\]"):
+        done = glft("convert", tmp_path / "model.gguf", tmp_path / "out.gguf", "--add", tmp_path / "b.safetensors")
+    assert done.returncode == 0
+    assert "glft: warning: llama.cpp will refuse the new file (see glft verify): expected dims [96, 8]" in done.stderr

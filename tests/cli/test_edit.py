@@ -87,6 +87,10 @@ def test_a_value_that_names_a_file(gguf: Path, tmp_path: Path) -> None:
             "expected a tensor 'output_norm.weight' with dims [96] (embedding_length), found none",
         ),
         (
+            "convert model.gguf out.gguf --only blk.*",
+            "expected a tensor 'token_embd.weight' with dims [96, 8] (embedding_length, tokens), found none",
+        ),
+        (
             "convert model.gguf out.gguf --metadata llama.block_count=4",
             "expected tensors of 4 blocks (block_count - nextn_predict_layers), found 3",
         ),

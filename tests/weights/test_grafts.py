@@ -112,16 +112,18 @@ def test_a_block_left_out_in_the_middle_is_counted(other: Path, tmp_path: Path) 
     assert keys(tmp_path / "out.gguf") == keys(other)
 
 
-@pytest.mark.parametrize("value", [7, Typed(2, "uint64"), "many"])
-def test_counts_that_the_names_do_not_change_are_kept(value: object, tmp_path: Path) -> None:
-    """Also wrong ones. A changed count has the key's type."""
+@pytest.mark.parametrize(
+    ("value", "type_"), [(7, "uint32"), (Typed(2, "uint64"), "uint64"), (Typed("two", "string"), "uint32")]
+)
+def test_counts_that_the_names_do_not_change_are_kept(value: object, type_: str, tmp_path: Path) -> None:
+    """Also wrong ones. A changed count has the key's type, unless a count cannot have it."""
     save_file(weights(1), tmp_path / "one.gguf", KEYS | {"toy.block_count": value}, rules=[])
     convert(tmp_path / "one.gguf", tmp_path / "out.gguf", exclude=["output.weight"], rules=[])
     assert keys(tmp_path / "out.gguf") == keys(tmp_path / "one.gguf")
     convert(tmp_path / "one.gguf", tmp_path / "out.gguf", exclude=["blk.1.*"], rules=[])
     with glft_schema.open(tmp_path / "out.gguf") as file:
         assert file.metadata["toy.block_count"] == 1
-        assert file.metadata.type_of("toy.block_count") == (value.type if isinstance(value, Typed) else "uint32")
+        assert file.metadata.type_of("toy.block_count") == type_
 
 
 def test_values_for_each_block_follow_the_blocks(tmp_path: Path) -> None:
@@ -257,15 +259,47 @@ def test_llama_cpp_computes_with_a_grafted_output(tmp_path: Path) -> None:
     assert np.isfinite(logits[1]).all()
 
 
-def test_llama_cpp_loads_a_model_without_its_last_blocks(tmp_path: Path) -> None:
-    """The new count makes the difference; with the blocks grafted again, the file is as before."""
-    full, out = llama(tmp_path / "full.gguf", 1, "f16"), tmp_path / "out.gguf"
+def glm4(path: Path, mtp: int) -> Path:
+    """Writes a GLM-4 of two blocks, and blocks that predict further tokens."""
+    generator, blocks = torch.Generator().manual_seed(3), TRUNK + mtp
+    shapes = {"token_embd.weight": (8, 64), "output_norm.weight": (64,), "output.weight": (8, 64)}
+    block = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
+    block |= {"ffn_up": (192, 64), "ffn_down": (64, 96)}
+    block |= dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (64,))
+    shapes |= {f"blk.{i}.{name}.weight": shape for i in range(blocks) for name, shape in block.items()}
+    nextn = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,)}
+    shapes |= {f"blk.{i}.nextn.{name}.weight": shape for i in range(TRUNK, blocks) for name, shape in nextn.items()}
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    entries = {key.replace("llama.", "glm4."): value for key, value in tiny_llama.KEYS.items()} | {
+        "general.architecture": "glm4",
+        "glm4.embedding_length": 64,
+        "glm4.feed_forward_length": 96,
+        "glm4.attention.head_count": 4,
+        "glm4.attention.head_count_kv": [2] * blocks,
+        "glm4.block_count": blocks,
+        "glm4.nextn_predict_layers": mtp,
+    }
+    save_file(tensors, path, entries, schemes={"*.attn_*.weight": "q8_0"})
+    return path
+
+
+def test_llama_cpp_loads_a_model_without_its_mtp_block_and_with_it_again(tmp_path: Path) -> None:
+    """With the old counts it refuses the model. The logits are those of the trunk."""
+    pytest.importorskip("xllamacpp")
+    full, out, again = glm4(tmp_path / "full.gguf", 1), tmp_path / "out.gguf", tmp_path / "again.gguf"
     convert(full, out, exclude="blk.2.*")
-    convert(out, tmp_path / "again.gguf", add=full, only="blk.2.*")
-    glft_schema.edit(out, tmp_path / "stale.gguf", set={"llama.block_count": 3})
+    convert(out, again, add=full, only="blk.2.*")
+    stale = {"glm4.block_count": 3, "glm4.nextn_predict_layers": 1}
+    glft_schema.edit(out, tmp_path / "stale.gguf", set=stale | {"glm4.attention.head_count_kv": [2] * 3})
+    glft_schema.edit(again, tmp_path / "unread.gguf", set={"glm4.nextn_predict_layers": 0})
     with Loader() as loader:
-        assert loader.refusal(out) == ""
-        assert "missing tensor 'blk.2.attn_norm.weight'" in loader.refusal(tmp_path / "stale.gguf")
-        assert loader.refusal(tmp_path / "again.gguf") == ""
-    assert payloads(tmp_path / "again.gguf") == payloads(full)
-    assert keys(tmp_path / "again.gguf") == keys(full)
+        assert [loader.refusal(path) for path in (full, out, again)] == ["", "", ""]
+        assert "tensor 'blk.2.attn_norm.weight' not found" in loader.refusal(tmp_path / "stale.gguf")
+        assert "wrong number of tensors" in loader.refusal(tmp_path / "unread.gguf")
+    logits = []
+    for path in (full, out, again):
+        with LlamaModel(path) as model:
+            logits.append(model.logits([1, 2, 3]).tobytes())
+    assert logits[0] == logits[1] == logits[2]
+    assert payloads(again) == payloads(full)
+    assert keys(again) == keys(full)
