@@ -2,8 +2,8 @@
 
 llama.cpp counts the blocks that predict further tokens (MTP) in ``block_count``, and
 ``nextn_predict_layers`` states how many of the last blocks they are. It refuses an array with a
-value for each block if its length is not ``block_count``. Sources: `load_hparams` in llama.cpp's
-src/llama-model.cpp, `get_key_or_arr` in src/llama-model-loader.cpp, and the options --mtp and
+value for each block if its length is not ``block_count``. Sources: ``load_hparams`` in llama.cpp's
+src/llama-model.cpp, ``get_key_or_arr`` in src/llama-model-loader.cpp, and the options --mtp and
 --no-mtp of convert_hf_to_gguf.py.
 """
 
@@ -37,15 +37,15 @@ def with_block_counts(
         after: the names that are written.
         added: the metadata of the files that blocks are added from. The first array is used.
     """
-    key = f"{metadata.get(ARCHITECTURE)}.{BLOCK_COUNT}"
-    if not isinstance(metadata, TypedMetadata) or key not in metadata:
+    prefix = f"{metadata.get(ARCHITECTURE)}."
+    if not isinstance(metadata, TypedMetadata) or f"{prefix}{BLOCK_COUNT}" not in metadata:
         return metadata
-    old, new = _counts(before), _counts(after)
-    changed: dict[str, Any] = {key.replace(BLOCK_COUNT, name): n for name, n in new.items() if n != old[name]}
-    for other in metadata if key in changed else ():
-        if _is_per_block(other, values := metadata[other], metadata[key]):
-            more = next((found for entries in added if isinstance(found := entries.get(other), list)), [])
-            changed[other] = Typed([*values, *more[len(values) :]][: new[BLOCK_COUNT]], metadata.type_of(other))
+    old, new, stated = _counts(before), _counts(after), metadata[f"{prefix}{BLOCK_COUNT}"]
+    changed: dict[str, Any] = {f"{prefix}{name}": number for name, number in new.items() if number != old[name]}
+    for key in metadata if new[BLOCK_COUNT] != old[BLOCK_COUNT] else ():
+        if key.startswith(prefix) and _is_per_block(key, values := metadata[key], stated):
+            more = next((found for entries in added if isinstance(found := entries.get(key), list)), [])
+            changed[key] = Typed([*values, *more[len(values) :]][: new[BLOCK_COUNT]], metadata.type_of(key))
     return metadata | changed
 
 
@@ -56,11 +56,5 @@ def _counts(names: Collection[str]) -> dict[str, int]:
 
 
 def _is_per_block(key: str, value: Any, blocks: Any) -> bool:
-    """Returns whether a key of an architecture has a value for each block."""
-    is_of_architecture = not key.startswith(("general.", "tokenizer."))
-    return (
-        is_of_architecture
-        and isinstance(value, list)
-        and len(value) == blocks
-        and not str(type_of_key(key)).startswith("array")
-    )
+    """Returns whether the value of a key of the architecture is an array with one for each block."""
+    return isinstance(value, list) and len(value) == blocks and not str(type_of_key(key)).startswith("array")

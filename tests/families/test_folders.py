@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
 import glft_schema.numpy
+from glft_schema.errors import FormatError, MetadataWarning
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
 from tests.families.tiny_folders import CONFIGS, edit_json, edit_tensors, edited, make_folder
@@ -358,6 +359,35 @@ def test_schemes_apply_to_matrices_that_quantize_leaves(name: str, tensor: str, 
 def test_other_targets_keep_names(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama", shards=2)
     assert "model.norm.weight" in {tensor.name for tensor in glft.convert(folder, tmp_path / "out.glft")}
+
+
+def test_tensors_of_a_folder_are_grafted_by_their_names_in_gguf(tmp_path: Path) -> None:
+    """A folder is mapped as either file. What is written must be a model that llama.cpp loads."""
+    folder, small, exact, out = make_folder(tmp_path, "tiny-llama"), *(tmp_path / f"{n}.gguf" for n in ("q", "bf16", "out"))
+    glft.convert(folder, small, schemes={"*": "q8_0"})
+    glft.convert(folder, exact)
+    glft.convert(small, out, add=folder, only="token_embd.weight")
+    with glft.open(small) as quantized, glft.open(exact) as whole, glft.open(out) as grafted:
+        expected = {**quantized.tensors, "token_embd.weight": whole.tensors["token_embd.weight"]}
+        assert [*grafted.tensors] == [*quantized.tensors]
+        assert all(tensor.raw == expected[name].raw for name, tensor in grafted.tensors.items())
+        assert grafted.metadata == quantized.metadata
+    types = {tensor.name: tensor.type.name for tensor in glft.convert(folder, out, add=small, only="blk.0.ffn_*.weight")}
+    assert {name for name, type_ in types.items() if type_ == "Q8_0"} == {
+        f"blk.0.ffn_{n}.weight" for n in ("gate", "up", "down")
+    }
+    glft.convert(small, f"{tmp_path / 'back'}/", add=exact, only="token_embd.weight")
+    stored, back = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
+    assert torch.equal(back["model.embed_tokens.weight"], stored["model.embed_tokens.weight"])
+    assert not torch.equal(back["model.layers.0.mlp.up_proj.weight"], stored["model.layers.0.mlp.up_proj.weight"])
+    save_file({"token_embd.weight": torch.ones(3, 3)}, tmp_path / "b.safetensors")
+    with (
+        pytest.warns(MetadataWarning, match="of shape .* is replaced by one of"),
+        pytest.raises(
+            FormatError, match=r"llama.cpp would refuse the file: expected dims .* of 'token_embd.weight', found \[3, 3\]"
+        ),
+    ):
+        glft.convert(folder, out, add=tmp_path / "b.safetensors")
 
 
 def test_report_lists_what_is_left_out(tmp_path: Path) -> None:

@@ -128,7 +128,10 @@ def test_counts_that_the_names_do_not_change_are_kept(value: object, type_: str,
 
 def test_values_for_each_block_follow_the_blocks(tmp_path: Path) -> None:
     """Of bools and floats, too; without values in the added file, the array is as it was."""
-    per_block = {"toy.attention.sliding_window_pattern": [True, False, True], "toy.swiglu_clamp_exp": [0.5, 1.5, 2.5]}
+    per_block: dict[str, list[Any]] = {
+        "toy.attention.sliding_window_pattern": [True, False, True],
+        "toy.swiglu_clamp_exp": [0.5, 1.5, 2.5],
+    }
     own = {key: value[:TRUNK] for key, value in per_block.items()}
     save_file(weights(1), tmp_path / "one.gguf", KEYS | own)
     save_file(weights(2, 3), tmp_path / "other.gguf", WITH_MTP | per_block)
@@ -262,8 +265,8 @@ def test_llama_cpp_computes_with_a_grafted_output(tmp_path: Path) -> None:
 def glm4(path: Path, mtp: int) -> Path:
     """Writes a GLM-4 of two blocks, and blocks that predict further tokens."""
     generator, blocks = torch.Generator().manual_seed(3), TRUNK + mtp
-    shapes = {"token_embd.weight": (8, 64), "output_norm.weight": (64,), "output.weight": (8, 64)}
-    block = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (8, 64), "output_norm.weight": (64,), "output.weight": (8, 64)}
+    block: dict[str, tuple[int, ...]] = {"attn_q": (64, 64), "attn_k": (32, 64), "attn_v": (32, 64), "attn_output": (64, 64)}
     block |= {"ffn_up": (192, 64), "ffn_down": (64, 96)}
     block |= dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (64,))
     shapes |= {f"blk.{i}.{name}.weight": shape for i in range(blocks) for name, shape in block.items()}
