@@ -56,5 +56,5 @@ def _counts(names: Collection[str]) -> dict[str, int]:
 
 
 def _is_per_block(key: str, value: Any, blocks: Any) -> bool:
-    """Returns whether the value of a key of the architecture is an array with one for each block."""
+    """Returns whether a key of the architecture has an array with a value for each block."""
     return isinstance(value, list) and len(value) == blocks and not str(type_of_key(key)).startswith("array")

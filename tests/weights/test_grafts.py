@@ -23,6 +23,7 @@ TRUNK, MTP = 2, 2  # the number of the MTP block follows those of the trunk: blk
 KEYS = {
     "general.architecture": "toy",
     "general.name": "one",
+    "general.tags": ["a", "b"],  # as many as blocks
     "toy.block_count": TRUNK,
     "toy.embedding_length": 64,
     "toy.attention.head_count_kv": [2, 4],
