@@ -130,7 +130,6 @@ def convert(
     with the type that other tools expect.
 
     Examples:
-        glft convert model.safetensors model.gguf --scheme q8_0
         glft convert folder model.gguf --scheme '*.ffn_*=q4_k'
         glft convert model.gguf out.gguf --add f16.gguf --only output.weight
     """
