@@ -142,7 +142,9 @@ def open_with_metadata(
         adapter = _open_adapter(Path(source), like)
         return adapter.with_tensors(leave_out(adapter.tensors, exclude))
     by_table = folder if target is WITH_TYPES and like is None else None
-    checkpoint = _open_mapped(by_table, converter, exact) if by_table else _open_whole(source, bool(as_stored))
+    family = declared_family(folder) if folder and like is not None else None
+    as_parts = bool(as_stored) or (family is not None and family.packs_weights)
+    checkpoint = _open_mapped(by_table, converter, exact) if by_table else _open_whole(source, as_parts)
     with ExitStack() as opened:  # what is open is closed after an error
         opened.enter_context(checkpoint)
         is_gguf = checkpoint.file is not None and checkpoint.file.format is target is WITH_TYPES
@@ -153,7 +155,6 @@ def open_with_metadata(
             checkpoint = checkpoint.as_ggml(exact)
         are_weights = checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata) or (as_stored and like is None)
         if not isinstance(source, Checkpoint) and not are_weights:
-            family = declared_family(folder) if folder and like is not None else None
             refuse_composite(checkpoint.tensors, source, as_stored is False and like is None, family)
             if folder is None and target is WITH_TYPES and like is None and _is_mapped(parent := Path(source).parent):
                 problem = "names are kept, and no metadata are added; give the folder for those of GGUF"

@@ -12,6 +12,7 @@ from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.patterns import keep
 
+COMPANIONS = ("scale", "input_scale")  # of NVFP4 in GGUF
 Added = StrPath | Checkpoint
 
 
@@ -50,12 +51,18 @@ def grafted(
     if checkpoint.donor and (paths or only):
         raise OptionError("expected add and only (--add, --only) without like (--like): convert with like first")
     with ExitStack() as opened:
-        others = [opened.enter_context(open_with_metadata(path, (), target, as_stored=as_stored, exact=exact)) for path in paths]
+        others = [
+            opened.enter_context(open_with_metadata(path, (), target, as_stored=as_stored, exact=exact)) for path in paths
+        ]
         if not others:
             yield checkpoint.with_tensors(keep(checkpoint.tensors, only))
             return
-        own = checkpoint.tensors
-        added = keep({name: tensor for other in others for name, tensor in other.tensors.items()}, only)
+        theirs = {name: tensor for other in others for name, tensor in other.tensors.items()}
+        own, added = dict(checkpoint.tensors), keep(theirs, only)
+        for name in [*added]:  # a scale belongs to the codes of its tensor
+            for beside in (f"{name.removesuffix('.weight')}.{ending}" for ending in COMPANIONS):
+                own.pop(beside, None)
+                added |= {beside: theirs[beside]} if beside in theirs else {}
         for name, tensor in added.items():
             if name in own and tensor.shape != own[name].shape:
                 shapes = f"{list(own[name].shape)} is replaced by one of {list(tensor.shape)}"
