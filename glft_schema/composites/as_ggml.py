@@ -7,7 +7,7 @@ chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -53,13 +53,25 @@ TARGETS = (
 )
 
 
-def in_ggml(stored: StoredTensor, *, exact: bool = False) -> StoredTensor:
+def in_one_type(parts: Sequence[StoredTensor], *, exact: bool = False) -> list[StoredTensor]:
+    """Returns tensors that become one as `in_ggml` does, in one type if one holds all of them."""
+    found = [in_ggml(part, exact=exact) for part in parts]
+    if len({part.packed.type for part in found if part.packed}) > 1:
+        for target in TARGETS:
+            again = [in_ggml(part, exact=exact, targets=[target]) for part in parts]
+            if all(part.packed for part in again):
+                return again
+    return found
+
+
+def in_ggml(stored: StoredTensor, *, exact: bool = False, targets: Sequence[Target] = TARGETS) -> StoredTensor:
     """Returns a composite weight in the type of ggml that holds its values, else as its values.
     Other tensors are returned unchanged.
 
     Args:
         stored: the tensor.
         exact: do not use NVFP4 if the scale of the tensor is rounded, or rounds products.
+        targets: the types for integers, the first that fits.
     """
     tensor = stored.packed
     if tensor is None or not is_composite(tensor.type):
@@ -76,7 +88,7 @@ def in_ggml(stored: StoredTensor, *, exact: bool = False) -> StoredTensor:
         return packed_as(stored, values, MXFP4, _to_mxfp4)
     if name.startswith("FP4_E4M3"):
         return _in_nvfp4(stored, values, exact)
-    fitting = [target for target in TARGETS if name in ("UINT4", "UINT8", "INT8", "AFFINE4", "AFFINE8")]
+    fitting = [target for target in targets if name in ("UINT4", "UINT8", "INT8", "AFFINE4", "AFFINE8")]
     for fields in chunks_of(tensor) if fitting else ():
         fitting = [target for target in fitting if _fits(target, fields)]
         if not fitting:
@@ -87,10 +99,8 @@ def in_ggml(stored: StoredTensor, *, exact: bool = False) -> StoredTensor:
 
 
 def values_of(stored: StoredTensor) -> StoredTensor:
-    """Returns a composite weight as its values, without the codes. Other tensors are unchanged."""
-    if stored.packed is None or not is_composite(stored.packed.type):
-        return stored
-    return replace(stored, file_tensor=None, read=stored.part)
+    """Returns a tensor as its values, without the codes."""
+    return replace(stored, file_tensor=None, read=stored.part, companions={}) if stored.packed else stored
 
 
 def packed_as(stored: StoredTensor, values: StoredTensor, type_: TensorType, blocks: Callable[[Fields], Array]) -> StoredTensor:

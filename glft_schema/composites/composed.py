@@ -162,7 +162,8 @@ def config_beside(path: StrPath) -> Config:
 def facts_of(config: Config, module: str) -> Facts:
     """Returns what a quantization config says about the weight of a module."""
     own = config.get(module)
-    config = {**config, **own} if isinstance(own, dict) else config
+    if isinstance(own, dict):
+        config = {**config, **{key: value for key, value in own.items() if value is not None}}
     groups = config.get("config_groups")
     weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
     if weights and isinstance(weights[0], dict) and all(one == weights[0] for one in weights):

@@ -168,7 +168,7 @@ class CompositeWeight:
                     field = np.asarray(getattr(self, name)(range(outer.start * per, outer.stop * per)), order="C")
                     assert field.dtype == number.dtype
                     field = field.reshape(len(outer), -1).view(np.uint8)
-                    found.append(field[:, max(wanted.start - span.start, 0) : wanted.stop - span.start])
+                    found.append(field[:, max(wanted.start - span.start, 0) : min(wanted.stop, span.stop) - span.start])
             return found[0] if len(found) == 1 else np.concatenate(found, 1)
 
         stored = replace(of_packed(self.name, self.shape, type_, read), quantized=None, origin=self.text)

@@ -13,7 +13,7 @@ import numpy as np
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
-from glft_schema.composites.as_ggml import in_ggml, values_of
+from glft_schema.composites.as_ggml import in_one_type, values_of
 from glft_schema.errors import FormatError, MetadataWarning, TensorError, quote, safe, warn
 from glft_schema.families.apart import start_apart
 from glft_schema.families.composite import refuse_composite
@@ -256,13 +256,12 @@ def gguf_tensors(
             used.add(part)
         if stored not in used:
             raise names.no_such_tensor(stored)
+        parts = in_one_type(parts, exact=exact)
         inputs = input_scales([stored_as[part] for part in place.in_hf(config)], tensors)
         for target, result in zip(place.in_gguf, place.row.operation.map_to_gguf(parts, config, stored), strict=True):
-            mapped[target] = as_float32(values_of(result)) if is_float32(target, result.shape) else in_ggml(result, exact=exact)
-            companions = mapped[target].companions
-            mapped[target] = replace(
-                mapped[target], companions={**companions, **inputs} if companions else {}, origin=parts[0].origin
-            )
+            result = as_float32(values_of(result)) if is_float32(target, result.shape) else result
+            companions = {**result.companions, **inputs} if result.companions else {}
+            mapped[target] = replace(result, companions=companions, origin=parts[0].origin)
     return mapped
 
 

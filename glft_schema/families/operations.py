@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import accumulate, groupby
 from typing import Any, Literal
@@ -54,17 +54,23 @@ def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope:
 
     def packed(number: int, type_: TensorType) -> StoredTensor:
         shape = planned[number][0]
-        moved = _MovedRows(function, sources, number)
+        moved, quantized = _MovedRows(function, sources, number), quantized_type(sources)
 
         def read(index: Slices) -> Array:
             if len(range(shape[0])[index[0]]) < shape[0]:
                 return moved.read_packed(index)
             return function([_rows_of_bytes(source) for source in sources])[number].reshape(shape[0], -1)[:, index[1]]
 
-        return of_packed(name, shape, type_, read)
+        result = replace(of_packed(name, shape, type_, read), quantized=quantized)
+        if not companions:
+            return result
+        return replace(result, companions=companions, load=loading(number), read=moved.values)
 
+    endings = {tuple(source.companions) for source in sources}
+    companions = {ending: np.concatenate([source.companions[ending] for source in sources]) for ending in sources[0].companions}
     types = {source.packed.type if source.packed else None for source in sources} if scope == "rows" else {None}
-    type_ = types.pop() if len(types) == 1 else None
+    are_stacked = len(sources) == 1 or not companions or all(len(shape) > 2 for shape, _ in planned)
+    type_ = types.pop() if len(types) == 1 and len(endings) == 1 and are_stacked else None
     has_parts = all(source.has_parts for source in sources)
     results = []
     for number, (shape, dtype) in enumerate(planned):

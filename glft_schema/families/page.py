@@ -128,7 +128,7 @@ class T(NamedTuple):
         type: the only type that the loader accepts; by default, any.
         endings: of the weight's and the bias's name in a folder.
         written: whether a folder that we write has this name. If False, the row names parameters of
-            transformers' modules and replaces earlier rows.
+            transformers' modules and replaces earlier rows. If None, it is only read.
     """
 
     name: str
@@ -140,7 +140,7 @@ class T(NamedTuple):
     when: str = ""
     type: str = ""
     endings: tuple[str, str] = (".weight", ".bias")
-    written: bool = True
+    written: bool | None = True
 
     @property
     def names(self) -> tuple[str, ...]:

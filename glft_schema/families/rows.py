@@ -152,6 +152,7 @@ def experts(
         T(gate,                         gguf["gate"], f"embd {ff} experts", Stack("num_experts")),
         T(up,                           gguf["up"],   f"embd {ff} experts", Stack("num_experts")),
         T(down,                         gguf["down"], f"{ff} embd experts", Stack("num_experts")),
+        *(T(f"{module}.switch_mlp.{key}_proj", name, written=None) for key, name in gguf.items()),  # of MLX
         *([T(f"{own}.gate",             "blk.{i}.ffn_gate_inp", written=False)] if module != own else []),
         T(f"{own}.experts.down_proj",   gguf["down"], endings=BARE, written=False),
         T(f"{own}.experts.gate_up_proj", (gguf["gate"], gguf["up"]), operation=SplitRows(), endings=BARE, written=False),

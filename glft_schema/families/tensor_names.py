@@ -123,7 +123,7 @@ class Names:
     def _places(self, tensors: Mapping[str, StoredTensor], fused: bool) -> Iterator[NameParts]:
         for row in self._rows:
             for block in range(self._block_count if "{i}" in row.name else 1):
-                for suffix in suffixes(row) if row.written or fused else ():
+                for suffix in suffixes(row) if row.written or (fused and row.written is not None) else ():
                     place, type_ = NameParts(row, block, suffix), row.operation.type
                     if type_ is None or (not fused and all(is_of(type_, tensors.get(name)) for name in place.in_gguf)):
                         yield place
