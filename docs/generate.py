@@ -8,6 +8,7 @@ site alone, which git ignores. A generated part of a stored page is between ``<!
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 from collections import Counter
@@ -24,6 +25,7 @@ from glft_schema.checks.roles import ROLES
 from glft_schema.cli import app
 from glft_schema.cli.commands import JOBS
 from glft_schema.codec.context import BIG, LITTLE
+from glft_schema.composites.schemes import SCHEMES
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.schema import schema_of
 from glft_schema.families.pages import FAMILIES
@@ -32,6 +34,7 @@ from glft_schema.formats.gguf_keys import TYPES
 from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import LIMITS
 from glft_schema.quantizer.recipes_as_markdown import recipes_as_markdown
+from glft_schema.tensor_types.composite import COMPOSITE_TYPES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from screens import screens
@@ -42,6 +45,7 @@ from tests.catalogue.__main__ import READ as READ_BY_NAME
 from tests.catalogue.__main__ import REFUSED as REFUSED_BY_NAME
 from tests.catalogue.cases import READS
 from tests.catalogue.gguf_cases import READ, REFUSED
+from tests.composites import recorded
 from tests.foreign import files
 from tests.foreign.clients import CLIENTS, FAULTS, INDICES, LAYOUTS, TENSORS, expected
 
@@ -255,6 +259,40 @@ def families() -> str:
     return table(("architecture in GGUF", "architectures of config.json"), rows)
 
 
+def composite_schemes() -> str:
+    """Returns a table of parts for each scheme of weights that are stored as several tensors."""
+    sections = []
+    for scheme in SCHEMES:
+        stored = {part: f"`{scheme.joint}{end}`" for end, part in scheme.stored_parts().items()}
+        rows = [
+            (stored[part.name], f"`{part.subcon!r}`", part.docs + " (optional)" * (part.name in scheme.optional))
+            for part in scheme.parts.subcons
+        ]
+        about = " ".join((inspect.getdoc(scheme) or "").split())
+        sections.append(f"**{scheme.library}.** {about}\n\n{table(('ending of the name', 'stored as', 'meaning'), rows)}")
+    return "\n\n".join(sections)
+
+
+def composite_types() -> str:
+    """Returns a table of the types of composite weights."""
+    rows = []
+    for type_ in COMPOSITE_TYPES:
+        fields = ", ".join(f"{name} {field!r}" for name, field in type_.fields())
+        rows.append((f"`{type_.scheme}`", f"`{fields}`", (inspect.getdoc(type_.formula) or "").rstrip(".")))
+    return table(("type", "fields", "a weight is"), rows)
+
+
+def composite_recordings() -> str:
+    """Returns what was compared with the libraries: weights that they wrote, and their values."""
+    rows = []
+    for folder in sorted((ROOT / "tests" / "golden" / "composite").iterdir()):
+        about = json.loads((folder / "about.json").read_text("utf-8"))
+        with glft_schema.open(folder / "model.safetensors") as file, glft_schema.open(folder / "expected.safetensors") as values:
+            found = recorded.compare(file, values)
+        rows.append((about["scheme"], f"{about['library']} {about['version']}", *found))
+    return table(("scheme", "written by", "weights", "largest difference", "in GGUF"), rows)
+
+
 def condition_of(key: Requirement) -> str:
     """Returns when a role requires a key, if not always."""
     return f" (if `{key.when}`)" if key.when else "" if key.required else " (optional)"
@@ -282,7 +320,7 @@ def parts() -> dict[str, Callable[[], str]]:
         known_keys,
         python_names,
     ]
-    functions += [clients, client_layouts, slice_indices]
+    functions += [clients, client_layouts, slice_indices, composite_schemes, composite_types, composite_recordings]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:
         name, schema = format.name.lower(), schema_of(format)

@@ -126,8 +126,12 @@ def definitions(function: Callable[..., Any], shown: set[str]) -> Iterator[str]:
     lines = textwrap.dedent(inspect.getsource(function)).splitlines()
     (definition,) = ast.parse("\n".join(lines)).body
     yield "\n".join(lines[definition.lineno - 1 :])  # after the decorators
-    for name in function.__code__.co_names:
-        value = function.__globals__.get(name)
+    constants = function.__kwdefaults__ or {}
+    for name in (*function.__code__.co_names, *constants):
+        value = constants.get(name, function.__globals__.get(name))
+        if isinstance(value, FunctionType) and name in constants:
+            yield f"{name} = {value.__name__}"
+            name = value.__name__
         if name in shown or value is None:
             continue
         if isinstance(value, language.LookupTable):
@@ -136,7 +140,7 @@ def definitions(function: Callable[..., Any], shown: set[str]) -> Iterator[str]:
             yield f"{name} = {value}"
         elif value.__module__ != language.__name__:
             yield from definitions(value, shown)
-        shown.add(name)
+        shown |= {name} - constants.keys()
 
 
 def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
