@@ -287,7 +287,10 @@ def composite_recordings() -> str:
     rows = []
     for folder in sorted((ROOT / "tests" / "golden" / "composite").iterdir()):
         about = json.loads((folder / "about.json").read_text("utf-8"))
-        with glft_schema.open(folder / "model.safetensors") as file, glft_schema.open(folder / "expected.safetensors") as values:
+        with (
+            glft_schema.open(folder / "model.safetensors") as file,
+            glft_schema.open(folder / "expected.safetensors") as values,
+        ):
             found = recorded.compare(file, values)
         rows.append((about["scheme"], f"{about['library']} {about['version']}", *found))
     return table(("scheme", "written by", "weights", "largest difference", "in GGUF"), rows)

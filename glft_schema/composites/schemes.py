@@ -604,9 +604,7 @@ class Bitsandbytes4(CompositeWeight):
         self.block, self.nested, numbers = (1, size), nested, math.prod(self.shape)
         self.extra = {"numbers": numbers, "blocks": -(-numbers // max(size, 1)), "nested": -(-numbers // max(size * nested, 1))}
         if min(size, nested, *self.shape) < 1 or self.columns % 2:
-            raise self.refusal(
-                f"expected positive sizes and even columns in {state}, found {list(self.shape)}, blocks of {size}"
-            )
+            raise self.refusal(f"expected an even number of columns in {state}, found {list(self.shape)} in blocks of {size}")
         if not np.array_equal(self.array("quant_map"), self.values.array.astype(FLOAT32)):
             raise self.refusal(f"expected quant_map as the values of {self.type_name}, found others")
 
