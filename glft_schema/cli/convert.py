@@ -16,6 +16,7 @@ from glft_schema.cli.options import (
     Imatrix,
     Like,
     Rules,
+    Search,
     Texts,
     TrustRemoteCode,
     Verbose,
@@ -107,6 +108,7 @@ def convert(
     as_stored: Annotated[bool, flag("Copy codes and scales of GPTQ, AWQ, FP8 and others as separate tensors.")] = False,
     exact: Annotated[bool, flag("Fail if a value would be rounded.")] = False,
     allow_requantize: AllowRequantize = False,
+    search: Search = False,
     verbose: Verbose = False,
 ) -> None:
     """Converts weights to another format or type.
@@ -169,6 +171,7 @@ def convert(
                 importance=importance,
                 allow_requantize=allow_requantize,
                 exact=exact,
+                search=search,
             )
     echo(*mapping_note(checkpoint, source), *block_notes(merged), *report(written, out, verbose))
     if exclude or add or only or metadata:

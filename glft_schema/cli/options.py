@@ -150,6 +150,7 @@ Rules = Annotated[Texts, option(
 Imatrix = Annotated[Path | None, option("FILE", "llama.cpp importance matrix for IN; required by some types.")]
 Verbose = Annotated[bool, flag("Add a row for each tensor to the report.", "--verbose", "-v")]
 Json = Annotated[bool, flag("Print JSON.", "--json")]
+Search = Annotated[bool, flag("Search for the best scales of NVFP4 and MXFP4; others are not affected.")]
 AllowRequantize = Annotated[bool, flag("Also quantize tensors that are quantized already; their error grows.")]
 Tokenizer = Annotated[Path | None, option("DIR", "Hugging Face folder with the tokenizer to use. Default: the model's.")]
 Chunks = Annotated[int | None, option("N", "Use only the first N chunks of the text. Default: all.", min=1)]

@@ -12,6 +12,7 @@ from glft_schema.cli.options import (
     Imatrix,
     Like,
     Rules,
+    Search,
     Texts,
     TrustRemoteCode,
     argument,
@@ -80,6 +81,7 @@ def quantize(
     pure: Annotated[bool, flag("Give all tensors the file type's main type.")] = False,
     prune_layers: Annotated[str | None, option("N,...", "Layers to omit, such as 20,21; the others are renumbered.")] = None,
     allow_requantize: AllowRequantize = False,
+    search: Search = False,
     keep_split: Annotated[bool, flag("Split OUT as IN is split: OUT-00001-of-00003.gguf.")] = False,
     like: Like = None,
     override_kv: Annotated[
@@ -125,6 +127,7 @@ def quantize(
                 pure=pure,
                 prune_layers=layers_of(prune_layers),
                 allow_requantize=allow_requantize,
+                search=search,
                 keep_split=keep_split,
                 override=unique("--override-kv", "key", [override_of(text) for text in override_kv]),
                 rules=rules or None,

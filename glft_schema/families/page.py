@@ -29,7 +29,7 @@ from glft_schema.composites.composed import ACTIVATIONS
 from glft_schema.families.config import ALIASES, ROPE, Config, ConfigKey
 from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
-from glft_schema.formats.gguf_names import ARCHITECTURE
+from glft_schema.formats.gguf_names import ARCHITECTURE, LAYER
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -195,6 +195,8 @@ class Family:
         ropes: types of rope scaling that the keys and tensors can express.
         defaults: values that transformers takes for missing fields of config.json, if they matter.
         rope: the rope_parameters of a config.json that states none.
+        scales_feed_forward: whether llama.cpp multiplies by the scales of matrices in feed-forward
+            networks. All architectures load them, and multiply by those of other matrices.
     """
 
     arch: str
@@ -214,6 +216,7 @@ class Family:
     ropes: tuple[str, ...] = SCALED
     defaults: Config = field(default_factory=dict)
     rope: Config = field(default_factory=dict)
+    scales_feed_forward: bool = False
 
     def drops(self, name: str) -> bool:
         """Tells whether GGUF does not have a tensor of a folder."""
@@ -224,6 +227,13 @@ class Family:
     def packs_weights(self) -> bool:
         """Whether a row has codes and scales."""
         return any(row.operation.type for row in self.tensors)
+
+    def multiplies(self, scale: str) -> bool:
+        """Tells whether llama.cpp multiplies the product with a matrix by its scale, a tensor of
+        this name."""
+        row = LAYER.sub("blk.{i}.", scale)
+        is_loaded = row.endswith(".scale") and any(one.name == row for one in self.loader_tensors)
+        return is_loaded and (self.scales_feed_forward or ".ffn_" not in row)
 
     def packs(self, name: str) -> bool:
         """Tells whether a tensor of a folder has codes or scales that GGUF has in blocks."""

@@ -31,6 +31,7 @@ from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
 from glft_schema.weights.save import FilePlan, Writer, Writing
 from glft_schema.weights.schemes import Schemes
 from glft_schema.weights.similar_keys import warn_of_typos
+from glft_schema.weights.tensor_scales import scale_of, with_search
 
 
 @with_display
@@ -96,6 +97,7 @@ class Quantizing:
     pure: bool = False
     prune_layers: Iterable[int] = ()
     allow_requantize: bool = False
+    search: bool = False
     keep_split: bool = False
     override: Mapping[str, Any] | None = None
     rules: str | Iterable[str] | None = None
@@ -120,6 +122,7 @@ def quantize(
     pure: bool = False,
     prune_layers: Iterable[int] = (),
     allow_requantize: bool = False,
+    search: bool = False,
     keep_split: bool = False,
     like: StrPath | None = None,
     override: Mapping[str, Any] | None = None,
@@ -154,6 +157,7 @@ def quantize(
         prune_layers: numbers of layers to omit. The others are renumbered; importance belongs to
             the old names, all other options to the new ones.
         allow_requantize: also convert tensors that are quantized already.
+        search: as for `save_file`; llama-quantize has no such option.
         keep_split: write a set of files, split like the source's set. `out` is then the prefix of
             the file names, with or without ``.gguf``. None of the files may exist.
         like: a GGUF model whose names and metadata the new file gets; see `open_with_metadata`.
@@ -196,6 +200,7 @@ def quantize(
             pure,
             prune_layers,
             allow_requantize,
+            search,
             keep_split,
             override,
             rules,
@@ -251,8 +256,13 @@ def plan_quantization(checkpoint: Checkpoint, out: StrPath, job: Quantizing) -> 
     groups = [group for files in groups if (group := [names[name] for name in files if name in names])]
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
     notes, refused = _notes(chooser, [*stored]), tuple(chooser.problems.values())
+    weights = sum(tensor.numel for tensor in stored.values())
+    if job.search:
+        stored, choices = with_search(stored, choices, entries, WITH_TYPES.types)
+        beside = {name: [name, scale_of(name)] if choice.scale else [name] for name, choice in choices.items()}
+        groups = [[part for name in group for part in beside[name]] for group in groups]
     planned = (PlannedPayload(name, stored[name], choice).report() for name, choice in choices.items() if job.dry_run)
-    weights, reports = sum(tensor.numel for tensor in stored.values()), Results(planned, "tensor")
+    reports = Results(planned, "tensor")
     result = Quantized(job.recipe, reports, weights, tuple(notes), refused, checkpoint.family, checkpoint.converter)
     if job.dry_run:
         return {}, result

@@ -42,12 +42,13 @@ def block_type(
     quantize: Encoder | tuple[Encoder, ...] | None = None,
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
+    searches: bool = False,
     largest: float = math.inf,
 ) -> TensorType:
     """Declares a block type for the type table of a format; `register_type` adds it to GGUF's.
 
-    The arguments are those of `register_type`, and the largest weight that the scale can reach, if
-    its encoder clips larger ones. `formula_of` may add the formula.
+    The arguments are those of `register_type`, and `searches` and `largest` of a `Declaration`; the
+    encoder refuses larger weights. `formula_of` may add the formula.
 
     Raises:
         ValueError: if the name is in use, or the block or a function is invalid; the message says
@@ -84,7 +85,8 @@ def block_type(
         Rule(f"{name.lower()}-rows", DIMS, rows),
         "blocks" / blocks * f"blocks of {weights} weights in {blocks.size} bytes",
     )
-    type_ = TensorType(name, code, payload, dequantize, quantize, faults, block=block, scales=scales, reserved=reserved)
+    checks = {"scales": scales, "reserved": reserved, "largest": largest}
+    type_ = TensorType(name, code, payload, dequantize, quantize, faults, block=block, searches=searches, **checks)
     return type_
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
@@ -64,7 +65,10 @@ class Declaration(PayloadLayout):
         block: the fields of a block, if the payload is a sequence of blocks.
         scales: for each field of integers that encodes floats, the conversion to them.
         reserved: bit patterns that no encoder writes.
-        takes_importance: whether the encoder uses an importance.
+        searches: whether the second encoder is used only on request, with or without an importance.
+        largest: the largest weight that the scales of blocks can reach; if it is finite, a tensor
+            may have a scale of its own.
+        takes_importance: whether the encoder uses an importance, without a request.
         needs_importance: whether the encoder requires an importance.
     """
 
@@ -79,6 +83,8 @@ class Declaration(PayloadLayout):
     block: Struct | None = None
     scales: Mapping[str, Floats] | None = None
     reserved: tuple[Reserved, ...] = ()
+    searches: bool = False
+    largest: float = math.inf
     takes_importance: bool = field(init=False, default=False)
     needs_importance: bool = field(init=False, default=False)
 
@@ -87,7 +93,7 @@ class Declaration(PayloadLayout):
             raise ValueError(f"expected an unused type name, found {self.name!r}")
         if self.encoders:
             by_importance = ["importance" in signature(encoder).parameters for encoder in self.encoders]
-            object.__setattr__(self, "takes_importance", any(by_importance))
+            object.__setattr__(self, "takes_importance", any(by_importance) and not self.searches)
             object.__setattr__(self, "needs_importance", all(by_importance))
             _check_encoders(self, by_importance)
         _check_formula(self)

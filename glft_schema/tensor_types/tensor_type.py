@@ -77,6 +77,7 @@ class TensorType(Declaration):
         importance: Any = None,
         watch: Callable[[Array, Fields], None] | None = None,
         lost: Counter[str] | None = None,
+        search: bool = False,
     ) -> dict[str, Array]:
         """Returns the payload's fields, [out, numbers per row].
 
@@ -90,6 +91,8 @@ class TensorType(Declaration):
                 them; several threads may call it.
             lost: gets the count of weights for each kind of loss, such as scales that round to
                 zero; by default, each kind is a QuantizationWarning.
+            search: whether a type with an encoder that searches on request uses it. It minimizes
+                the sum of importance * error^2, of all columns alike without an importance.
 
         Raises:
             FormatError: if the type cannot store numbers of these dims.
@@ -100,8 +103,11 @@ class TensorType(Declaration):
         dims, rows = tensor.shape, tensor if tensor.ndim > 1 else tensor.reshape(1, -1)
         if importance is None and self.needs_importance:
             raise TensorError(f"{self} requires an importance matrix", name)
+        searches = search and self.searches
+        if importance is None and searches:
+            importance = np.ones(dims[-1:] or 1, np.float32)
         stacks = [None] if importance is None else importance_rows(importance, dims, name)
-        if not self.takes_importance:
+        if not (self.takes_importance or searches):
             stacks = [None]
         fields, columns = self.empty(dims), matrix(dims)[1]
         if self.block is not None:  # the rows of all matrices are encoded alike

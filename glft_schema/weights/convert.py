@@ -67,6 +67,7 @@ def convert(
     trust_remote_code: bool = False,
     as_stored: bool = False,
     exact: bool = False,
+    search: bool = False,
     ranks: Writer | None = None,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file or folder.
@@ -125,7 +126,9 @@ def convert(
         raise OptionError("expected a file as the output of several processes, found a folder")
     if to_folder and importance:
         raise OptionError("expected no importance for a Hugging Face folder, whose types do not use it")
-    writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress, exact)
+    writing = Writing(
+        schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress, exact, search
+    )
     mapping = Converter(converter, trust_remote_code)
     with (
         open_with_metadata(source, exclude, target, like, mapping, as_stored, exact=exact) as opened,

@@ -18,7 +18,8 @@ from glft_schema.storage.dtypes import Array, is_float, is_integer, name_of
 from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.chunks import CHUNK, slices, warn_of_lost
+from glft_schema.tensor_types.chunks import CHUNK, as_matrix, slices, warn_of_lost
+from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensor_types.differences import max_error
 from glft_schema.tensor_types.payload_layout import matrix
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -208,9 +209,18 @@ class PlannedPayload:
         self.error = 0.0 if self.is_unchanged else (self.error or 0.0) if self.measure else None
         if self.is_unchanged:
             return {"weights": source}
-        watch = self._compare if self.measure else None
+        scale, weights = None, source
+        if self.choice.scale is not None:
+            scale, given = self.choice.scale.of(rows), as_matrix(source)
+            weights = (float32_of(given) / scale).reshape(source.shape)
+        watch = self._compare if self.measure and scale is None else None
         try:
-            return self.type.encode(source, self.name, importance=importance, watch=watch, lost=self.lost)
+            fields = self.type.encode(
+                weights, self.name, importance=importance, watch=watch, lost=self.lost, search=self.choice.search
+            )
+            if self.measure and scale is not None:
+                self._compare(given, fields, scale)
+            return fields
         except TensorError as error:
             if error.index is not None and len(dims) > 1:
                 raise TensorError(error.problem, error.tensor, (error.index[0] + rows.start, *error.index[1:])) from None
@@ -230,9 +240,13 @@ class PlannedPayload:
             planned, found = f"{name_of(self.stored.dtype)} {list(dims)}", f"{name_of(tensor.dtype)} {list(tensor.shape)}"
             raise TensorError(f"expected {planned} as planned, found {found}", self.name)
 
-    def _compare(self, source: Array, fields: Mapping[str, Array]) -> None:
-        """Updates the error with some rows [rows, in] and their encoded fields. Thread-safe."""
-        error = max_error(self.type.decode(fields, source.shape[1]), source)
+    def _compare(self, source: Array, fields: Mapping[str, Array], scale: Array | None = None) -> None:
+        """Updates the error with some rows [rows, in], and the fields that encode them / scale.
+        Thread-safe."""
+        decoded = self.type.decode(fields, source.shape[1])
+        if scale is not None:
+            decoded *= scale
+        error = max_error(decoded, source)
         with _COMPARING:
             self.error = max(self.error or 0.0, error)
 

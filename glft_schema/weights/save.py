@@ -28,6 +28,7 @@ from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
 from glft_schema.weights.schemes import Schemes, TypeChoice, choose_type, choose_types, file_type_of
+from glft_schema.weights.tensor_scales import with_search
 
 
 class Writer(Protocol):
@@ -55,6 +56,7 @@ class Writing:
     measure: bool = False
     progress: Progress | None = None
     exact: bool = False
+    search: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def save_file(
     importance: Mapping[str, Any] | None = None,
     strict: bool = False,
     allow_requantize: bool = False,
+    search: bool = False,
     ranks: Writer | None = None,
 ) -> list[WrittenTensor]:
     """Writes tensors to a weights file.
@@ -149,6 +152,9 @@ def save_file(
             that a pattern matches.
         allow_requantize: also let schemes give another quantized type to tensors that are quantized
             already; the errors of both types add up.
+        search: let the encoders of NVFP4 and MXFP4 search for the scales with the least error,
+            weighted by `importance`. In a GGUF model whose architecture has them in llama.cpp,
+            matrices in NVFP4 also get a scale of the whole matrix, in a tensor ``NAME.scale``.
         ranks: processes that write the file together; see `glft_schema.distributed.together`.
 
     Returns:
@@ -171,7 +177,7 @@ def save_file(
     if not isinstance(tensors, Mapping):
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {quote(tensors)}")
     stored = in_memory(leave_out(tensors, exclude))
-    writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress)
+    writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress, search)
     return plan_file(stored, target_format(path, format), metadata, writing).write(path, ranks)
 
 
@@ -198,6 +204,8 @@ def plan_file(
         again = writing.allow_requantize
         choices = choose_types(stored, writing.schemes, target.types, target.keep_vectors, writing.strict, again)
     stored, choices = _with_companions(stored, choices, target)
+        if writing.search:
+            stored, choices = with_search(stored, choices, metadata or {}, target.types)
     given, alignment = writing.rules, writing.alignment
     asked = target.keeps_to if given is None else (given,) if isinstance(given, str) else tuple(given)
     rules = rule_sets(name for name in asked if name != LLAMA_CPP)
@@ -290,7 +298,8 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, TypeChoic
             aliases[name] = same[0]
             continue
         if earlier:
-            difference = "type" if choices[earlier[0]].type != choices[name].type else "importance"
+            one, other = choices[earlier[0]], choices[name]
+            difference = "type" if one.type != other.type else "importance" if one.scale is other.scale else "scale"
             note = f"tied to {quote(earlier[0])}, which has a different {difference}, so it is stored separately"
             choices[name] = replace(choices[name], note="; ".join(filter(None, (choices[name].note, note))))
             warn(f"tensor {quote(name)} is {note}", TiedWarning)
@@ -300,7 +309,9 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, TypeChoic
 
 def _same_payload(one: str, other: str, stored: Mapping[str, StoredTensor], choices: Mapping[str, TypeChoice]) -> bool:
     """Returns whether two tied tensors get the same payload."""
-    type_, first, second = choices[one].type, stored[one].importance, stored[other].importance
-    if type_ != choices[other].type or not type_.takes_importance or first is second:
-        return type_ == choices[other].type
+    choice, also, first, second = choices[one], choices[other], stored[one].importance, stored[other].importance
+    if choice.type != also.type or (choice.scale is None) != (also.scale is None):
+        return False
+    if first is second or not (choice.type.takes_importance or (choice.search and choice.type.searches)):
+        return True
     return first is not None and second is not None and np.array_equal(first, second)

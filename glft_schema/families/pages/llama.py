@@ -44,5 +44,6 @@ LLAMA = Family(
     generated=llama3_factors,
     restored=llama3_config,
     ropes=("default", "linear", "yarn", "llama3"),
+    scales_feed_forward=True,
 )
 MISTRAL = replace(LLAMA, architectures=("MistralForCausalLM",), defaults={"num_key_value_heads": 8, "sliding_window": 4096})

@@ -26,4 +26,5 @@ QWEN3 = Family(
     ),
     vocabularies=("sentencepiece", "bpe"),
     defaults={"num_key_value_heads": 32},
+    scales_feed_forward=True,
 )

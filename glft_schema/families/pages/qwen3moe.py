@@ -32,4 +32,5 @@ QWEN3MOE = Family(
     vocabularies=("bpe",),
     defaults={"num_key_value_heads": 4, "norm_topk_prob": False},
     limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    scales_feed_forward=True,
 )

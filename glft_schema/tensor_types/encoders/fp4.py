@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from glft_schema.scalar.language import LookupTable, as_bits, as_float, float32, floats, int32, integers, truncated
+from glft_schema.scalar.language import LookupTable, as_bits, as_float, float32, floats, int32, integers, nearest, truncated
 from glft_schema.tensor_types.encoders.legacy import pack_halves
 from glft_schema.tensor_types.encoders.searches import (
     TINY,
@@ -50,6 +50,54 @@ def to_nvfp4(w, d, qs):
         d[g] = scale
         e2m1_codes(x, half_e4m3(scale), codes)
         pack_halves(codes, qs[8 * g : 8 * g + 8])
+
+
+def search_mxfp4(w, importance, e, qs):
+    """Tries the exponents below and above ggml's, too, and keeps the one with the least sum of
+    importance * error^2."""
+    peak = largest(w)
+    first = floor_of_log2(peak) - 2 + 127 & 255 if peak > 0.0 else 0
+    power, least = first, squared_error(w, importance, half_power(first))
+    for n in range(-1, 2):
+        tried = min(max(first + n, 0), 254)
+        error = squared_error(w, importance, half_power(tried))
+        if error < least:
+            power, least = tried, error
+    e[0] = power
+    codes = integers(32)
+    e2m1_codes(w, half_power(power & 255), codes)
+    pack_halves(codes, qs)
+
+
+def search_nvfp4(w, importance, d, qs):
+    """Tries the scales from two steps of E4M3 below ggml's, which is max |w| / 6, to six steps
+    above it, which is beyond max |w| / 4, and keeps the one with the least sum of importance *
+    error^2."""
+    for g in range(4):
+        x, counts = w[16 * g : 16 * g + 16], importance[16 * g : 16 * g + 16]
+        first = to_ue4m3(largest(x) / 6.0)
+        scale, least = first, squared_error(x, counts, half_e4m3(first))
+        for n in range(-2, 7):
+            tried = min(max(first + n, 0), 126)
+            error = squared_error(x, counts, half_e4m3(tried))
+            if error < least:
+                scale, least = tried, error
+        d[g] = scale
+        codes = integers(16)
+        e2m1_codes(x, half_e4m3(scale), codes)
+        pack_halves(codes, qs[8 * g : 8 * g + 8])
+
+
+def squared_error(x, counts, half):
+    """Returns the sum of count * error^2 for the E2M1 numbers nearest to x / half / 2. NaN, which
+    is never less, if 1 / half overflows."""
+    inverse, total = inverse_of(half), float32(0)
+    for i in range(len(x)):
+        size = min(abs(x[i]) * inverse, float32(12))
+        step = float32(1) if size < 4.0 else float32(2) if size < 8.0 else float32(4)
+        wrong = abs(x[i]) - half * (step * float32(nearest(size / step)))
+        total += counts[i] * (wrong * wrong)
+    return total
 
 
 def floor_of_log2(x):

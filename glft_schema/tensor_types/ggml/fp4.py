@@ -14,6 +14,8 @@ from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.declaration import Reserved, formula_of
 from glft_schema.tensor_types.encoders.fp4 import (
+    search_mxfp4,
+    search_nvfp4,
     to_iq4_nl,
     to_iq4_nl_by_importance,
     to_iq4_xs,
@@ -34,7 +36,7 @@ from glft_schema.tensor_types.small_floats import (
 MXFP4 = block_type("MXFP4", 39, 32, Struct(
     "e"  / u8[1]   * "E8M0 scale: 2^(e - 127)",
     "qs" / u8[16]  * "E2M1: low nibbles are weights 0..15, high nibbles 16..31",
-), quantize=to_mxfp4, scales={"e": e8m0})
+), quantize=(to_mxfp4, search_mxfp4), scales={"e": e8m0}, searches=True)
 # fmt: on
 
 
@@ -51,7 +53,7 @@ def decode_mxfp4(w, e, qs):
 NVFP4 = block_type("NVFP4", 40, 64, Struct(
     "d"  / u8[4]   * "unsigned E4M3 scale of 16 weights each",
     "qs" / u8[32]  * "E2M1, eight bytes a group: low nibbles are its first eight weights",
-), quantize=to_nvfp4, scales={"d": e4m3_scale}, largest=6 * 448,
+), quantize=(to_nvfp4, search_nvfp4), scales={"d": e4m3_scale}, searches=True, largest=6 * 448,
    reserved=[Reserved("d", "128 and more: bit 7 belongs to no unsigned scale", lambda d: d >= 128)])
 # fmt: on
 

@@ -1,0 +1,132 @@
+"""Scales of whole tensors, chosen by the error of a sample and stored in companion tensors.
+
+The scales of NVFP4's blocks are unsigned E4M3 floats, from 2^-9 to 448. A tensor scale moves the
+weights into their range. GGUF stores it as a tensor ``NAME.scale`` beside ``NAME.weight``, F32 with
+one number, or one for each expert of a stack, by which llama.cpp multiplies the product with the
+weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from glft_schema.codec.type_codes import TypeTable
+from glft_schema.families.pages import BY_ARCH
+from glft_schema.formats.gguf_names import ARCHITECTURE
+from glft_schema.storage.dtypes import FLOAT32, Array
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.chunks import CHUNK, importance_rows, slices
+from glft_schema.tensor_types.conversions import float32_of
+from glft_schema.tensors.stored_tensor import StoredTensor
+from glft_schema.weights.schemes import TypeChoice
+
+STEPS = 4  # scales that are tried, from 1 to 2 times the smallest: powers of two make no difference
+ROWS = 64  # of each matrix, in the sample
+LEAST = 2.0**-126  # a normal float32
+
+
+class TensorScale:
+    """The scales of a tensor's matrices, computed when they are first needed.
+
+    The smallest scale maps the largest weight to the largest number of the type. Of multiples of
+    it, the one with the least error in `ROWS` rows is chosen.
+
+    Args:
+        name: of the tensor.
+        stored: the tensor, of 2 or 3 dims.
+        type_: the type that it gets.
+    """
+
+    def __init__(self, name: str, stored: StoredTensor, type_: TensorType) -> None:
+        self.name, self._stored, self._type = name, stored, type_
+
+    @property
+    def count(self) -> int:
+        """The number of scales: 1, or the number of matrices in a stack."""
+        return self._stored.shape[0] if len(self._stored.shape) > 2 else 1
+
+    @cached_property
+    def values(self) -> Array:
+        """The scales, f32[count]. Raises TensorError if the importance is invalid."""
+        importance, dims = self._stored.importance, self._stored.shape
+        rows = [None] if importance is None else importance_rows(importance, dims, self.name)
+        scales = [self._scale_of(parts, rows[number % len(rows)]) for number, parts in enumerate(self._matrices())]
+        return np.array(scales, FLOAT32)
+
+    def of(self, rows: slice) -> Array:
+        """Returns the scales of some rows of the tensor's matrix, f32[rows or 1, 1]."""
+        return self.values[rows if self.count > 1 else slice(None)].reshape(-1, 1)
+
+    def _matrices(self) -> Iterator[Iterable[Array]]:
+        """Yields the parts of each matrix, f32[rows, columns]."""
+        rows, columns = self._stored.shape[-2:]
+        read = self._stored.rows if self._stored.has_parts else self._stored.values().__getitem__
+        if len(self._stored.shape) > 2:
+            yield from ([float32_of(read(slice(n, n + 1))[0])] for n in range(self.count))
+        else:
+            yield (float32_of(read(part)) for part in slices(rows, max(CHUNK // max(columns, 1), 1)))
+
+    def _scale_of(self, parts: Iterable[Array], importance: Array | None) -> np.float32:
+        step, row, peak, sample = -(-self._stored.shape[-2] // ROWS), 0, np.float32(0), []
+        for part in parts:
+            peak = max(peak, abs(part).max(initial=0))
+            sample.append(part[-row % step :: step].copy())
+            row += len(part)
+        if not 0 < peak < math.inf:  # zeros, or numbers that the encoder refuses
+            return np.float32(1)
+        rows, counts = np.concatenate(sample), np.float64(1) if importance is None else importance.astype(np.float64)
+        scales = [self._at_least(peak, 2 ** (n / STEPS)) for n in range(STEPS)]
+        return min(scales, key=lambda scale: float((counts * np.square(self._errors(rows, scale, importance))).sum()))
+
+    def _at_least(self, peak: np.float32, factor: float) -> np.float32:
+        """Returns factor * peak / the type's largest number, rounded up if a weight is larger."""
+        scale = np.float32(max(factor * float(peak) / self._type.largest, LEAST))
+        return scale if peak / scale <= self._type.largest else np.nextafter(scale, np.float32(math.inf))
+
+    def _errors(self, rows: Array, scale: np.float32, importance: Array | None) -> Array:
+        """Returns the errors of encoding, f64[rows, columns]."""
+        fields = self._type.encode(rows / scale, self.name, importance=importance, lost=Counter(), search=True)
+        return np.float64(scale) * self._type.decode(fields, rows.shape[1]) - rows
+
+
+def scale_of(name: str) -> str:
+    """Returns the name of the tensor with the scale of a tensor."""
+    return f"{name.removesuffix('.weight')}.scale"
+
+
+def with_search(
+    stored: Mapping[str, StoredTensor],
+    choices: Mapping[str, TypeChoice],
+    metadata: Mapping[str, Any],
+    types: TypeTable[TensorType],
+) -> tuple[dict[str, StoredTensor], dict[str, TypeChoice]]:
+    """Returns the tensors of a file and their types, with encoders that search and the companions
+    of tensor scales.
+
+    A tensor gets a scale if blocks of its type reach only a limited number, it is encoded, and
+    llama.cpp multiplies by the companion in models of this architecture.
+
+    Args:
+        stored: the tensors.
+        choices: their types.
+        metadata: of the file.
+        types: of its format.
+    """
+    page, tensors, searching = BY_ARCH.get(metadata.get(ARCHITECTURE, "")), dict(stored), dict[str, TypeChoice]()
+    for name, choice in choices.items():
+        scale, beside = None, scale_of(name)
+        copied = stored[name].file_tensor is not None and stored[name].file_tensor.type == choice.type
+        if not copied and math.isfinite(choice.type.largest) and page and page.multiplies(beside) and beside not in stored:
+            scale = TensorScale(name, stored[name], choice.type)
+            tensors[beside] = StoredTensor((scale.count,), FLOAT32, lambda scale=scale: scale.values)
+        searching[name] = replace(choice, search=True, scale=scale)
+        if scale:
+            searching[beside] = TypeChoice(types["f32"])
+    return tensors, searching
