@@ -74,7 +74,7 @@ class TensorScale:
             yield (float32_of(read(part)) for part in slices(rows, max(CHUNK // max(columns, 1), 1)))
 
     def _scale_of(self, parts: Iterable[Array], importance: Array | None) -> np.float32:
-        step, row, peak, sample = -(-self._stored.shape[-2] // ROWS), 0, np.float32(0), []
+        step, row, peak, sample = max(-(-self._stored.shape[-2] // ROWS), 1), 0, np.float32(0), []
         for part in parts:
             peak = max(peak, abs(part).max(initial=0))
             sample.append(part[-row % step :: step].copy())

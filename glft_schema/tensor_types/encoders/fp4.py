@@ -53,12 +53,12 @@ def to_nvfp4(w, d, qs):
 
 
 def search_mxfp4(w, importance, e, qs):
-    """Tries the exponents below and above ggml's, too, and keeps the one with the least sum of
-    importance * error^2."""
+    """Tries the exponents from two below ggml's to one above it, and keeps the one with the least
+    sum of importance * error^2."""
     peak = largest(w)
     first = floor_of_log2(peak) - 2 + 127 & 255 if peak > 0.0 else 0
     power, least = first, squared_error(w, importance, half_power(first))
-    for n in range(-1, 2):
+    for n in range(-2, 2):
         tried = min(max(first + n, 0), 254)
         error = squared_error(w, importance, half_power(tried))
         if error < least:
@@ -70,14 +70,14 @@ def search_mxfp4(w, importance, e, qs):
 
 
 def search_nvfp4(w, importance, d, qs):
-    """Tries the scales from two steps of E4M3 below ggml's, which is max |w| / 6, to six steps
-    above it, which is beyond max |w| / 4, and keeps the one with the least sum of importance *
-    error^2."""
+    """Tries the scales from six steps of E4M3 below ggml's, which is max |w| / 6, to six steps
+    above it, beyond max |w| / 4, and keeps the one with the least sum of importance * error^2.
+    Lower scales clip weights, which only pays if these have little importance."""
     for g in range(4):
         x, counts = w[16 * g : 16 * g + 16], importance[16 * g : 16 * g + 16]
         first = to_ue4m3(largest(x) / 6.0)
         scale, least = first, squared_error(x, counts, half_e4m3(first))
-        for n in range(-2, 7):
+        for n in range(-6, 7):
             tried = min(max(first + n, 0), 126)
             error = squared_error(x, counts, half_e4m3(tried))
             if error < least:
