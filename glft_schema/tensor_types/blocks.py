@@ -85,8 +85,19 @@ def block_type(
         Rule(f"{name.lower()}-rows", DIMS, rows),
         "blocks" / blocks * f"blocks of {weights} weights in {blocks.size} bytes",
     )
-    checks = {"scales": scales, "reserved": reserved, "largest": largest}
-    type_ = TensorType(name, code, payload, dequantize, quantize, faults, block=block, searches=searches, **checks)
+    type_ = TensorType(
+        name,
+        code,
+        payload,
+        dequantize,
+        quantize,
+        faults,
+        block=block,
+        scales=scales,
+        reserved=reserved,
+        searches=searches,
+        largest=largest,
+    )
     return type_
 
 

@@ -25,6 +25,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.chunks import CHUNK, importance_rows, slices
 from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor
+from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.schemes import TypeChoice
 
 STEPS = 4  # scales that are tried, from 1 to 2 times the smallest: powers of two make no difference
@@ -60,6 +61,10 @@ class TensorScale:
         scales = [self._scale_of(parts, rows[number % len(rows)]) for number, parts in enumerate(self._matrices())]
         return np.array(scales, FLOAT32)
 
+    def load(self) -> Array:
+        """Returns the scales."""
+        return self.values
+
     def of(self, rows: slice) -> Array:
         """Returns the scales of some rows of the tensor's matrix, f32[rows or 1, 1]."""
         return self.values[rows if self.count > 1 else slice(None)].reshape(-1, 1)
@@ -73,27 +78,30 @@ class TensorScale:
         else:
             yield (float32_of(read(part)) for part in slices(rows, max(CHUNK // max(columns, 1), 1)))
 
-    def _scale_of(self, parts: Iterable[Array], importance: Array | None) -> np.float32:
-        step, row, peak, sample = max(-(-self._stored.shape[-2] // ROWS), 1), 0, np.float32(0), []
+    def _scale_of(self, parts: Iterable[Array], importance: Array | None) -> float:
+        step, row, peak, sample = max(-(-self._stored.shape[-2] // ROWS), 1), 0, 0.0, []
         for part in parts:
-            peak = max(peak, abs(part).max(initial=0))
+            peak = float(np.maximum(peak, abs(part).max(initial=0)))  # NaN if one is NaN
             sample.append(part[-row % step :: step].copy())
             row += len(part)
         if not 0 < peak < math.inf:  # zeros, or numbers that the encoder refuses
-            return np.float32(1)
+            return 1.0
         rows, counts = np.concatenate(sample), np.float64(1) if importance is None else importance.astype(np.float64)
-        scales = [self._at_least(peak, 2 ** (n / STEPS)) for n in range(STEPS)]
-        return min(scales, key=lambda scale: float((counts * np.square(self._errors(rows, scale, importance))).sum()))
+        scales = [self._at_least(2 ** (n / STEPS) * peak / self._type.largest) for n in range(STEPS)]
+        errors = [float((counts * np.square(self._errors(rows, scale, importance))).sum()) for scale in scales]
+        return scales[int(np.argmin(errors))]
 
-    def _at_least(self, peak: np.float32, factor: float) -> np.float32:
-        """Returns factor * peak / the type's largest number, rounded up if a weight is larger."""
-        scale = np.float32(max(factor * float(peak) / self._type.largest, LEAST))
-        return scale if peak / scale <= self._type.largest else np.nextafter(scale, np.float32(math.inf))
+    @staticmethod
+    def _at_least(least: float) -> float:
+        """Rounds a scale up to a normal float32."""
+        scale = np.float32(max(least, LEAST))
+        return float(scale if float(scale) >= least else np.nextafter(scale, np.float32(math.inf)))
 
-    def _errors(self, rows: Array, scale: np.float32, importance: Array | None) -> Array:
+    def _errors(self, rows: Array, scale: float, importance: Array | None) -> Array:
         """Returns the errors of encoding, f64[rows, columns]."""
         fields = self._type.encode(rows / scale, self.name, importance=importance, lost=Counter(), search=True)
-        return np.float64(scale) * self._type.decode(fields, rows.shape[1]) - rows
+        errors: Array = scale * self._type.decode(fields, rows.shape[1]).astype(np.float64) - rows
+        return errors
 
 
 def scale_of(name: str) -> str:
@@ -122,10 +130,10 @@ def with_search(
     page, tensors, searching = BY_ARCH.get(metadata.get(ARCHITECTURE, "")), dict(stored), dict[str, TypeChoice]()
     for name, choice in choices.items():
         scale, beside = None, scale_of(name)
-        copied = stored[name].file_tensor is not None and stored[name].file_tensor.type == choice.type
-        if not copied and math.isfinite(choice.type.largest) and page and page.multiplies(beside) and beside not in stored:
+        is_encoded = math.isfinite(choice.type.largest) and not PlannedPayload(name, stored[name], choice).copy_of
+        if is_encoded and page and page.multiplies(beside) and beside not in stored:
             scale = TensorScale(name, stored[name], choice.type)
-            tensors[beside] = StoredTensor((scale.count,), FLOAT32, lambda scale=scale: scale.values)
+            tensors[beside] = StoredTensor((scale.count,), FLOAT32, scale.load)
         searching[name] = replace(choice, search=True, scale=scale)
         if scale:
             searching[beside] = TypeChoice(types["f32"])

@@ -72,6 +72,14 @@ def test_a_scale_moves_weights_into_the_range_of_the_blocks(size: float, tmp_pat
     assert relative_error(found[ATTENTION] * scale.astype(np.float64), weights) < 0.007
 
 
+def test_scales_are_rounded_up_so_that_the_largest_weight_fits(tmp_path: Path) -> None:
+    """Rounded to the nearest float32, half of these scales would make it larger than 2688."""
+    weights = torch.stack([normal(2, 64, seed=seed) for seed in range(200)])
+    found = saved(tmp_path / "a.gguf", {"blk.0.ffn_up_exps.weight": weights}, {"general.architecture": "qwen3moe"})
+    scales = found["blk.0.ffn_up_exps.scale"].astype(np.float64)
+    assert (weights.abs().amax((1, 2)).double().numpy() <= 2688 * scales).all()
+
+
 def test_each_expert_has_a_scale(tmp_path: Path) -> None:
     stack = torch.stack([normal(64, 128, seed=n) * size for n, size in enumerate([1e-3, 1.0, 0.0, 1e3])])
     found = saved(tmp_path / "a.gguf", {"blk.0.ffn_down_exps.weight": stack}, {"general.architecture": "qwen3moe"})
@@ -166,9 +174,9 @@ def test_an_output_that_is_tied_to_the_embedding_is_stored_with_its_scale(tmp_pa
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_and_infinities_are_refused(bad: float, tmp_path: Path) -> None:
-    weights = normal(64, 64)
-    weights[5, 3] = bad
-    problem = r"tensor 'blk.0.attn_q.weight' at \[5, 3\]: NaN and infinities cannot be quantized"
+    weights = normal(200, 64)
+    weights[148, 3] = bad  # one of the rows that scales are tried on
+    problem = r"tensor 'blk.0.attn_q.weight' at \[148, 3\]: NaN and infinities cannot be quantized"
     with pytest.raises(glft.TensorError, match=problem):
         saved(tmp_path / "a.gguf", {ATTENTION: weights})
     assert not (tmp_path / "a.gguf").exists()
