@@ -131,3 +131,12 @@ def test_nan_and_infinities_are_refused(name: str, bad: float) -> None:
     weights[3, 5] = bad
     with pytest.raises(TensorError, match=r"tensor 'w' at \[3, 5\]: NaN and infinities cannot be quantized"):
         GGML_TYPES[name].encode(weights, "w", search=True)
+
+
+@by_name
+def test_without_the_library_the_bytes_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    type_, weights = GGML_TYPES[name], weights_of("heavy", name)
+    importance = np.random.default_rng(4).random(640, np.float32)
+    compiled = type_.encode(weights, "w", importance=importance, search=True)["blocks"]
+    monkeypatch.setenv("GLFT_LIBRARY", "off")
+    assert np.array_equal(type_.encode(weights, "w", importance=importance, search=True)["blocks"], compiled)
