@@ -259,7 +259,8 @@ def gguf_tensors(
         parts = in_one_type(parts, exact=exact)
         inputs = input_scales([stored_as[part] for part in place.in_hf(config)], tensors)
         for target, result in zip(place.in_gguf, place.row.operation.map_to_gguf(parts, config, stored), strict=True):
-            result = as_float32(values_of(result)) if is_float32(target, result.shape) else result
+            is_scaled = not result.companions or family.multiplies(f"{target.removesuffix('.weight')}.scale")
+            result = as_float32(values_of(result)) if is_float32(target, result.shape) or not is_scaled else result
             companions = {**result.companions, **inputs} if result.companions else {}
             mapped[target] = replace(result, companions=companions, origin=parts[0].origin)
     return mapped

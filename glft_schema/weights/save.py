@@ -203,9 +203,9 @@ def plan_file(
         stored = with_importance(stored, writing.importance)
         again = writing.allow_requantize
         choices = choose_types(stored, writing.schemes, target.types, target.keep_vectors, writing.strict, again)
-    stored, choices = _with_companions(stored, choices, target)
         if writing.search:
             stored, choices = with_search(stored, choices, metadata or {}, target.types)
+    stored, choices = _with_companions(stored, choices, target)
     given, alignment = writing.rules, writing.alignment
     asked = target.keeps_to if given is None else (given,) if isinstance(given, str) else tuple(given)
     rules = rule_sets(name for name in asked if name != LLAMA_CPP)
