@@ -589,8 +589,8 @@ class Bitsandbytes4(CompositeWeight):
         return super().fits(tensors) and "quant_state" in tensors and ("nested_absmax" in tensors) == cls.nests
 
     @property
-    def title(self) -> str:
-        return f"{self.library} {self.type_name}"
+    def text(self) -> str:
+        return f"{self.library} {self.type_name}, {self.bits} bits, blocks of {self.block[1]}"
 
     def solve(self) -> None:
         state = "quant_state"

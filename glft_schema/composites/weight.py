@@ -144,10 +144,10 @@ class CompositeWeight:
     @property
     def text(self) -> str:
         """The scheme in words, such as ``compressed-tensors W4A16, 4 bits, groups of 32``."""
-        down, across = self.block
-        across = min(across, self.columns)
+        down, across = min(self.block[0], self.rows), min(self.block[1], self.columns)
         blocks = f"blocks of {down} x {across}" if down > 1 else f"groups of {across}"
-        blocks = "one scale" if down >= self.rows else "a scale per row" if (down, across) == (1, self.columns) else blocks
+        if across == self.columns:
+            blocks = {self.rows: "one scale", 1: "a scale per row"}.get(down, blocks)
         return f"{self.title}, {self.bits} bits, {blocks}"
 
     @property

@@ -194,7 +194,7 @@ def _declarations(unit: int) -> dict[str, Declared]:
                              {**high, "value": nf4}),
         "FP4":      Declared("FP4 of bitsandbytes * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales),
                              {**high, "value": fp4}),
-        "INT8_ROW": Declared("code * scale of the row * 0.007874015718698502", decode_row, (signed, of_row)),
+        "INT8_ROW": Declared("code * scale of the row * 0.007874015718698502", decode_row, (signed, of_row), unit=1),
     }
     # fmt: on
 
