@@ -1,0 +1,1 @@
+"""Tests of composite weights, many against what the libraries that write them have recorded."""
