@@ -177,7 +177,8 @@ def save_file(
     if not isinstance(tensors, Mapping):
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {quote(tensors)}")
     stored = in_memory(leave_out(tensors, exclude))
-    writing = Writing(schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress, search)
+    options = alignment, header, rules, importance, strict, allow_requantize, measure, progress
+    writing = Writing(schemes or (), *options, search=search)
     return plan_file(stored, target_format(path, format), metadata, writing).write(path, ranks)
 
 
