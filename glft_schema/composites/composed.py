@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -26,6 +27,9 @@ ACTIVATIONS = ("input_scale", "input_global_scale", "input_zero_point", "activat
                "k_scale", "v_scale", "q_scale", "output_scale")  # fmt: skip
 REFUSED = {"pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b"}  # parts that change a weight
 COMMON = {"weight", "scales", "biases", "scale"}  # names of parts that other tensors have, too
+PARTS = tuple({  # ends of names that only parts of composite weights have
+    scheme.joint + part for scheme in SCHEMES if scheme.joint != "_" for part in scheme.stored_parts() if part not in COMMON
+})  # fmt: skip
 
 Config = Mapping[str, Any]
 
@@ -62,10 +66,10 @@ class ComposedTensors(Mapping[str, StoredTensor]):
                         self._found[name] = scheme, f"{module}{scheme.ending}".lstrip("."), parts
                         taken |= dict.fromkeys(parts.values(), name)
                         break
-        self._names = {
-            self._found[name][1] if name in self._found else name: name for name in tensors if taken.get(name, name) == name
-        }
-        self._parts = {part for scheme in SCHEMES if scheme.joint == "." for part in scheme.stored_parts()} - COMMON | REFUSED
+        stored = [name for name in tensors if taken.get(name, name) == name]
+        names = [(self._found[name][1] if name in self._found else name, name) for name in stored]
+        self._names = dict(names)
+        self._twice = {name for name, count in Counter(own for own, _ in names).items() if count > 1}
         self._modules = {name.rpartition(".")[0] for name in taken}
 
     @cached_property
@@ -80,14 +84,22 @@ class ComposedTensors(Mapping[str, StoredTensor]):
 
     def __getitem__(self, name: str) -> StoredTensor:
         stored = self._names[name]
+        if name in self._twice:
+            raise TensorError("expected one weight of this name, found two: as stored, and as codes and scales", name)
         if stored in self._found:
             if name not in self._kept:
                 self._kept[name] = self._weight(stored).stored()
             return self._kept[name]
         module, _, last = name.rpartition(".")
-        if last in self._parts and module not in self._modules:
+        if f".{name}".endswith(PARTS) or (last in REFUSED and module not in self._modules):
             raise TensorError("expected codes beside this part of a quantized weight, found none that it fits", name)
-        return self._tensors[stored]
+        tensor = self._tensors[stored]
+        if last == "weight" and len(tensor.shape) > 1 and _has_codes(tensor) and not tensor.packed and self.config:
+            raise TensorError("expected scales beside codes, which the config declares, found none", name)
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -119,6 +131,9 @@ class Weights(Tensors):
             raise MissingKeyError(name, self.composed) from None
         assert tensor is not None
         return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.composed
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.composed)

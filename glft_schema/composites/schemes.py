@@ -37,7 +37,7 @@ from glft_schema.composites.weight import (
 )
 from glft_schema.errors import alternatives, quote
 from glft_schema.scalar.language import LookupTable
-from glft_schema.storage.dtypes import FLOAT32, Array, words
+from glft_schema.storage.dtypes import FLOAT32, Array, is_float, words
 from glft_schema.tensor_types.composite import FP4_VALUES, NF4_VALUES
 from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensor_types.ggml.fp4 import NVFP4 as BLOCKS
@@ -232,8 +232,10 @@ class Packed(Integers):
         if self.tensors["weight_shape"].shape != (2,):
             raise self.expect("weight_shape", "[2]")
         rows, columns = (int(size) for size in self.array("weight_shape"))
+        if min(rows, columns) < 1:
+            raise self.refusal(f"expected positive sizes in weight_shape, found {[rows, columns]}")
         found = self.tensors["weight_packed"].shape
-        if len(found) != 2 or found[0] != rows or not 0 < columns <= 32 * found[1]:
+        if len(found) != 2 or found[0] != rows or columns > 32 * found[1]:
             raise self.expect("weight_packed", f"words of {rows} rows for a weight {[rows, columns]}")
         self.shape, wanted = (rows, columns), [self.facts.bits] if self.facts.bits else [4, 8, 2, 3, 5, 6, 7]
         fitting = [(bits, per) for bits in wanted for per in (0, 32 // bits) if words_of(columns, bits, per) == found[1]]
@@ -243,7 +245,7 @@ class Packed(Integers):
         self.bits, self.per_word = fitting[0]
         self.extra = {part: words_of(count, *fitting[0]) for part, count in (("words", columns), ("zero_words", rows))}
         if "weight_g_idx" in self.tensors:
-            groups = self.tensors["weight_scale"].shape[-1]
+            groups = self.matrix("weight_scale")[1]
             self.solve_group(groups, "weight_scale")
             self.solve_order("weight_g_idx", groups)
         self.block = self.solve_block("weight_scale")
@@ -270,7 +272,7 @@ class Transposed(Integers):
         """Sets sizes that the parts' shapes give."""
         self.solve_bits(bits)
         self.shape = (rows, int(columns))
-        groups = self.tensors["scales"].shape[0]
+        groups = self.matrix("scales")[0]
         self.solve_group(groups, "scales")
         self.solve_order("g_idx", groups)
 
@@ -297,12 +299,14 @@ class GPTQ(Transposed):
         "g_idx" / i32[COLUMNS] * "the group of each column",
     )
     optional = ("g_idx",)
+    packed = ("qweight", "qzeros", "scales")  # of AWQ, too
     versions = ("", "gptq", "gptq_v2")
 
     @classmethod
     def fits(cls, tensors: Mapping[str, StoredTensor]) -> bool:
-        is_gptq = "scales" not in tensors or tensors["qweight"].shape[-1:] == tensors["scales"].shape[-1:]
-        return super().fits(tensors) and is_gptq
+        words, zeros, scales = ([*tensors[part].shape[-1:]] if part in tensors else None for part in cls.packed)
+        is_awq = words and (words == zeros or [8 * words[0]] == scales)
+        return super().fits(tensors) and not is_awq
 
     def solve(self) -> None:
         (words, rows), zeros = self.matrix("qweight"), self.matrix("qzeros")
@@ -370,9 +374,6 @@ class NVFP4(CodesOfRows):
     def solve(self) -> None:
         *outer, pairs = self.tensors[self.codes_part].shape
         self.shape = (*outer, 2 * pairs)
-        factor = [*self.declared()][2]
-        if math.prod(self.tensors[factor].shape) != 1:
-            raise self.expect(factor, "one number")
 
     def scales(self, rows: range) -> Array:
         return words(self.of_rows(self.scale, rows))
@@ -388,7 +389,7 @@ class NVFP4OfGGUF(NVFP4):
     library, title = "GGUF", "GGUF NVFP4"
     parts = Struct(
         "weight" / u8[LENGTH] * "blocks of 64, each four E4M3 scales and 64 codes",
-        "scale" / f32[NUMBER] * "the scale of the tensor, a factor",
+        "scale" / f32[LENGTH] * "the scale of the tensor, or of each matrix, a factor",
     )
     marks = ("scale",)
 
@@ -512,7 +513,11 @@ class MLX(CompositeWeight):
         "scales" / f32[OUTER, COLUMNS // GROUP] * "scales",
         "biases" / f32[OUTER, COLUMNS // GROUP] * "biases",
     )
-    marks = ("biases",)
+    marks = ("scales", "biases")
+
+    @classmethod
+    def fits(cls, tensors: Mapping[str, StoredTensor]) -> bool:
+        return super().fits(tensors) and ("scales" not in tensors or is_float(tensors["scales"].dtype))
 
     def solve(self) -> None:
         if self.facts.bits not in range(1, 9) or (self.facts.group or 0) < 1:
@@ -571,8 +576,8 @@ class FloatsOfMLX(CodesOfRows):
 
     def factors(self, rows: range) -> Array:
         """Returns the scale of the tensor for each row, float32."""
-        factor = self.array("global_scale").reshape(()) / FLOAT32.type(6 * 448) if "global_scale" in self.tensors else 1
-        return np.full((len(rows), 1), factor, FLOAT32)
+        stored = float32_of(self.array("global_scale")).reshape(()) if "global_scale" in self.tensors else 6 * 448
+        return np.full((len(rows), 1), stored / FLOAT32.type(6 * 448), FLOAT32)
 
 
 class Bitsandbytes4(CompositeWeight):
@@ -599,12 +604,13 @@ class Bitsandbytes4(CompositeWeight):
             self.shape, size = tuple(map(int, self.state["shape"])), int(self.state["blocksize"])
             self.offset = float(self.state.get("nested_offset", 0))
             nested = int(self.state.get("nested_blocksize", 1))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise self.refusal(f"expected JSON with shape and blocksize in {state}, found something else") from None
         self.block, self.nested, numbers = (1, size), nested, math.prod(self.shape)
         self.extra = {"numbers": numbers, "blocks": -(-numbers // max(size, 1)), "nested": -(-numbers // max(size * nested, 1))}
-        if min(size, nested, *self.shape) < 1 or self.columns % 2:
-            raise self.refusal(f"expected an even number of columns in {state}, found {list(self.shape)} in blocks of {size}")
+        if len(self.shape) < 2 or min(size, nested, *self.shape) < 1 or self.columns % 2:
+            expected = f"sizes from 1 and an even number of columns in {state}"
+            raise self.refusal(f"expected {expected}, found {list(self.shape)} in blocks of {size}")
         if not np.array_equal(self.array("quant_map"), self.values.array.astype(FLOAT32)):
             raise self.refusal(f"expected quant_map as the values of {self.type_name}, found others")
 

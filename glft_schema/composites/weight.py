@@ -96,6 +96,9 @@ class CompositeWeight:
                 raise self.refusal(f"expected {part} beside {codes}, found none")
         for part, tensor in tensors.items():
             self._check_dtype(part, tensor)
+        least = len(self.declared()[codes].dims)
+        if len(tensors[codes].shape) < least or 0 in tensors[codes].shape:
+            raise self.expect(codes, f"codes in {least} dims")
         self.solve()
         self._check_shapes()
 
@@ -211,7 +214,8 @@ class CompositeWeight:
             return rows, columns
         down, across = (*shape, 1)[:2]
         group = self.facts.group or 0
-        for block in [(1, group if group > 0 else columns)] if group else [given or BLOCK, (1, columns // max(across, 1))]:
+        by_group = (1, group if group > 0 else columns) if group else (1, columns // max(across, 1))
+        for block in [given] if given else [by_group] if group else [BLOCK, by_group]:
             if (down, across) == grid_of(rows, columns, block) and math.prod(shape) == down * across:
                 return block
         grid = list(grid_of(rows, columns, given or (1, group if group > 0 else columns)))
@@ -257,6 +261,8 @@ class CompositeWeight:
         holds = is_float(tensor.dtype) if number.is_float else name_of(tensor.dtype) == name_of(number.dtype)
         if not holds:
             raise self.expect(part, "floats" if number.is_float else name_of(number.dtype))
+        if as_expression(NUMBER) in self.declared()[part].dims and math.prod(tensor.shape) != 1:
+            raise self.expect(part, "one number")
 
     def _check_shapes(self) -> None:
         """Raises TensorError unless each part has its declared dims."""
@@ -264,8 +270,9 @@ class CompositeWeight:
         sizes = {"rows": self.rows, "columns": self.columns, "bits": self.bits, "group": min(self.block[1], self.columns)}
         context = new_context(True, **sizes, **self.extra, grid=list(grid), outer=list(self.shape[:-1]))
         for part, field in self.declared().items():
-            if part in self.tensors and not {*field.dims} & CHECKED_BY_SOLVE:
-                shape = field.shape(context)
+            in_grid = as_expression(GRID) in field.dims
+            if part in self.tensors and (in_grid or not {*field.dims} & CHECKED_BY_SOLVE):
+                shape = list(self.tensors[self.scale].shape) if in_grid else field.shape(context)
                 if list(self.tensors[part].shape) != shape:
                     raise self.expect(part, f"{shape} for a weight {list(self.shape)} in groups of {sizes['group']}")
 

@@ -19,6 +19,7 @@ from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.scalar.language import LookupTable, as_float, float32
+from glft_schema.tensor_types.declaration import Reserved
 from glft_schema.tensor_types.payload_layout import DIMS, IN, OUT
 from glft_schema.tensor_types.small_floats import e2m1_doubled, e4m3_scale, e8m0, half_power
 from glft_schema.tensor_types.tensor_type import TensorType
@@ -150,6 +151,7 @@ class Declared(NamedTuple):
         constants: of the formula, without the unit.
         unit: the largest unit.
         floats: see `Declaration.scales`.
+        reserved: codes that are no numbers.
     """
 
     sentence: str
@@ -158,6 +160,7 @@ class Declared(NamedTuple):
     constants: Mapping[str, Any] = {}
     unit: int = UNIT
     floats: Any = None
+    reserved: Reserved | None = None
 
 
 def _declarations(unit: int) -> dict[str, Declared]:
@@ -188,8 +191,10 @@ def _declarations(unit: int) -> dict[str, Declared]:
                              (nibbles, small, factors), {"scale": times}, 16, e4m3_scale),
         "FP4_E4M3_DIVIDED": Declared("E2M1 * (E4M3 / factor of the row); low nibbles are even columns", decode_nibbles_of_row,
                                      (nibbles, small, factors), {"scale": divided}, 16, e4m3_scale),
-        "FP8_E4M3": Declared("E4M3 * scale", decode_bytes, (numbers, scales), {"value": e4m3}),
-        "FP8_E5M2": Declared("E5M2 * scale", decode_bytes, (numbers, scales), {"value": e5m2}),
+        "FP8_E4M3": Declared("E4M3 * scale", decode_bytes, (numbers, scales), {"value": e4m3},
+                             reserved=Reserved("codes", "127 and 255: NaN", lambda codes: codes & 127 == 127)),
+        "FP8_E5M2": Declared("E5M2 * scale", decode_bytes, (numbers, scales), {"value": e5m2},
+                             reserved=Reserved("codes", "124 to 127, 252 to 255: not finite", lambda codes: codes & 124 > 123)),
         "NF4":      Declared("NF4 * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales),
                              {**high, "value": nf4}),
         "FP4":      Declared("FP4 of bitsandbytes * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales),
@@ -217,7 +222,7 @@ def composite_type(name: str, unit: int) -> TensorType:
     formula.__kwdefaults__ = {"unit": unit, **declared.constants} if source.__code__.co_kwonlyargcount else None
     rule = Rule(f"{own.lower()}-columns", DIMS, meets(IN % unit == 0, f"`in` to be a multiple of {unit}"))
     payload, floats = Struct(rule, *declared.fields), declared.floats and {"scales": declared.floats}
-    type_ = TensorType(own, own, payload, formula, scales=floats)
+    type_ = TensorType(own, own, payload, formula, scales=floats, reserved=tuple(filter(None, [declared.reserved])))
     if unit < declared.unit:
         COMPOSITE_TYPES.add(type_)
     return type_
