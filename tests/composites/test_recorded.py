@@ -143,7 +143,7 @@ FOLDERS = {
 # fmt: on
 NAMES = {"gpt-oss-mxfp4": ("model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.experts.gate_up_proj")}
 REFUSALS = {  # of weights whose type is -
-    "bitsandbytes": r"expected positive sizes and even columns in quant_state, found \[\d+, \d+\], blocks of \d+$",
+    "bitsandbytes": r"expected sizes from 1 and an even number of columns in quant_state, found \[\d+, \d+\] in blocks of \d+$",
     "torchao-mxfp8": r"expected scale as one number, \[\d+\] or .* for a weight .*, found float8_e8m0fnu \[\d+, \d+\]$",
     "torchao-nvfp4": r"expected scale as float8_e8m0fnu, found float8_e4m3fn \[\d+, \d+\]$",
 }
