@@ -191,7 +191,8 @@ def _bytes(floats: Array) -> Array:
 
 def _are_halves(floats: Array) -> bool:
     with np.errstate(over="ignore"):
-        return bool((floats.astype(np.float16).astype(np.float32) == floats).all())
+        halves = floats.astype(np.float16)
+        return bool((np.isfinite(halves) & (halves.astype(np.float32) == floats)).all())
 
 
 # Floats
