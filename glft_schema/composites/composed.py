@@ -27,8 +27,10 @@ ACTIVATIONS = ("input_scale", "input_global_scale", "input_zero_point", "activat
                "k_scale", "v_scale", "q_scale", "output_scale")  # fmt: skip
 REFUSED = {"pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b"}  # parts that change a weight
 COMMON = {"weight", "scales", "biases", "scale"}  # names of parts that other tensors have, too
-PARTS = tuple({  # ends of names that only parts of composite weights have
-    scheme.joint + part for scheme in SCHEMES if scheme.joint != "_" for part in scheme.stored_parts() if part not in COMMON
+PARTS = tuple({  # ends of names that only parts beside codes have
+    scheme.joint + part
+    for scheme in SCHEMES if scheme.joint != "_"
+    for part in [*scheme.stored_parts()][1:] if part not in COMMON
 })  # fmt: skip
 
 Config = Mapping[str, Any]

@@ -15,8 +15,8 @@ from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
+from glft_schema.families.config import KEY_TYPES
 from glft_schema.families.page import BLOCK_COUNT
-from glft_schema.formats.gguf_keys import type_of_key
 from glft_schema.formats.gguf_names import ARCHITECTURE, LAYER
 
 NEXTN_LAYERS = "nextn_predict_layers"  # the key
@@ -57,4 +57,4 @@ def _counts(names: Collection[str]) -> dict[str, int]:
 
 def _is_per_block(key: str, value: Any, blocks: Any) -> bool:
     """Returns whether a key of the architecture has an array with a value for each block."""
-    return isinstance(value, list) and len(value) == blocks and not str(type_of_key(key)).startswith("array")
+    return isinstance(value, list) and len(value) == blocks and not str(KEY_TYPES.type_of(key, False)).startswith("array")

@@ -34,7 +34,6 @@ class Scheme(NamedTuple):
 # fmt: off
 SCHEMES = (  # the first one that fits
     Scheme("AWQ, not for GEMM", ".qweight",       ("int16", "int32"),             ".scales"),
-    Scheme("torchao",           "._weight_qdata", ("int8", "uint8", *FLOAT8),     "._weight_scale"),
     Scheme("quanto",            "._data",         ("int8", "uint8", *FLOAT8),     "._scale"),
     Scheme("HQQ",               ".W_q",           ("uint8", "int32"),             ".scale"),
     Scheme("EXL2",              ".q_weight",      ("int32",),                     ".q_scale"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.requantizing import refusal, type_before
 from glft_schema.words import suggestion
 
-if TYPE_CHECKING:
-    from glft_schema.weights.tensor_scales import TensorScale
-
 
 @dataclass(frozen=True)
 class TypeChoice:
@@ -33,14 +30,14 @@ class TypeChoice:
         note: why it differs from the requested or stored type, or empty.
         asked: the type that a scheme asks for, or None.
         search: whether its encoder searches, see `TensorType.encode`.
-        scale: the scale of the tensor, by which weights are divided, or None.
+        scale: the `TensorScale` by which weights are divided, or None.
     """
 
     type: TensorType
     note: str = ""
     asked: TensorType | None = None
     search: bool = False
-    scale: TensorScale | None = None
+    scale: Any = None
 
 
 PACKED = (

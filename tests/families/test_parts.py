@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,7 +36,9 @@ def mapped(tmp_path_factory: pytest.TempPathFactory) -> Mapped:
         folder = make_folder(parent, name)
         with pytest.MonkeyPatch.context() as patch:
             know_tokenizers(patch)
-            found[f"{name} to GGUF"] = dict(open_folder(folder, partial(open_checkpoint, folder, as_stored=True)).tensors)
+            found[f"{name} to GGUF"] = dict(
+                open_folder(folder, lambda family, folder=folder: open_checkpoint(folder, as_stored=True)).tensors
+            )
             glft.quantize(folder, parent / f"{name}.gguf", "Q8_0", allow_requantize=True)
         file = glft.open(parent / f"{name}.gguf")
         tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}

@@ -94,7 +94,7 @@ def test_the_c_of_all_types_has_no_warnings_and_their_bits(tmp_path: Path) -> No
 
 
 def test_all_types_have_a_decoder_and_print_without_torch() -> None:
-    """The text is at most 200 kB and calls no library; it includes two headers of the compiler."""
+    """The text is at most 250 kB and calls no library; it includes two headers of the compiler."""
     program = (
         "import sys\n"
         "from glft_schema.tensor_types.compiling import DECLARED\n"
@@ -103,7 +103,7 @@ def test_all_types_have_a_decoder_and_print_without_torch() -> None:
         "for type_ in DECLARED:\n"
         "    if not type_.exact: unit.decoder(type_.functions.layout, type_.formula)\n"
         "text = str(unit)\n"
-        "print('torch' in sys.modules, len(text) <= 200_000, text.count('#include'), '<math.h>' in text)\n"
+        "print('torch' in sys.modules, len(text) <= 250_000, text.count('#include'), '<math.h>' in text)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False True 2 False\n", done.stderr
