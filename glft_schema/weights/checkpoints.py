@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.composites.as_ggml import in_ggml
 from glft_schema.composites.composed import composed
@@ -257,8 +259,11 @@ def _open_path(path: StrPath, as_stored: bool = False) -> Checkpoint:
     found = find_set(Path(path)) if os.path.isdir(path_text(path)) else Path(path_text(path))
     is_set = found.name.endswith(TORCH_INDEX)
     if is_set or is_torch(found):
-        entries = load_torch_set(found) if is_set else load_torch(found)
-        return Checkpoint(entries if as_stored else composed(entries, found), {})
+        entries: Mapping[str, Any] = load_torch_set(found) if is_set else load_torch(found)
+        if not as_stored:
+            arrays = {name: entry for name, entry in entries.items() if isinstance(name, str) and isinstance(entry, np.ndarray)}
+            entries = composed({**entries, **in_memory(arrays)}, found)
+        return Checkpoint(entries, {})
     return _of_file(open_container(found), as_stored)
 
 
