@@ -34,7 +34,7 @@ from glft_schema.formats.gguf_keys import TYPES
 from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import LIMITS
 from glft_schema.quantizer.recipes_as_markdown import recipes_as_markdown
-from glft_schema.tensor_types.composite import COMPOSITE_TYPES
+from glft_schema.tensor_types.composite import compiled_types
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from screens import screens
@@ -276,7 +276,7 @@ def composite_schemes() -> str:
 def composite_types() -> str:
     """Returns a table of the types of composite weights."""
     rows = []
-    for type_ in COMPOSITE_TYPES:
+    for type_ in compiled_types():
         fields = ", ".join(f"{name} {field!r}" for name, field in type_.fields())
         rows.append((f"`{type_.scheme}`", f"`{fields}`", (inspect.getdoc(type_.formula) or "").rstrip(".")))
     return table(("type", "fields", "a weight is"), rows)

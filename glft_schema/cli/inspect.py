@@ -28,8 +28,8 @@ from glft_schema.files.summary import (
     headline,
     largest_first,
     missing_bytes,
+    scheme_lines,
     totals_by_type,
-    weights_and_schemes,
     without_empty_column,
 )
 from glft_schema.formats.format import ShardIndex
@@ -157,7 +157,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
             for tensor in file.tensors.values()
         ],
         "byte_counts": byte_counts(file),
-        **({"composite_weights": schemes} if (schemes := weights_and_schemes(file)[1]) else {}),
+        **({"composite_weights": schemes} if (schemes := scheme_lines(file)) else {}),
         "trailing_bytes": file.tensors.trailing,
         **(
             {}
@@ -199,7 +199,7 @@ def in_lines(file: File, everything: bool = False, fault: FormatError | None = N
         about.append(f"{'' if _has_index(file) else 'the first of '}{len(file.shards)} files")
     elif part := whole_set(file):
         about.append(f"{part[0]} ({safe(part[1].name)} opens the whole model)")
-    lines = [f"{safe(file.name)}: {headline(file)}", ", ".join(about), *map(safe, weights_and_schemes(file)[1])]
+    lines = [f"{safe(file.name)}: {headline(file)}", ", ".join(about), *scheme_lines(file)]
     if fault:
         lines.append(fault.problem)
     lines += ["", *align(_bytes_by_type(file, everything), right=4 if file.format.has_tensors else 2)]

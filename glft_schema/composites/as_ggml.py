@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from glft_schema.composites.nibbles import one_by_one, to_halves
 from glft_schema.storage.dtypes import BFLOAT16, Array
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.chunks import row_chunks
@@ -29,7 +30,7 @@ NAN = 0x7F  # of E4M3; ggml reads it as 0
 EXPONENTS = range(27, 228)  # of float32 scales: products with floats of eight bits fit bfloat16
 
 
-class Target(NamedTuple):
+class GridType(NamedTuple):
     """A type of ggml whose weights are d * code, or d * code + m.
 
     Attributes:
@@ -45,11 +46,11 @@ class Target(NamedTuple):
 
 
 TARGETS = (
-    Target(Q4_0, -8, 7),
-    Target(Q4_1, 0, 15, True),
-    Target(Q5_0, -16, 15),
-    Target(Q5_1, 0, 31, True),
-    Target(Q8_0, -128, 127),
+    GridType(Q4_0, -8, 7),
+    GridType(Q4_1, 0, 15, True),
+    GridType(Q5_0, -16, 15),
+    GridType(Q5_1, 0, 31, True),
+    GridType(Q8_0, -128, 127),
 )
 
 
@@ -64,7 +65,7 @@ def in_one_type(parts: Sequence[StoredTensor], *, exact: bool = False) -> list[S
     return found
 
 
-def in_ggml(stored: StoredTensor, *, exact: bool = False, targets: Sequence[Target] = TARGETS) -> StoredTensor:
+def in_ggml(stored: StoredTensor, *, exact: bool = False, targets: Sequence[GridType] = TARGETS) -> StoredTensor:
     """Returns a composite weight in the type of ggml that holds its values, else as its values.
     Other tensors are returned unchanged.
 
@@ -137,11 +138,11 @@ def _codes(fields: Fields) -> Array:
     """Returns codes one by one, i16 [rows, columns]."""
     codes, first = fields["codes"], next(number for name, number in fields.items() if name != "codes")
     if codes.shape[1] < 32 * first.shape[1]:  # two a byte
-        codes = np.stack((codes & 15, codes >> 4), -1).reshape(len(codes), -1)
+        codes = one_by_one(codes)
     return codes.astype(np.int16)
 
 
-def _parts(target: Target, fields: Fields) -> tuple[Array, Array, Array | None] | None:
+def _parts(target: GridType, fields: Fields) -> tuple[Array, Array, Array | None] | None:
     """Returns zero points, i16, d and m of units [rows, columns // 32]; None if d or m is not a
     float16, or weights without m have one."""
     scales, minimum = fields["scales"], None
@@ -158,7 +159,7 @@ def _parts(target: Target, fields: Fields) -> tuple[Array, Array, Array | None] 
     return zeros, scales, minimum
 
 
-def _fits(target: Target, fields: Fields) -> bool:
+def _fits(target: GridType, fields: Fields) -> bool:
     parts = _parts(target, fields)
     if parts is None:
         return False
@@ -170,7 +171,7 @@ def _fits(target: Target, fields: Fields) -> bool:
     return bool(target.least <= numbers.min() and numbers.max() <= target.most)
 
 
-def _to_blocks(target: Target, fields: Fields) -> Array:
+def _to_blocks(target: GridType, fields: Fields) -> Array:
     """Returns the blocks of rows, u8 [rows, bytes]."""
     parts = _parts(target, fields)
     assert parts is not None
@@ -196,19 +197,6 @@ def _are_halves(floats: Array) -> bool:
 
 
 # Floats
-
-
-def to_halves(codes: Array) -> Array:
-    """Converts bytes u8 [..., n] with weights 2i and 2i + 1 to bytes with weights i and i + n."""
-    first, last = np.split(codes, 2, -1)
-    halves = np.stack((first & 15 | last << 4, first >> 4 | last & 240), -1)
-    return np.asarray(halves.reshape(codes.shape))
-
-
-def to_neighbours(codes: Array) -> Array:
-    """The inverse of `to_halves`."""
-    even, odd = codes[..., ::2], codes[..., 1::2]
-    return np.concatenate([(even & 15) | (odd << 4), (even >> 4) | (odd & 240)], -1)
 
 
 def _to_mxfp4(fields: Fields) -> Array:

@@ -23,8 +23,6 @@ from glft_schema.tensors.tensor import Tensor
 from glft_schema.words import MissingKeyError
 
 CONFIG = "config.json"
-ACTIVATIONS = ("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act", "scale_input",
-               "k_scale", "v_scale", "q_scale", "output_scale")  # fmt: skip
 REFUSED = {"pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b"}  # parts that change a weight
 COMMON = {"weight", "scales", "biases", "scale"}  # names of parts that other tensors have, too
 PARTS = tuple({  # ends of names that only parts beside codes have
@@ -50,15 +48,12 @@ class ComposedTensors(Mapping[str, StoredTensor]):
     def __init__(self, tensors: Mapping[str, StoredTensor], config: Callable[[], Config]) -> None:
         self._tensors, self._read = tensors, config
         self._found: dict[str, tuple[type[CompositeWeight], str, dict[str, str]]] = {}
-        self._kept: dict[str, StoredTensor] = {}
+        self._kept: dict[str, CompositeWeight] = {}
         taken: dict[str, str] = {}
-        by_codes: dict[str, list[tuple[str, type[CompositeWeight]]]] = {}
-        for scheme in SCHEMES:
-            codes = scheme.joint + next(iter(scheme.stored_parts()))
-            by_codes.setdefault(codes[-4:], []).append((codes, scheme))
-        for name in tensors:
-            for codes, scheme in by_codes.get(f".{name}"[-4:], ()):
-                if f".{name}".endswith(codes) and _has_codes(tensors[name]):
+        for name in (name for name, tensor in tensors.items() if _has_codes(tensor)):
+            for scheme in SCHEMES:
+                codes = scheme.joint + next(iter(scheme.stored_parts()))
+                if f".{name}".endswith(codes):
                     module = name[: max(len(name) - len(codes), 0)]
                     start = f"{module}{scheme.joint}" if module else scheme.joint.lstrip(".")
                     parts = {
@@ -89,9 +84,7 @@ class ComposedTensors(Mapping[str, StoredTensor]):
         if name in self._twice:
             raise TensorError("expected one weight of this name, found two: as stored, and as codes and scales", name)
         if stored in self._found:
-            if name not in self._kept:
-                self._kept[name] = self._weight(stored).stored()
-            return self._kept[name]
+            return self._weight(stored).stored
         module, _, last = name.rpartition(".")
         if f".{name}".endswith(PARTS) or (last in REFUSED and module not in self._modules):
             raise TensorError("expected codes beside this part of a quantized weight, found none that it fits", name)
@@ -111,6 +104,11 @@ class ComposedTensors(Mapping[str, StoredTensor]):
         return len(self._names)
 
     def _weight(self, codes: str) -> CompositeWeight:
+        if codes not in self._kept:
+            self._kept[codes] = self._composite(codes)
+        return self._kept[codes]
+
+    def _composite(self, codes: str) -> CompositeWeight:
         scheme, name, parts = self._found[codes]
         module = name.removesuffix(scheme.ending)
         if other := next((part for part in REFUSED if f"{module}.{part}" in self._tensors), None):

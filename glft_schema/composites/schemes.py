@@ -17,7 +17,8 @@ from construct import this
 
 from glft_schema.codec.numbers import f32, i8, i32, i64, u8, u32
 from glft_schema.codec.structs import Struct
-from glft_schema.composites.as_ggml import NAN, to_neighbours
+from glft_schema.composites.as_ggml import NAN
+from glft_schema.composites.nibbles import in_pairs, to_neighbours
 from glft_schema.composites.weight import (
     BITS,
     COLUMNS,
@@ -31,7 +32,6 @@ from glft_schema.composites.weight import (
     OUTER,
     ROWS,
     CompositeWeight,
-    in_pairs,
     unpack,
     words_of,
 )
@@ -44,7 +44,7 @@ from glft_schema.tensor_types.ggml.fp4 import NVFP4 as BLOCKS
 from glft_schema.tensor_types.small_floats import e8m0
 from glft_schema.tensors.stored_tensor import StoredTensor
 
-OF_TORCHAO = "._weight_"  # between the name of a module and that of a part
+OF_TORCHAO = "._weight_"  # separates the name of a module from that of a part
 WIDTHS = range(2, 9)  # bits of an integer code
 
 
@@ -121,8 +121,7 @@ class Int8(CodesOfRows):
         "weight_scale" / f32[GRID] * "scales",
         "weight_zero_point" / i8[GRID] * "zero points",
     )
-    optional = marks = ("weight_zero_point",)
-    marks = ("weight_scale",)
+    optional, marks = ("weight_zero_point",), ("weight_scale",)
     type_name, bits = "INT8", 8
 
     def zeros(self, rows: range) -> Array:
@@ -209,7 +208,7 @@ class Integers(CompositeWeight):
         self.bits = int(found)
 
 
-class Packed(Integers):
+class PackedIntegers(Integers):
     """Integers of 2 to 8 bits: a stream of bits per row, and zero points down the rows. Before
     version 0.18, no code crossed from a word to the next."""
 
@@ -447,10 +446,6 @@ class MXFP4(NVFP4):
     )
     marks, type_name, block = ("weight_packed",), "FP4_E8M0", (1, 32)
 
-    def solve(self) -> None:
-        *outer, pairs = self.tensors[self.codes_part].shape
-        self.shape = (*outer, 2 * pairs)
-
 
 class FP4InBlocks(MXFP4):
     """E2M1 codes with powers of two, under the names of FP8 in blocks."""
@@ -658,6 +653,6 @@ SCHEMES: tuple[type[CompositeWeight], ...] = (  # the first one that fits
     *fp8("FP8", "scale_weight", "scales"),
     *fp8("FP8", "qscale_weight", "scales"),
     *fp8("torchao", "scale", "scales", "qdata", OF_TORCHAO),
-    Int8, Int8OfTorchao, Packed, GPTQ, AWQ,
+    Int8, Int8OfTorchao, PackedIntegers, GPTQ, AWQ,
 )
 # fmt: on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed
 
 # What the dims of parts refer to: the weight [rows, columns], bits of a code, columns of a group.
-# The grid is that of the scales, rows and columns; `outer` are the dims before the columns.
+# The grid is the scales, down and across; `outer` are the dims before the columns.
 ROWS, COLUMNS, BITS, GROUP = this._params.rows, this._params.columns, this._params.bits, this._params.group
 GRID, OUTER = this._params.grid, this._params.outer
 NUMBER, LENGTH = this._params.number, this._params.length  # a single number, with or without a dim; any length
@@ -32,7 +33,7 @@ BLOCK = (128, 128)  # rows and columns that share a scale, if no config says so
 
 
 class Facts(NamedTuple):
-    """What a config says about a weight. None and empty texts are unknown.
+    """Facts about a weight from a config. None and empty texts mean unknown.
 
     Attributes:
         bits: of a code.
@@ -158,18 +159,17 @@ class CompositeWeight:
         """The library, and its name of the scheme."""
         return self.library
 
+    @cached_property
     def stored(self) -> StoredTensor:
-        """Returns the weight, whose bytes are computed from the parts when they are read."""
-        type_, rows = self.type, self.shape[0]
+        """The weight, whose bytes are computed from the parts when they are read."""
+        type_, inner = self.type, math.prod(self.shape[1:])
+        per, nbytes = inner // self.columns, type_.nbytes((1, inner))
 
         def read(index: Slices) -> Array:
-            inner, wanted = math.prod(self.shape[1:]), range(type_.nbytes((1, math.prod(self.shape[1:]))))[index[1]]
-            outer, found = range(rows)[index[0]], []
-            per = inner // max(self.columns, 1)
-            for name, span, number in type_.spans_of_row(inner):
+            outer, wanted, found = range(self.shape[0])[index[0]], range(nbytes)[index[1]], []
+            for name, span, _ in type_.spans_of_row(inner):
                 if span.start < wanted.stop and wanted.start < span.stop:
                     field = np.asarray(getattr(self, name)(range(outer.start * per, outer.stop * per)), order="C")
-                    assert field.dtype == number.dtype
                     field = field.reshape(len(outer), -1).view(np.uint8)
                     found.append(field[:, max(wanted.start - span.start, 0) : min(wanted.stop, span.stop) - span.start])
             return found[0] if len(found) == 1 else np.concatenate(found, 1)
@@ -221,16 +221,14 @@ class CompositeWeight:
         grid = list(grid_of(rows, columns, given or (1, group if group > 0 else columns)))
         raise self.expect(part, f"one number, {[rows]} or {grid} for a weight {[rows, columns]}")
 
-    def spread(self, part: str, rows: range, block: tuple[int, int] | None = None) -> Array:
+    def spread(self, part: str, rows: range) -> Array:
         """Returns a part's numbers of rows, repeated for each unit: [rows, columns // unit]."""
-        down, across = block or self.block
+        down = self.block[0]
         first, last = rows.start // down, -(-rows.stop // down)
-        shape = grid_of(self.rows, self.columns, (down, across))
+        shape = grid_of(self.rows, self.columns, self.block)
         whole = self.tensors[part].shape == shape and shape[0] > 1
         numbers = self.array(part, slice(first, last)) if whole else self.array(part).reshape(shape)[first:last]
-        at = np.arange(0, self.columns, self.unit) // across if self.order is None else self.order
-        found: Array = numbers[(np.arange(rows.start, rows.stop) // down - first)[:, None], at]
-        return found
+        return self.by_unit(numbers[np.arange(rows.start, rows.stop) // down - first])
 
     def scales(self, rows: range) -> Array:
         """Returns the scales of rows, float32 [rows, columns // unit]."""
@@ -305,8 +303,3 @@ def unpack(words: Array, bits: int, count: int, per_word: int = 0) -> Array:
 def words_of(count: int, bits: int, per_word: int = 0) -> int:
     """Returns the number of words of codes, see `unpack`."""
     return -(-count // per_word) if per_word else -(-count * bits // 32)
-
-
-def in_pairs(codes: Array) -> Array:
-    """Returns codes of four bits [rows, columns] as bytes of two, the first one low."""
-    return np.asarray(codes[:, ::2] | codes[:, 1::2] << 4)

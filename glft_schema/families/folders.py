@@ -38,7 +38,7 @@ from glft_schema.families.untrusted_folders import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.shards import is_file_name
 from glft_schema.formats.file_types import MOSTLY
-from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, POOLINGS
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, POOLINGS, scale_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.file_source import check_size
@@ -257,12 +257,14 @@ def gguf_tensors(
         if stored not in used:
             raise names.no_such_tensor(stored)
         parts = in_one_type(parts, exact=exact)
-        inputs = input_scales([stored_as[part] for part in place.in_hf(config)], tensors)
         for target, result in zip(place.in_gguf, place.row.operation.map_to_gguf(parts, config, stored), strict=True):
-            is_scaled = not result.companions or family.multiplies(f"{target.removesuffix('.weight')}.scale")
-            result = as_float32(values_of(result)) if is_float32(target, result.shape) or not is_scaled else result
-            companions = {**result.companions, **inputs} if result.companions else {}
-            mapped[target] = replace(result, companions=companions, origin=parts[0].origin)
+            is_scaled = not result.companions or family.multiplies(scale_of(target))
+            if is_float32(target, result.shape) or not is_scaled:
+                result = as_float32(values_of(result))
+            if result.companions:
+                inputs = input_scales([stored_as[part] for part in place.in_hf(config)], tensors)
+                result = replace(result, companions={**result.companions, **inputs})
+            mapped[target] = replace(result, origin=parts[0].origin)
     return mapped
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from glft_schema.composites.as_ggml import to_halves, to_neighbours
+from glft_schema.composites.nibbles import to_halves, to_neighbours
 from glft_schema.errors import TensorError
 from glft_schema.storage.dtypes import FLOAT32, FLOAT64, Array, Dtype, name_of
 from glft_schema.tensor_types import TensorType

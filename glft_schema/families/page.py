@@ -25,7 +25,6 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from glft_schema.composites.composed import ACTIVATIONS
 from glft_schema.families.config import ALIASES, ROPE, Config, ConfigKey
 from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
@@ -105,6 +104,10 @@ class Bias(NamedTuple):
     tensor: str
 
 
+ACTIVATIONS = (  # ends of the names of scales that are not of weights
+    *("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act", "scale_input"),
+    *("k_scale", "v_scale", "q_scale", "output_scale"),
+)
 OF_ANY = (  # fields of any config
     F("is_encoder_decoder", False),
     F("add_cross_attention", False),

@@ -63,12 +63,15 @@ def headline(file: HasFile) -> str:
     """Returns the contents of a file in one line: "llama, 134.5 M parameters, 30 layers, 8,192
     context, 49,152 tokens, Q4_1 (mostly), 5.74 bits per weight, 98.36 MB"."""
     kind, *counts = file.format.summary(file.metadata) or [file.format.name]
-    weights, schemes = weights_and_schemes(file)
+    try:
+        weights, schemes = weights_and_schemes(file)
+    except (TensorError, FormatError):
+        weights, schemes = file.tensors, {}
     totals = totals_by_type(weights.values())
     total, nbytes = sum(one.weights for one in totals.values()), sum(one.nbytes for one in totals.values())
     if weights is not file.tensors:
         nbytes = sum(one.nbytes for one in totals_by_type(file.tensors.values()).values())
-    named = file.format.meaning(FILE_TYPE, file.metadata.get(FILE_TYPE)) or "".join(schemes[:1]).partition(": ")[2] or None
+    named = file.format.meaning(FILE_TYPE, file.metadata.get(FILE_TYPE)) or next(iter(schemes), None)
     most = max(totals, key=lambda type_: totals[type_].weights, default=None)
     types = [f"{named or most}{' (mostly)' * (len(totals) > 1)}"] if totals else []
     if total:
@@ -79,18 +82,23 @@ def headline(file: HasFile) -> str:
     return ", ".join(safe(part) for part in parts)
 
 
-def weights_and_schemes(file: HasFile) -> tuple[Tensors, list[str]]:
-    """Returns the weights of a file, and a line for each scheme of weights that are stored as
-    several tensors, the most frequent first. If parts of a weight do not fit, returns the tensors,
-    and the error as a line."""
+def weights_and_schemes(file: HasFile) -> tuple[Tensors, dict[str, int]]:
+    """Returns the weights of a file, and the number of weights in each scheme of several tensors,
+    the most frequent first. Raises TensorError or FormatError if the parts of a weight do not
+    fit."""
+    weights: Tensors = file.weights
+    found = Counter(weight.text for weight in file.weights.composed.composites) if weights is not file.tensors else Counter()
+    return weights, dict(found.most_common())
+
+
+def scheme_lines(file: HasFile) -> list[str]:
+    """Returns a line for each scheme of weights that are stored as several tensors, or the error if
+    parts of a weight do not fit."""
     try:
-        weights = file.weights
-        found = Counter(weight.text for weight in weights.composed.composites) if weights is not file.tensors else {}
+        schemes = weights_and_schemes(file)[1]
     except (TensorError, FormatError) as error:
-        return file.tensors, [str(error)]
-    return weights, [
-        f"{format_count(range(found[text]), 'weight')}: {text}" for text in sorted(found, key=lambda text: -found[text])
-    ]
+        return [safe(str(error))]
+    return [safe(f"{count:,} weight{'s' * (count != 1)}: {text}") for text, count in schemes.items()]
 
 
 def file_parts(file: HasFile) -> Iterator[Part]:
@@ -101,7 +109,7 @@ def file_parts(file: HasFile) -> Iterator[Part]:
     order = f", {header['byte_order']}-endian" if "byte_order" in header else ""
     files = f" in {len(file.shards)} files" if len(file.shards) > 1 else ""
     yield f"{file.format.name}{version}{order}, {file.nbytes:,} bytes{files}"
-    yield from map(safe, weights_and_schemes(file)[1])
+    yield from scheme_lines(file)
     if not file.format.has_tensors:
         yield Listing.of("regions", ("name", "value"), file.regions.items(), lambda item: (item[0], quote(item[1], VALUE)), 0)
         return

@@ -13,6 +13,7 @@ from glft_schema.display import Part, Progress, Results, bytes_by_type, format_c
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.families.page import BLOCK_COUNT
 from glft_schema.files.shards import shard_path
+from glft_schema.formats.gguf_names import scale_of
 from glft_schema.formats.registry import WITH_TYPES, format_with, refuse_ending
 from glft_schema.lazy import outside_graphs
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
@@ -31,7 +32,7 @@ from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
 from glft_schema.weights.save import FilePlan, Writer, Writing
 from glft_schema.weights.schemes import Schemes
 from glft_schema.weights.similar_keys import warn_of_typos
-from glft_schema.weights.tensor_scales import scale_of, with_search
+from glft_schema.weights.tensor_scales import with_search
 
 
 @with_display

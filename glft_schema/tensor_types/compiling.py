@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from glft_schema.tensor_types import ggml, symmetric
-from glft_schema.tensor_types.composite import COMPOSITE_TYPES
+from glft_schema.tensor_types.composite import compiled_types
 from glft_schema.tensor_types.halves import HALVES
 from glft_schema.tensor_types.library import building, loading
 from glft_schema.tensor_types.tensor_type import TensorType
@@ -18,7 +18,7 @@ from glft_schema.tensor_types.tensor_type import TensorType
 DECLARED = (
     *ggml.DECLARED,
     *(value for value in vars(symmetric).values() if isinstance(value, TensorType)),
-    *COMPOSITE_TYPES,
+    *compiled_types(),
 )
 
 

@@ -141,7 +141,7 @@ def decode_row(w, codes, scales):
         w[i] = float32(codes[i]) * scales[0] * OF_INT8
 
 
-class Declared(NamedTuple):
+class Composite(NamedTuple):
     """A composite type.
 
     Attributes:
@@ -151,7 +151,7 @@ class Declared(NamedTuple):
         constants: of the formula, without the unit.
         unit: the largest unit.
         floats: see `Declaration.scales`.
-        reserved: codes that are no numbers.
+        reserved: codes of NaN and infinities.
     """
 
     sentence: str
@@ -163,7 +163,7 @@ class Declared(NamedTuple):
     reserved: Reserved | None = None
 
 
-def _declarations(unit: int) -> dict[str, Declared]:
+def _declarations(unit: int) -> dict[str, Composite]:
     """Returns the declarations of the types whose scales are repeated for each `unit` columns."""
     groups = IN // unit
     # fmt: off
@@ -180,26 +180,26 @@ def _declarations(unit: int) -> dict[str, Declared]:
     low, high = ({"scale": unchanged, "high": number} for number in (0, 1))
     zero, bias = "(code - zero point) * scale", "code * scale + bias"
     return {
-        "UINT4":    Declared(f"{zero}; low nibbles are even columns", decode_nibbles_from_zero, (nibbles, zeros, scales)),
-        "UINT8":    Declared(zero, decode_bytes_from_zero, (numbers, zeros, scales)),
-        "INT8":     Declared(zero, decode_bytes_from_zero, (signed, zeros, scales)),
-        "AFFINE4":  Declared(f"{bias}; low nibbles are even columns", decode_affine_nibbles, (nibbles, scales, biases)),
-        "AFFINE8":  Declared(bias, decode_affine_bytes, (numbers, scales, biases)),
-        "FP4_E8M0": Declared("E2M1 * 2^(scale - 127); low nibbles are even columns; a scale of 255 is 2^128, not NaN",
+        "UINT4":    Composite(f"{zero}; low nibbles are even columns", decode_nibbles_from_zero, (nibbles, zeros, scales)),
+        "UINT8":    Composite(zero, decode_bytes_from_zero, (numbers, zeros, scales)),
+        "INT8":     Composite(zero, decode_bytes_from_zero, (signed, zeros, scales)),
+        "AFFINE4":  Composite(f"{bias}; low nibbles are even columns", decode_affine_nibbles, (nibbles, scales, biases)),
+        "AFFINE8":  Composite(bias, decode_affine_bytes, (numbers, scales, biases)),
+        "FP4_E8M0": Composite("E2M1 * 2^(scale - 127); low nibbles are even columns; a scale of 255 is 2^128, not NaN",
                              decode_nibbles, (nibbles, powers), {**low, "value": doubled, "scale": half_power}, UNIT, e8m0),
-        "FP4_E4M3": Declared("E2M1 * (E4M3 * factor of the row); low nibbles are even columns", decode_nibbles_of_row,
+        "FP4_E4M3": Composite("E2M1 * (E4M3 * factor of the row); low nibbles are even columns", decode_nibbles_of_row,
                              (nibbles, small, factors), {"scale": times}, 16, e4m3_scale),
-        "FP4_E4M3_DIVIDED": Declared("E2M1 * (E4M3 / factor of the row); low nibbles are even columns", decode_nibbles_of_row,
+        "FP4_E4M3_DIVIDED": Composite("E2M1 * (E4M3 / factor of the row); low nibbles are even columns", decode_nibbles_of_row,
                                      (nibbles, small, factors), {"scale": divided}, 16, e4m3_scale),
-        "FP8_E4M3": Declared("E4M3 * scale", decode_bytes, (numbers, scales), {"value": e4m3},
+        "FP8_E4M3": Composite("E4M3 * scale", decode_bytes, (numbers, scales), {"value": e4m3},
                              reserved=Reserved("codes", "127 and 255: NaN", lambda codes: codes & 127 == 127)),
-        "FP8_E5M2": Declared("E5M2 * scale", decode_bytes, (numbers, scales), {"value": e5m2},
+        "FP8_E5M2": Composite("E5M2 * scale", decode_bytes, (numbers, scales), {"value": e5m2},
                              reserved=Reserved("codes", "124 to 127, 252 to 255: not finite", lambda codes: codes & 124 > 123)),
-        "NF4":      Declared("NF4 * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales),
+        "NF4":      Composite("NF4 * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales),
                              {**high, "value": nf4}),
-        "FP4":      Declared("FP4 of bitsandbytes * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales),
+        "FP4":      Composite("FP4 of bitsandbytes * scale; high nibbles are even columns", decode_nibbles, (nibbles, scales),
                              {**high, "value": fp4}),
-        "INT8_ROW": Declared("code * scale of the row * 0.007874015718698502", decode_row, (signed, of_row), unit=1),
+        "INT8_ROW": Composite("code * scale of the row * 0.007874015718698502", decode_row, (signed, of_row), unit=1),
     }
     # fmt: on
 
@@ -223,9 +223,13 @@ def composite_type(name: str, unit: int) -> TensorType:
     rule = Rule(f"{own.lower()}-columns", DIMS, meets(IN % unit == 0, f"`in` to be a multiple of {unit}"))
     payload, floats = Struct(rule, *declared.fields), declared.floats and {"scales": declared.floats}
     type_ = TensorType(own, own, payload, formula, scales=floats, reserved=tuple(filter(None, [declared.reserved])))
-    if unit < declared.unit:
-        COMPOSITE_TYPES.add(type_)
+    COMPOSITE_TYPES.add(type_)
     return type_
+
+
+def compiled_types() -> list[TensorType]:
+    """Returns the types of the largest units, which the library has."""
+    return [composite_type(name, UNIT) for name in _declarations(UNIT)]
 
 
 def is_composite(type_: TensorType) -> bool:
@@ -233,13 +237,12 @@ def is_composite(type_: TensorType) -> bool:
     return type_.formula is not None and type_.formula.__module__ == __name__
 
 
-def _declare_smaller() -> None:
-    """Declares the types of all smaller units, which are found by name."""
+def _declare_all() -> None:
+    """Declares the types of all units, which are found by name."""
     for name, declared in _declarations(UNIT).items():
-        for unit in (1, 2, 4, 8, 16):
+        for unit in (1, 2, 4, 8, 16, 32):
             if unit > 1 or declared.fields[0].docs != TWO_CODES:
                 composite_type(name, unit)
 
 
-_TYPES = (composite_type(name, UNIT) for name in _declarations(UNIT))
-COMPOSITE_TYPES = TypeTable[TensorType]("composite", *_TYPES, more=_declare_smaller)
+COMPOSITE_TYPES = TypeTable[TensorType]("composite", more=_declare_all)  # those in use, and those asked for by name

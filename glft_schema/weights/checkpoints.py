@@ -13,7 +13,6 @@ import numpy as np
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.composites.as_ggml import in_ggml
-from glft_schema.composites.composed import composed
 from glft_schema.display import ByName
 from glft_schema.errors import MetadataWarning, OptionError, quote, safe, warn
 from glft_schema.families.block_keys import with_block_counts
@@ -67,6 +66,15 @@ class Checkpoint(NamedTuple):
         metadata = with_block_counts(self.metadata, self.tensors, tensors, added)
         is_part = self.is_part or not self.tensors.keys() <= tensors.keys()
         return self._replace(tensors=tensors, metadata=metadata, is_part=is_part)
+
+    def composed(self, path: StrPath) -> Checkpoint:
+        """Returns it with the parts of composite weights as one tensor, see `ComposedTensors`.
+        `path` is its own, beside which a config may be."""
+        from glft_schema.composites.composed import composed  # slow to import
+
+        entries = self.tensors.items()
+        arrays = {name: entry for name, entry in entries if isinstance(name, str) and isinstance(entry, np.ndarray)}
+        return self._replace(tensors=composed({**self.tensors, **in_memory(arrays)}, path))
 
     def as_ggml(self, exact: bool) -> Checkpoint:
         """Returns it with its composite weights in types of ggml, see `in_ggml`."""
@@ -146,12 +154,12 @@ def open_with_metadata(
     by_table = folder if target is WITH_TYPES and like is None else None
     family = declared_family(folder) if folder and like is not None else None
     as_parts = bool(as_stored) or (family is not None and family.packs_weights)
-    checkpoint = _open_mapped(by_table, converter, exact) if by_table else _open_whole(source, as_parts)
+    checkpoint = _open_mapped(by_table, converter, exact) if by_table else _open_whole(source)
     with ExitStack() as opened:  # what is open is closed after an error
         opened.enter_context(checkpoint)
         is_gguf = checkpoint.file is not None and checkpoint.file.format is target is WITH_TYPES
-        if is_gguf and checkpoint.file and not isinstance(source, Checkpoint):
-            checkpoint = checkpoint._replace(tensors=_of_file(checkpoint.file, as_stored=True).tensors)
+        if not (isinstance(source, Checkpoint) or by_table or as_parts or is_gguf):
+            checkpoint = checkpoint.composed(source)
         checkpoint = checkpoint.with_tensors(in_memory(leave_out(checkpoint.tensors, exclude)))
         if target is WITH_TYPES and like is None:
             checkpoint = checkpoint.as_ggml(exact)
@@ -203,8 +211,9 @@ def _open_mapped(path: Path, converter: Converter, exact: bool = False) -> Check
 def _in_order(folder: Path, files: list[File], family: Family) -> dict[str, StoredTensor]:
     """Returns the tensors of a folder, those of each safetensors file by name. Adds to the open
     files."""
-    opened = _open_path(folder, as_stored=family.packs_weights)
+    opened = _open_path(folder)
     files += opened.files
+    opened = opened if family.packs_weights else opened.composed(folder)
     shards = {name: number for file in files for number, shard in enumerate(file.shards) for name in shard.tensors}
     return in_memory(
         {name: opened.tensors[name] for name in sorted(opened.tensors, key=lambda name: (shards.get(name, 0), name))}
@@ -218,22 +227,30 @@ def by_example(tensors: Mapping[str, StoredTensor], donor: Donor, folder: Path |
     return Checkpoint(donor.tensors_of(tensors, folder), donor.metadata, family=arch, donor=donor.file)
 
 
-def _open_whole(source: StrPath | Checkpoint, as_stored: bool) -> Checkpoint:
-    """Opens a checkpoint. Raises FormatError for a single file of a set."""
-    checkpoint = open_entries(source, as_stored=as_stored)
+def _open_whole(source: StrPath | Checkpoint) -> Checkpoint:
+    """Opens a checkpoint, with its tensors as stored. Raises FormatError for a single file of a
+    set."""
+    checkpoint = _open_stored(source)
     if isinstance(source, (str, os.PathLike)):
         check_whole(checkpoint.file, source)
     return checkpoint
 
 
-def open_entries(source: Weights, *, as_stored: bool = False) -> Checkpoint:
-    """Opens a checkpoint of any kind, or returns an open one. Its entries may not be tensors.
-    `as_stored` is for `open_with_metadata`."""
+def open_entries(source: Weights) -> Checkpoint:
+    """Opens a checkpoint of any kind, or returns an open one. Its entries may not be tensors."""
+    checkpoint = _open_stored(source)
+    if isinstance(source, Mapping | Checkpoint):
+        return checkpoint
+    return checkpoint.composed(source.name if isinstance(source, File) else source)
+
+
+def _open_stored(source: Weights) -> Checkpoint:
+    """Opens a checkpoint of any kind, with its entries as stored, or returns an open one."""
     if isinstance(source, Checkpoint):
         return source._replace(files=())
     if isinstance(source, Mapping):
         return Checkpoint(source, {})
-    return _of_file(source, as_stored)._replace(files=()) if isinstance(source, File) else _open_path(source, as_stored)
+    return _of_file(source)._replace(files=()) if isinstance(source, File) else _open_path(source)
 
 
 def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Checkpoint:
@@ -255,23 +272,17 @@ def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Chec
     return opened
 
 
-def _open_path(path: StrPath, as_stored: bool = False) -> Checkpoint:
+def _open_path(path: StrPath) -> Checkpoint:
     found = find_set(Path(path)) if os.path.isdir(path_text(path)) else Path(path_text(path))
-    is_set = found.name.endswith(TORCH_INDEX)
-    if is_set or is_torch(found):
-        entries: Mapping[str, Any] = load_torch_set(found) if is_set else load_torch(found)
-        if not as_stored:
-            arrays = {name: entry for name, entry in entries.items() if isinstance(name, str) and isinstance(entry, np.ndarray)}
-            entries = composed({**entries, **in_memory(arrays)}, found)
-        return Checkpoint(entries, {})
-    return _of_file(open_container(found), as_stored)
+    if found.name.endswith(TORCH_INDEX):
+        return Checkpoint(load_torch_set(found), {})
+    return Checkpoint(load_torch(found), {}) if is_torch(found) else _of_file(open_container(found))
 
 
-def _of_file(file: File, as_stored: bool = False) -> Checkpoint:
+def _of_file(file: File) -> Checkpoint:
     if not file.format.has_tensors:
         raise OptionError(f"expected a file of a format that holds tensors, found {quote(file.name)} ({file.format.name})")
     metadata = file.metadata
     if keys := file.format.shard_keys:
         metadata = metadata.without(*(key for key in keys if key in metadata))
-    tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}
-    return Checkpoint(tensors if as_stored else composed(tensors, file.name), metadata, file, files=(file,))
+    return Checkpoint({name: of_file(tensor) for name, tensor in file.tensors.items()}, metadata, file, files=(file,))

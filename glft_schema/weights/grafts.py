@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 
 from glft_schema.errors import MetadataWarning, OptionError, quote, warn
 from glft_schema.formats.format import Format
+from glft_schema.formats.gguf_names import SCALES, scale_of
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.patterns import keep
 
-COMPANIONS = ("scale", "input_scale")  # of NVFP4 in GGUF
 Added = StrPath | Checkpoint
 
 
@@ -60,7 +60,7 @@ def grafted(
         theirs = {name: tensor for other in others for name, tensor in other.tensors.items()}
         own, added = dict(checkpoint.tensors), keep(theirs, only)
         for name in [*added]:  # a scale belongs to the codes of its tensor
-            for beside in (f"{name.removesuffix('.weight')}.{ending}" for ending in COMPANIONS):
+            for beside in (scale_of(name, ending) for ending in SCALES):
                 own.pop(beside, None)
                 added |= {beside: theirs[beside]} if beside in theirs else {}
         for name, tensor in added.items():

@@ -17,6 +17,7 @@ from glft_schema.files.layout import Layout, lay_out
 from glft_schema.files.parsing import parse_source
 from glft_schema.formats.file_types import FILE_TYPE, MAIN_TYPES
 from glft_schema.formats.format import Format
+from glft_schema.formats.gguf_names import scale_of
 from glft_schema.formats.registry import target_format
 from glft_schema.lazy import outside_graphs
 from glft_schema.limits import check_repeats
@@ -251,7 +252,7 @@ def _with_companions(
         types[name] = choice
         copied = tensor.file_tensor is not None and tensor.file_tensor.type == choice.type
         for ending, numbers in tensor.companions.items() if copied else ():
-            beside = f"{name.removesuffix('.weight')}.{ending}"
+            beside = scale_of(name, ending)
             tensors[beside] = of_values(numbers)
             types[beside] = choose_type(beside, tensors[beside], target.types)
     return tensors, types

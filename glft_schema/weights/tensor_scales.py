@@ -19,7 +19,7 @@ import numpy as np
 
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.families.pages import BY_ARCH
-from glft_schema.formats.gguf_names import ARCHITECTURE
+from glft_schema.formats.gguf_names import ARCHITECTURE, scale_of
 from glft_schema.storage.dtypes import FLOAT32, Array
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.chunks import CHUNK, importance_rows, slices
@@ -102,11 +102,6 @@ class TensorScale:
         fields = self._type.encode(rows / scale, self.name, importance=importance, lost=Counter(), search=True)
         errors: Array = scale * self._type.decode(fields, rows.shape[1]).astype(np.float64) - rows
         return errors
-
-
-def scale_of(name: str) -> str:
-    """Returns the name of the tensor with the scale of a tensor."""
-    return f"{name.removesuffix('.weight')}.scale"
 
 
 def with_search(
