@@ -192,7 +192,7 @@ CASES = {
     "gptq: other bits": Case("gptq", saying(bits=8), "expected codes of 8 bits"),
     "gptq: a huge group": Case("gptq", saying(group_size=1 << 70), "scales"),
     "gptq: unknown format": Case("gptq", saying(checkpoint_format="gptq_p"), "checkpoint_format"),
-    "gptq: a format that is no text": Case("gptq", saying(checkpoint_format=["\x1b\n"]), "checkpoint_format"),
+    "gptq: a checkpoint_format that is not text": Case("gptq", saying(checkpoint_format=["\x1b\n"]), "checkpoint_format"),
     "gptq: g_idx out of range": Case("gptq", with_(".g_idx", at(3, 2)), "g_idx"),
     "gptq: g_idx is negative": Case("gptq", with_(".g_idx", at(3, -1)), "g_idx"),
     "gptq: g_idx is short": Case("gptq", with_(".g_idx", shorter), "g_idx"),

@@ -28,11 +28,11 @@ PREFIX = {"down": "model.layers.0.mlp.down_proj", "up": "model.layers.0.mlp.up_p
 
 
 class Folder(NamedTuple):
-    """What is expected of a folder, by the rules of the types and of the libraries.
+    """Expected schemes and types of a folder, by the rules of the types and of the libraries.
 
     Attributes:
-        texts: of the schemes of down, up and q, which differ in the last words; the last one
-            is that of the others, too.
+        texts: of the schemes of down, up and q, which differ in the last words; the last text
+            also applies to the weights without one.
         types: of GGUF that hold down, up and q exactly.
     """
 
@@ -315,7 +315,7 @@ def test_gguf_has_the_same_values_in_the_smallest_type(folder: str, tmp_path: Pa
                 beside = f"{weight.name.removesuffix('.weight')}.scale"
                 assert tensors[beside][0] == "F32"
                 assert tensors[beside][1].shape == (1,)
-                # the product is rounded elsewhere, and the reciprocal of a divisor once more
+                # products are rounded in another order, and the reciprocal of a divisor is rounded
                 np.testing.assert_allclose(values * tensors[beside][1], expected, rtol=2.5e-7, atol=0)
                 np.testing.assert_allclose(file.weights[weight.name].numpy(), expected, rtol=2.5e-7, atol=0)
                 assert file.tensors[weight.name].type.name == "NVFP4"
