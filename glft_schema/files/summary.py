@@ -97,7 +97,7 @@ def scheme_lines(file: HasFile) -> list[str]:
     try:
         schemes = weights_and_schemes(file)[1]
     except (TensorError, FormatError) as error:
-        return [safe(str(error))]
+        return [safe(str(error), 1000)]
     return [safe(f"{count:,} weight{'s' * (count != 1)}: {text}") for text, count in schemes.items()]
 
 
