@@ -107,6 +107,13 @@ def convert(
     trust_remote_code: TrustRemoteCode = False,
     as_stored: Annotated[bool, flag("Copy codes and scales of GPTQ, AWQ, FP8 and others as separate tensors.")] = False,
     exact: Annotated[bool, flag("Fail if a value would be rounded.")] = False,
+    pack: Annotated[
+        str | None,
+        option(
+            "LIBRARY",
+            "compressed-tensors or mlx: keep a GGUF model's quantized weights packed in DIR/ where that is exact.",
+        ),
+    ] = None,
     allow_requantize: AllowRequantize = False,
     search: Search = False,
     verbose: Verbose = False,
@@ -171,6 +178,7 @@ def convert(
                 importance=importance,
                 allow_requantize=allow_requantize,
                 exact=exact,
+                pack=pack,
                 search=search,
             )
     echo(*mapping_note(checkpoint, source), *block_notes(merged), *report(written, out, verbose))

@@ -230,7 +230,7 @@ def _in_nvfp4(stored: StoredTensor, values: StoredTensor, exact: bool) -> Stored
     if not np.isfinite(scale).all() or (exact and is_rounded):
         return values
     packed = packed_as(stored, values, NVFP4, _to_nvfp4)
-    return replace(packed, companions={"scale": scale}) if packed is not values else values
+    return replace(packed, companions={} if packed is values or (scale == 1).all() else {"scale": scale})
 
 
 def _are_powers(fields: Fields) -> bool:

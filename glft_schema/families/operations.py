@@ -54,7 +54,7 @@ def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope:
 
     def packed(number: int, type_: TensorType) -> StoredTensor:
         shape = planned[number][0]
-        moved, quantized = _MovedRows(function, sources, number), quantized_type(sources)
+        moved, quantized = movers[number], quantized_type(sources)
 
         def read(index: Slices) -> Array:
             if len(range(shape[0])[index[0]]) < shape[0]:
@@ -62,23 +62,24 @@ def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope:
             return function([_rows_of_bytes(source) for source in sources])[number].reshape(shape[0], -1)[:, index[1]]
 
         result = replace(of_packed(name, shape, type_, read), quantized=quantized)
-        if not companions:
+        beside = companions[number]
+        if not beside:
             return result
-        return replace(result, companions=companions, load=loading(number), read=moved.values)
+        return replace(result, companions=beside, load=loading(number), read=moved.values)
 
     endings = {tuple(source.companions) for source in sources}
-    companions = {ending: np.concatenate([source.companions[ending] for source in sources]) for ending in sources[0].companions}
+    movers = [_MovedRows(function, sources, number) for number in range(len(planned))]
     types = {source.packed.type if source.packed else None for source in sources} if scope == "rows" else {None}
-    are_stacked = len(sources) == 1 or not companions or all(len(shape) > 2 for shape, _ in planned)
-    type_ = types.pop() if len(types) == 1 and len(endings) == 1 and are_stacked else None
+    type_ = types.pop() if len(types) == 1 and len(endings) == 1 else None
+    companions = [moved.companions(shape) if type_ else {} for moved, (shape, _) in zip(movers, planned, strict=True)]
     has_parts = all(source.has_parts for source in sources)
     results = []
     for number, (shape, dtype) in enumerate(planned):
-        if type_ is not None and len(shape) > 1:
+        if type_ is not None and len(shape) > 1 and companions[number] is not None:
             results.append(packed(number, type_))
             continue
         read = _by_element(function, sources, number) if scope == "elements" and has_parts else None
-        read = _MovedRows(function, sources, number).values if scope == "rows" and len(shape) > 1 and has_parts else read
+        read = movers[number].values if scope == "rows" and len(shape) > 1 and has_parts else read
         results.append(StoredTensor(shape, dtype, loading(number), read=read, quantized=quantized_type(sources)))
     return results
 
@@ -145,6 +146,21 @@ class _MovedRows:
             np.arange(start, start + math.prod(source.shape[:-1])).reshape(*source.shape[:-1], 1)
             for start, source in zip(self._starts, self._sources, strict=False)
         ]
+
+    def companions(self, shape: Sequence[int]) -> dict[str, Array] | None:
+        """Returns the companions of a result of this shape: a number for each matrix. None if the
+        rows of a matrix have several."""
+        found = {}
+        for ending in self._sources[0].companions:
+            numbers = [source.companions[ending] for source in self._sources]
+            of_rows = [
+                np.repeat(one, math.prod(s.shape[:-1]) // len(one)) for one, s in zip(numbers, self._sources, strict=True)
+            ]
+            moved = np.concatenate(of_rows)[self._origins()].reshape(shape[0] if len(shape) > 2 else 1, -1)
+            if (moved != moved[:, :1]).any():
+                return None
+            found[ending] = moved[:, 0]
+        return found
 
     def values(self, index: Slices) -> Array:
         """Returns a part of the values."""

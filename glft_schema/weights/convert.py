@@ -18,8 +18,9 @@ from typing import Any
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import STRING, from_text, to_text
 from glft_schema.codec.typed_values import Typed
+from glft_schema.composites.packing import FORMS
 from glft_schema.display import Progress
-from glft_schema.errors import FormatError, MetadataWarning, OptionError, warn
+from glft_schema.errors import FormatError, MetadataWarning, OptionError, alternatives, quote, warn
 from glft_schema.families.converter import Converter
 from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.file import File
@@ -67,6 +68,7 @@ def convert(
     trust_remote_code: bool = False,
     as_stored: bool = False,
     exact: bool = False,
+    pack: str | None = None,
     search: bool = False,
     ranks: Writer | None = None,
 ) -> list[WrittenTensor]:
@@ -106,13 +108,16 @@ def convert(
         as_stored: copy the codes and scales of schemes such as GPTQ as separate tensors. They are
             one weight by default: in GGUF in a type with the same values, or else dequantized.
         exact: refuse to round a value.
+        pack: ``compressed-tensors`` or ``mlx``: quantized weights of a GGUF model get this
+            library's form in a folder if it holds their values; others are dequantized.
 
     Returns:
         The result for each tensor: `copied` if the payload was copied, otherwise its `error`.
 
     Raises:
-        OptionError: if the format is unknown, or a folder to be written is not empty. Other errors
-            as `open_with_metadata`, `grafted` and `save_file`.
+        OptionError: if the format is unknown, a folder to be written is not empty, or `pack` does
+            not fit the output or other arguments. Other errors as `open_with_metadata`, `grafted`
+            and `save_file`.
         SchemeError: if `exact`, and the type of a tensor would round its values.
 
     Warns:
@@ -126,6 +131,10 @@ def convert(
         raise OptionError("expected a file as the output of several processes, found a folder")
     if to_folder and importance:
         raise OptionError("expected no importance for a Hugging Face folder, whose types do not use it")
+    if pack is not None and pack not in FORMS:
+        raise OptionError(f"expected pack (--pack) as {alternatives(FORMS)}, found {quote(pack)}")
+    if pack is not None and (not to_folder or schemes):
+        raise OptionError("pack (--pack) is for a folder (DIR/) as the output, without schemes (--scheme)")
     writing = Writing(
         schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress, exact, search
     )
@@ -136,7 +145,7 @@ def convert(
     ):
         check_ranks(checkpoint, ranks)
         if target is None:
-            return _to_folder(checkpoint, out, writing, metadata or {})
+            return _to_folder(checkpoint, out, writing, metadata or {}, pack)
         return plan_conversion(checkpoint, target, writing, metadata).write(out, ranks)
 
 
@@ -192,14 +201,16 @@ def plan_conversion(
     return plan_file(checkpoint.tensors, target, converted, writing, choices, states_type)
 
 
-def _to_folder(checkpoint: Checkpoint, out: StrPath, writing: Writing, added: Mapping[str, Any]) -> list[WrittenTensor]:
+def _to_folder(
+    checkpoint: Checkpoint, out: StrPath, writing: Writing, added: Mapping[str, Any], pack: str | None
+) -> list[WrittenTensor]:
     """Writes a GGUF model as a Hugging Face folder."""
 
     def save(tensors: Mapping[str, StoredTensor], path: Path) -> list[WrittenTensor]:
         target = target_format(path, None)
         return plan_file(tensors, target, {**target.entries, **added}, writing).write(path)
 
-    return write_folder(checkpoint, out, save)
+    return write_folder(checkpoint, out, save, pack)
 
 
 def _types_of(donor: File | None, tensors: Mapping[str, StoredTensor], asked: list[tuple[str, str]]) -> list[tuple[str, str]]:
