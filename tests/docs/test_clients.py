@@ -16,7 +16,7 @@ PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 def test_the_extra_has_the_versions_of_the_table() -> None:
     (extra,) = re.findall(r"^foreign = \[(.*?)^\]", PYPROJECT.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    pinned = dict(re.findall(r'"([^"=]+)==([^"]+)"', extra))
+    pinned = dict(re.findall(r'"([^"=]+)==([^";]+)', extra))
     assert pinned == {client.package: client.version for client in CLIENTS if client.registry == "PyPI"}
 
 

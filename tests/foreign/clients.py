@@ -42,10 +42,13 @@ CLIENTS = (
     Client(NODE_LLAMA_CPP, "npm", NODE_LLAMA_CPP, "3.22.1",
            "headers: keys, values (it reports no types); names, dims, types, offsets, positions; sets", "-"),
     Client(TINYGRAD, "PyPI", "tinygrad", "0.14.0", "metadata (no types), shapes, values; sets", "-"),
-    Client(MLX, "PyPI", "mlx[cpu]", "0.32.4", "metadata with types, shapes, values", "GGUF with metadata; safetensors"),
+    Client(MLX, "PyPI", "mlx[cpu]", "0.32.4",
+           "metadata with types, shapes, values; packed folders", "GGUF with metadata; safetensors"),
     Client(DIFFUSERS, "PyPI", "diffusers", "0.42.1", "shapes, values; in float32 and by default", "safetensors, in shards"),
     Client(TRANSFORMERS, "PyPI", "transformers", "5.23.0",
            "metadata (no types), shapes, values; a whole model through gguf-py", "safetensors, in shards"),
+    Client("compressed-tensors", "PyPI", "compressed-tensors", "0.20.0",
+           "packed folders written from GGUF: logits, through transformers", "-"),
     Client(SAFETENSORS, "PyPI", "safetensors", "0.8.0", "slices: random indices into the same tensors", "-"),
 )
 # fmt: on
