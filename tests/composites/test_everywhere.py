@@ -1,0 +1,310 @@
+"""Composite weights in all that reads weights: sets, torch files, modules, ranks, commands."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file as load_stored
+from safetensors.torch import save_file as save_stored
+from torch import nn
+from torch.distributed import checkpoint
+
+import glft_schema as glft
+import glft_schema.distributed
+import glft_schema.nn
+import glft_schema.weights
+from glft_schema.errors import OptionError, SchemeError
+from tests.composites import packers
+from tests.composites.packers import Tensors, write
+from tests.composites.test_bad_input import SCHEMES
+from tests.families.tiny_folders import edit_json, make_folder
+from tests.tools import forked
+from tests.tools.command_line import in_this_process
+from tests.tools.unmeasured import unmeasured
+
+NAMES = {scheme: "X" if scheme == "gpt-oss" else "X.weight" for scheme in SCHEMES}
+LINEARS = [scheme for scheme, name in NAMES.items() if name == "X.weight"]
+
+
+def written(folder: Path, scheme: str) -> tuple[Path, torch.Tensor]:
+    """Writes a checkpoint of a weight and a norm; returns its file and the weight's values."""
+    tensors, config = copy.deepcopy(SCHEMES[scheme])
+    path = write(folder, tensors | {"norm.weight": torch.ones(8)}, config)
+    return path, glft.load_file(path)[NAMES[scheme]]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_parts_in_different_shards(scheme: str, tmp_path: Path) -> None:
+    path, expected = written(tmp_path / "whole", scheme)
+    folder, tensors = tmp_path / "set", load_stored(path)
+    folder.mkdir()
+    files = {f"model-{number + 1:05d}-of-{len(tensors):05d}.safetensors": name for number, name in enumerate(tensors)}
+    for file, name in files.items():
+        save_stored({name: tensors[name]}, folder / file)
+    index = {"metadata": {}, "weight_map": {name: file for file, name in files.items()}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text((path.parent / "config.json").read_text())
+    assert torch.equal(glft.load_file(folder / "model.safetensors.index.json")[NAMES[scheme]], expected)
+    with glft.open(folder / "model.safetensors.index.json") as file:
+        assert torch.equal(file.get_slice(NAMES[scheme])[1:3], expected[1:3])
+        assert len(file.tensors) == len(tensors)
+        assert len(file.weights) == 2
+    opened = glft.weights.open_checkpoint(folder)
+    assert {*opened} == {NAMES[scheme], "norm.weight"}
+    assert torch.equal(torch.from_numpy(opened[NAMES[scheme]].values()), expected)
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "awq", "w4a16 asym", "fp8", "nf4", "nested", "torchao"])
+def test_torch_files(scheme: str, tmp_path: Path) -> None:
+    path, expected = written(tmp_path, scheme)
+    torch.save(load_stored(path), own := tmp_path / "pytorch_model.bin")
+    opened = glft.weights.open_checkpoint(own)
+    assert {*opened} == {NAMES[scheme], "norm.weight"}
+    assert torch.equal(torch.from_numpy(opened[NAMES[scheme]].values()), expected)
+    assert {*glft.weights.open_checkpoint(own, as_stored=True)} == {*load_stored(path)}
+    glft.convert(own, out := tmp_path / "out.glft")
+    assert torch.equal(glft.load_file(out)[NAMES[scheme]], expected)
+
+
+@pytest.mark.parametrize("scheme", LINEARS)
+def test_packed_layers(scheme: str, tmp_path: Path) -> None:
+    """A layer keeps the composite type's bytes, and computes what a layer of the values does."""
+    path, expected = written(tmp_path, scheme)
+    rows, columns = expected.shape
+    module = nn.ModuleDict({"X": nn.Linear(columns, rows, bias=False), "norm": nn.LayerNorm(8, bias=False)})
+    glft.load_into(module, path, packed=True)
+    with glft.open(path) as file:
+        assert module["X"].weight.numel() == file.weights["X.weight"].nbytes
+    assert torch.equal(module["X"].dequantize(), expected)
+    dense = nn.Linear(columns, rows, bias=False)
+    glft.load_into(nn.ModuleDict({"X": dense, "norm": nn.LayerNorm(8, bias=False)}), path)
+    assert torch.equal(dense.weight, expected)
+    inputs = torch.linspace(-1, 1, 3 * columns).reshape(3, columns)
+    scale = inputs.abs() @ expected.abs().T  # of the rounding of sums
+    assert ((module["X"](inputs) - dense(inputs)).abs() <= 4e-7 * columns**0.5 * scale).all()
+
+
+FRESH = """
+import sys, torch, glft_schema as glft
+from torch import nn
+module = nn.ModuleDict({"X": glft.nn.Linear(96, 8, sys.argv[2], bias=False)})
+module.load_state_dict(torch.load(sys.argv[1]))
+torch.save(module["X"].dequantize(), sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "type_"), [(32, "UINT4"), (16, "UINT4_16"), (48, "UINT4_16"), (8, "UINT4_8"), (2, "UINT4_2")]
+)
+def test_packed_layers_are_saved_with_types_of_smaller_units(group: int, type_: str, tmp_path: Path) -> None:
+    """A process that has seen no such weight finds the type by its name."""
+    codes, scales = np.arange(8 * 96).reshape(8, 96) % 16, torch.linspace(0.5, 1, 96 // group).half().repeat(8, 1)
+    path = write(tmp_path, packers.packed(codes, None, scales), {})
+    module = nn.ModuleDict({"X": nn.Linear(96, 8, bias=False)})
+    glft.load_into(module, path, packed=True)
+    assert module["X"].type_name == type_
+    torch.save(module.state_dict(), state := tmp_path / "state.pt")
+    forked.run("-c", FRESH, state, type_)
+    assert torch.equal(torch.load(state), torch.from_numpy(packers.values(codes, 8, scales)))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_distributed_checkpoints(scheme: str, tmp_path: Path) -> None:
+    path, expected = written(tmp_path, scheme)
+    state = {NAMES[scheme]: torch.zeros_like(expected)}
+    with pytest.warns(UserWarning, match="single process"):
+        checkpoint.load(state, storage_reader=glft.distributed.StorageReader(path))
+    assert torch.equal(state[NAMES[scheme]], expected)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_commands(scheme: str, tmp_path: Path) -> None:
+    path, expected = written(tmp_path, scheme)
+    name = NAMES[scheme]
+    shown = in_this_process("inspect", path)
+    assert shown.returncode == 0
+    with glft.open(path) as file:
+        text = file.weights.composed[name].origin
+    assert f"1 weight: {text}" in shown.stdout
+    assert json.loads(in_this_process("inspect", path, "--json").stdout)["composite_weights"] == [f"1 weight: {text}"]
+    done = in_this_process("get-tensor", path, name, out := tmp_path / "x.npy")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(out), expected.numpy())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_written_as_values_and_as_stored(scheme: str, tmp_path: Path) -> None:
+    path, expected = written(tmp_path, scheme)
+    for out in (tmp_path / "out.glft", tmp_path / "out.safetensors"):
+        glft.convert(path, out)
+        assert torch.equal(glft.load_file(out)[NAMES[scheme]], expected)
+        assert "equal" in in_this_process("compare", path, out).stdout
+    done = in_this_process("convert", path, stored := tmp_path / "stored.safetensors", "--as-stored")
+    assert done.returncode == 0, done.stderr
+    with glft.open(path) as file, glft.open(stored) as copied:
+        assert {*copied.tensors} == {*file.tensors}
+        for name, tensor in file.tensors.items():
+            assert bytes(copied.tensors[name].array()) == bytes(tensor.array())
+        assert torch.equal(copied.get_tensor(NAMES[scheme]), expected)  # beside the same config
+
+
+def test_comparisons_find_one_code(tmp_path: Path) -> None:
+    path, expected = written(tmp_path / "one", "gptq")
+    same = glft.convert(path, dense := tmp_path / "dense.safetensors")
+    assert {tensor.name for tensor in same} == {"X.weight", "norm.weight"}
+    assert re.search(r"X\.weight +retyped +UINT4 to F32 +equal", in_this_process("compare", path, dense).stdout)
+    tensors = load_stored(path)
+    tensors["X.qweight"][0, 0] ^= 1
+    other = write(tmp_path / "other", tensors, json.loads((path.parent / "config.json").read_text()))
+    assert (glft.load_file(other)["X.weight"] != expected).sum() == 1
+    done = in_this_process("compare", path, other)
+    assert done.returncode == 1
+    assert re.search(r"X\.weight +changed", done.stdout)
+    assert {tensor.name for tensor, found in glft.check_values(path) if not found} == {"X.weight", "norm.weight"}
+
+
+@pytest.mark.filterwarnings("ignore::glft_schema.errors.MetadataWarning")
+def test_exact_refuses_what_is_rounded(tmp_path: Path) -> None:
+    path, _ = written(tmp_path, "w4a16")
+    glft.convert(path, tmp_path / "a.gguf", exact=True)
+    with pytest.raises(SchemeError, match=r"^exact \(--exact\): 1 tensor would be rounded, such as 'X.weight' as q4_1$"):
+        glft.convert(path, tmp_path / "b.gguf", schemes={"X.*": "q4_1"}, exact=True)
+    assert in_this_process("convert", path, tmp_path / "b.gguf", "--scheme", "X.*=q4_1", "--exact").returncode == 2
+    assert not (tmp_path / "b.gguf").exists()
+
+
+@pytest.mark.parametrize(("exact", "type_"), [(False, "NVFP4"), (True, "F32")])
+def test_a_reciprocal_that_is_rounded_is_not_exact(exact: bool, type_: str, tmp_path: Path) -> None:
+    path, _ = written(tmp_path / "halves", "nvfp4 packed")
+    path = write(tmp_path, load_stored(path) | {"X.weight_global_scale": torch.tensor([3.0])})
+    tensors = {tensor.name: tensor for tensor in glft.convert(path, tmp_path / "out.gguf", exact=exact)}
+    assert str(tensors["X.weight"].type) == type_
+
+
+@pytest.mark.filterwarnings("ignore::glft_schema.errors.MetadataWarning")
+def test_converted_types_are_reported(tmp_path: Path) -> None:
+    path, _ = written(tmp_path, "w4a16")
+    done = in_this_process("convert", path, tmp_path / "out.gguf")
+    assert "compressed-tensors W4A16, 4 bits, groups of 32: 1 tensor exact in Q4_0" in done.stdout
+
+
+# A model
+
+
+def quantized_folder(parent: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Writes a tiny llama of W4A16 in groups of 32; returns its dense weights, too."""
+    folder = make_folder(parent, "tiny-llama")
+    tensors = load_stored(folder / "model.safetensors")
+    dense, stored = dict(tensors), Tensors(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith("_proj.weight"):
+            grouped = tensor.float().reshape(len(tensor), -1, 32)
+            scales = (grouped.abs().amax(-1) / 7).bfloat16()
+            codes = (grouped / scales.float()[..., None]).round().clamp(-8, 7).int().reshape(tensor.shape).numpy() + 8
+            dense[name] = torch.from_numpy(packers.values(codes, 8, scales))
+            del stored[name]
+            module = name.removesuffix(".weight")
+            stored |= {part.replace("X", module, 1): made for part, made in packers.packed(codes, None, scales).items()}
+    save_stored(stored, folder / "model.safetensors")
+    weights = {"num_bits": 4, "group_size": 32, "symmetric": True, "strategy": "group", "type": "int"}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    edit_json(folder / "config.json", quantization_config={"quant_method": "compressed-tensors", "config_groups": groups})
+    return folder, dense
+
+
+def test_a_folder_becomes_a_model_of_gguf(tmp_path: Path) -> None:
+    """The same as the folder of dense weights, with rows of q and k in another order, in Q4_0."""
+    folder, dense = quantized_folder(tmp_path / "codes")
+    plain = make_folder(tmp_path / "dense", "tiny-llama")
+    save_stored(dense, plain / "model.safetensors")
+    done = in_this_process("convert", folder, tmp_path / "codes.gguf")
+    assert done.returncode == 0, done.stderr
+    assert "compressed-tensors W4A16, 4 bits, groups of 32: 14 tensors exact in Q4_0" in done.stdout
+    glft.convert(plain, tmp_path / "dense.gguf")
+    assert in_this_process("verify", tmp_path / "codes.gguf").returncode == 0
+    with glft.open(tmp_path / "codes.gguf") as codes, glft.open(tmp_path / "dense.gguf") as other:
+        assert {*codes.tensors} == {*other.tensors}
+        for name, tensor in codes.tensors.items():
+            assert torch.equal(tensor.dequantize(torch.float32), other.tensors[name].dequantize(torch.float32)), name
+            is_matrix = re.search(r"blk\.\d\.(attn|ffn)_(q|k|v|output|up|down|gate)\.", name)
+            assert tensor.type.name == "Q4_0" if is_matrix else tensor.type.name in ("F32", "BF16")
+
+
+def test_a_folder_is_quantized_as_its_values(tmp_path: Path) -> None:
+    """To what its dense weights get; but weights that the recipe's type holds already are kept."""
+    folder, dense = quantized_folder(tmp_path / "codes")
+    plain = make_folder(tmp_path / "dense", "tiny-llama")
+    save_stored(dense, plain / "model.safetensors")
+    made = {}
+    for source, recipe in ((folder, "Q8_0"), (plain, "Q8_0"), (folder, "Q4_0"), (plain, "F32")):
+        glft.quantize(source, out := tmp_path / "out.gguf", recipe)
+        with glft.open(out) as file:
+            tensors = {name: (tensor.type.name, tensor.dequantize(torch.float32)) for name, tensor in file.tensors.items()}
+        made[source, recipe] = tensors
+    for name, (type_, values) in made[folder, "Q8_0"].items():
+        assert type_ == made[plain, "Q8_0"][name][0]
+        assert torch.equal(values, made[plain, "Q8_0"][name][1])
+        if re.search(r"(ffn_up|attn_q)\.weight", name):
+            assert made[folder, "Q4_0"][name][0] == "Q4_0"
+            assert torch.equal(made[folder, "Q4_0"][name][1], made[plain, "F32"][name][1])
+
+
+# Resources
+
+GROWTH = """
+import resource, sys
+import glft_schema as glft
+glft.convert(sys.argv[1], sys.argv[3])  # imports all
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+glft.convert(sys.argv[2], sys.argv[3])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def fp8_of_zeros(path: Path, rows: int, columns: int) -> Path:
+    """Writes FP8 codes as a hole of the file, and the scale of each block of 128."""
+    scales = torch.full((rows // 128, columns // 128), 0.1)
+    end = scales.nbytes + rows * columns
+    header: dict[str, Any] = {
+        "X.weight_scale_inv": {"dtype": "F32", "shape": [*scales.shape], "data_offsets": [0, scales.nbytes]},
+        "X.weight": {"dtype": "F8_E4M3", "shape": [rows, columns], "data_offsets": [scales.nbytes, end]},
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + scales.numpy().tobytes())
+        file.truncate(file.tell() + rows * columns)
+    return path
+
+
+@pytest.mark.full
+def test_a_large_weight_is_converted_in_rows(tmp_path: Path) -> None:
+    """Of 256 MB, which are mapped: its values, 1 GB, are never in memory at once."""
+    small, large = fp8_of_zeros(tmp_path / "a.safetensors", 128, 1024), fp8_of_zeros(tmp_path / "b.safetensors", 16384, 16384)
+    done = forked.run("-c", GROWTH, small, large, tmp_path / "out.gguf", environment=unmeasured())
+    assert int(done.stdout) < 256 + 100 << 10  # KiB
+    assert (tmp_path / "out.gguf").stat().st_size > 4 * 16384 * 16384
+
+
+def test_devices_are_those_of_the_codes(tmp_path: Path) -> None:
+    path, expected = written(tmp_path, "gptq")
+    with glft.open(path) as file:
+        assert file.weights["X.weight"].device == file.tensors["X.qweight"].device
+    if torch.cuda.is_available():
+        assert torch.equal(glft.load_file(path, "cuda")["X.weight"].cpu(), expected)
+
+
+def test_names_are_those_of_weights(tmp_path: Path) -> None:
+    path, expected = written(tmp_path, "gptq")
+    linear = nn.ModuleDict({"Y": nn.Linear(expected.shape[1], expected.shape[0], bias=False)})
+    glft.load_into(linear, path, names={"X.weight": "Y.weight", "norm.weight": None})
+    assert torch.equal(linear["Y"].weight, expected)
+    with pytest.raises(OptionError, match=r"names has X\.qweight, which the file lacks"):
+        glft.load_into(linear, path, names={"X.qweight": "Y.weight"}, strict=True)
