@@ -15,6 +15,7 @@ from safetensors.torch import load_file as load_stored
 from safetensors.torch import save_file as save_stored
 from torch import nn
 from torch.distributed import checkpoint
+from torch.distributed.tensor import Shard
 
 import glft_schema as glft
 import glft_schema.distributed
@@ -24,9 +25,11 @@ from glft_schema.errors import OptionError, SchemeError
 from tests.composites import packers
 from tests.composites.packers import Tensors, write
 from tests.composites.test_bad_input import SCHEMES
+from tests.distributed.tensors import load
 from tests.families.tiny_folders import edit_json, make_folder
-from tests.tools import forked
+from tests.tools import forked, launch
 from tests.tools.command_line import in_this_process
+from tests.tools.ranks import run as run_ranks
 from tests.tools.unmeasured import unmeasured
 
 NAMES = {scheme: "X" if scheme == "gpt-oss" else "X.weight" for scheme in SCHEMES}
@@ -122,6 +125,38 @@ def test_distributed_checkpoints(scheme: str, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="single process"):
         checkpoint.load(state, storage_reader=glft.distributed.StorageReader(path))
     assert torch.equal(state[NAMES[scheme]], expected)
+
+
+MIXED = ["w4a16 asym", "fp8 rows", "nvfp4", "mxfp4", "nf4", "nested", "int8", "torchao"]  # that need no config
+
+
+def mixed(folder: Path) -> Path:
+    """Writes a checkpoint with a weight of each scheme."""
+    tensors = Tensors()
+    for number, scheme in enumerate(MIXED):
+        tensors |= {name.replace("X", f"layers.{number}", 1): part.clone() for name, part in SCHEMES[scheme][0].items()}
+    return write(folder, tensors, {})
+
+
+@pytest.mark.parametrize(("ranks", "dim"), [(2, 0), (3, 1)])
+def test_ranks_load_their_shards(ranks: int, dim: int, tmp_path: Path) -> None:
+    expected = glft.load_file(path := mixed(tmp_path))
+    targets = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    for found in run_ranks(ranks, load, path, (ranks,), (Shard(dim),), targets):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::glft_schema.errors.MetadataWarning")
+def test_processes_convert_together(tmp_path: Path) -> None:
+    path, scheme = mixed(tmp_path), "layers.[4-6].weight=q4_0"
+    alone, out = tmp_path / "alone.gguf", tmp_path / "out.gguf"
+    report = in_this_process("convert", path, alone, "--scheme", scheme).stdout
+    first, second = launch.run(2, ("convert", path, out, "--scheme", scheme))
+    assert (first.code, first.out) == (0, report.replace("alone", "out"))
+    assert (second.code, second.out) == (0, "")
+    assert out.read_bytes() == alone.read_bytes()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
