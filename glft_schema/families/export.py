@@ -16,7 +16,7 @@ from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.pages.every_model import DEFAULT_IDS
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
 from glft_schema.files.file import File
-from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT, TOKENIZER
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT, SCALES, TOKENIZER, scale_of
 from glft_schema.storage.dtypes import FLOAT32, Dtype
 from glft_schema.tensor_types.conversions import convert
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values
@@ -32,6 +32,7 @@ def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = Fals
     """Returns the tensors of a GGUF model by their names in Hugging Face, and the config.
 
     Tensors that GGUF holds in float32 get the dtype of the model's matrices if that loses nothing.
+    Scales of the inputs of NVFP4 are left out.
 
     Args:
         tensors: of the model.
@@ -43,7 +44,8 @@ def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = Fals
         TensorError: if the family has no such tensor, or a shape does not fit the metadata.
     """
     family, config = gguf_config(file)
-    left = dict(tensors)
+    of_inputs = {scale_of(name, SCALES[1]) for name in tensors}
+    left = {name: tensor for name, tensor in tensors.items() if name not in of_inputs}
     config |= family.restored(left, config)
     exported: dict[str, StoredTensor] = {}
     places = Names(family, config, len(left)).places(left, fused)

@@ -47,6 +47,7 @@ def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope:
         TensorError: if the function refuses the shapes.
     """
     planned = planned_results(function, sources, name, scope)
+    shapes = [shape for shape, _ in planned]
     sources = in_one_dtype(sources)
 
     def loading(number: int) -> Callable[[], Array]:
@@ -71,7 +72,13 @@ def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope:
     movers = [_MovedRows(function, sources, number) for number in range(len(planned))]
     types = {source.packed.type if source.packed else None for source in sources} if scope == "rows" else {None}
     type_ = types.pop() if len(types) == 1 and len(endings) == 1 else None
-    companions = [moved.companions(shape) if type_ else {} for moved, (shape, _) in zip(movers, planned, strict=True)]
+    if (
+        type_
+        and len([*type_.fields()]) > 1
+        and any(len(shape) > 2 for shape in (*(source.shape for source in sources), *shapes))
+    ):
+        type_ = None  # fields of a stack come one after another, so that a row is not in one piece
+    companions = [moved.companions(shape) if type_ else {} for moved, shape in zip(movers, shapes, strict=True)]
     has_parts = all(source.has_parts for source in sources)
     results = []
     for number, (shape, dtype) in enumerate(planned):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +28,10 @@ from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
 from glft_schema.files.shards import TORCH_INDEX, check_whole, find_set
 from glft_schema.formats.format import Format
+from glft_schema.formats.gguf_names import SCALES, scale_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.source import StrPath, path_text
+from glft_schema.tensor_types.ggml.fp4 import NVFP4
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
 from glft_schema.weights.in_memory import in_memory
 from glft_schema.weights.patterns import leave_out
@@ -75,6 +78,22 @@ class Checkpoint(NamedTuple):
         entries = self.tensors.items()
         arrays = {name: entry for name, entry in entries if isinstance(name, str) and isinstance(entry, np.ndarray)}
         return self._replace(tensors=composed({**self.tensors, **in_memory(arrays)}, path))
+
+    def with_scales(self) -> Checkpoint:
+        """Returns it with the scales of NVFP4 weights of GGUF as their companions."""
+        blocks = (name for name, tensor in self.tensors.items() if tensor.packed and tensor.packed.type == NVFP4)
+        scales = {name: beside for name in blocks if (beside := scale_of(name)) in self.tensors}
+        if not scales:
+            return self
+        from glft_schema.composites.schemes import NVFP4OfGGUF  # slow to import
+        from glft_schema.composites.weight import Facts
+
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name not in scales.values()}
+        for name, beside in scales.items():
+            tensor, scale = tensors[name], self.tensors[beside]
+            values = NVFP4OfGGUF(name, {"weight": tensor, "scale": scale}, Facts()).stored
+            tensors[name] = replace(tensor, load=values.load, read=values.part, companions={SCALES[0]: scale.values()})
+        return self._replace(tensors=tensors)
 
     def as_ggml(self, exact: bool) -> Checkpoint:
         """Returns it with its composite weights in types of ggml, see `in_ggml`."""
@@ -158,8 +177,8 @@ def open_with_metadata(
     with ExitStack() as opened:  # what is open is closed after an error
         opened.enter_context(checkpoint)
         is_gguf = checkpoint.file is not None and checkpoint.file.format is target is WITH_TYPES
-        if not (isinstance(source, Checkpoint) or by_table or as_parts or is_gguf):
-            checkpoint = checkpoint.composed(source)
+        if not (isinstance(source, Checkpoint) or by_table or as_parts):
+            checkpoint = checkpoint.with_scales() if is_gguf else checkpoint.composed(source)
         checkpoint = checkpoint.with_tensors(in_memory(leave_out(checkpoint.tensors, exclude)))
         if target is WITH_TYPES and like is None:
             checkpoint = checkpoint.as_ggml(exact)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import Shard
 import glft_schema as glft
 import glft_schema.distributed
 import glft_schema.nn
+import glft_schema.transformers
 import glft_schema.weights
 from glft_schema.errors import OptionError, SchemeError
 from tests.composites import packers
@@ -29,6 +30,7 @@ from tests.distributed.tensors import load
 from tests.families.tiny_folders import edit_json, make_folder
 from tests.tools import forked, launch
 from tests.tools.command_line import in_this_process
+from tests.tools.guarded_here import know_tokenizers
 from tests.tools.ranks import run as run_ranks
 from tests.tools.unmeasured import unmeasured
 
@@ -289,6 +291,24 @@ def test_a_folder_is_quantized_as_its_values(tmp_path: Path) -> None:
         if re.search(r"(ffn_up|attn_q)\.weight", name):
             assert made[folder, "Q4_0"][name][0] == "Q4_0"
             assert torch.equal(made[folder, "Q4_0"][name][1], made[plain, "F32"][name][1])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_experts_of_gguf_have_a_scale_each(packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers' parameter of two stacks, and as one; scales of inputs are left out."""
+    know_tokenizers(monkeypatch)
+    options: dict[str, Any] = {"tensor_types": [("exps", "nvfp4")], "search": True}
+    glft.quantize(make_folder(tmp_path, "tiny-qwen3moe"), made := tmp_path / "made.gguf", "Q8_0", **options)
+    with glft.open(made) as file:
+        tensors = {**file.tensors, "blk.0.ffn_up_exps.input_scale": torch.full((3,), 0.5)}
+        scales = {name: tensor.shape for name, tensor in file.tensors.items() if name.endswith("exps.scale")}
+        assert len(scales) == 4  # the columns of the third are no blocks
+        glft.save_file(tensors, path := tmp_path / "nvfp4.gguf", metadata=file.metadata)
+    glft.convert(path, plain := tmp_path / "f32.gguf", schemes={"*": "f32"})
+    model, expected = (glft.transformers.load(one, packed=packed)[0] for one in (path, plain))
+    with torch.no_grad():
+        logits, others = (one(torch.arange(20)[None] + 10).logits for one in (model, expected))
+    assert torch.equal(logits, others)
 
 
 # Resources
