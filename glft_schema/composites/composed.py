@@ -155,7 +155,7 @@ def composed(tensors: Mapping[str, Any], path: StrPath) -> Mapping[str, Any]:
         path: the checkpoint, whose folder may have a config.
     """
     stored = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, StoredTensor)}
-    if not any(map(_has_codes, stored.values())):
+    if not any(_has_codes(tensor) or f".{name}".endswith(PARTS) for name, tensor in stored.items()):
         return tensors
     weights = ComposedTensors(stored, lambda: config_beside(path))
     return {**weights, **{name: entry for name, entry in tensors.items() if name not in stored}}

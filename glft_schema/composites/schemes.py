@@ -243,7 +243,7 @@ class PackedIntegers(Integers):
             raise self.expect("weight_packed", f"words of {columns} codes of {bits} bits per row")
         self.bits, self.per_word = fitting[0]
         self.extra = {part: words_of(count, *fitting[0]) for part, count in (("words", columns), ("zero_words", rows))}
-        if "weight_g_idx" in self.tensors:
+        if "weight_g_idx" in self.tensors and -1 not in self.array("weight_g_idx").view(np.int32):  # which says no order
             groups = self.matrix("weight_scale")[1]
             self.solve_group(groups, "weight_scale")
             self.solve_order("weight_g_idx", groups)

@@ -22,7 +22,7 @@ import glft_schema.distributed
 import glft_schema.nn
 import glft_schema.transformers
 import glft_schema.weights
-from glft_schema.errors import OptionError, SchemeError
+from glft_schema.errors import OptionError, SchemeError, TensorError
 from tests.composites import packers
 from tests.composites.packers import Tensors, write
 from tests.composites.test_bad_input import SCHEMES
@@ -64,6 +64,22 @@ def test_parts_in_different_shards(scheme: str, tmp_path: Path) -> None:
     opened = glft.weights.open_checkpoint(folder)
     assert {*opened} == {NAMES[scheme], "norm.weight"}
     assert torch.equal(torch.from_numpy(opened[NAMES[scheme]].values()), expected)
+
+
+def test_a_shard_of_scales_is_no_checkpoint(tmp_path: Path) -> None:
+    path = write(tmp_path, Tensors({"X.weight_scale": torch.ones(3, 1), "Y.weight": torch.ones(3, 3)}), {})
+    with pytest.raises(TensorError, match=r"^tensor 'X.weight_scale': expected codes beside this part of a quantized weight"):
+        dict(glft.weights.open_checkpoint(path).items())
+    assert {*glft.weights.open_checkpoint(path, as_stored=True)} == {"X.weight_scale", "Y.weight"}
+
+
+def test_an_order_that_no_column_has_is_none(tmp_path: Path) -> None:
+    """compressed-tensors fills the groups with -1 at first, and takes this as no order."""
+    path, expected = written(tmp_path, "w4a16 asym")
+    tensors = load_stored(path)
+    tensors["X.weight_g_idx"] = torch.full((expected.shape[1],), -1, dtype=torch.int32)
+    write(tmp_path, tensors, SCHEMES["w4a16 asym"][1])
+    assert torch.equal(glft.load_file(path)["X.weight"], expected)
 
 
 @pytest.mark.parametrize("scheme", ["gptq", "awq", "w4a16 asym", "fp8", "nf4", "nested", "torchao"])
