@@ -9,6 +9,7 @@ from pathlib import Path
 
 from glft_schema.checks.rule_sets import report
 from glft_schema.cli.terminal import echo, file_errors
+from glft_schema.composites.as_ggml import ROUNDED
 from glft_schema.display import align, format_count
 from glft_schema.errors import safe
 from glft_schema.families.block_keys import NEXTN_LAYERS
@@ -110,7 +111,8 @@ def composites(written: Sequence[WrittenTensor]) -> list[str]:
         parts = []
         for type_ in types:
             errors = [tensor.error or 0.0 for tensor in written if (tensor.source, tensor.type) == (scheme, type_)]
-            how = f"exact in {type_}" if not max(errors) else f"at most {max(errors):.2g} off in {type_}"
+            kept = "kept" if scheme.endswith(ROUNDED) else "exact"
+            how = f"{kept} in {type_}" if not max(errors) else f"at most {max(errors):.2g} off in {type_}"
             parts.append(f"{format_count(errors, 'tensor')} {how}")
         lines.append(f"{scheme}: {', '.join(parts)}")
     return lines

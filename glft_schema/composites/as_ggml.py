@@ -26,6 +26,7 @@ from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed
 from glft_schema.tensors.tensor import Tensor
 
 Fields = Mapping[str, Array]
+ROUNDED = "scale of the tensor rounded"  # ends the origin of weights whose divisor has no exact reciprocal
 NAN = 0x7F  # of E4M3; ggml reads it as 0
 EXPONENTS = range(27, 228)  # of float32 scales: products with floats of eight bits fit bfloat16
 
@@ -230,7 +231,11 @@ def _in_nvfp4(stored: StoredTensor, values: StoredTensor, exact: bool) -> Stored
     if not np.isfinite(scale).all() or (exact and is_rounded):
         return values
     packed = packed_as(stored, values, NVFP4, _to_nvfp4)
-    return replace(packed, companions={} if packed is values or (scale == 1).all() else {"scale": scale})
+    if packed is values:
+        return values
+    if scale is not factors and (scale.astype(float) * factors != 1).any():
+        packed = replace(packed, origin=f"{stored.origin}, {ROUNDED}")
+    return replace(packed, companions={} if (scale == 1).all() else {"scale": scale})
 
 
 def _are_powers(fields: Fields) -> bool:

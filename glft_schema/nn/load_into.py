@@ -66,8 +66,8 @@ def load_into(
         module: any module.
         path: the file.
         packed: replace each `torch.nn.Linear`, `Embedding` and `Conv2d` whose weight is quantized
-            in the file by the module of `glft_schema.nn` that keeps the file's bytes. Required if
-            the module has such modules already.
+            in the file by the module of `glft_schema.nn` that keeps the file's bytes, unless
+            float32 takes no more. Required if the module has such modules already.
         names: a mapping or function from names in the file to names in the module, or to None to
             leave a tensor out. Names that a mapping lacks stay the same.
         strict: refuse names that only one side has, and names of the mapping that the file lacks.
@@ -181,7 +181,8 @@ def _change(
     own, transposed = entry.tensor, tensor.transposed is not None and name in experts
     stack = tensor.transposed if tensor.transposed and transposed else tensor
     payload = stack.packed
-    if packed and payload and all(each in experts or can_be_packed(module, each) for each in entry.names):
+    is_smaller = payload is not None and payload.nbytes < 4 * stack.numel
+    if packed and payload and is_smaller and all(each in experts or can_be_packed(module, each) for each in entry.names):
         values = as_tensor(payload.packed_rows()).to(device)
         return partial(pack_tensor, module, entry, values, payload.type, stack.shape, transposed)
     _check_range(name, tensor, own.dtype)

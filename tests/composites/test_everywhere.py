@@ -112,6 +112,19 @@ def test_packed_layers(scheme: str, tmp_path: Path) -> None:
     assert ((module["X"](inputs) - dense(inputs)).abs() <= 4e-7 * columns**0.5 * scale).all()
 
 
+def test_layers_that_float32_makes_smaller_are_not_packed(tmp_path: Path) -> None:
+    """Columns of a group that are not neighbours have a scale and a zero point each."""
+    path, _ = written(tmp_path, "gptq")
+    tensors = load_stored(path)
+    tensors["X.g_idx"] = tensors["X.g_idx"].flip(0).contiguous()
+    write(tmp_path, tensors, SCHEMES["gptq"][1])
+    expected = glft.load_file(path)["X.weight"]
+    module = nn.ModuleDict({"X": nn.Linear(*expected.shape[::-1], bias=False), "norm": nn.LayerNorm(8, bias=False)})
+    glft.load_into(module, path, packed=True)
+    assert type(module["X"]) is nn.Linear
+    assert torch.equal(module["X"].weight, expected)
+
+
 FRESH = """
 import sys, torch, glft_schema as glft
 from torch import nn
@@ -233,12 +246,17 @@ def test_exact_refuses_what_is_rounded(tmp_path: Path) -> None:
     assert not (tmp_path / "b.gguf").exists()
 
 
+@pytest.mark.filterwarnings("ignore::glft_schema.errors.MetadataWarning")
 @pytest.mark.parametrize(("exact", "type_"), [(False, "NVFP4"), (True, "F32")])
 def test_a_reciprocal_that_is_rounded_is_not_exact(exact: bool, type_: str, tmp_path: Path) -> None:
     path, _ = written(tmp_path / "halves", "nvfp4 packed")
     path = write(tmp_path, load_stored(path) | {"X.weight_global_scale": torch.tensor([3.0])})
     tensors = {tensor.name: tensor for tensor in glft.convert(path, tmp_path / "out.gguf", exact=exact)}
     assert str(tensors["X.weight"].type) == type_
+    ending = "" if exact else ", scale of the tensor rounded"
+    assert tensors["X.weight"].source == f"compressed-tensors NVFP4, 4 bits, groups of 16{ending}"
+    done = in_this_process("convert", path, tmp_path / "by-command.gguf", *["--exact"] * exact)
+    assert f"groups of 16{ending}: 1 tensor {'exact in F32' if exact else 'kept in NVFP4'}" in done.stdout
 
 
 @pytest.mark.filterwarnings("ignore::glft_schema.errors.MetadataWarning")
