@@ -17,6 +17,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import click
 
@@ -296,6 +297,27 @@ def composite_recordings() -> str:
     return table(("scheme", "written by", "weights", "largest difference", "in GGUF"), rows)
 
 
+def composite_logits() -> str:
+    """Returns the differences of logits in llama.cpp to those of the libraries."""
+    recorded = json.loads((ROOT / "tests" / "golden" / "composite_logits.json").read_text("utf-8"))
+    families = list(dict.fromkeys(name.partition("-")[0] for name in recorded))
+    schemes: dict[str, list[Any]] = {}
+    for name, model in recorded.items():
+        schemes.setdefault(name.partition("-")[2], []).append(model)
+    rows = []
+    for name, models in schemes.items():
+        about = (f"`{name}`: {models[0]['scheme']}", models[0]["library"], models[0]["rounded_to"])
+        types = dict.fromkeys(type_ for model in models for type_ in model["types"])
+        rows.append((*about, ", ".join(types), *map(differences, models)))
+    return table(("model", "written by", "rounded to", "in GGUF", *families), rows)
+
+
+def differences(model: dict[str, Any]) -> str:
+    """Returns the three differences of a model, those with other experts marked."""
+    found = zip((model["converted"], model["float32"], model["rounded"]), (*model["rerouted"], 0), strict=True)
+    return " / ".join("< 1e-5" if most < 1e-5 else f"{most:g}{'*' * bool(changed)}" for most, changed in found)
+
+
 def condition_of(key: Requirement) -> str:
     """Returns when a role requires a key, if not always."""
     return f" (if `{key.when}`)" if key.when else "" if key.required else " (optional)"
@@ -324,6 +346,7 @@ def parts() -> dict[str, Callable[[], str]]:
         python_names,
     ]
     functions += [clients, client_layouts, slice_indices, composite_schemes, composite_types, composite_recordings]
+    functions += [composite_logits]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:
         name, schema = format.name.lower(), schema_of(format)

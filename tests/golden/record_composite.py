@@ -460,6 +460,22 @@ def grouped(weight: torch.Tensor, size: int, bits: int, symmetric: bool, least: 
     return scale, (-low / scale).round().clamp(least, 2**bits - 1)
 
 
+def gptq_weight(stored: Tensors, settings: Config, checkpoint: str) -> torch.Tensor:
+    """Returns the weight [out, in] of a module, in a format "gptq" or "gptq_v2" of a checkpoint."""
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear
+    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module
+
+    rows, columns = stored["scales"].shape[1], stored["qweight"].shape[0] * 32 // settings["bits"]
+    loaded = TorchLinear(in_features=columns, out_features=rows, **settings)
+    loaded.load_state_dict(stored, strict=False)  # auto-round stores no g_idx
+    if checkpoint == "gptq":
+        convert_gptq_v1_to_v2_format_module(loaded, settings["bits"], torch.int32)
+    loaded.eval()
+    loaded._init_wf_unsqueeze_buffers()
+    weight: torch.Tensor = loaded.dequantize_weight().T
+    return weight
+
+
 def gptqmodel(
     name: str,
     scheme: str,
@@ -478,7 +494,7 @@ def gptqmodel(
     """
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.quantization import QuantizeConfig
-    from gptqmodel.utils.model import convert_gptq_v1_to_v2_format_module, convert_gptq_v2_to_v1_format_module
+    from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
 
     settings = {"bits": bits, "group_size": group_size, "desc_act": bool(order), "sym": symmetric}
     config = QuantizeConfig(**settings, format=checkpoint)
@@ -501,13 +517,7 @@ def gptqmodel(
         stored = {key: tensor.clone() for key, tensor in packed.state_dict().items()}
         if module == QUERY and edges:
             stored["scales"] = edge(stored["scales"], edges)
-        loaded = TorchLinear(in_features=columns, out_features=rows, **settings)
-        loaded.load_state_dict(stored)
-        if checkpoint == "gptq":
-            convert_gptq_v1_to_v2_format_module(loaded, bits, torch.int32)
-        loaded.eval()
-        loaded._init_wf_unsqueeze_buffers()
-        expected[f"{module}.weight"] = loaded.dequantize_weight().T
+        expected[f"{module}.weight"] = gptq_weight(stored, settings, checkpoint)
         tensors |= {f"{module}.{key}": tensor for key, tensor in stored.items()}
     written = json.loads(json.dumps(config.to_dict(), default=str))
     written["meta"] = {"quantizer": [f"gptqmodel:{importlib.metadata.version('gptqmodel')}"]}
@@ -590,6 +600,16 @@ recorder(
 # MLX
 
 
+def torch_of(array: Any) -> torch.Tensor:
+    """Returns an array of MLX as a tensor."""
+    import mlx.core as mx
+    import numpy
+
+    if array.dtype == mx.bfloat16:
+        return torch.from_numpy(numpy.array(array.view(mx.uint16))).view(torch.bfloat16)
+    return torch.from_numpy(numpy.array(array))
+
+
 def mlx(
     name: str,
     scheme: str,
@@ -602,12 +622,6 @@ def mlx(
 ) -> None:
     """Records arrays quantized by MLX; `whole` gives nvfp4 a scale for the whole array."""
     import mlx.core as mx
-    import numpy
-
-    def torch_of(array: mx.array) -> torch.Tensor:
-        if array.dtype == mx.bfloat16:
-            return torch.from_numpy(numpy.array(array.view(mx.uint16))).view(torch.bfloat16)
-        return torch.from_numpy(numpy.array(array))
 
     def mlx_of(tensor: torch.Tensor) -> mx.array:
         if tensor.dtype == torch.bfloat16:
@@ -656,9 +670,18 @@ for key, settings in MLX.items():
 # bitsandbytes
 
 
+def bitsandbytes_weight(packed: torch.Tensor, state: Tensors) -> torch.Tensor:
+    """Returns a weight of nf4 or fp4; names of the tensors of its state begin with "weight."."""
+    from bitsandbytes.functional import QuantState, dequantize_4bit
+
+    loaded = QuantState.from_dict({key.removeprefix("weight."): part.clone() for key, part in state.items()}, "cpu")
+    weight: torch.Tensor = dequantize_4bit(packed, loaded)
+    return weight
+
+
 def bitsandbytes_4bit(name: str, kind: str, dtype: torch.dtype, nested: bool, blocksize: int = 64, many: bool = False) -> None:
     """Records weights quantized to nf4 or fp4; `many` for more than 256 blocks."""
-    from bitsandbytes.functional import QuantState, dequantize_4bit, quantize_4bit
+    from bitsandbytes.functional import quantize_4bit
 
     tensors, expected = {}, {}
     for module, shape in {DOWN: (16, 128), UP: (7, 45), QUERY: (130, 127 if many else 10)}.items():
@@ -669,8 +692,7 @@ def bitsandbytes_4bit(name: str, kind: str, dtype: torch.dtype, nested: bool, bl
         parts = {f"weight.{key}": tensor for key, tensor in state.as_dict(packed=True).items()}
         if module == QUERY and not nested:
             parts["weight.absmax"] = edge(parts["weight.absmax"], (0.0, -0.5, 1e-40, 1e30))
-        loaded = QuantState.from_dict({key.removeprefix("weight."): part.clone() for key, part in parts.items()}, "cpu")
-        expected[f"{module}.weight"] = dequantize_4bit(packed, loaded)
+        expected[f"{module}.weight"] = bitsandbytes_weight(packed, parts)
         tensors |= {f"{module}.{key}": tensor for key, tensor in {"weight": packed, **parts}.items()}
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "_load_in_4bit": True}
     config |= {"_load_in_8bit": False, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": nested}
