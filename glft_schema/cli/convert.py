@@ -111,7 +111,7 @@ def convert(
         str | None,
         option(
             "LIBRARY",
-            "compressed-tensors or mlx: keep a GGUF model's quantized weights packed in DIR/ where that is exact.",
+            "compressed-tensors or mlx: keep a GGUF model's quantized weights packed in DIR/ if exact.",
         ),
     ] = None,
     allow_requantize: AllowRequantize = False,

@@ -26,7 +26,7 @@ from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed
 from glft_schema.tensors.tensor import Tensor
 
 Fields = Mapping[str, Array]
-ROUNDED = "scale of the tensor rounded"  # ends the origin of weights whose divisor has no exact reciprocal
+ROUNDED = "with rounded products"  # ends the origin of weights in NVFP4 with a scale that is no power of two
 NAN = 0x7F  # of E4M3; ggml reads it as 0
 EXPONENTS = range(27, 228)  # of float32 scales: products with floats of eight bits fit bfloat16
 
@@ -233,7 +233,7 @@ def _in_nvfp4(stored: StoredTensor, values: StoredTensor, exact: bool) -> Stored
     packed = packed_as(stored, values, NVFP4, _to_nvfp4)
     if packed is values:
         return values
-    if scale is not factors and (scale.astype(float) * factors != 1).any():
+    if is_rounded:
         packed = replace(packed, origin=f"{stored.origin}, {ROUNDED}")
     return replace(packed, companions={} if (scale == 1).all() else {"scale": scale})
 

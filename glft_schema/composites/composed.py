@@ -23,8 +23,10 @@ from glft_schema.tensors.tensor import Tensor
 from glft_schema.words import MissingKeyError
 
 CONFIG = "config.json"
+COMFY = "comfy_quant"  # part with settings as JSON
+OF_STACK = "_scale_inv", "_scale", "_weight_scale"  # ends of the names of scales of stacks, which no scheme has
 REFUSED = {"pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b"}  # parts that change a weight
-COMMON = {"weight", "scales", "biases", "scale"}  # names of parts that other tensors have, too
+COMMON = {"weight", "scales", "biases", "scale", "global_scale"}  # names of parts that other tensors have, too
 PARTS = tuple({  # ends of names that only parts beside codes have
     scheme.joint + part
     for scheme in SCHEMES if scheme.joint != "_"
@@ -37,8 +39,8 @@ Config = Mapping[str, Any]
 class ComposedTensors(Mapping[str, StoredTensor]):
     """The tensors of a checkpoint, in which the parts of a composite weight are one tensor.
 
-    A weight stands where its codes are stored, under the name of a plain weight. Getting a weight
-    whose parts do not fit raises TensorError, and so does a part without codes.
+    A weight has the position of its codes and the name of a plain weight. Getting a weight whose
+    parts do not fit raises TensorError, and so does a part without codes.
 
     Args:
         tensors: as stored, by name.
@@ -61,7 +63,7 @@ class ComposedTensors(Mapping[str, StoredTensor]):
                     }
                     if scheme.fits({part: tensors[stored] for part, stored in parts.items()}):
                         self._found[name] = scheme, f"{module}{scheme.ending}".lstrip("."), parts
-                        taken |= dict.fromkeys(parts.values(), name)
+                        taken |= dict.fromkeys((*parts.values(), f"{module}.{COMFY}".lstrip(".")), name)
                         break
         stored = [name for name in tensors if taken.get(name, name) == name]
         names = [(self._found[name][1] if name in self._found else name, name) for name in stored]
@@ -82,16 +84,18 @@ class ComposedTensors(Mapping[str, StoredTensor]):
     def __getitem__(self, name: str) -> StoredTensor:
         stored = self._names[name]
         if name in self._twice:
-            raise TensorError("expected one weight of this name, found two: as stored, and as codes and scales", name)
+            raise TensorError("the weight is stored twice: as a tensor, and as codes and scales", name)
         if stored in self._found:
             return self._weight(stored).stored
         module, _, last = name.rpartition(".")
         if f".{name}".endswith(PARTS) or (last in REFUSED and module not in self._modules):
             raise TensorError("expected codes beside this part of a quantized weight, found none that it fits", name)
         tensor = self._tensors[stored]
-        has_codes = last == "weight" and len(tensor.shape) > 1 and _has_codes(tensor) and not tensor.packed
-        if has_codes and self.config and self.config.get("quant_method") != "glft":  # whose packed rows have scales
-            raise TensorError("expected scales beside codes, which the config declares, found none", name)
+        has_codes = len(tensor.shape) > 1 and _has_codes(tensor) and not tensor.packed
+        if has_codes and len(tensor.shape) > 2 and (scale := next((s for s in OF_STACK if name + s in self._tensors), "")):
+            raise TensorError(f"expected a known scheme, found a stack of codes with {last}{scale}", name)
+        if has_codes and last == "weight" and self.config and self.config.get("quant_method") != "glft":  # has scales in rows
+            raise TensorError("the config declares quantized weights, but there are no scales beside these codes", name)
         return tensor
 
     def __contains__(self, name: object) -> bool:
@@ -112,7 +116,9 @@ class ComposedTensors(Mapping[str, StoredTensor]):
         scheme, name, parts = self._found[codes]
         module = name.removesuffix(scheme.ending)
         if other := next((part for part in REFUSED if f"{module}.{part}" in self._tensors), None):
-            raise TensorError(f"{scheme.library}: {other} is not supported, which changes the weight", name)
+            raise TensorError(f"{scheme.library}: weights with {other} are not supported", name)
+        if comfy := self._tensors.get(f"{module}.{COMFY}".lstrip(".")):
+            _check_comfy(comfy, name)
         return scheme(name, {part: self._tensors[stored] for part, stored in parts.items()}, facts_of(self.config, module))
 
 
@@ -155,24 +161,38 @@ def composed(tensors: Mapping[str, Any], path: StrPath) -> Mapping[str, Any]:
         path: the checkpoint, whose folder may have a config.
     """
     stored = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, StoredTensor)}
-    if not any(_has_codes(tensor) or f".{name}".endswith(PARTS) for name, tensor in stored.items()):
+    if not any(map(_has_codes, stored.values())):
         return tensors
     weights = ComposedTensors(stored, lambda: config_beside(path))
     return {**weights, **{name: entry for name, entry in tensors.items() if name not in stored}}
 
 
 def config_beside(path: StrPath) -> Config:
-    """Returns the quantization config of a checkpoint: of config.json in its folder, or of
-    ModelOpt's hf_quant_config.json. Empty if there is none, or it is not valid."""
+    """Returns the quantization config of a checkpoint: of config.json in its folder, or else of the
+    file of ModelOpt, GPTQ or AWQ. Empty if missing or invalid."""
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
-    for file, keys in ((CONFIG, ("quantization_config", "quantization")), ("hf_quant_config.json", ("quantization",))):
+    for file in (CONFIG, "hf_quant_config.json", "quantize_config.json", "quant_config.json"):
         with suppress(OSError, FormatError, ValueError, RecursionError):
             config = json.loads(read_regular(folder / file))
-            for found in (config, config.get("text_config")):
-                for key in keys if isinstance(found, dict) else ():
-                    if isinstance(found.get(key), dict):
-                        return dict(found[key])
+            if isinstance(config, dict):
+                places: list[Any] = [config, config.get("text_config")]
+                for found in places:
+                    for key in ("quantization_config", "quantization") if isinstance(found, dict) else ():
+                        if isinstance(found.get(key), dict):
+                            return dict(found[key])
+                if file.startswith("quant"):
+                    return config
     return {}
+
+
+def _check_comfy(settings: StoredTensor, name: str) -> None:
+    """Raises TensorError if the JSON of ComfyUI beside a weight states a layout that no scheme has:
+    swizzled scales, or rotated weights."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(settings.values().tobytes())
+        if isinstance(found, dict) and str(found.get("format")).startswith(("float8", "int8")) and not found.get("convrot"):
+            return
+    raise TensorError(f"ComfyUI: expected float8 or int8 in {COMFY}, without rotation, found something else", name)
 
 
 def facts_of(config: Config, module: str) -> Facts:
@@ -180,8 +200,13 @@ def facts_of(config: Config, module: str) -> Facts:
     own = config.get(module)
     if isinstance(own, dict):
         config = {**config, **{key: value for key, value in own.items() if value is not None}}
+    if config.get("dynamic") or config.get("extra_config"):  # exceptions of GPTQModel and AutoRound, which shapes show
+        config = {key: value for key, value in config.items() if key not in ("bits", "group_size")}
     groups = config.get("config_groups")
-    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    found = groups.values() if isinstance(groups, dict) else ()
+    of_weights = [group for group in found if isinstance(group, dict) and group.get("weights")]
+    targeted = [g for g in of_weights if isinstance(g.get("targets"), list) and module in g["targets"]] or of_weights
+    weights = [group["weights"] for group in targeted]
     if weights and isinstance(weights[0], dict) and all(one == weights[0] for one in weights):
         config = {**config, **weights[0]}
     block = config.get("weight_block_size") or config.get("block_structure")
@@ -190,7 +215,8 @@ def facts_of(config: Config, module: str) -> Facts:
     def number(*names: str) -> int | None:
         return next((config[name] for name in names if type(config.get(name)) is int and config[name]), None)
 
-    version = config.get("checkpoint_format") or (config.get("quant_method") == "awq" and config.get("version")) or ""
+    named = {"awq": ("version", "format"), "gptq": ("format",)}.get(str(config.get("quant_method", "gptq")), ())
+    version = next((config[key] for key in ("checkpoint_format", *named) if config.get(key)), "")
     return Facts(
         number("bits", "num_bits", "w_bit"),
         number("group_size", "q_group_size"),

@@ -435,6 +435,11 @@ class PackedNVFP4(NVFP4):
     )
     marks, type_name = ("weight_global_scale",), "FP4_E4M3_DIVIDED"
 
+    def solve(self) -> None:
+        super().solve()
+        if not float32_of(self.array("weight_global_scale")).all():
+            raise self.refusal("expected weight_global_scale as a divisor, found 0")
+
 
 class MXFP4(NVFP4):
     """MXFP4: E2M1 codes, and a power of two for each 32 columns."""
@@ -607,7 +612,7 @@ class Bitsandbytes4(CompositeWeight):
             expected = f"sizes from 1 and an even number of columns in {state}"
             raise self.refusal(f"expected {expected}, found {list(self.shape)} in blocks of {size}")
         if not np.array_equal(self.array("quant_map"), self.values.array.astype(FLOAT32)):
-            raise self.refusal(f"expected quant_map as the values of {self.type_name}, found others")
+            raise self.refusal(f"expected the values of {self.type_name} in quant_map, found others")
 
     def codes(self, rows: range) -> Array:
         """Returns the codes of rows."""

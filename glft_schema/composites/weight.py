@@ -214,8 +214,8 @@ class CompositeWeight:
             return rows, columns
         down, across = (*shape, 1)[:2]
         group = self.facts.group or 0
-        by_group = (1, group if group > 0 else columns) if group else (1, columns // max(across, 1))
-        for block in [given] if given else [by_group] if group else [BLOCK, by_group]:
+        by_group = (1, group if group > 0 else columns) if group else (1, max(columns // max(across, 1), 1))
+        for block in [given] if given else [by_group, (1, columns)] if group else [BLOCK, by_group]:
             if (down, across) == grid_of(rows, columns, block) and math.prod(shape) == down * across:
                 return block
         grid = list(grid_of(rows, columns, given or (1, group if group > 0 else columns)))

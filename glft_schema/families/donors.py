@@ -24,9 +24,10 @@ from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
 from glft_schema.files.file import File
 from glft_schema.files.shards import check_whole
-from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT
+from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT, SCALES, scale_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import Array
+from glft_schema.tensor_types.ggml.fp4 import NVFP4
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, are_equal, have_equal, of_file
 
 COMPUTED = (LLAMA3_TENSOR, LONG, SHORT)  # that a checkpoint does not have
@@ -102,10 +103,11 @@ class Donor:
                     self._warn_of_others(metadata_of(read_config(folder, family), family.keys, family.arch))
         if OUTPUT in mapped and OUTPUT not in own and EMBEDDING in mapped:
             mapped[EMBEDDING] = _tied_embedding(mapped[EMBEDDING], mapped.pop(OUTPUT))
+        beside = {scale_of(name, end) for name, tensor in own.items() if tensor.type == NVFP4 for end in SCALES}
         for name in mapped:
             if name not in own:
                 raise TensorError(f"{self._name} has no such tensor{hint}", name)
-        return {name: self._tensor(name, mapped) for name in own}
+        return {name: self._tensor(name, mapped) for name in own if name in mapped or name not in beside}
 
     def has_names_of(self, tensors: Mapping[str, StoredTensor]) -> bool:
         """Returns whether tensors have names of the donor, so that they need no mapping."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
-from glft_schema.composites.as_ggml import in_one_type, values_of
+from glft_schema.composites.as_ggml import ROUNDED, in_one_type, values_of
 from glft_schema.errors import FormatError, MetadataWarning, TensorError, quote, safe, warn
 from glft_schema.families.apart import start_apart
 from glft_schema.families.composite import refuse_composite
@@ -264,7 +265,8 @@ def gguf_tensors(
             if result.companions:
                 inputs = input_scales([stored_as[part] for part in place.in_hf(config)], tensors)
                 result = replace(result, companions={**result.companions, **inputs})
-            mapped[target] = replace(result, origin=parts[0].origin)
+            origin = next((part.origin for part in parts if part.origin.endswith(ROUNDED)), parts[0].origin)
+            mapped[target] = replace(result, origin=origin)
     return mapped
 
 
@@ -282,11 +284,11 @@ def input_scales(weights: Sequence[str], tensors: Mapping[str, StoredTensor]) ->
 
 
 def file_type(tensors: Mapping[str, StoredTensor]) -> int:
-    """Returns the ``general.file_type`` of the first quantized matrix, or else of the first matrix.
-    Matrices that GGUF always holds in float32 are ignored."""
+    """Returns the ``general.file_type`` of the most frequent quantized type of matrices, or else of
+    the first matrix. Matrices that GGUF always holds in float32 are ignored."""
     matrices = [tensor for name, tensor in tensors.items() if not is_float32(name, tensor.shape)]
-    if quantized := next((tensor.packed.type for tensor in matrices if tensor.packed), None):
-        return MOSTLY[quantized.scheme]
+    if quantized := Counter(tensor.packed.type.scheme for tensor in matrices if tensor.packed):
+        return MOSTLY[quantized.most_common(1)[0][0]]
     return {"float16": 1, "bfloat16": 32}.get(name_of(matrices[0].dtype), 0) if matrices else 0
 
 

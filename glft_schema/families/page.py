@@ -106,7 +106,8 @@ class Bias(NamedTuple):
 
 ACTIVATIONS = (  # ends of the names of scales that are not of weights
     *("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "qscale_act", "scale_input"),
-    *("k_scale", "v_scale", "q_scale", "output_scale"),
+    *(f"{name}_{kind}" for name in ("k", "v", "q", "output") for kind in ("scale", "zero_point")),
+    "input_scale_ub",
 )
 OF_ANY = (  # fields of any config
     F("is_encoder_decoder", False),

@@ -60,7 +60,7 @@ class Checkpoint(NamedTuple):
             file.close()
 
     def with_tensors(self, tensors: Mapping[str, Any], *added: Mapping[str, Any]) -> Checkpoint:
-        """Returns it with other tensors, and the keys that count blocks; see `with_block_counts`.
+        """Returns the checkpoint with other tensors and counts of blocks; see `with_block_counts`.
 
         Args:
             tensors: all tensors.
@@ -71,8 +71,8 @@ class Checkpoint(NamedTuple):
         return self._replace(tensors=tensors, metadata=metadata, is_part=is_part)
 
     def composed(self, path: StrPath) -> Checkpoint:
-        """Returns it with the parts of composite weights as one tensor, see `ComposedTensors`.
-        `path` is its own, beside which a config may be."""
+        """Returns the checkpoint with the parts of a composite weight as one tensor, see
+        `ComposedTensors`. `path` is its own, beside which a config may be."""
         from glft_schema.composites.composed import composed  # slow to import
 
         entries = self.tensors.items()
@@ -80,7 +80,7 @@ class Checkpoint(NamedTuple):
         return self._replace(tensors=composed({**self.tensors, **in_memory(arrays)}, path))
 
     def with_scales(self) -> Checkpoint:
-        """Returns it with the scales of NVFP4 weights of GGUF as their companions."""
+        """Returns the checkpoint with the scales of NVFP4 weights of GGUF as their companions."""
         blocks = (name for name, tensor in self.tensors.items() if tensor.packed and tensor.packed.type == NVFP4)
         scales = {name: beside for name in blocks if (beside := scale_of(name)) in self.tensors}
         if not scales:
@@ -96,7 +96,7 @@ class Checkpoint(NamedTuple):
         return self._replace(tensors=tensors)
 
     def as_ggml(self, exact: bool) -> Checkpoint:
-        """Returns it with its composite weights in types of ggml, see `in_ggml`."""
+        """Returns the checkpoint with its composite weights in types of ggml, see `in_ggml`."""
         return self._replace(tensors={name: in_ggml(tensor, exact=exact) for name, tensor in self.tensors.items()})
 
     @property

@@ -65,7 +65,9 @@ def write_folder(
         MetadataWarning: if the tokenizer cannot be written.
     """
     if source.file is None or source.file.format is not WITH_TYPES:
-        raise OptionError(f"expected a {WITH_TYPES.name} file to write a Hugging Face folder of, found another source")
+        raise OptionError(
+            f"expected a {WITH_TYPES.name} file to write a Hugging Face folder of, found another source: convert it first"
+        )
     with refusing(source.file.name, "valid metadata"):
         tensors, config = hf_model({name: in_ggml(tensor) for name, tensor in source.tensors.items()}, source.file)
     stored = {

@@ -10,6 +10,7 @@ from glft_schema.errors import MetadataWarning, OptionError, quote, warn
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf_names import SCALES, scale_of
 from glft_schema.storage.source import StrPath
+from glft_schema.tensor_types.ggml.fp4 import NVFP4
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.patterns import keep
 
@@ -27,8 +28,8 @@ def grafted(
 ) -> Iterator[Checkpoint]:
     """Yields an open checkpoint with tensors of others, which are closed at the end.
 
-    A tensor takes the place of the one with its name, or follows all others. The metadata stays,
-    except the keys that count blocks; see `with_block_counts`.
+    A tensor replaces the one of the same name; others follow. The metadata stays, except the keys
+    that count blocks; see `with_block_counts`.
 
     Args:
         checkpoint: the first checkpoint.
@@ -60,7 +61,8 @@ def grafted(
         theirs = {name: tensor for other in others for name, tensor in other.tensors.items()}
         own, added = dict(checkpoint.tensors), keep(theirs, only)
         for name in [*added]:  # a scale belongs to the codes of its tensor
-            for beside in (scale_of(name, ending) for ending in SCALES):
+            types = [one.packed.type for one in (own.get(name), added[name]) if one is not None and one.packed]
+            for beside in (scale_of(name, ending) for ending in SCALES if NVFP4 in types):
                 own.pop(beside, None)
                 added |= {beside: theirs[beside]} if beside in theirs else {}
         for name, tensor in added.items():

@@ -210,7 +210,7 @@ CASES = {
     "gptq: zero points are empty": Case("gptq", with_(".qzeros", empty), "qzeros"),
     "gptq: rotated": Case("gptq", saying(transform_config={"config_groups": {"R1": {}}}), "transform_config"),
     "gptq: two names": Case("gptq",
-        adding(".weight", torch.ones(ROWS, COLUMNS)), "expected one weight of this name, found two"),
+        adding(".weight", torch.ones(ROWS, COLUMNS)), "the weight is stored twice"),
     "awq: another version": Case("awq", saying(version="GEMV"), "version"),
     "awq: no zero points": Case("awq", without(".qzeros"), "qzeros"),
     "awq: scales transposed": Case("awq", with_(".scales", transposed), "scales"),
@@ -236,7 +236,7 @@ CASES = {
     "w4a16: scales without dims": Case("w4a16",
         both(with_(".weight_scale", number), adding(".weight_g_idx", torch.zeros(COLUMNS).int())), "weight_scale"),
     "w4a16: two names": Case("w4a16",
-        adding(".weight", torch.ones(ROWS, COLUMNS)), "expected one weight of this name, found two"),
+        adding(".weight", torch.ones(ROWS, COLUMNS)), "the weight is stored twice"),
     "w4a16: sparse": Case("w4a16", grouped(num_bits=12), "weight_packed"),
     "w4a16 asym: zero points packed along the rows": Case("w4a16 asym",
         with_(".weight_zero_point", lambda _: packers.stream(ZEROS, 4)), "weight_zero_point"),
@@ -278,6 +278,16 @@ CASES = {
         both(with_(".weight", number), adding(".weight_scale", ONE)), "weight"),
     "fp8 rows: codes of a vector": Case("fp8 rows", with_(".weight", lambda codes: codes[0]), "weight"),
     "fp8 rows: codes are stacked": Case("fp8 rows", with_(".weight", stacked), "weight"),
+    "fp8 rows: scales of 99 columns": Case("fp8 rows", with_(".weight_scale", lambda _: torch.ones(1, 99)), "weight_scale"),
+    "fp8 rows: a stack of codes": Case("fp8 rows",
+        both(adding(".up", torch.zeros(2, 4, 8, dtype=E4M3)), adding(".up_scale_inv", torch.ones(2, 1, 1))),
+        "expected a known scheme, found a stack of codes with up_scale_inv"),
+    "fp8 rows: ComfyUI's NVFP4": Case("fp8 rows", adding(".comfy_quant", text('{"format": "nvfp4"}')), "comfy_quant"),
+    "int8: ComfyUI's rotation": Case("int8",
+        adding(".comfy_quant", text('{"format": "int8_tensorwise", "convrot": true}')), "comfy_quant"),
+    "fp8 rows: ComfyUI's settings are no JSON": Case("fp8 rows", adding(".comfy_quant", text("{")), "comfy_quant"),
+    "nvfp4 packed: a divisor of 0": Case("nvfp4 packed",
+        with_(".weight_global_scale", torch.zeros_like), "weight_global_scale"),
     "fp8 rows: no columns": Case("fp8 rows", with_(".weight", lambda codes: codes[:, :0]), "weight"),
     "fp8 rows: no rows": Case("fp8 rows",
         both(with_(".weight", empty), with_(".weight_scale", empty)), "weight"),
@@ -293,7 +303,7 @@ CASES = {
     "nvfp4: no codes": Case("nvfp4", without(".weight"), "expected codes beside this part"),
     "nvfp4 packed: no tensor scale": Case("nvfp4 packed", without(".weight_global_scale"), "weight_scale"),
     "nvfp4 packed: two names": Case("nvfp4 packed",
-        adding(".weight", torch.ones(ROWS, COLUMNS)), "expected one weight of this name, found two"),
+        adding(".weight", torch.ones(ROWS, COLUMNS)), "the weight is stored twice"),
     "mxfp4: swizzled": Case("mxfp4", with_(".weight_scale", lambda _: torch.zeros(32, 16).byte()), "weight_scale"),
     "mxfp4: no scales": Case("mxfp4", without(".weight_scale"), "weight_scale"),
     "gpt-oss: blocks of 8 bytes": Case("gpt-oss", with_("_blocks", lambda blocks: blocks[..., :8]), "blocks"),
@@ -397,7 +407,7 @@ def test_a_single_fault_leaves_the_other_weights(tmp_path: Path) -> None:
             file.get_tensor("Y.weight")
     done = in_this_process("inspect", path)
     assert done.returncode == 0
-    assert "tensor 'X.weight': FP8: pre_quant_scale is not supported" in done.stdout
+    assert "tensor 'X.weight': FP8: weights with pre_quant_scale are not supported" in done.stdout
 
 
 NOT_FINITE = {  # changes after which values are not finite: where verify finds them

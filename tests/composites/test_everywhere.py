@@ -22,7 +22,7 @@ import glft_schema.distributed
 import glft_schema.nn
 import glft_schema.transformers
 import glft_schema.weights
-from glft_schema.errors import OptionError, SchemeError, TensorError
+from glft_schema.errors import OptionError, SchemeError
 from tests.composites import packers
 from tests.composites.packers import Tensors, write
 from tests.composites.test_bad_input import SCHEMES
@@ -66,11 +66,62 @@ def test_parts_in_different_shards(scheme: str, tmp_path: Path) -> None:
     assert torch.equal(torch.from_numpy(opened[NAMES[scheme]].values()), expected)
 
 
-def test_a_shard_of_scales_is_no_checkpoint(tmp_path: Path) -> None:
-    path = write(tmp_path, Tensors({"X.weight_scale": torch.ones(3, 1), "Y.weight": torch.ones(3, 3)}), {})
-    with pytest.raises(TensorError, match=r"^tensor 'X.weight_scale': expected codes beside this part of a quantized weight"):
-        dict(glft.weights.open_checkpoint(path).items())
-    assert {*glft.weights.open_checkpoint(path, as_stored=True)} == {"X.weight_scale", "Y.weight"}
+@pytest.mark.parametrize("exceptions", [{"dynamic": {"+:.*X.*": {"bits": 4, "group_size": 32}}}, {"extra_config": {"X": {}}}])
+def test_modules_may_be_exceptions_of_the_config(exceptions: dict[str, Any], tmp_path: Path) -> None:
+    """Then shapes alone show bits and groups."""
+    path, expected = written(tmp_path, "gptq")
+    config = {"quant_method": "gptq", "bits": 8, "group_size": 64, "checkpoint_format": "gptq"}
+    edit_json(tmp_path / "config.json", quantization_config=config | exceptions)
+    assert torch.equal(glft.load_file(path)["X.weight"], expected)
+
+
+@pytest.mark.parametrize("file", ["quantize_config.json", "quant_config.json"])
+@pytest.mark.parametrize("key", ["checkpoint_format", "format"])
+def test_the_version_of_gptq_in_a_file_of_its_own(file: str, key: str, tmp_path: Path) -> None:
+    tensors, _ = copy.deepcopy(SCHEMES["gptq"])
+    path = write(tmp_path, tensors, {})
+    first = glft.load_file(path)["X.weight"]
+    (tmp_path / file).write_text(json.dumps({"bits": 4, "group_size": 32, key: "gptq_v2"}))
+    second = glft.load_file(path)["X.weight"]
+    scales = tensors["X.scales"].float().T.repeat_interleave(32, 1)
+    assert torch.allclose(second - first, scales)  # zero points are one less
+
+
+def test_the_group_of_a_config_that_targets_a_module(tmp_path: Path) -> None:
+    """FP8 in blocks beside integers in groups, and a group without weights."""
+    tensors = {"X.weight": SCHEMES["fp8"][0]["X.weight"], "X.weight_scale": torch.linspace(1, 2, 4).reshape(2, 2)}
+    floats = {"strategy": "block", "block_structure": [16, 32], "num_bits": 8, "type": "float"}
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32}},
+        "group_1": {"targets": ["X"], "weights": floats},
+        "group_2": {"targets": ["re:.*attn"], "weights": None},
+    }
+    config = {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}
+    found = glft.load_file(write(tmp_path, Tensors(tensors), config))["X.weight"]
+    scales = tensors["X.weight_scale"].repeat_interleave(16, 0).repeat_interleave(32, 1)
+    assert torch.equal(found, tensors["X.weight"].float() * scales)
+
+
+def test_a_scale_per_row_beside_groups(tmp_path: Path) -> None:
+    """In mixed precision, the config's groups are those of other weights."""
+    path, expected = written(tmp_path, "fp8 rows")
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "MIXED_PRECISION", "group_size": 16}}')
+    assert torch.equal(glft.load_file(path)["X.weight"], expected)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "{"])
+def test_a_config_that_is_none(content: str, tmp_path: Path) -> None:
+    path, expected = written(tmp_path, "fp8 rows")
+    (tmp_path / "config.json").write_text(content)
+    assert torch.equal(glft.load_file(path)["X.weight"], expected)
+
+
+def test_settings_of_comfyui_belong_to_the_weight(tmp_path: Path) -> None:
+    path, expected = written(tmp_path, "fp8 rows")
+    settings = torch.tensor(list(b'{"format": "float8_e4m3fn"}'), dtype=torch.uint8)
+    write(tmp_path, Tensors(load_stored(path)) | {"X.comfy_quant": settings}, {})
+    assert {*(found := glft.load_file(path))} == {"X.weight", "norm.weight"}
+    assert torch.equal(found["X.weight"], expected)
 
 
 def test_an_order_that_no_column_has_is_none(tmp_path: Path) -> None:
@@ -253,7 +304,7 @@ def test_a_reciprocal_that_is_rounded_is_not_exact(exact: bool, type_: str, tmp_
     path = write(tmp_path, load_stored(path) | {"X.weight_global_scale": torch.tensor([3.0])})
     tensors = {tensor.name: tensor for tensor in glft.convert(path, tmp_path / "out.gguf", exact=exact)}
     assert str(tensors["X.weight"].type) == type_
-    ending = "" if exact else ", scale of the tensor rounded"
+    ending = "" if exact else ", with rounded products"
     assert tensors["X.weight"].source == f"compressed-tensors NVFP4, 4 bits, groups of 16{ending}"
     done = in_this_process("convert", path, tmp_path / "by-command.gguf", *["--exact"] * exact)
     assert f"groups of 16{ending}: 1 tensor {'exact in F32' if exact else 'kept in NVFP4'}" in done.stdout
