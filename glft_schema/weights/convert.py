@@ -215,8 +215,8 @@ def _to_folder(
 
 def _types_of(donor: File | None, tensors: Mapping[str, StoredTensor], asked: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Returns pairs of name and type for a donor's tensors that no scheme matches."""
-    matched = {name for pattern, _ in asked for name in names_matching(pattern, tensors)}
-    return [(name, t.type.scheme) for name, t in donor.tensors.items() if name not in matched] if donor else []
+    left = tensors.keys() - {name for pattern, _ in asked for name in names_matching(pattern, tensors)}
+    return [(name, tensor.type.scheme) for name, tensor in donor.tensors.items() if name in left] if donor else []
 
 
 def keeps_to_rules(file: File | None, format: Format) -> bool:

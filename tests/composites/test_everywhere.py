@@ -378,6 +378,22 @@ def test_a_folder_is_quantized_as_its_values(tmp_path: Path) -> None:
             assert torch.equal(made[folder, "Q4_0"][name][1], made[plain, "F32"][name][1])
 
 
+@pytest.mark.filterwarnings("ignore::glft_schema.errors.MetadataWarning", "ignore::glft_schema.errors.QuantizationWarning")
+def test_a_donor_with_scales_gives_its_types(tmp_path: Path) -> None:
+    """Its scales belong to its weights, and are not those of others."""
+    path = write(tmp_path, SCHEMES["nvfp4"][0], {})
+    glft.convert(path, donor := tmp_path / "donor.gguf", metadata={"general.architecture": "toy"})
+    with glft.open(donor) as file:
+        assert {*file.tensors} == {"X.weight", "X.scale"}
+    glft.convert(path, again := tmp_path / "again.gguf", like=donor)
+    assert again.read_bytes() == donor.read_bytes()
+    floats = glft.load_file(path)
+    glft.save_file(floats, plain := tmp_path / "floats.safetensors")
+    glft.convert(plain, out := tmp_path / "out.gguf", like=donor)
+    with glft.open(out) as file:
+        assert {name: tensor.type.name for name, tensor in file.tensors.items()} == {"X.weight": "NVFP4"}
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_experts_of_gguf_have_a_scale_each(packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As transformers' parameter of two stacks, and as one; scales of inputs are left out."""

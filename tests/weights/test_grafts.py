@@ -210,6 +210,21 @@ def test_files_of_grafts_are_closed(one: Path, other: Path, tmp_path: Path) -> N
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_scale_that_is_none_of_nvfp4_stays(tmp_path: Path) -> None:
+    """It is a tensor like others."""
+    own, new = (
+        {"x.weight": torch.ones(2, 3), "x.scale": torch.ones(1)},
+        {"x.weight": torch.zeros(2, 3), "x.scale": torch.zeros(1)},
+    )
+    save_file(own, tmp_path / "own.safetensors")
+    save_file(new, tmp_path / "new.safetensors")
+    convert(
+        tmp_path / "own.safetensors", out := tmp_path / "out.safetensors", add=tmp_path / "new.safetensors", only=["x.weight"]
+    )
+    found = glft_schema.load_file(out)
+    assert {name: float(tensor.sum()) for name, tensor in found.items()} == {"x.weight": 0, "x.scale": 1}
+
+
 def test_another_shape_is_a_warning(one: Path, tmp_path: Path) -> None:
     save_file({"output.weight": torch.ones(9, 64)}, tmp_path / "b.safetensors")
     text = r"tensor 'output.weight' of shape \[8, 64\] is replaced by one of \[9, 64\]"
