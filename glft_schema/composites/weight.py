@@ -174,7 +174,8 @@ class CompositeWeight:
                     found.append(field[:, max(wanted.start - span.start, 0) : min(wanted.stop, span.stop) - span.start])
             return found[0] if len(found) == 1 else np.concatenate(found, 1)
 
-        stored = replace(of_packed(self.name, self.shape, type_, read), quantized=None, origin=self.text)
+        missing = sum(part.file_tensor.missing for part in self.tensors.values() if part.file_tensor)
+        stored = replace(of_packed(self.name, self.shape, type_, read, missing), quantized=None, origin=self.text)
         codes = next(iter(self.tensors.values())).file_tensor
         if stored.file_tensor and codes:
             stored.file_tensor.device = codes.device

@@ -113,7 +113,9 @@ def of_values(values: Any) -> StoredTensor:
     return StoredTensor(values.shape, values.dtype, lambda: values, read=values.__getitem__)
 
 
-def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable[[Slices], Array]) -> StoredTensor:
+def of_packed(
+    name: str, shape: Sequence[int], type_: TensorType, read: Callable[[Slices], Array], missing: int = 0
+) -> StoredTensor:
     """Returns a quantized tensor whose bytes are computed.
 
     Args:
@@ -121,9 +123,10 @@ def of_packed(name: str, shape: Sequence[int], type_: TensorType, read: Callable
         shape: its sizes.
         type_: its type.
         read: returns the part of `Tensor.packed_rows` at a slice of rows and a slice of bytes.
+        missing: bytes that a truncated file lacks.
     """
     place = PayloadLocation(0, type_.nbytes(shape), type_, tuple(shape))
-    return of_file(Tensor(name, shape, place, _PackedSource(place, read), 0))
+    return of_file(Tensor(name, shape, place, _PackedSource(place, read, missing), 0))
 
 
 def transpose(source: StoredTensor) -> StoredTensor:
@@ -140,11 +143,11 @@ class _PackedSource(Source):
 
     Args:
         place: of the tensor.
-        read: as for `of_packed`.
+        read, missing: as for `of_packed`.
     """
 
-    def __init__(self, place: PayloadLocation, read: Callable[[Slices], Array]) -> None:
-        super().__init__("<computed>", place.nbytes)
+    def __init__(self, place: PayloadLocation, read: Callable[[Slices], Array], missing: int) -> None:
+        super().__init__("<computed>", max(place.nbytes - missing, 0))
         self._rows, self._read = max(matrix(place.shape)[0], 1), read
         self._fields = place.type.field_spans(place.shape).values()
         self._kept: tuple[tuple[int, int], memoryview] | None = None  # a row that was not read to its end

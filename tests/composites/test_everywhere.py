@@ -272,6 +272,21 @@ def test_written_as_values_and_as_stored(scheme: str, tmp_path: Path) -> None:
         assert torch.equal(copied.get_tensor(NAMES[scheme]), expected)  # beside the same config
 
 
+@pytest.mark.parametrize("scheme", ["awq", "mlx", "fp8", "nvfp4"])
+def test_values_of_a_file_cut_off(scheme: str, tmp_path: Path) -> None:
+    """Weights of which a part is missing are not checked; others are."""
+    path, _ = written(tmp_path, scheme)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+    with glft.open(path, allow_truncated=True) as cut:
+        missing = {name for name, tensor in cut.tensors.items() if tensor.missing}
+        kinds = {tensor.name: {finding.kind for finding in found} for tensor, found in glft.check_values(cut)}
+    assert len(missing) == 1
+    lost = "norm.weight" if missing == {"norm.weight"} else NAMES[scheme]
+    assert kinds.pop(lost) == {"incomplete"}
+    assert all("incomplete" not in found for found in kinds.values())
+
+
 def test_comparisons_find_one_code(tmp_path: Path) -> None:
     path, expected = written(tmp_path / "one", "gptq")
     same = glft.convert(path, dense := tmp_path / "dense.safetensors")
