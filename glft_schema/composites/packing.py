@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from glft_schema.composites.as_ggml import Fields, chunks_of
+from glft_schema.composites.as_ggml import ROUNDED, Fields, chunks_of
 from glft_schema.composites.nibbles import to_neighbours
 from glft_schema.composites.schemes import MLX, MXFP4, FloatsOfMLX, NVFP4OfGGUF, PackedIntegers, PackedNVFP4
 from glft_schema.composites.weight import CompositeWeight, Facts
@@ -23,6 +23,7 @@ COMPRESSED_TENSORS, OF_MLX = "compressed-tensors", "mlx"
 HEAD = "lm_head"  # the linear layer outside of blocks
 NO_NUMBER = 255  # of E8M0; ggml reads it as 2^128
 OF_GLOBAL = FLOAT32.type(6 * 448)  # MLX stores the scale of the tensor times this
+ONE = FLOAT32.type(1)
 
 
 class Form(NamedTuple):
@@ -101,8 +102,10 @@ def packed(name: str, stored: StoredTensor, library: str) -> tuple[Form, dict[st
                 return None
             if part == "weight_global_scale" or found != OF_GLOBAL:
                 parts[f"{module}.{part}"] = of_values(found)
-    codes = next(iter(parts))
-    parts[codes] = replace(parts[codes], origin=f"{type_.name}, packed for {library}")
+    codes, rounded = next(iter(parts)), ""
+    if form.scheme is PackedNVFP4 and (np.frexp(factors[0])[0] != 0.5).any():
+        rounded = f", {ROUNDED}"
+    parts[codes] = replace(parts[codes], origin=f"{type_.name}, packed for {library}{rounded}")
     return form, parts
 
 
@@ -134,14 +137,9 @@ def _part(tensor: Tensor, form: Form, at: int, dtype: Dtype) -> StoredTensor:
 
 
 def _global_scale(factors: Array, form: Form) -> Array | None:
-    """Returns the scale of a tensor as the library has it, float32 [1], or None if values would
-    differ."""
-    scale = factors[0]
+    """Returns the scale of a tensor as the library has it, float32 [1], or None if that does not
+    give the same scale again."""
     with np.errstate(all="ignore"):
-        if form.scheme is PackedNVFP4:
-            found: Array = 1 / scale
-            is_exact = found.astype(float) * factors == 1
-        else:
-            found = scale * OF_GLOBAL
-            is_exact = found / OF_GLOBAL == factors
-    return found if is_exact.all() else None
+        found: Array = ONE / factors[0] if form.scheme is PackedNVFP4 else factors[0] * OF_GLOBAL
+        again = ONE / found if form.scheme is PackedNVFP4 else found / OF_GLOBAL
+    return found if (again == factors).all() and np.isfinite(found).all() else None
