@@ -26,7 +26,7 @@ from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_packed
 from glft_schema.tensors.tensor import Tensor
 
 Fields = Mapping[str, Array]
-ROUNDED = "with rounded products"  # ends the origin of weights in NVFP4 with a scale that is no power of two
+ROUNDED = "with rounded products"  # suffix of the origin of NVFP4 weights whose scale is not a power of two
 NAN = 0x7F  # of E4M3; ggml reads it as 0
 EXPONENTS = range(27, 228)  # of float32 scales: products with floats of eight bits fit bfloat16
 
@@ -227,15 +227,20 @@ def _in_nvfp4(stored: StoredTensor, values: StoredTensor, exact: bool) -> Stored
     factors = factors[:, 0]
     with np.errstate(divide="ignore", over="ignore"):
         scale = np.float32(1) / factors if "DIVIDED" in tensor.type.name else factors
-    is_rounded = bool((np.frexp(scale)[0] != 0.5).any())
-    if not np.isfinite(scale).all() or (exact and is_rounded):
+    if not np.isfinite(scale).all() or (exact and rounds_products(scale)):
         return values
     packed = packed_as(stored, values, NVFP4, _to_nvfp4)
     if packed is values:
         return values
-    if is_rounded:
+    if rounds_products(scale):
         packed = replace(packed, origin=f"{stored.origin}, {ROUNDED}")
     return replace(packed, companions={} if (scale == 1).all() else {"scale": scale})
+
+
+def rounds_products(scale: Array) -> bool:
+    """Tells whether a product may depend on the order of factors, since a scale is not a power of
+    two."""
+    return bool((np.frexp(scale)[0] != 0.5).any())
 
 
 def _are_powers(fields: Fields) -> bool:

@@ -63,7 +63,7 @@ class ComposedTensors(Mapping[str, StoredTensor]):
                     }
                     if scheme.fits({part: tensors[stored] for part, stored in parts.items()}):
                         self._found[name] = scheme, f"{module}{scheme.ending}".lstrip("."), parts
-                        taken |= dict.fromkeys((*parts.values(), f"{module}.{COMFY}".lstrip(".")), name)
+                        taken |= dict.fromkeys((*parts.values(), _beside(module, COMFY)), name)
                         break
         stored = [name for name in tensors if taken.get(name, name) == name]
         names = [(self._found[name][1] if name in self._found else name, name) for name in stored]
@@ -94,7 +94,8 @@ class ComposedTensors(Mapping[str, StoredTensor]):
         has_codes = len(tensor.shape) > 1 and _has_codes(tensor) and not tensor.packed
         if has_codes and len(tensor.shape) > 2 and (scale := next((s for s in OF_STACK if name + s in self._tensors), "")):
             raise TensorError(f"expected a known scheme, found a stack of codes with {last}{scale}", name)
-        if has_codes and last == "weight" and self.config and self.config.get("quant_method") != "glft":  # has scales in rows
+        # rows of method glft have their scales
+        if has_codes and last == "weight" and self.config and self.config.get("quant_method") != "glft":
             raise TensorError("the config declares quantized weights, but there are no scales beside these codes", name)
         return tensor
 
@@ -115,9 +116,9 @@ class ComposedTensors(Mapping[str, StoredTensor]):
     def _composite(self, codes: str) -> CompositeWeight:
         scheme, name, parts = self._found[codes]
         module = name.removesuffix(scheme.ending)
-        if other := next((part for part in REFUSED if f"{module}.{part}" in self._tensors), None):
+        if other := next((part for part in REFUSED if _beside(module, part) in self._tensors), None):
             raise TensorError(f"{scheme.library}: weights with {other} are not supported", name)
-        if comfy := self._tensors.get(f"{module}.{COMFY}".lstrip(".")):
+        if comfy := self._tensors.get(_beside(module, COMFY)):
             _check_comfy(comfy, name)
         return scheme(name, {part: self._tensors[stored] for part, stored in parts.items()}, facts_of(self.config, module))
 
@@ -147,6 +148,11 @@ class Weights(Tensors):
 
     def __len__(self) -> int:
         return len(self.composed)
+
+
+def _beside(module: str, part: str) -> str:
+    """Returns the name of a part of a module, which may be the whole model."""
+    return f"{module}.{part}".lstrip(".")
 
 
 def _has_codes(tensor: StoredTensor) -> bool:

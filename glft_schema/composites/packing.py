@@ -3,16 +3,18 @@ inverse of `as_ggml`. Codes and scales move, and nothing is rounded."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from glft_schema.composites.as_ggml import ROUNDED, Fields, chunks_of
+from glft_schema.composites.as_ggml import ROUNDED, Fields, chunks_of, rounds_products
 from glft_schema.composites.nibbles import to_neighbours
 from glft_schema.composites.schemes import MLX, MXFP4, FloatsOfMLX, NVFP4OfGGUF, PackedIntegers, PackedNVFP4
 from glft_schema.composites.weight import CompositeWeight, Facts
-from glft_schema.storage.dtypes import FLOAT32, Array, Dtype
+from glft_schema.storage.dtypes import FLOAT32, Array, Dtype, name_of
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.ggml import fp4
 from glft_schema.tensor_types.ggml.legacy import Q4_0, Q4_1, Q8_0
@@ -24,6 +26,8 @@ HEAD = "lm_head"  # the linear layer outside of blocks
 NO_NUMBER = 255  # of E8M0; ggml reads it as 2^128
 OF_GLOBAL = FLOAT32.type(6 * 448)  # MLX stores the scale of the tensor times this
 ONE = FLOAT32.type(1)
+
+Config = dict[str, Any]
 
 
 class Form(NamedTuple):
@@ -61,6 +65,37 @@ FORMS: dict[str, dict[TensorType, Form]] = {
         fp4.NVFP4: Form(FloatsOfMLX, "nvfp4", 4, 16, 4),
     },
 }
+
+
+def packed_model(
+    tensors: Mapping[str, StoredTensor], stored: Mapping[str, StoredTensor], library: str
+) -> tuple[dict[str, StoredTensor], Config]:
+    """Returns tensors with the parts of those that a library has a form for, and the entries of
+    config.json.
+
+    Args:
+        tensors: of the model, by the names that the library has.
+        stored: the same, to be written if they are not packed.
+        library: a key of `FORMS`.
+    """
+    found, forms, floats = dict[str, StoredTensor](), dict[str, Form](), list[str]()
+    for name, tensor in tensors.items():
+        module, type_ = name.removesuffix(".weight"), tensor.packed.type if tensor.packed else tensor.quantized
+        if one := packed(name, tensor, library):
+            forms[module] = one[0]
+            found |= one[1]
+            continue
+        found[name] = replace(stored[name], origin=f"{type_.name}, not packed for {library}" if type_ else "")
+        if module != name and len(tensor.shape) > 1:
+            floats.append(module)
+    if not forms:
+        return found, {}
+    if library == COMPRESSED_TENSORS:
+        entries = {"quantization_config": _of_compressed_tensors(forms, floats)}
+        has_floats = any(form.scheme is not PackedIntegers for form in forms.values())
+        return found, {**entries, "dtype": "bfloat16"} if has_floats else entries  # in which the library decodes floats
+    config = _of_mlx(forms, floats)
+    return found, {"quantization": config, "quantization_config": config}
 
 
 def packed(name: str, stored: StoredTensor, library: str) -> tuple[Form, dict[str, StoredTensor]] | None:
@@ -103,7 +138,7 @@ def packed(name: str, stored: StoredTensor, library: str) -> tuple[Form, dict[st
             if part == "weight_global_scale" or found != OF_GLOBAL:
                 parts[f"{module}.{part}"] = of_values(found)
     codes, rounded = next(iter(parts)), ""
-    if form.scheme is PackedNVFP4 and (np.frexp(factors[0])[0] != 0.5).any():
+    if form.scheme is PackedNVFP4 and rounds_products(factors[0]):
         rounded = f", {ROUNDED}"
     parts[codes] = replace(parts[codes], origin=f"{type_.name}, packed for {library}{rounded}")
     return form, parts
@@ -143,3 +178,39 @@ def _global_scale(factors: Array, form: Form) -> Array | None:
         found: Array = ONE / factors[0] if form.scheme is PackedNVFP4 else factors[0] * OF_GLOBAL
         again = ONE / found if form.scheme is PackedNVFP4 else found / OF_GLOBAL
     return found if (again == factors).all() and np.isfinite(found).all() else None
+
+
+def _of_compressed_tensors(forms: Mapping[str, Form], floats: Iterable[str]) -> Config:
+    """Returns the config of modules with forms, and of others."""
+    groups = {}
+    for number, form in enumerate(dict.fromkeys(forms.values())):
+        _, scale, *_ = form.scheme.declared().values()
+        groups[f"group_{number}"] = {
+            "format": form.format,
+            "targets": [module for module, other in forms.items() if other == form],
+            "weights": {
+                "num_bits": form.bits,
+                "type": "int" if form.scheme is PackedIntegers else "float",
+                "strategy": "tensor_group" if form.scheme is PackedNVFP4 else "group",
+                "group_size": form.group,
+                "symmetric": True,
+                "scale_dtype": None if form.scheme is PackedIntegers else f"torch.{name_of(scale.number.dtype)}",
+            },
+        }
+    formats = {group["format"] for group in groups.values()}
+    return {
+        "config_groups": groups,
+        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+        "ignore": sorted({*floats, HEAD}.difference(forms)),
+        "quant_method": COMPRESSED_TENSORS,
+        "quantization_status": "compressed",
+        "version": "0.20.0",
+    }
+
+
+def _of_mlx(forms: Mapping[str, Form], floats: Iterable[str]) -> Config:
+    """Returns the config of modules with forms, and of others."""
+    usual = Counter(forms.values()).most_common(1)[0][0]
+    configs = {form: {"group_size": form.group, "bits": form.bits, "mode": form.format} for form in forms.values()}
+    others = {module: configs[form] for module, form in forms.items() if form != usual}
+    return {**configs[usual], **others, **dict.fromkeys(floats, False)}

@@ -44,7 +44,7 @@ from glft_schema.tensor_types.ggml.fp4 import NVFP4 as BLOCKS
 from glft_schema.tensor_types.small_floats import e8m0
 from glft_schema.tensors.stored_tensor import StoredTensor
 
-OF_TORCHAO = "._weight_"  # separates the name of a module from that of a part
+OF_TORCHAO = "._weight_"  # joins the names of a module and a part
 WIDTHS = range(2, 9)  # bits of an integer code
 
 

@@ -54,7 +54,7 @@ def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope:
         return lambda: np.asarray(function([source.values() for source in sources])[number], order="C")
 
     def packed(number: int, type_: TensorType) -> StoredTensor:
-        shape = planned[number][0]
+        shape = shapes[number]
         moved, quantized = movers[number], quantized_type(sources)
 
         def read(index: Slices) -> Array:
@@ -72,11 +72,8 @@ def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope:
     movers = [_MovedRows(function, sources, number) for number in range(len(planned))]
     types = {source.packed.type if source.packed else None for source in sources} if scope == "rows" else {None}
     type_ = types.pop() if len(types) == 1 and len(endings) == 1 else None
-    if (
-        type_
-        and len([*type_.fields()]) > 1
-        and any(len(shape) > 2 for shape in (*(source.shape for source in sources), *shapes))
-    ):
+    are_stacks = any(len(shape) > 2 for shape in (*(source.shape for source in sources), *shapes))
+    if type_ and are_stacks and len([*type_.fields()]) > 1:
         type_ = None  # fields of a stack come one after another, so that a row is not in one piece
     companions = [moved.companions(shape) if type_ else {} for moved, shape in zip(movers, shapes, strict=True)]
     has_parts = all(source.has_parts for source in sources)

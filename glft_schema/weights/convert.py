@@ -18,7 +18,6 @@ from typing import Any
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import STRING, from_text, to_text
 from glft_schema.codec.typed_values import Typed
-from glft_schema.composites.packing import FORMS
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, MetadataWarning, OptionError, alternatives, quote, warn
 from glft_schema.families.converter import Converter
@@ -131,10 +130,13 @@ def convert(
         raise OptionError("expected a file as the output of several processes, found a folder")
     if to_folder and importance:
         raise OptionError("expected no importance for a Hugging Face folder, whose types do not use it")
-    if pack is not None and pack not in FORMS:
-        raise OptionError(f"expected pack (--pack) as {alternatives(FORMS)}, found {quote(pack)}")
-    if pack is not None and (not to_folder or schemes):
-        raise OptionError("pack (--pack) is for a folder (DIR/) as the output, without schemes (--scheme)")
+    if pack is not None:
+        from glft_schema.composites.packing import FORMS  # slow to import
+
+        if pack not in FORMS:
+            raise OptionError(f"expected pack (--pack) as {alternatives(FORMS)}, found {quote(pack)}")
+        if not to_folder or schemes:
+            raise OptionError("pack (--pack) is for a folder (DIR/) as the output, without schemes (--scheme)")
     writing = Writing(
         schemes or (), alignment, header, rules, importance, strict, allow_requantize, measure, progress, exact, search
     )

@@ -7,15 +7,11 @@ import json
 import os
 import secrets
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from glft_schema.composites.as_ggml import in_ggml
-from glft_schema.composites.packing import COMPRESSED_TENSORS, HEAD, Form, packed
-from glft_schema.composites.schemes import PackedIntegers, PackedNVFP4
 from glft_schema.errors import FormatError, MetadataWarning, OptionError, one_line, warn
 from glft_schema.families.config import CONFIG, Config, refusing
 from glft_schema.families.export import hf_model
@@ -24,7 +20,7 @@ from glft_schema.families.kept_metadata import keep_metadata
 from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.families.vocabulary import SETTINGS
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.storage.dtypes import is_float, name_of
+from glft_schema.storage.dtypes import is_float
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.checkpoints import Checkpoint
@@ -53,7 +49,7 @@ def write_folder(
         source: the model.
         out: the folder, which is new or empty.
         save: writes tensors to model.safetensors.
-        pack: the library whose form quantized weights get if it holds their values; see `packed`.
+        pack: the library whose form quantized weights get if that holds their values.
 
     Raises:
         OptionError: if the source is not a GGUF file, the folder is not empty, or the family has a
@@ -78,7 +74,9 @@ def write_folder(
     if pack is not None:
         if "quantization_config" in config:
             raise OptionError("pack (--pack) is not for this family, whose folders have packed weights of their own")
-        stored, entries = _packed(tensors, stored, pack)
+        from glft_schema.composites.packing import packed_model  # slow to import
+
+        stored, entries = packed_model(tensors, stored, pack)
     with _new_folder(Path(out)) as folder:
         written = save(stored, folder / WEIGHTS)
         matrices = [t for t in written if t.name in tensors and len(stored[t.name].shape) > 1 and is_float(t.type.dtype)]
@@ -89,67 +87,6 @@ def write_folder(
             warn(f"no tokenizer is written: {problem}", MetadataWarning)
         keep_metadata(source.file.metadata, folder)
     return written
-
-
-def _packed(
-    tensors: Mapping[str, StoredTensor], stored: Mapping[str, StoredTensor], library: str
-) -> tuple[dict[str, StoredTensor], Config]:
-    """Returns tensors with the parts of those that a library has a form for, and the entries of
-    config.json."""
-    found, forms, floats = dict[str, StoredTensor](), dict[str, Form](), list[str]()
-    for name, tensor in tensors.items():
-        module, type_ = name.removesuffix(".weight"), tensor.packed.type if tensor.packed else tensor.quantized
-        if one := packed(name, tensor, library):
-            forms[module] = one[0]
-            found |= one[1]
-            continue
-        found[name] = replace(stored[name], origin=f"{type_.name}, not packed for {library}" if type_ else "")
-        if module != name and len(tensor.shape) > 1:
-            floats.append(module)
-    if not forms:
-        return found, {}
-    if library == COMPRESSED_TENSORS:
-        entries = {"quantization_config": _of_compressed_tensors(forms, floats)}
-        has_floats = any(form.scheme is not PackedIntegers for form in forms.values())
-        return found, {**entries, "dtype": "bfloat16"} if has_floats else entries  # in which the library decodes floats
-    config = _of_mlx(forms, floats)
-    return found, {"quantization": config, "quantization_config": config}
-
-
-def _of_compressed_tensors(forms: Mapping[str, Form], floats: Iterable[str]) -> Config:
-    """Returns the config of modules with forms, and of others."""
-    groups = {}
-    for number, form in enumerate(dict.fromkeys(forms.values())):
-        _, scale, *_ = form.scheme.declared().values()
-        groups[f"group_{number}"] = {
-            "format": form.format,
-            "targets": [module for module, other in forms.items() if other == form],
-            "weights": {
-                "num_bits": form.bits,
-                "type": "int" if form.scheme is PackedIntegers else "float",
-                "strategy": "tensor_group" if form.scheme is PackedNVFP4 else "group",
-                "group_size": form.group,
-                "symmetric": True,
-                "scale_dtype": None if form.scheme is PackedIntegers else f"torch.{name_of(scale.number.dtype)}",
-            },
-        }
-    formats = {group["format"] for group in groups.values()}
-    return {
-        "config_groups": groups,
-        "format": formats.pop() if len(formats) == 1 else "mixed-precision",
-        "ignore": sorted({*floats, HEAD}.difference(forms)),
-        "quant_method": COMPRESSED_TENSORS,
-        "quantization_status": "compressed",
-        "version": "0.20.0",
-    }
-
-
-def _of_mlx(forms: Mapping[str, Form], floats: Iterable[str]) -> Config:
-    """Returns the config of modules with forms, and of others."""
-    usual = Counter(forms.values()).most_common(1)[0][0]
-    configs = {form: {"group_size": form.group, "bits": form.bits, "mode": form.format} for form in forms.values()}
-    others = {module: configs[form] for module, form in forms.items() if form != usual}
-    return {**configs[usual], **others, **dict.fromkeys(floats, False)}
 
 
 @contextlib.contextmanager

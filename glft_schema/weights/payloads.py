@@ -254,8 +254,8 @@ class PlannedPayload:
         """Returns the report after writing. `alias_of` is the tensor whose payload it shares."""
         nbytes, name = (0, alias_of.name) if alias_of else (self.nbytes, None)
         error = (alias_of or self).error if self.measure else None
-        is_computed = self.stored.file_tensor is not None or self.stored.origin
-        copied = self.copy_of is not None or (self.is_unchanged and not is_computed)
+        is_decoded = self.stored.file_tensor is not None or self.stored.origin
+        copied = self.copy_of is not None or (self.is_unchanged and not is_decoded)
         note, asked, before = self.choice.note, self.choice.asked, type_before(self.stored, self.type)
         source = self.stored.origin or name_of(self.stored.dtype)
         return WrittenTensor(self.name, source, self.type, nbytes, name, note, copied, error, asked, before)

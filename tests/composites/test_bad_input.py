@@ -285,7 +285,7 @@ CASES = {
     "fp8 rows: ComfyUI's NVFP4": Case("fp8 rows", adding(".comfy_quant", text('{"format": "nvfp4"}')), "comfy_quant"),
     "int8: ComfyUI's rotation": Case("int8",
         adding(".comfy_quant", text('{"format": "int8_tensorwise", "convrot": true}')), "comfy_quant"),
-    "fp8 rows: ComfyUI's settings are no JSON": Case("fp8 rows", adding(".comfy_quant", text("{")), "comfy_quant"),
+    "fp8 rows: ComfyUI's settings are not JSON": Case("fp8 rows", adding(".comfy_quant", text("{")), "comfy_quant"),
     "nvfp4 packed: a divisor of 0": Case("nvfp4 packed",
         with_(".weight_global_scale", torch.zeros_like), "weight_global_scale"),
     "fp8 rows: no columns": Case("fp8 rows", with_(".weight", lambda codes: codes[:, :0]), "weight"),

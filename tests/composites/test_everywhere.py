@@ -418,7 +418,7 @@ def test_experts_of_gguf_have_a_scale_each(packed: bool, tmp_path: Path, monkeyp
     with glft.open(made) as file:
         tensors = {**file.tensors, "blk.0.ffn_up_exps.input_scale": torch.full((3,), 0.5)}
         scales = {name: tensor.shape for name, tensor in file.tensors.items() if name.endswith("exps.scale")}
-        assert len(scales) == 4  # the columns of the third are no blocks
+        assert len(scales) == 4  # the third has too few columns for a block
         glft.save_file(tensors, path := tmp_path / "nvfp4.gguf", metadata=file.metadata)
     glft.convert(path, plain := tmp_path / "f32.gguf", schemes={"*": "f32"})
     model, expected = (glft.transformers.load(one, packed=packed)[0] for one in (path, plain))

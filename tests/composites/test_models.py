@@ -184,7 +184,7 @@ def test_each_scheme_is_recorded_in_each_family() -> None:
 
 @pytest.mark.parametrize("name", recorded())
 def test_logits_are_those_of_the_library(name: str) -> None:
-    """But for the library's rounding of weights, and llama.cpp's of activations."""
+    """Except for the library's rounding of weights and llama.cpp's of activations."""
     model = recorded()[name]
     assert model["largest"] > 3
     assert model["rounded"] < 1e-5
