@@ -58,6 +58,11 @@ def sliding_layers(config: Config, period: int) -> list[str]:
     return ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
 
+def theta(default: float) -> K:
+    """Returns the key of the rotary embedding's base, with transformers' default."""
+    return K("rope.freq_base", "rope.rope_theta", default, absent=10_000.0)
+
+
 FULL = "llama.cpp attends to all tokens: the logits of texts longer than the window differ"
 ONE_BIAS = "llama.cpp loads no bias of the output projection"
 OWN_OUTPUT = "llama.cpp requires an output matrix"

@@ -23,7 +23,7 @@ GEMMA3 = Family(
         K("attention.head_count",             "num_attention_heads", 8, "required"),
         K("attention.head_count_kv",          "num_key_value_heads", 4, absent=rows.head_count),
         *rows.SCALING,
-        K("rope.freq_base",                   "rope.rope_theta", 1_000_000.0, absent=10_000.0),
+        rows.theta(1_000_000.0),
         K("rope.freq_base_swa",               "rope.sliding_attention.rope_theta", 10_000.0, "sliding"),
         *rows.RMS,
         K("attention.key_length",             "head_dim", 256, absent=rows.head_size),

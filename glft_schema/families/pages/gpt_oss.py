@@ -41,7 +41,7 @@ GPT_OSS = Family(
     ),
     keys=(
         *rows.SIZES_OF_EXPERTS, *rows.HEADS[:-1],
-        K("rope.freq_base",                   "rope.rope_theta", 150_000.0, absent=10_000.0),
+        rows.theta(150_000.0),
         K("rope.freq_base_swa",               "", None),
         *rows.RMS,
         K("expert_count",                     "num_experts"),

@@ -17,7 +17,7 @@ MIXTRAL = Family(
     ),
     keys=(
         *rows.SIZES, *rows.HEADS[:-1],
-        K("rope.freq_base",                   "rope.rope_theta", 1_000_000.0, absent=10_000.0),
+        rows.theta(1_000_000.0),
         *rows.RMS,
         K("expert_count",                     "num_experts"),
         K("expert_used_count",                "num_experts_per_tok"),
