@@ -1,9 +1,10 @@
-"""Plugins: formats and tensor types that other packages announce as entry points.
+"""Plugins: formats, tensor types and families that other packages announce as entry points.
 
     [project.entry-points."glft_schema.formats"]
     toy = "toy_package:TOY"
 
-A group is loaded at the first lookup of a name, code or file format that this package lacks.
+A group is loaded at the first lookup of a name, code, file format or architecture that this package
+lacks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from glft_schema.errors import PluginWarning, one_line, warn
 
 FORMATS = "glft_schema.formats"
 TYPES = "glft_schema.types"
+FAMILIES = "glft_schema.families"
 
 
 def load(group: str, register: Callable[[Any], object]) -> None:

@@ -17,7 +17,7 @@ from glft_schema.limits import current, limit_error
 from glft_schema.storage.file_source import read_regular
 
 CONFIG = "config.json"
-BLOCKS = "num_hidden_layers"
+BLOCKS, TEXT_CONFIG = "num_hidden_layers", "text_config"
 KEY_TYPES = WITH_TYPES.metadata.keys
 ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
 SCALED = f"{ROPE}.scaling"  # prefix of the rope fields that GGUF stores
@@ -31,11 +31,6 @@ ALIASES = {  # another name that transformers reads -> name in families that hav
 }
 OLD_NAMES = {"rope.scaling.factor": "rope.scale_linear"}  # key -> its name in GGUF files of 2023
 LARGEST = float(np.finfo(np.float32).max)
-TEXT_MODELS = {  # model_type of a text_config -> architectures, as llama.cpp's converter takes it
-    "gemma3_text": ["Gemma3ForCausalLM"],
-    "llama": ["LlamaForCausalLM"],
-    "qwen2": ["Qwen2ForCausalLM"],
-}
 REQUIRED: Any = object()  # as a default: the field is required
 Config = dict[str, Any]
 
@@ -104,11 +99,11 @@ def read_text_config(folder: Path) -> Config:
     Raises FormatError, OSError as `read_json`.
     """
     stored: Config = read_json(folder / CONFIG)
-    text = stored.get("text_config")
+    text = stored.get(TEXT_CONFIG)
     if not isinstance(text, dict):
         return stored
-    fields = {field: value for field, value in text.items() if value is not None}
-    return {"architectures": TEXT_MODELS.get(str(text.get("model_type")), stored.get("architectures")), **fields}
+    parts = {part: stored[part] for part in ("vision_config",) if part in stored}
+    return {**{field: value for field, value in text.items() if value is not None}, **parts}
 
 
 def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[str, Any]:

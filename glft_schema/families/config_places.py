@@ -24,6 +24,7 @@ FACTOR, CONTEXT, LENGTH = "factor", "original_max_position_embeddings", "max_pos
 LOCAL_THETA = "rope_local_base_freq"
 NAMES = {"type": "rope_type", LOCAL_THETA: "rope_theta", LENGTH: CONTEXT}  # name in some places -> name here
 DEFAULT = ("rope_type", "default")
+RENAMED = {"su": "longrope", "mrope": "default"}  # types of scaling
 
 
 class Scaling(NamedTuple):
@@ -42,7 +43,20 @@ class Scaling(NamedTuple):
 
 SCALINGS = {  # by rope_type
     "linear": Scaling("linear", (FACTOR,)),
-    "yarn": Scaling("yarn", (FACTOR,), (CONTEXT, "extrapolation_factor", "attention_factor", "beta_fast", "beta_slow")),
+    "yarn": Scaling(
+        "yarn",
+        (FACTOR,),
+        (
+            CONTEXT,
+            "extrapolation_factor",
+            "attention_factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "llama_4_scaling_beta",
+        ),
+    ),
     "longrope": Scaling("longrope", ("short_factor", "long_factor"), (CONTEXT, FACTOR)),  # the lists are tensors in GGUF
     "default": Scaling(None),
     "llama3": Scaling(None, (FACTOR, "low_freq_factor", "high_freq_factor"), (CONTEXT,)),
@@ -71,7 +85,7 @@ class Places:
                 the field.
         """
         for name, value in fields.items():
-            field, value = self._names.get(name, name), "longrope" if value == "su" else value
+            field, value = self._names.get(name, name), RENAMED.get(str(value), value)
             if value is None or (not is_read and (field, value) == DEFAULT and field not in self._found):
                 continue
             if is_read:

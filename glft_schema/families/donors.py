@@ -20,7 +20,7 @@ from glft_schema.families.export import gguf_config
 from glft_schema.families.folders import declared_family, gguf_tensors
 from glft_schema.families.operations import apply
 from glft_schema.families.page import Family
-from glft_schema.families.pages import BY_ARCH, FAMILIES
+from glft_schema.families.registry import families
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
 from glft_schema.files.file import File
 from glft_schema.files.shards import check_whole
@@ -57,7 +57,7 @@ class Donor:
         check_whole(file, file.name)
         if file.format is not WITH_TYPES:
             raise OptionError(f"expected a GGUF model as the donor, found {quote(file.format.name)}")
-        return cls(file, next((family for family in FAMILIES if family.fits(file.metadata)), None))
+        return cls(file, next((family for family in families() if family.fits(file.metadata)), None))
 
     @property
     def metadata(self) -> TypedMetadata:
@@ -92,10 +92,8 @@ class Donor:
         if not self.has_names_of(tensors):
             if family is None:
                 found = quote(self.file.metadata.get(ARCHITECTURE))
-                known = f"of a declared family ({', '.join(BY_ARCH)})"
-                raise OptionError(
-                    f"expected a GGUF model {known} as the donor, found {found}: use --converter instead of --like"
-                )
+                problem = f"expected a GGUF model of a declared architecture as the donor, found {found}"
+                raise OptionError(f"{problem}: use --converter instead of --like")
             of_donor = replace(family, generated=lambda config: {})  # tensors that the family computes are the donor's
             mapped, hint = gguf_tensors(tensors, of_donor, self._config()), ""
             if folder and declared_family(folder) is family:

@@ -12,14 +12,15 @@ from glft_schema.families.config import Config, config_of
 from glft_schema.families.loader import MODEL, ModelSizes, broken_limits, broken_tensors, read_keys
 from glft_schema.families.operations import TensorOperation
 from glft_schema.families.page import EXPERT_COUNT, Family
-from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.pages.every_model import DEFAULT_IDS
+from glft_schema.families.registry import archs, families, family_with
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
 from glft_schema.files.file import File
 from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT, SCALES, TOKENIZER, scale_of
 from glft_schema.storage.dtypes import FLOAT32, Dtype
 from glft_schema.tensor_types.conversions import convert
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values
+from glft_schema.words import suggestion
 
 ROWS_OF = {
     "vocab_size": EMBEDDING,
@@ -87,7 +88,7 @@ def gguf_config(file: File) -> tuple[Family, Config]:
             tensor, or config.json cannot state a value. A missing vocabulary is not an error.
     """
     family = family_in_gguf(file.metadata)
-    numbers = ModelSizes(file, family.arch)
+    numbers = ModelSizes(file, family_with(family.arch) or family)
     for finding in (*read_keys(numbers), *broken_limits(numbers), *broken_tensors(numbers)):
         is_absent = finding.name.startswith(TOKENIZER) and finding.path == "metadata"
         if not is_absent and not finding.rule.endswith(("-tensors", "-names", "-blocks")):
@@ -97,13 +98,15 @@ def gguf_config(file: File) -> tuple[Family, Config]:
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
     """Returns the family of a model. Raises FormatError if none has its architecture."""
-    for family in FAMILIES:
+    for family in families():
         if family.fits(metadata):
             return family
     arch = metadata.get(ARCHITECTURE)
-    problem = f"expected a known architecture ({', '.join(BY_ARCH)}), found {quote(arch)}"
-    if arch in BY_ARCH:
+    problem = f"expected a declared architecture, found {quote(arch)}"
+    if family_with(arch):
         problem += " with experts" if metadata.get(f"{arch}.{EXPERT_COUNT}") else f" without {arch}.{EXPERT_COUNT}"
+    else:
+        problem += suggestion(arch, archs())
     raise FormatError(problem, "metadata -> general.architecture")
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from glft_schema.codec.typed_values import Typed
 from glft_schema.families.config import Config, refusing
 from glft_schema.families.libraries import keys_of, library
-from glft_schema.families.pages import FAMILIES
 from glft_schema.families.vocabulary import vocabulary_keys
 
 
@@ -40,8 +39,7 @@ def general_keys(folder: Path, arch: str, shapes: Mapping[str, Sequence[int]]) -
         return keys_of(writer)
 
 
-def tokenizer_keys(folder: Path, arch: str, config: Config) -> tuple[dict[str, Typed], list[str]]:
+def tokenizer_keys(folder: Path, arch: str, kinds: Sequence[str], config: Config) -> tuple[dict[str, Typed], list[str]]:
     """Returns what `vocabulary_keys` returns, and raises as it does."""
     with refusing(folder, "a valid tokenizer"):
-        family = next(family for family in FAMILIES if family.arch == arch)
-        return vocabulary_keys(folder, family, config)
+        return vocabulary_keys(folder, arch, kinds, config)

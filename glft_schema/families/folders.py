@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from glft_schema.families.apart import start_apart
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import (
     CONFIG,
+    TEXT_CONFIG,
     Config,
     check_sizes,
     check_token_count,
     metadata_of,
     read_json,
-    read_text_config,
     refusing,
 )
 from glft_schema.families.config_places import SCALINGS, read_config
@@ -33,8 +34,8 @@ from glft_schema.families.converter import ADVICE
 from glft_schema.families.kept_metadata import GENERATION, KEPT, kept_metadata
 from glft_schema.families.operations import as_float32
 from glft_schema.families.page import OF_ANY, Family
-from glft_schema.families.pages import FAMILIES
-from glft_schema.families.tensor_names import Names, is_float32, names_on_page
+from glft_schema.families.registry import families
+from glft_schema.families.tensor_names import Names, family_with_names, is_float32, names_on_page
 from glft_schema.families.untrusted_folders import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.shards import is_file_name
@@ -103,7 +104,9 @@ def open_folder(
     check_links(folder, (folder / name for name in (CONFIG, MODULES, KEPT, *PARSED)))
     with start_apart(FOLDER_KEYS) as call:
         with refusing(folder, "a valid config.json"):
-            family = family_of(folder)
+            family = declared_family(folder)
+            if family is None:
+                raise undeclared(folder, open_weights)
             config = read_config(folder, family)
             values = metadata_of(config, family.keys, family.arch)
             weights = open_weights(family)
@@ -125,7 +128,7 @@ def open_folder(
             shapes = {name: tensor.shape for name, tensor in tensors.items()}
             general = call("general_keys", folder, family.arch, shapes, file=folder / CARD)
             tokenizer = next((folder / name for name in (TOKENIZER, SENTENCEPIECE) if (folder / name).is_file()), folder)
-            vocabulary, notes = call("tokenizer_keys", folder, family.arch, config, file=tokenizer)
+            vocabulary, notes = call("tokenizer_keys", folder, family.arch, family.vocabularies, config, file=tokenizer)
             for note in notes:
                 warn(f"{safe(str(folder), 1000)}: {note}", MetadataWarning)
     entries = {
@@ -142,26 +145,35 @@ def open_folder(
 
 
 def declared_family(folder: Path) -> Family | None:
-    """Returns the family of a folder's architecture, or None. Other fields may be invalid."""
-    architecture = _architecture(folder)
-    headed = f"{str(architecture).removesuffix('Model')}ForCausalLM"
-    return next((family for family in FAMILIES if {architecture, headed} & {*family.architectures}), None)
+    """Returns the family of a folder's class, or of its text model, or None. Other fields may be
+    invalid."""
+    stored = read_json(folder / CONFIG)
+    text = stored.get(TEXT_CONFIG)
+    for class_ in map(_class_of, (stored, text)):
+        headed = f"{str(class_).removesuffix('Model')}ForCausalLM"
+        if family := next((family for family in families() if {class_, headed} & {*family.architectures}), None):
+            return family
+    kind = text.get("model_type") if isinstance(text, dict) else None
+    return next((family for family in families() if family.model_type == kind), None)
 
 
-def _architecture(folder: Path) -> Any:
-    found = read_text_config(folder).get("architectures")
+def _class_of(config: Any) -> Any:
+    found = config.get("architectures") if isinstance(config, dict) else None
     return found[0] if isinstance(found, list) and found and isinstance(found[0], str) else None
 
 
-def family_of(folder: Path) -> Family:
-    """Returns the family of a folder. Raises FormatError if none has its architecture."""
-    if family := declared_family(folder):
-        return family
-    known = ", ".join(name for family in FAMILIES for name in family.architectures)
-    problem = f"expected a known architecture ({known}), found {quote(_architecture(folder))}: use {ADVICE}"
-    if name := read_text_config(folder).get("_class_name"):
+def undeclared(folder: Path, open_weights: Callable[[Family], Mapping[str, StoredTensor]]) -> FormatError:
+    """Returns the error for a folder of no declared family."""
+    stored, known = read_json(folder / CONFIG), [*families()]
+    if name := stored.get("_class_name"):
         problem = f"expected a model of transformers, found {quote(name)} of diffusers: give its file, to keep its names"
-    raise FormatError(problem, "architectures", file=str(folder / CONFIG))
+        return FormatError(problem, "architectures", file=str(folder / CONFIG))
+    similar = None
+    with suppress(FormatError, TensorError, OSError):
+        similar = family_with_names([*open_weights(known[0])], known)
+    named = f", whose tensors have the names of {similar.architectures[0]}" if similar else ""
+    problem = f"expected a declared architecture, found {quote(_class_of(stored))}{named}: use {ADVICE}, or declare it"
+    return FormatError(f"{problem} (docs/guides/hugging-face.md)", "architectures", file=str(folder / CONFIG))
 
 
 def check_fields(family: Family, config: Config, tensors: Mapping[str, object] | None, folder: Path) -> list[str]:

@@ -17,8 +17,9 @@ from typing import Any
 from glft_schema.codec.rules import SPEC
 from glft_schema.errors import Finding, quote
 from glft_schema.families.config import KEY_TYPES, OLD_NAMES
-from glft_schema.families.page import BLOCK_COUNT, Loaded
-from glft_schema.families.pages import BY_ARCH, every_model
+from glft_schema.families.page import BLOCK_COUNT, Family, Loaded
+from glft_schema.families.pages import every_model
+from glft_schema.families.registry import archs, family_with
 from glft_schema.families.requirements import Requirement, RowPaths, broken_keys, locate
 from glft_schema.files.file import File
 from glft_schema.formats.gguf_names import ARCHITECTURE, BYTE, LAYER, OUTPUT, TOKENIZER
@@ -41,17 +42,16 @@ class ModelSizes:
 
     Args:
         file: the model.
-        arch: its architecture.
+        family: the page of its architecture.
 
     Attributes:
         first: the file with the metadata.
-        family: the page of the architecture.
         read: keys that the loader reads. Other keys have no value, since they may have any type.
         unknown: required keys that are missing, and keys of a type that the loader does not read.
     """
 
-    def __init__(self, file: File, arch: str) -> None:
-        self.file, self.first, self.family = file, file.shards[0], BY_ARCH[arch]
+    def __init__(self, file: File, family: Family) -> None:
+        self.file, self.first, self.family = file, file.shards[0], family
         self.read, self.unknown = set[str](), set[str]()
 
     def __getitem__(self, size: str) -> int:
@@ -161,9 +161,9 @@ def reason_unchecked(file: File) -> str:
         return ""
     if ARCHITECTURE not in file.metadata:
         return f"the file has no {ARCHITECTURE}"
-    if isinstance(arch, str) and arch not in BY_ARCH:
+    if isinstance(arch, str) and family_with(arch) is None:
         has_keys = any(key.startswith(f"{arch}.") for key in file.metadata)
-        return f"no rules for the architecture {quote(arch)}{'' if has_keys else suggestion(arch, BY_ARCH)}"
+        return f"no rules for the architecture {quote(arch)}{'' if has_keys else suggestion(arch, archs())}"
     return f"no rules for the vocabulary {quote(vocabulary)}" if vocabulary in every_model.OTHER_VOCABULARIES else ""
 
 
@@ -172,7 +172,7 @@ def architecture_of_keys(metadata: Mapping[str, Any]) -> str | None:
     stated = metadata.get(ARCHITECTURE)
     if any(key.startswith(f"{stated}.") for key in metadata):
         return None
-    return next((arch for arch in BY_ARCH if f"{arch}.{BLOCK_COUNT}" in metadata), None)
+    return next((arch for arch in archs() if f"{arch}.{BLOCK_COUNT}" in metadata), None)
 
 
 def _is_part(file: File) -> bool:
@@ -199,11 +199,12 @@ def broken_model(file: File) -> Iterator[Finding]:
             count, found = len(metadata[EXTRA_NAMES]), len(metadata[EXTRA_FLAGS])
             problem = f"expected {count} elements of {EXTRA_FLAGS}, one for each of {EXTRA_NAMES}, found {found}"
             yield _of_key("values", first, EXTRA_FLAGS, problem)
-    if arch not in BY_ARCH:
-        problem = f"not checked: expected an architecture of {', '.join(BY_ARCH)}, found {quote(arch)}"
+    family = family_with(arch)
+    if family is None:
+        problem = f"not checked: expected a declared architecture, found {quote(arch)}{suggestion(arch, archs())}"
         yield _of_key("architecture", first, ARCHITECTURE, problem)
         return
-    numbers = ModelSizes(file, arch)
+    numbers = ModelSizes(file, family)
     for shard in file.shards if len(file.shards) > 1 else ():
         yield from _broken_keys(shard, _keys("split.no split.tensors.count" if shard is first else "split.no", "", True))
     yield from read_keys(numbers)

@@ -47,8 +47,8 @@ WITHOUT_EFFECT = (
     "output_attentions output_hidden_states output_router_logits id2label label2id problem_type torchscript "
     "use_bfloat16 chunk_size_feed_forward use_cache cache_implementation initializer_range initializer_factor "
     "pretraining_tp gradient_checkpointing use_return_dict *dropout* *_pdrop router_aux_loss_coef router_jitter_noise "
-    "_attn_implementation* finetuning_task task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id "
-    "decoder_start_token_id forced_*_token_id tokenizer_class tie_* vocab_size do_sample temperature top_k top_p "
+    "_attn_implementation* finetuning_task task_specific_params *_token_id *_token_index "
+    "vision_config tokenizer_class tie_* vocab_size do_sample temperature top_k top_p "
     "typical_p min_length max_length no_repeat_ngram_size repetition_penalty length_penalty num_beams num_beam_groups "
     "num_return_sequences early_stopping diversity_penalty encoder_no_repeat_ngram_size bad_words_ids suppress_tokens "
     "begin_suppress_tokens output_scores return_dict_in_generate remove_invalid_values "
@@ -192,7 +192,7 @@ class Family:
             architecture has no such blocks.
         window: the sliding window that the loader assumes without a key.
         dropped: patterns of tensors that GGUF does not have.
-        prefix: of tensors' names in some folders.
+        prefix: of tensors' names in some folders, in addition to `body`.
         generated: returns the tensors of GGUF that are computed from the config, by name.
         restored: removes the generated tensors from those of GGUF, and returns config fields.
         fields: of config.json without a key.
@@ -221,6 +221,12 @@ class Family:
     defaults: Config = field(default_factory=dict)
     rope: Config = field(default_factory=dict)
     scales_feed_forward: bool = False
+
+    @property
+    def body(self) -> str:
+        """The prefix of all names on the page but those of heads, such as ``model.``."""
+        first = next(row.name for row in self.tensors if "{i}" in row.name).partition(".")[0] + "."
+        return first if any(row.name.startswith(first) for row in self.tensors if row.gguf == "token_embd") else ""
 
     def drops(self, name: str) -> bool:
         """Tells whether GGUF does not have a tensor of a folder."""

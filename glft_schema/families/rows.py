@@ -73,6 +73,7 @@ YARN = (
     F("rope.attention_factor", yarn_attention, "llama.cpp computes it from the factor"),
     F("rope.mscale",           lambda config: (config.get("rope.mscale_all_dim") is None and config["rope.mscale"]) or 1,
       "llama.cpp computes the factor of attention from the factor"),
+    F("rope.llama_4_scaling_beta", 0, "llama.cpp does not scale attention by the position"),
     F("rope.mscale_all_dim",   0, "llama.cpp computes the factor of attention from the factor"),
     F("rope.beta_fast",        32, "llama.cpp interpolates between other dims"),
     F("rope.beta_slow",        1, "llama.cpp interpolates between other dims"),
@@ -110,6 +111,11 @@ HEADS = (
     K("attention.head_count_kv",              "num_key_value_heads", head_count),
     *SCALING,
     K("rope.freq_base",                       "rope.rope_theta", 10000.0),
+)
+SECTIONS = (  # of positions of images and videos; for texts, all positions are the same
+    *HEADS[:-1],
+    K("rope.dimension_sections",              "", lambda config: [*config["rope.mrope_section"], 0][:4], "required"),
+    HEADS[-1],
 )
 RMS = (
     K("attention.layer_norm_rms_epsilon",     "rms_norm_eps", 1e-6, loader="required"),

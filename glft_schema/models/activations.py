@@ -9,7 +9,6 @@ from typing import Any
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, TensorError, quote
 from glft_schema.families.libraries import library
-from glft_schema.families.pages import FAMILIES
 from glft_schema.families.tensor_names import SUFFIXES, Names, name_map
 from glft_schema.formats.gguf_names import OUTPUT
 from glft_schema.lazy import torch
@@ -125,8 +124,7 @@ def _mapped_names(module: Any, process_output: bool) -> dict[str, list[str]]:
         names = name_map(arch, module.config.num_hidden_layers, len(matrices))
         mapped = {name: names.get_name(name, try_suffixes=SUFFIXES) for name in matrices}
     if None in mapped.values() or any(parameter.dim() > 2 for parameter in matrices.values()):
-        known = ", ".join(name for family in FAMILIES for name in family.architectures)
-        expected = f"expected a model of a known class ({known}) or with names in the gguf library, found {kind}"
+        expected = f"expected a model of a declared class, or with names in the gguf library, found {kind}"
         raise OptionError(f"{expected}: use glft.models.measure_importance(model, names=...) in Python")
     return {stored: [name] for stored, name in mapped.items() if name and _is_measured(name, process_output)}
 

@@ -11,7 +11,7 @@ from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
 from glft_schema.families.libraries import library
 from glft_schema.families.page import Family
-from glft_schema.families.pages import FAMILIES
+from glft_schema.families.registry import families
 from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.families.untrusted_folders import check_loadable
 from glft_schema.files.container import open
@@ -101,7 +101,7 @@ def _check_sizes(folder: Path) -> None:
 def family_of(module: Any) -> Family | None:
     """Returns the family that declares a model's class, or None."""
     kind = type(module).__name__
-    return next((family for family in FAMILIES if kind in family.architectures), None)
+    return next((family for family in families() if kind in family.architectures), None)
 
 
 def is_dropped(name: str, family: Family | None) -> bool:

@@ -20,7 +20,7 @@ from glft_schema.families.config import LARGEST, Config, read_json, refusing
 from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
 from glft_schema.families.operations import KEEP, PermuteRows, Stack, Transpose
 from glft_schema.families.page import BLOCK_COUNT, Family
-from glft_schema.families.tensor_names import HEAD, NameParts, Names
+from glft_schema.families.tensor_names import NameParts, Names
 from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT
 from glft_schema.storage.dtypes import Array
 from glft_schema.storage.source import StrPath, path_text
@@ -196,7 +196,7 @@ def in_llama_cpp(
     """
     alphas = {name: update.scale * update.down.shape[-2] for name, update in updates.items()}
     tensors, alpha = dict[str, StoredTensor](), next(filter(None, alphas.values()), 1.0)  # 0 would be no scaling
-    has_output = family.drops(f"{HEAD}weight") or any(f"{row.gguf}.weight" == OUTPUT for row in family.tensors)
+    has_output = family.drops("lm_head.weight") or any(f"{row.gguf}.weight" == OUTPUT for row in family.tensors)
     for name, update in updates.items():
         if not name.startswith("blk.") and name not in (EMBEDDING, OUTPUT):
             raise TensorError("expected a tensor to which llama.cpp applies adapters, found another: use glft merge-lora", name)

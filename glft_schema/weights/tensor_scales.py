@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.families.pages import BY_ARCH
+from glft_schema.families.registry import family_with
 from glft_schema.formats.gguf_names import ARCHITECTURE, scale_of
 from glft_schema.storage.dtypes import FLOAT32, Array
 from glft_schema.tensor_types import TensorType
@@ -122,7 +122,7 @@ def with_search(
         metadata: of the file.
         types: of its format.
     """
-    page, tensors, searching = BY_ARCH.get(metadata.get(ARCHITECTURE, "")), dict(stored), dict[str, TypeChoice]()
+    page, tensors, searching = family_with(metadata.get(ARCHITECTURE)), dict(stored), dict[str, TypeChoice]()
     for name, choice in choices.items():
         scale, beside = None, scale_of(name)
         is_encoded = math.isfinite(choice.type.largest) and not PlannedPayload(name, stored[name], choice).copy_of

@@ -14,7 +14,7 @@ import pytest
 import glft_schema as glft
 from glft_schema.families.config import metadata_of
 from glft_schema.families.config_places import read_config
-from glft_schema.families.folders import check_fields, family_of, unknown_fields
+from glft_schema.families.folders import check_fields, declared_family, unknown_fields
 from tests.families.config_cases import BASES, EMBEDDINGS, PLACES, Config, cases
 from tests.families.tiny_folders import make_folder
 from tests.golden import record_configs
@@ -43,7 +43,7 @@ def reading_of(config: Config, folder: Path) -> tuple[Reading, list[str]]:
     """Returns what llama.cpp computes from a folder, or the error, and warnings."""
     (folder / "config.json").write_text(json.dumps(config))
     try:
-        family = family_of(folder)
+        family = declared_family(folder)
         fields = read_config(folder, family)
         keys = metadata_of(fields, family.keys, family.arch)
         notes = [*unknown_fields(family, fields, folder), *check_fields(family, fields, None, folder)]
@@ -125,7 +125,7 @@ def test_places_of_the_rotary_embedding(architecture: str, tmp_path: Path) -> No
 def test_missing_fields_have_the_defaults_of_transformers(architecture: str, tmp_path: Path) -> None:
     base, path = BASES[architecture], tmp_path / "config.json"
     path.write_text(json.dumps(base))
-    family, wrong = family_of(tmp_path), {}
+    family, wrong = declared_family(tmp_path), {}
     values = {field.name: field for field in family.fields}
     for field, value in record_configs.missing(architecture).items():
         path.write_text(json.dumps({name: other for name, other in base.items() if name != field}))

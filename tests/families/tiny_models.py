@@ -1,17 +1,19 @@
-"""Tiny models of transformers, with configs as published models have them, in a few sizes less.
+"""Tiny models of transformers, with the configs of published models, but for their sizes.
 
-Each file of `models` is a class: its configs by the name of the published model, in the spelling of
-transformers 4, the tokenizer of its folders (see `tiny_folders`), and `differs`, the faults of
-llama.cpp's converter by the name of the model: a key, a tensor or ``*`` if it fails, and the reason.
+Each file of `models` is a class: its configs by the name of the published model, as transformers 4
+spells them, and the tokenizer of its folders (see `tiny_folders`). `differs` states the faults of
+llama.cpp's converter by model: a key or a tensor, ``*`` if it fails, and the reason. `back` names
+the classes of folders that are made of the GGUF files, if others compute the same.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors.torch import save_file
 
@@ -20,7 +22,8 @@ from tests.families.tiny_folders import TOKENIZERS, values
 MODELS = Path(__file__).with_name("models")
 
 
-class TinyModel(NamedTuple):
+@dataclass(frozen=True)
+class TinyModel:
     """A config of a file in `models`."""
 
     file: str
@@ -50,7 +53,7 @@ class TinyModel(NamedTuple):
 
         Args:
             parent: where the folder is made.
-            newest: write the config as transformers 5 does, and the names of its modules' parameters.
+            newest: write the config and the names as in the modules of transformers 5.
         """
         import torch
         from transformers import AutoConfig
@@ -58,13 +61,14 @@ class TinyModel(NamedTuple):
         folder = parent / self.file
         shutil.copytree(TOKENIZERS / self.stated["tokenizer"], folder)
         (folder / "config.json").write_text(json.dumps(self.config))
-        model = class_named(self.stated["class"])._from_config(
+        model = class_named(self.config["architectures"][0])._from_config(
             AutoConfig.from_pretrained(folder), attn_implementation="eager", dtype=torch.float32
         )
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
                 if tensor.is_floating_point():
-                    tensor.copy_(values(name, tuple(tensor.shape)))
+                    new = values(name, tuple(tensor.shape))
+                    tensor.copy_(new if tensor.any() else new - new.mean().round())  # norms may add one
         model.eval().tie_weights()
         model.save_pretrained(folder)
         if newest:

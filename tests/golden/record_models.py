@@ -28,7 +28,7 @@ def converted(model: TinyModel) -> Any:
     with tempfile.TemporaryDirectory() as parent:
         folder, _ = model.make(Path(parent))
         try:
-            conversion.get_model_class(model.stated["class"])(
+            conversion.get_model_class(model.config["architectures"][0])(
                 folder, gguf.LlamaFileType.ALL_F32, Path(parent) / "out.gguf"
             ).write()
         except Exception as error:  # of any class

@@ -46,4 +46,7 @@ LLAMA = Family(
     ropes=("default", "linear", "yarn", "llama3"),
     scales_feed_forward=True,
 )
-MISTRAL = replace(LLAMA, architectures=("MistralForCausalLM",), defaults={"num_key_value_heads": 8, "sliding_window": 4096})
+MISTRAL = replace(
+    LLAMA, architectures=("MistralForCausalLM",), model_type="mistral",
+    defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+)

@@ -1,0 +1,29 @@
+"""Qwen 3 VL: the text model, whose positions have interleaved sections for images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from glft_schema.families import rows
+from glft_schema.families.config import Config
+from glft_schema.families.page import ANY, F, K
+from glft_schema.families.pages.qwen3 import QWEN3
+
+
+def deepstack_layers(config: Config) -> int:
+    """Returns how many layers add features of an image."""
+    return len(config.get("vision_config", {}).get("deepstack_visual_indexes", ()))
+
+
+# fmt: off
+QWEN3VL = replace(
+    QWEN3, arch="qwen3vl", architectures=("Qwen3VLForConditionalGeneration",), model_type="qwen3_vl_text",
+    keys=(
+        *rows.SIZES, *rows.SECTIONS, *rows.RMS,
+        *(key for key in QWEN3.keys if key.field == "head_dim"), rows.FILE_TYPE,
+        K("n_deepstack_layers",               "", deepstack_layers),
+    ),
+    fields=(*QWEN3.fields, F("rope.mrope_section", ANY), F("rope.mrope_interleaved", True)),
+    restored=lambda tensors, config: {"architectures": [*QWEN3.architectures], "model_type": QWEN3.model_type},
+    scales_feed_forward=False,
+)
