@@ -17,6 +17,7 @@ and documentation follow from the declaration.
     glft.diffusers     models of diffusers, packed
     glft.distributed   files read and written by all ranks of torch.distributed
     glft.errors        exceptions and warnings
+    glft.families      architectures of models, and how to declare one
     glft.formats       the formats, and how to declare one
     glft.gguf_reader   gguf-py's GGUFReader, faster
     glft.lab           the quantizers, file writer and reader that GLFT comes from
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         diffusers,
         distributed,
         errors,
+        families,
         gguf_reader,
         lab,
         models,
@@ -118,8 +120,8 @@ __all__ = [
 ]
 
 PARTS = (  # public modules; testing, diffusers and transformers require other libraries
-    *("adapters", "checks", "codec", "describe", "diffusers", "distributed", "errors", "formats", "gguf_reader", "lab"),
-    *("models", "nn", "numpy", "quantizer", "scalar", "storage", "testing", "transformers", "types", "weights"),
+    *("adapters", "checks", "codec", "describe", "diffusers", "distributed", "errors", "families", "formats", "gguf_reader"),
+    *("lab", "models", "nn", "numpy", "quantizer", "scalar", "storage", "testing", "transformers", "types", "weights"),
 )
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
     "checks.compare": "compare",

@@ -24,6 +24,7 @@ FACES = [
 ]
 MOST = {  # functions with more than two positional arguments
     "save_file": 3,
+    "limit": 3,  # a row of a page: key, condition in words, and as a function
     "merge_lora": 3,
     "quantize": 3,
     "write_gguf_lite": 3,  # the lab's signature

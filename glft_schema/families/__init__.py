@@ -1,1 +1,32 @@
-"""Hugging Face folders as GGUF models: tables of names, values, config and vocabulary."""
+"""Architectures: pages that map Hugging Face folders to GGUF and back, and how to declare one."""
+
+from typing import TYPE_CHECKING
+
+from glft_schema.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from glft_schema.families.operations import TensorOperation
+    from glft_schema.families.page import ANY, Bias, F, Family, K, T
+    from glft_schema.families.registry import families, register_family
+    from glft_schema.families.requirements import limit
+
+__all__ = [
+    "ANY",
+    "Bias",
+    "F",
+    "Family",
+    "K",
+    "T",
+    "TensorOperation",
+    "families",
+    "limit",
+    "register_family",
+]
+
+LATER = {
+    "families.operations": "TensorOperation",
+    "families.page": "ANY Bias F Family K T",
+    "families.registry": "families register_family",
+    "families.requirements": "limit",
+}
+__getattr__, __dir__ = on_first_use(globals(), LATER, ("operations", "pages", "rows"))

@@ -156,7 +156,7 @@ def test_a_model_that_does_not_run_is_ranked_by_its_weights(tmp_path: Path) -> N
     glft.quantize(model, tmp_path / "q8.gguf", "Q8_0")
     glft.save_file(glft.load_file(model), other, {"general.architecture": "mamba"}, rules=())
     done = in_this_process("compare", model, tmp_path / "q8.gguf", other, "--run", "--chunks", "1")
-    problem = f"glft: {other}: metadata -> general.architecture: expected a known architecture (llama, "
+    problem = f"glft: {other}: metadata -> general.architecture: expected a declared architecture, found 'mamba'"
     assert (done.returncode, done.stderr.startswith(problem), done.stderr.count("\n")) == (2, True, 1)
     assert [len(row.split()) for row in done.stdout.splitlines()[4:]] == [11, 9]
     done = in_this_process("compare", model, tmp_path / "q8.gguf", other, "--run", "--chunks", "1", "--json")

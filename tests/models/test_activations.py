@@ -164,7 +164,7 @@ def test_tokens_beyond_the_vocabulary(token: int, tmp_path: Path) -> None:
 
 # fmt: off
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {  # text, options
-    "names":    ([1, 2], {"context": 2}, "known class (LlamaForCausalLM, "),
+    "names":    ([1, 2], {"context": 2}, "expected a model of a declared class, or with names in the gguf library, found "),
     "in names": ([1, 2], {"context": 2, "names": {"nope.weight": "x"}},
                  "expected names of the model's parameters, found 'nope.weight'"),
     "text":     ("text", {}, "a model in memory has no tokenizer: pass tokenizer="),

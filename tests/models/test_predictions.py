@@ -141,7 +141,7 @@ def test_from_the_command_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert_refused(done, "--chunks and --tokenizer run the models: add --run or --text FILE")
     glft.save_file({"x": torch.ones(3)}, tmp_path / "other.gguf", {"general.architecture": "mamba"}, rules=[])
     done = in_this_process("compare", one, tmp_path / "other.gguf", *options)
-    problem = f"{tmp_path}/other.gguf: metadata -> general.architecture: expected a known architecture (llama, "
+    problem = f"{tmp_path}/other.gguf: metadata -> general.architecture: expected a declared architecture, found 'mamba'"
     assert_not_run(done, problem, "A and B have no tensor in common")
 
 

@@ -1,0 +1,45 @@
+"""Names of tensors in folders: any prefix, or none."""
+
+from __future__ import annotations
+
+import pytest
+
+from glft_schema.families.page import Family
+from glft_schema.families.pages import FAMILIES
+from glft_schema.families.tensor_names import family_with_names, names_on_page
+
+VISION = (
+    "visual.blocks.0.attn.qkv.weight",
+    "model.vision_tower.layers.0.mlp.fc1.weight",
+    "multi_modal_projector.linear_1.bias",
+)
+
+
+def names_of(family: Family) -> list[str]:
+    """Returns the names of a folder: one for each row, without parts of experts."""
+    return [f"{row.name.format(i=0, part=0)}{row.endings[0]}" for row in family.tensors if row.name and row.written]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+@pytest.mark.parametrize("prefix", ["", "model.", "language_model.", "language_model.model.", "model.language_model.", "own"])
+def test_any_prefix_of_any_family(family: Family, prefix: str) -> None:
+    prefix = family.prefix or family.body if prefix == "own" else prefix
+    expected = [name for name in names_of(family) if not family.drops(name)]
+    head = {name for name in expected if family.body and not name.startswith(family.body)}
+    stored = {name: name if name in head else prefix + name.removeprefix(family.body) for name in expected}
+    found = names_on_page(stored.values(), family)
+    assert [found[stored[name]] for name in expected] == expected
+    assert names_on_page([*stored.values(), *VISION], family) == found
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_a_family_is_found_by_names(family: Family) -> None:
+    found = family_with_names(names_of(family), FAMILIES)
+    assert found is not None
+    assert {row.name for row in found.tensors if row.name and row.written} >= {
+        row.name for row in family.tensors if row.required
+    }
+
+
+def test_no_family_has_these_names() -> None:
+    assert family_with_names(["model.layers.0.time_mix.key.weight"], FAMILIES) is None
