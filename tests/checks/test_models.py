@@ -321,7 +321,8 @@ def test_a_sound_model(tiny: Tiny) -> None:
         ({"general.architecture": "flux"}, r"llama\..*", "no rules for the architecture 'flux'",
          "not checked: expected a declared architecture, found 'flux'"),
         ({"general.architecture": "llama9"}, r"llama\..*",
-         "no rules for the architecture 'llama9'; did you mean 'llama'?", "not checked: expected a declared architecture, found 'llama9'"),
+         "no rules for the architecture 'llama9'; did you mean 'llama'?",
+         "not checked: expected a declared architecture, found 'llama9'"),
         ({"general.architecture": "llama9", "llama9.x": 1}, r"llama\..*", "no rules for the architecture 'llama9'",
          "not checked: expected a declared architecture, found 'llama9'"),  # llama.cpp may know it
         ({}, r"llama\..*|general\.architecture", "the file has no general.architecture",
