@@ -33,7 +33,7 @@ from glft_schema.families.config_places import SCALINGS, read_config
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.kept_metadata import GENERATION, KEPT, kept_metadata
 from glft_schema.families.operations import as_float32
-from glft_schema.families.page import OF_ANY, Family
+from glft_schema.families.page import Family
 from glft_schema.families.registry import families
 from glft_schema.families.tensor_names import Names, family_with_names, is_float32, names_on_page
 from glft_schema.families.untrusted_folders import check_links
@@ -193,7 +193,7 @@ def check_fields(family: Family, config: Config, tensors: Mapping[str, object] |
         FormatError: if a field has another value.
     """
     notes, file = [], str(folder / CONFIG)
-    for field in (*family.fields, *OF_ANY):
+    for field in family.all_fields:
         if field.name not in config or field.is_constant is not (tensors is None):
             continue
         found, value = config[field.name], field.value_of(config, tensors or ())

@@ -54,7 +54,8 @@ WITHOUT_EFFECT = (
     "begin_suppress_tokens output_scores return_dict_in_generate remove_invalid_values "
     "exponential_decay_length_penalty prefix pruned_heads cross_attention_hidden_size tf_legacy_loss unsloth_* "
     "rope_theta rope_scaling rope_parameters rope_local_base_freq rope.rope_theta rope.rope_type "
-    "rope.scaling.* partial_rotary_factor *original_max_position_embeddings "
+    "rope.scaling.* partial_rotary_factor *original_max_position_embeddings is_llama_config transformers.js_config "
+    "*_softmax_in_fp32 directionality pooler_* "
 )
 SCALED = ("default", "linear", "yarn")
 
@@ -109,8 +110,10 @@ ACTIVATIONS = (  # ends of the names of scales that are not of weights
     *(f"{name}_{kind}" for name in ("k", "v", "q", "output") for kind in ("scale", "zero_point")),
     "input_scale_ub",
 )
-OF_ANY = (  # fields of any config
+OFF = "attention_bias mlp_bias lm_head_bias qkv_bias use_mrope rope_interleaved use_sliding_window"
+OF_ANY = (  # fields of any config, unless its page has them
     F("is_encoder_decoder", False),
+    *(F(name, False, warns=True) for name in OFF.split()),
     F("add_cross_attention", False),
     *(F(name, ANY) for name in ("quantization_config", "quantization")),  # evident from the tensors
 )
@@ -269,8 +272,13 @@ class Family:
 
     def covers(self, field: str) -> bool:
         """Returns whether the page covers a field of config.json."""
-        names = {*(key.field for key in self.keys), *(one.name for one in (*self.fields, *OF_ANY))}
+        names = {*(key.field for key in self.keys), *(one.name for one in self.all_fields)}
         return self.aliases.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
+
+    @property
+    def all_fields(self) -> Iterable[F]:
+        """The fields without a key, with those of any config."""
+        return {one.name: one for one in (*OF_ANY, *self.fields)}.values()
 
     @property
     def aliases(self) -> dict[str, str]:

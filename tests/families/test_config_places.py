@@ -198,3 +198,20 @@ def test_other_names_of_sizes(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({names.get(name, name): value for name, value in config.items()}))
     glft.convert(folder, tmp_path / "other.gguf")
     assert (tmp_path / "other.gguf").read_bytes() == (tmp_path / "out.gguf").read_bytes()
+
+
+PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text())
+WINDOW = "as llama.cpp assumes, found {}; llama.cpp attends to all tokens: the logits of texts longer than the window differ"
+NOTES = {  # a config with a value that changes what the model computes
+    "openai/gpt-oss-20b": "truncate: expected True, as llama.cpp assumes, found False; llama.cpp rounds the dims between which "
+    "yarn interpolates",
+    "mistralai/Mistral-7B-Instruct-v0.1": f"sliding_window: expected None, {WINDOW.format(4096)}",
+    "microsoft/Phi-3-mini-4k-instruct": f"sliding_window: expected None, {WINDOW.format(2047)}",
+    "bigcode/starcoder2-3b": f"sliding_window: expected None, {WINDOW.format(4096)}",
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs_warn_only_of_what_changes_the_model(name: str, tmp_path: Path) -> None:
+    _, notes = reading_of(PUBLISHED[name], tmp_path)
+    assert [note.partition("config.json: ")[2] for note in notes] == [NOTES[one] for one in NOTES if one == name]

@@ -69,6 +69,8 @@ PHI3 = Family(
     ),
     fields=(
         F("hidden_act", "silu"),
+        F("full_attn_mod", 1),
+        F("interpolate_factor", 1),
         rows.WINDOW,
         F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths"),
         F("rope.factor", length_ratio, "llama.cpp computes it from the lengths"),

@@ -25,6 +25,8 @@ QWEN3MOE = Family(
         F("hidden_act", "silu"),
         F("norm_topk_prob", True, "llama.cpp normalizes the weights of the chosen experts"),
         F("attention_bias", False, rows.ONE_BIAS),
+        F("use_qk_norm", True),
+        F("shared_expert_intermediate_size", 0),
         F("decoder_sparse_step", 1, rows.EXPERTS_EVERYWHERE),
         F("mlp_only_layers", [], rows.EXPERTS_EVERYWHERE),
         *rows.SLIDING_QWEN, *rows.YARN
