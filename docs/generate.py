@@ -29,8 +29,10 @@ from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.composites.schemes import SCHEMES
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.schema import schema_of
+from glft_schema.families.page import ANY, Bias, F
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.requirements import Requirement
+from glft_schema.families.rows import YARN
 from glft_schema.formats.gguf_keys import TYPES
 from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import LIMITS
@@ -47,6 +49,7 @@ from tests.catalogue.__main__ import REFUSED as REFUSED_BY_NAME
 from tests.catalogue.cases import READS
 from tests.catalogue.gguf_cases import READ, REFUSED
 from tests.composites import recorded
+from tests.families.tiny_models import TINY_MODELS
 from tests.foreign import files
 from tests.foreign.clients import CLIENTS, FAULTS, INDICES, LAYOUTS, TENSORS, expected
 
@@ -256,8 +259,40 @@ def families() -> str:
     kinds: dict[str, list[str]] = {}
     for family in FAMILIES:
         kinds.setdefault(family.arch, []).extend(family.architectures)
-    rows = [(arch, ", ".join(f"`{name}`" for name in names)) for arch, names in kinds.items()]
+    rows = [(arch, ", ".join(f"`{name}`" for name in dict.fromkeys(names))) for arch, names in kinds.items()]
     return table(("architecture in GGUF", "architectures of config.json"), rows)
+
+
+def refused_values() -> str:
+    """Returns the table of values of config.json that are refused for a class, and why."""
+    rows = []
+    for family in FAMILIES:
+        names = ", ".join(f"`{name}`" for name in family.architectures)
+        own = [
+            field
+            for field in family.fields
+            if field not in YARN and field.value is not ANY and not isinstance(field.value, Bias)
+        ]
+        refused = [stated_value(field) for field in own if not field.warns]
+        rows.append((names, "; ".join(refused), "; ".join(f"`{field.name}`" for field in own if field.warns)))
+    return table(("class", "expected values", "fields with a warning instead"), rows)
+
+
+def stated_value(field: F) -> str:
+    """Returns a field with the value that llama.cpp assumes, and the reason."""
+    value = f" {json.dumps(field.value)}" if field.is_constant else ""
+    reason = f" ({field.instead})" if field.instead else ""
+    return f"`{field.name.removeprefix('rope.')}{value}`{reason}"
+
+
+def faults_of_the_converter() -> str:
+    """Returns the table of what llama.cpp's converter writes otherwise for tiny models."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for model in TINY_MODELS:
+        for reason in dict.fromkeys(model.differs.values()):
+            reasons.setdefault((model.config["architectures"][0], reason), []).append(model.name)
+    rows = [(f"`{name}`", ", ".join(models), reason) for (name, reason), models in reasons.items()]
+    return table(("class", "with the config of", "the converter"), rows)
 
 
 def composite_schemes() -> str:
@@ -340,6 +375,8 @@ def parts() -> dict[str, Callable[[], str]]:
         limits,
         roles,
         families,
+        refused_values,
+        faults_of_the_converter,
         random_files,
         catalogue,
         known_keys,

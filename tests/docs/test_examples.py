@@ -53,6 +53,7 @@ PIP = "--no-deps --no-index --no-build-isolation --target site"
 FULL = {
     "adding-a-format.md: What follows from it": "installs a package and runs 14 commands in new processes",
     "adding-a-type.md: As a package": "installs a package, ten seconds",
+    "adding-an-architecture.md: In your own program": "installs a package, converts SmolLM2 four times, half a minute",
     "comparing.md: Comparing files": "two models run on 1,530 tokens, half a minute",
     "comparing.md: Which quantization is better": "MiniLM is quantized and runs in three types, ten seconds",
     "fuzzing.md: `glft fuzz`": "200 files, twenty seconds",
@@ -66,7 +67,7 @@ FULL = {
 }
 LONG = {"README.md: On the command line", "README.md: glft_schema", "first-steps.md: Look at a file"}
 # Pages whose programs register or import things.
-APART = {"adding-a-format.md", "files-without-tensors.md", "adding-a-type.md", "comfyui.md"}
+APART = {"adding-a-format.md", "files-without-tensors.md", "adding-a-type.md", "adding-an-architecture.md", "comfyui.md"}
 
 
 @dataclass(frozen=True)
