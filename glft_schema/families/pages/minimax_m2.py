@@ -41,7 +41,7 @@ MINIMAX_M2 = Family(
         *(F(name, ANY) for name in (  # that transformers does not read
             "attn_type_list mlp_intermediate_size sliding_window shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers "
             "layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta").split()),
-        *rows.YARN[:-3],
+        *rows.PARTIAL_YARN[:-1],
     ),
     vocabularies=("bpe",),
     defaults={"num_key_value_heads": 8},
