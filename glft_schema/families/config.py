@@ -37,6 +37,7 @@ LARGEST = float(np.finfo(np.float32).max)
 TEXT_MODELS = {  # model_type of a text_config -> architectures, as llama.cpp's converter takes it
     "gemma3_text": ["Gemma3ForCausalLM"],
     "llama": ["LlamaForCausalLM"],
+    "llama4_text": ["Llama4ForCausalLM"],
     "qwen2": ["Qwen2ForCausalLM"],
 }
 REQUIRED: Any = object()  # as a default: the field is required

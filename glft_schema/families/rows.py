@@ -203,9 +203,10 @@ def shared_expert(ff: str, module: str = "model.layers.{i}.mlp.shared_experts") 
     )
 
 
-def beside_dense(*rows: T) -> tuple[T, ...]:
+def beside_dense(*rows: T, module: str = "mlp") -> tuple[T, ...]:
     """Returns the rows of a feed-forward network in dense blocks, and these rows in the others."""
-    return (*(row._replace(when="dense") for row in FEED_FORWARD), *(row._replace(when="no dense") for row in rows))
+    dense = (row._replace(name=row.name.replace("mlp", module), when="dense") for row in FEED_FORWARD)
+    return (*dense, *(row._replace(when="no dense") for row in rows))
 
 
 def correction(module: str) -> T:
