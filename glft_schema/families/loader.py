@@ -48,11 +48,13 @@ class ModelSizes:
         first: the file with the metadata.
         read: keys that the loader reads. Other keys have no value, since they may have any type.
         unknown: required keys that are missing, and keys of a type that the loader does not read.
+        block: the block whose tensors have the sizes that differ between blocks.
     """
 
     def __init__(self, file: File, family: Family) -> None:
         self.file, self.first, self.family = file, file.shards[0], family
         self.read, self.unknown = set[str](), set[str]()
+        self.block = 0
 
     def __getitem__(self, size: str) -> int:
         """Returns a size. Raises KeyError if it depends on an unknown key."""
@@ -69,10 +71,10 @@ class ModelSizes:
         value = self.value(key)
         return value if value is not None and is_array(self.file, self.full(key)) else None
 
-    def number(self, key: str, default: int = 0) -> int:
-        """Returns the number of a key, of the first block if it has an array, or `default`."""
+    def number(self, key: str, default: int = 0, block: int = 0) -> int:
+        """Returns the number of a key, of a block if it has an array, or `default`."""
         elements = self.elements(key)
-        value = self.value(key) if elements is None else next(iter(elements), 0)
+        value = self.value(key) if elements is None else next(iter(elements[block:]), 0)
         return default if value is None else int(value)
 
     def largest(self, key: str) -> int:
@@ -358,17 +360,18 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
     """Yields the findings of tensors: missing, with other dims, or not read."""
     file, first, tensors = numbers.file, numbers.first, numbers.file.tensors
     owners = {name: shard for shard in file.shards for name in shard.tensors}
-    stored = blocks = 1 + max((int(match[1]) for name in tensors if (match := LAYER.match(name))), default=-1)
+    stored = blocks = last = 1 + max((int(match[1]) for name in tensors if (match := LAYER.match(name))), default=-1)
+    counted = "blocks" if numbers.family.has_nextn else "layers"
     with suppress(KeyError):
-        blocks = numbers["layers"]
-    expected_blocks = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text})"
+        blocks, last = numbers["layers"], numbers[counted]
+    expected_blocks = f"expected tensors of {last} blocks ({every_model.SIZES[counted].text})"
     if blocks > stored:
         yield _of_key("blocks", first, numbers.full(BLOCK_COUNT), f"{expected_blocks}, found {stored}")
     rows = {shard.name: RowPaths(shard) for shard in file.shards}
     read, alike = set[str](), defaultdict[tuple[Any, ...], list[Finding]](list)  # missing and unread tensors by dims
     for row in numbers.family.loader_tensors:
-        for block in range(min(blocks, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
-            name = row.name.replace(BLOCKS, str(block))
+        for block in range(min(last, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
+            name, numbers.block = row.name.replace(BLOCKS, str(block)), block
             applies = is_read(row, block, numbers)
             if applies is False:
                 continue
@@ -377,17 +380,23 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
             expected = f"{dims} ({', '.join(_text(part) for part in row.dims.split())})"
             if name in tensors:
                 yield from _misfits(row, tensors[name], dims, expected, owners[name], rows[owners[name].name])
-            elif row.required and applies:
+            elif row.required and applies and (last == blocks or _has_part(block, blocks, tensors)):
                 problem = f"expected a tensor {quote(name)}{f' with dims {expected}' if dims else ''}, found none"
                 finding = _finding("tensors", first, first.format.table, problem, name)
                 alike[_dims_and_number(name, dims or [0])].append(finding)
                 yield finding
-    for finding in _unread_tensors(owners, read, rows, blocks, expected_blocks):
+    for finding in _unread_tensors(owners, read, rows, last, expected_blocks):
         alike[_dims_and_number(finding.name, tensors[finding.name].dims)].append(finding)
         yield finding
     for pair in alike.values():
         if len(pair) == 2 and pair[0].rule != pair[1].rule:  # a missing tensor, and the only one that may be it
             pair[0].repair = pair[1].repair = "rename", pair[1].name, pair[0].name
+
+
+def _has_part(block: int, blocks: int, tensors: Collection[str]) -> bool:
+    """Returns whether a file has a block's part of the model: the blocks of the model itself, or
+    those that predict further tokens. A file may have one of them."""
+    return (f"blk.{blocks}.nextn.eh_proj.weight" if block >= blocks else "blk.0.attn_norm.weight") in tensors
 
 
 def _misfits(row: Loaded, tensor: Tensor, dims: Any, expected: str, shard: File, paths: RowPaths) -> Iterator[Finding]:
@@ -425,14 +434,17 @@ def _dims_and_number(name: str, dims: Iterable[int]) -> tuple[Any, ...]:
 
 def is_read(row: Loaded, block: int, numbers: ModelSizes) -> bool | None:
     """Returns whether the loader reads a tensor if the file has it; None if unknown."""
-    word = row.when.removeprefix("no ")
-    if not word:
-        return True
-    try:
-        holds = bool(numbers[word]) if word in every_model.SIZES else f"blk.{block}.{word}" in numbers.file.tensors
-    except KeyError:
-        return None
-    return holds is (word == row.when)
+    applies: bool | None = True
+    for condition in row.when.split(", ") if row.when else ():
+        word = condition.removeprefix("no ")
+        try:
+            holds = bool(numbers[word]) if word in every_model.SIZES else f"blk.{block}.{word}" in numbers.file.tensors
+        except KeyError:
+            applies = None
+            continue
+        if holds is not (word == condition):
+            return False
+    return applies
 
 
 def dims_of(text: str, numbers: ModelSizes) -> list[int] | None:

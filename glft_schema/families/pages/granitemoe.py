@@ -1,0 +1,35 @@
+"""Granite 3 with experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from glft_schema.families import rows
+from glft_schema.families.operations import SplitRows
+from glft_schema.families.page import F, K, T
+from glft_schema.families.pages.granite import GRANITE
+
+# fmt: off
+EXPERTS, GATE_UP = "model.layers.{i}.block_sparse_moe", ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps")
+GRANITEMOE = replace(
+    GRANITE, arch="granitemoe", architectures=("GraniteMoeForCausalLM",), model_type="granitemoe",
+    tensors=(
+        *(row._replace(name="") if ".mlp." in row.name else row for row in GRANITE.tensors),
+        T(f"{EXPERTS}.router.layer",         "blk.{i}.ffn_gate_inp"),
+        T(f"{EXPERTS}.input_linear",         GATE_UP, operation=SplitRows()),
+        T(f"{EXPERTS}.output_linear",        "blk.{i}.ffn_down_exps"),
+        T(f"{EXPERTS}.router",               "blk.{i}.ffn_gate_inp", written=False),
+        T(f"{EXPERTS}.experts.gate_up_proj", GATE_UP, operation=SplitRows(), endings=rows.BARE, written=False),
+        T(f"{EXPERTS}.experts.down_proj",    "blk.{i}.ffn_down_exps", endings=rows.BARE, written=False),
+    ),
+    keys=(
+        *rows.SIZES, *rows.HEADS, *rows.RMS,
+        K("expert_count",                     "num_local_experts", 8),
+        K("expert_used_count",                "num_experts_per_tok", 2),
+        *GRANITE.keys[GRANITE.keys.index(rows.FILE_TYPE):],
+    ),
+    fields=(
+        *GRANITE.fields,
+        F("mlp_bias", False),
+    ),
+)
