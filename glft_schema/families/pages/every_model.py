@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from glft_schema.families.config import PATTERN  # read if there is a sliding window
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS
 from glft_schema.families.requirements import limit
 
@@ -168,5 +169,4 @@ DEFAULT_IDS = {  # by kind of vocabulary: of special tokens without a key
     "bert":  {"bos_token_id": 101, "padding_token_id": 0},
 }
 
-PATTERN = "attention.sliding_window_pattern"  # read if there is a sliding window
 # fmt: on
