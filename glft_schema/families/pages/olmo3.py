@@ -6,21 +6,13 @@ from dataclasses import replace
 from functools import partial
 
 from glft_schema.families import rows
-from glft_schema.families.config import LAYERS, PATTERN, Config
+from glft_schema.families.config import PATTERN
 from glft_schema.families.page import WINDOW, F, K
 from glft_schema.families.pages.olmo2 import OLMO2
 
+# fmt: off
 THETA, OF_SLIDING = "rope.rope_theta", "rope.sliding_attention.rope_theta"
 THREE_OF_FOUR = partial(rows.sliding_layers, period=4)
-
-
-def some_sliding(config: Config) -> list[str]:
-    """Returns the layer types, or the default ones if no layer has the window."""
-    stated: list[str] = config["layer_types"]
-    return stated if LAYERS[1] in stated else THREE_OF_FOUR(config)
-
-
-# fmt: off
 OLMO3 = replace(
     OLMO2, architectures=("Olmo3ForCausalLM",), model_type="olmo3",
     keys=(
@@ -32,7 +24,7 @@ OLMO3 = replace(
     ),
     fields=(
         *OLMO2.fields,
-        F("layer_types", some_sliding, "llama.cpp stops if no layer has the window"),
+        F("layer_types", rows.some_sliding, "llama.cpp stops if no layer has the window"),
         F(OF_SLIDING, lambda config: config[THETA], "llama.cpp rotates by one base in all layers"),
     ),
     defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096},
