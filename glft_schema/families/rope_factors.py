@@ -12,8 +12,7 @@ import numpy as np
 
 from glft_schema.display import shortest
 from glft_schema.errors import TensorError
-from glft_schema.families.config import Config
-from glft_schema.families.rows import head_size
+from glft_schema.families.config import Config, columns_of_head
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -21,7 +20,6 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_TENSOR = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-DIMENSIONS = "rope.dimension_count"  # of phi3; config.json states a fraction of the head
 CLOSE = 1e-5  # powers of torch, by which other converters make factors, differ by processor in the last bit
 CONTEXTS = [1 << bits for bits in range(6, 21)]  # possible context lengths in training
 
@@ -34,7 +32,7 @@ def llama3_factors(config: Config) -> dict[str, Array]:
     """
     if config["rope.rope_type"] != "llama3":
         return {}
-    columns, base = config.get("head_dim") or head_size(config), np.float32(config["rope.rope_theta"])
+    columns, base = columns_of_head(config), np.float32(config["rope.rope_theta"])
     factor, low, high, context = (config[f"rope.{name}"] for name in LLAMA3)
     shortest_wave, longest_wave, span = (np.float32(number) for number in (context / high, context / low, high - low))
     factor, low, context = (np.float32(number) for number in (factor, low, context))
@@ -81,9 +79,6 @@ def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
 def longrope_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns the config of phi3's rope and sliding window, and removes the tensors of factors."""
     fields: Config = {"sliding_window": config["sliding_window"] or None}
-    rotated = config.pop(DIMENSIONS) * config["num_attention_heads"] / config["hidden_size"]
-    if rotated != 1:
-        fields["partial_rotary_factor"] = rotated
     if LONG in tensors:
         lists = {"long_factor": tensors.pop(LONG), "short_factor": tensors.pop(SHORT)}
         factors = {
