@@ -4,6 +4,7 @@ from glft_schema.families.page import Family
 from glft_schema.families.pages.arcee import ARCEE
 from glft_schema.families.pages.bert import BERT
 from glft_schema.families.pages.ernie4_5 import ERNIE4_5
+from glft_schema.families.pages.ernie4_5_moe import ERNIE4_5_MOE
 from glft_schema.families.pages.exaone4 import EXAONE4
 from glft_schema.families.pages.gemma2 import GEMMA2
 from glft_schema.families.pages.gemma3 import GEMMA3
@@ -27,7 +28,7 @@ from glft_schema.families.pages.starcoder2 import STARCODER2
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
-    ARCEE, SEED_OSS, ERNIE4_5, OLMO3, EXAONE4, GLM4,
+    ARCEE, SEED_OSS, ERNIE4_5, OLMO3, EXAONE4, GLM4, ERNIE4_5_MOE,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}

@@ -117,6 +117,7 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.
                      lambda n: n.number("expert_shared_feed_forward_length") or n["ff"]),
     "ff_shared": Size("expert_shared_feed_forward_length", lambda n: n.number("expert_shared_feed_forward_length")),
     "shared":   Size("shared experts",                    lambda n: n["experts"] and n["ff_shared"]),
+    "dense":    Size("leading_dense_block_count",         lambda n: n.block < n.number("leading_dense_block_count")),
     "kv":       Size("head_count_kv * embedding_length / head_count", lambda n: n["groups"] * n["own head"]),
     "labels":   Size("classifier.output_labels",          lambda n: n.count("classifier.output_labels") or 1),
     "vocab":    Size("tokens",                            lambda n: n.tokens),
