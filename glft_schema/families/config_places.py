@@ -44,6 +44,7 @@ SCALINGS = {  # by rope_type
     "yarn": Scaling("yarn", (FACTOR,), (CONTEXT, "extrapolation_factor", "attention_factor", "beta_fast", "beta_slow")),
     "longrope": Scaling("longrope", ("short_factor", "long_factor"), (CONTEXT, FACTOR)),  # the lists are tensors in GGUF
     "default": Scaling(None),
+    "dynamic": Scaling(None, (FACTOR,)),  # of texts longer than the context length
     "llama3": Scaling(None, (FACTOR, "low_freq_factor", "high_freq_factor"), (CONTEXT,)),
 }
 

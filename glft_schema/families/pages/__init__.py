@@ -12,6 +12,7 @@ from glft_schema.families.pages.glm4 import GLM4
 from glft_schema.families.pages.gpt2 import GPT2
 from glft_schema.families.pages.gpt_oss import GPT_OSS
 from glft_schema.families.pages.granite import GRANITE
+from glft_schema.families.pages.internlm2 import INTERNLM2
 from glft_schema.families.pages.llama import LLAMA, MISTRAL
 from glft_schema.families.pages.mixtral import MIXTRAL
 from glft_schema.families.pages.olmo2 import OLMO2
@@ -28,7 +29,7 @@ from glft_schema.families.pages.starcoder2 import STARCODER2
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
-    ARCEE, SEED_OSS, ERNIE4_5, OLMO3, EXAONE4, GLM4, ERNIE4_5_MOE,
+    ARCEE, SEED_OSS, ERNIE4_5, OLMO3, EXAONE4, GLM4, ERNIE4_5_MOE, INTERNLM2,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}
