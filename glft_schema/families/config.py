@@ -24,6 +24,8 @@ ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
 SCALED = f"{ROPE}.scaling"  # prefix of the rope fields that GGUF stores
 DIMENSIONS = f"{ROPE}.dimension_count"  # field of the number of rotated columns, which config.json states as a fraction
 SLIDING = f"{ROPE}.sliding_attention"  # prefix of fields of layers with a sliding window
+PATTERN = "attention.sliding_window_pattern"  # the key: whether each block has the window, or a period
+LAYERS = ("full_attention", "sliding_attention")  # values of layer_types
 ALIASES = {  # another name that transformers reads -> name in families that have it
     "num_local_experts": "num_experts",
     "num_mtp_layers": NEXTN,
@@ -126,6 +128,8 @@ def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[st
         else:
             value = config[field]
             _check_type(_full(key, arch), value, f"{CONFIG} -> {field}")
+        if key == PATTERN:
+            value = [bool(LAYERS.index(kind)) for kind in value] if config.get("sliding_window") else None
         if value is not None:
             entries[_full(key, arch)] = float(np.float32(value)) if isinstance(value, float) else value
     if further := entries.get(_full("nextn_predict_layers", arch)):
@@ -194,6 +198,10 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
             continue
         _check_type(name, value, "metadata")
         value = shortest(value) if isinstance(value, float) else value
+        if key == PATTERN and isinstance(value, int):
+            value = [not value or i % value < value - 1 for i in range(config[BLOCKS])]
+        if key == PATTERN:
+            value = [kind if isinstance(kind, str) else LAYERS[kind > 0] for kind in value]
         if (other := config.setdefault(field, value)) != value:
             raise FormatError(f"expected {quote(other)} for {name}, as {field} of {CONFIG}, found {quote(value)}", "metadata")
     config |= {BLOCKS: config[BLOCKS] - config[NEXTN]} if NEXTN in config else {}

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.errors import FormatError, quote
-from glft_schema.families.config import CONFIG, ROPE, SCALED, SLIDING, Config, check_finite, read_text_config
+from glft_schema.families.config import CONFIG, LAYERS, ROPE, SCALED, SLIDING, Config, check_finite, read_text_config
 from glft_schema.families.page import Family
 
-LAYERS = ("full_attention", "sliding_attention")
 FACTOR, CONTEXT, LENGTH = "factor", "original_max_position_embeddings", "max_position_embeddings"
 LOCAL_THETA = "rope_local_base_freq"
 NAMES = {"type": "rope_type", LOCAL_THETA: "rope_theta", LENGTH: CONTEXT}  # name in some places -> name here
@@ -59,6 +58,7 @@ SCALINGS = {  # by rope_type
     ),
     "longrope": Scaling("longrope", ("short_factor", "long_factor"), (CONTEXT, FACTOR)),  # the lists are tensors in GGUF
     "default": Scaling(None),
+    "dynamic": Scaling(None, (FACTOR,)),  # of texts longer than the context length
     "llama3": Scaling(None, (FACTOR, "low_freq_factor", "high_freq_factor"), (CONTEXT,)),
 }
 

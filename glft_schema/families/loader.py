@@ -16,7 +16,7 @@ from typing import Any
 
 from glft_schema.codec.rules import SPEC
 from glft_schema.errors import Finding, quote
-from glft_schema.families.config import KEY_TYPES, OLD_NAMES
+from glft_schema.families.config import KEY_TYPES, OLD_NAMES, PATTERN
 from glft_schema.families.page import BLOCK_COUNT, Family, Loaded
 from glft_schema.families.pages import every_model
 from glft_schema.families.registry import archs, family_with
@@ -103,8 +103,8 @@ class ModelSizes:
     @property
     def slides(self) -> bool:
         """Whether the first block has a sliding window, if the model has one."""
-        pattern = self.number(every_model.PATTERN, self.family.pattern)
-        return bool(self.family.pattern) and (pattern != 1 if self.elements(every_model.PATTERN) is None else pattern > 0)
+        pattern = self.number(PATTERN, self.family.pattern)
+        return bool(self.family.pattern) and (pattern != 1 if self.elements(PATTERN) is None else pattern > 0)
 
     @property
     def tokens(self) -> int:
@@ -278,7 +278,7 @@ def _dependent_keys(numbers: ModelSizes) -> list[Requirement]:
     family = numbers.family
     with suppress(KeyError):
         slides = family.pattern and numbers.number("attention.sliding_window", family.window)
-        keys = [every_model.PATTERN, *family.keys_by_loader("sliding")] if slides else []
+        keys = [PATTERN, *family.keys_by_loader("sliding")] if slides else []
         has_factor = numbers.value("rope.scaling.factor") is not None
         return _keys(" ".join([*keys, *(() if has_factor else OLD_NAMES.values())]), numbers.full(""), False)
     return []
@@ -305,7 +305,7 @@ def broken_limits(numbers: ModelSizes) -> Iterator[Finding]:
     blocks = numbers.number("block_count") if numbers.full(BLOCK_COUNT) not in numbers.unknown else None
     for key in dict.fromkeys([*family.keys_by_loader("required"), *every_model.OF_ALL.split(), *family.keys_by_loader("read")]):
         name = numbers.full(key)
-        has_blocks = every_model.LOADER_TYPES.get(key) == every_model.PER_BLOCK and key != every_model.PATTERN
+        has_blocks = every_model.LOADER_TYPES.get(key) == every_model.PER_BLOCK and key != PATTERN
         per_block = has_blocks and is_array(first, name)
         if per_block and blocks is not None and len(first.metadata[name]) != blocks:
             problem = f"expected {blocks} elements of {name}, one for each block, found {len(first.metadata[name])}"

@@ -390,6 +390,47 @@ class Stack(TensorOperation):
         return [*tensors[0].reshape(config[self.count], *tensors[0].shape[1:])]
 
 
+@dataclass(frozen=True)
+class GatherHeads(TensorOperation):
+    """Queries, keys and values of one group of heads after another. GGUF stores all queries, then
+    all keys, then all values.
+
+    Attributes:
+        groups: returns the number of groups, which is that of heads of keys.
+    """
+
+    groups: Callable[[Any], int]
+    heads = "num_attention_heads"
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        (rows,), groups = tensors, self.groups(config)
+        heads = rows.reshape(groups, config[self.heads] // groups + 2, -1, *rows.shape[1:])
+        parts = (heads[:, :-2], heads[:, -2], heads[:, -1])
+        return [np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        (rows,), groups, count = tensors, self.groups(config), config[self.heads]
+        heads = rows.reshape(count + 2 * groups, -1, *rows.shape[1:])
+        parts = (part.reshape(groups, -1, *heads.shape[1:]) for part in np.split(heads, [count, count + groups]))
+        return [np.concatenate([*parts], 1).reshape(rows.shape)]
+
+
+class SplitHeads(GatherHeads):
+    """Like `GatherHeads`, but GGUF stores three matrices, with rows of q and k in pairs."""
+
+    pairs = (PermuteRows(GatherHeads.heads), PermuteRows("num_key_value_heads"), KEEP)
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        (rows,), counts = super().to_gguf(tensors, config), (config[self.heads], self.groups(config))
+        size = len(rows) // (counts[0] + 2 * counts[1])
+        parts = np.split(rows, [counts[0] * size, sum(counts) * size])
+        return [operation.to_gguf([part], config)[0] for operation, part in zip(self.pairs, parts, strict=True)]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        parts = [operation.to_hf([part], config)[0] for operation, part in zip(self.pairs, tensors, strict=True)]
+        return super().to_hf([np.concatenate(parts)], config)
+
+
 class SplitRows(TensorOperation):
     """Two fused projections, one above the other: GGUF stores them separately."""
 

@@ -37,7 +37,7 @@ FLOAT32 = (  # matrices that GGUF holds in float32
     "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight",
 )  # fmt: skip
 OUTPUT, NVFP4 = "output", "NVFP4"
-EXPERT_COUNT = "expert_count"  # the key
+EXPERT_COUNT, WINDOW = "expert_count", "attention.sliding_window"  # keys
 K = ConfigKey
 
 
@@ -270,9 +270,12 @@ class Family:
         return next(key.field for key in self.keys if key.key == name)
 
     def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether this page describes a GGUF model, by its architecture and experts."""
+        """Returns whether this page describes a GGUF model, by its architecture, its experts and
+        its sliding window."""
         has_experts = bool(metadata.get(f"{self.arch}.{EXPERT_COUNT}"))
-        return metadata.get(ARCHITECTURE) == self.arch and has_experts is any(key.key == EXPERT_COUNT for key in self.keys)
+        if metadata.get(ARCHITECTURE) != self.arch or has_experts is not any(key.key == EXPERT_COUNT for key in self.keys):
+            return False
+        return not metadata.get(f"{self.arch}.{WINDOW}") or K(WINDOW, "", None) not in self.keys
 
     def config_without_keys(self, config: Config, tensors: Iterable[str]) -> Config:
         """Returns the fields without a key for a config that we write."""

@@ -57,7 +57,6 @@ def _faults(family: Family) -> Iterator[str]:
     loaded = family.loader_tensors
     for what, names in (
         ("keys", [key.key for key in family.keys]),
-        ("fields", [field.name for field in family.fields]),
         ("tensors", [row.name for row in loaded]),
     ):
         if twice := next((name for name, count in Counter(names).items() if count > 1), None):
@@ -75,7 +74,8 @@ def _faults(family: Family) -> Iterator[str]:
                 yield f"tensors -> {name}: expected the placeholders {{i}} and {{part}}, found {min(other)}"
         if row.name and any(("{i}" in row.name) is not ("{i}" in name) for name in row.names):
             yield f"tensors -> {row.name}: expected {{i}} in both names, found {quote(row.gguf)}"
-        if row.name and not {f"{name}.weight" for name in row.names} <= {one.name for one in loaded}:
+        ending = ".bias" if row.bias == "only" else ".weight"
+        if row.name and not {name + ending for name in row.names} <= {one.name for one in loaded}:
             yield f"tensors -> {row.name}: expected a row with the dims of {quote(row.gguf)}, found none"
         for word in (part for dim in row.dims.split() for part in dim.split("+") if not part.isdigit()):
             if word not in SIZES:

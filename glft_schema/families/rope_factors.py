@@ -13,7 +13,7 @@ import numpy as np
 
 from glft_schema.display import shortest
 from glft_schema.errors import TensorError
-from glft_schema.families.config import Config
+from glft_schema.families.config import Config, columns_of_head
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -34,7 +34,7 @@ def llama3_factors(config: Config) -> dict[str, Array]:
     """
     if config["rope.rope_type"] != "llama3":
         return {}
-    columns, base = config["head_dim"], np.float32(config["rope.rope_theta"])
+    columns, base = columns_of_head(config), np.float32(config["rope.rope_theta"])
     factor, low, high, context = (config[f"rope.{name}"] for name in LLAMA3)
     shortest_wave, longest_wave, span = (np.float32(number) for number in (context / high, context / low, high - low))
     factor, low, context = (np.float32(number) for number in (factor, low, context))

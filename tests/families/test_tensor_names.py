@@ -6,7 +6,7 @@ import pytest
 
 from glft_schema.families.page import Family
 from glft_schema.families.pages import FAMILIES
-from glft_schema.families.tensor_names import family_with_names, names_on_page
+from glft_schema.families.tensor_names import endings, family_with_names, names_on_page
 
 VISION = (
     "visual.blocks.0.attn.qkv.weight",
@@ -17,7 +17,7 @@ VISION = (
 
 def names_of(family: Family) -> list[str]:
     """Returns the names of a folder: one for each row, without parts of experts."""
-    return [f"{row.name.format(i=0, part=0)}{row.endings[0]}" for row in family.tensors if row.name and row.written]
+    return [f"{row.name.format(i=0, part=0)}{next(iter(endings(row).values()))}" for row in family.tensors if row.name and row.written]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)

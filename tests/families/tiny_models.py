@@ -3,7 +3,8 @@
 Each file of `models` is a class: its configs by the name of the published model, as transformers 4
 spells them, and the tokenizer of its folders (see `tiny_folders`). `differs` states the faults of
 llama.cpp's converter by model: a key or a tensor, ``*`` if it fails, and the reason. `back` names
-the classes of folders that are made of the GGUF files, if others compute the same.
+the classes of folders that are made of the GGUF files, if others compute the same. `like` has the
+class and model type that compute the same as a class that transformers lacks.
 """
 
 from __future__ import annotations
@@ -20,6 +21,32 @@ from safetensors.torch import save_file
 from tests.families.tiny_folders import TOKENIZERS, values
 
 MODELS = Path(__file__).with_name("models")
+
+
+def internlm2_tensors(tensors: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the tensors of a Llama model as InternLM 2 stores them, with a matrix of the heads of
+    each group: queries, a key and a value."""
+    import torch
+
+    groups, renamed = config["num_key_value_heads"], {}
+    for name, tensor in tensors.items():
+        if "k_proj" in name or "v_proj" in name:
+            continue
+        if "q_proj" in name:
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")].unflatten(0, (groups, -1)) for part in "qkv"]
+            tensor = torch.cat(parts, 1).flatten(0, 1)
+        for old, new in INTERNLM2.items():
+            name = name.replace(old, new)
+        renamed[name] = tensor.contiguous()
+    return renamed
+
+
+INTERNLM2 = {
+    "model.embed_tokens": "model.tok_embeddings", "lm_head": "output", "post_attention_layernorm": "ffn_norm",
+    "input_layernorm": "attention_norm", "self_attn.q_proj": "attention.wqkv", "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1", "mlp.down_proj": "feed_forward.w2", "mlp.up_proj": "feed_forward.w3",
+}  # fmt: skip
+OF_CODE = {"InternLM2ForCausalLM": internlm2_tensors}  # classes that have code in their folders: computed `like` another class
 
 
 @dataclass(frozen=True)
@@ -60,8 +87,9 @@ class TinyModel:
 
         folder = parent / self.file
         shutil.copytree(TOKENIZERS / self.stated["tokenizer"], folder)
-        (folder / "config.json").write_text(json.dumps(self.config))
-        model = class_named(self.config["architectures"][0])._from_config(
+        computed = {**self.config, **self.stated.get("like", {})}
+        (folder / "config.json").write_text(json.dumps(computed))
+        model = class_named(computed["architectures"][0])._from_config(
             AutoConfig.from_pretrained(folder), attn_implementation="eager", dtype=torch.float32
         )
         with torch.no_grad():
@@ -71,10 +99,13 @@ class TinyModel:
                     tensor.copy_(new if tensor.any() else new - new.mean().round())  # norms may add one
         model.eval().tie_weights()
         model.save_pretrained(folder)
-        if newest:
+        if file_names := OF_CODE.get(self.stated["class"]):
+            save_file(file_names(model.state_dict(), computed), folder / "model.safetensors")
+            newest = False
+        elif newest:
             stored = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
             save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors")
-        else:
+        if not newest:
             (folder / "config.json").write_text(json.dumps(self.config))
         return folder, model
 

@@ -174,5 +174,4 @@ DEFAULT_IDS = {  # by kind of vocabulary: of special tokens without a key
     "bert":  {"bos_token_id": 101, "padding_token_id": 0},
 }
 
-PATTERN = "attention.sliding_window_pattern"  # read if there is a sliding window
 # fmt: on

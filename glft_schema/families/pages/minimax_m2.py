@@ -9,6 +9,10 @@ from glft_schema.families.config import columns_of_head
 from glft_schema.families.page import ANY, F, Family, K, T
 
 # fmt: off
+UNREAD = (  # by transformers
+    "attn_type_list mlp_intermediate_size sliding_window shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers "
+    "layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta"
+)
 MINIMAX_M2 = Family(
     "minimax-m2", ("MiniMaxM2ForCausalLM",), "minimax_m2",
     tensors=(
@@ -18,7 +22,7 @@ MINIMAX_M2 = Family(
         T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "q embd"),
         *rows.attention(), *rows.experts("ff", "model.layers.{i}.block_sparse_moe", "w1 w3 w2"),
         rows.correction("model.layers.{i}.block_sparse_moe"),
-        rows.correction("model.layers.{i}.mlp")._replace(written=False),
+        rows.correction("model.layers.{i}.mlp")._replace(dims="", written=False),
     ),
     keys=(
         *rows.SIZES, *rows.HEADS[:-1], rows.theta(5_000_000.0), *rows.RMS,
@@ -38,9 +42,7 @@ MINIMAX_M2 = Family(
         F("rope.partial_rotary_factor", lambda config: config["rotary_dim"] / config["head_dim"]),
         F("scoring_func", "sigmoid"), F("qk_norm_type", "per_layer"), F("shared_intermediate_size", 0),
         *(F(name, True) for name in ("use_qk_norm", "use_routing_bias")),
-        *(F(name, ANY) for name in (  # that transformers does not read
-            "attn_type_list mlp_intermediate_size sliding_window shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers "
-            "layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta").split()),
+        *(F(name, ANY) for name in UNREAD.split()),
         *rows.PARTIAL_YARN[:-1],
     ),
     vocabularies=("bpe",),

@@ -9,13 +9,10 @@ from glft_schema.families.page import F, Family, K, T
 OLMO2 = Family(
     "olmo2", ("Olmo2ForCausalLM",), "olmo2",
     tensors=(
-        rows.EMBEDDING, rows.LM_HEAD._replace(required=True),
-        T("model.norm",                                  "output_norm",                 "embd"),
-        T("model.layers.{i}.post_attention_layernorm",   "blk.{i}.post_attention_norm", "embd"),
-        T("model.layers.{i}.post_feedforward_layernorm", "blk.{i}.post_ffw_norm",       "embd"),
-        T("model.layers.{i}.self_attn.q_norm",           "blk.{i}.attn_q_norm",         "embd"),
-        T("model.layers.{i}.self_attn.k_norm",           "blk.{i}.attn_k_norm",         "kv"),
-        T("model.layers.{i}.self_attn.o_proj",           "blk.{i}.attn_output",         "embd embd"),
+        rows.EMBEDDING, rows.LM_HEAD._replace(required=True), *rows.POST_NORMS,
+        T("model.layers.{i}.self_attn.q_norm", "blk.{i}.attn_q_norm", "embd"),
+        T("model.layers.{i}.self_attn.k_norm", "blk.{i}.attn_k_norm", "kv"),
+        T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "embd embd"),
         *rows.attention("embd"), *rows.FEED_FORWARD,
     ),
     keys=(

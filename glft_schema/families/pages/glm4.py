@@ -1,0 +1,31 @@
+"""GLM 4 of 2025, which normalizes the results of its parts, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from glft_schema.families import rows
+from glft_schema.families.page import Bias, F, T
+from glft_schema.families.pages.qwen3 import QWEN3
+
+# fmt: off
+GLM4 = replace(
+    QWEN3, arch="glm4", architectures=("Glm4ForCausalLM",), model_type="glm4",
+    tensors=(
+        *rows.BLOCKS, rows.LM_HEAD, *rows.attention("q", "k", "v"),
+        T("model.layers.{i}.post_self_attn_layernorm", "blk.{i}.post_attention_norm", "embd"),
+        T("model.layers.{i}.post_mlp_layernorm",       "blk.{i}.post_ffw_norm",       "embd"),
+        T("model.layers.{i}.self_attn.o_proj",         "blk.{i}.attn_output",         "q embd"),
+        T("model.layers.{i}.mlp.gate_up_proj",         "blk.{i}.ffn_up",              "embd ff+ff"),
+        T("model.layers.{i}.mlp.down_proj",            "blk.{i}.ffn_down",            "ff embd"),
+    ),
+    keys=(*QWEN3.keys, rows.rotated(0.5)),
+    fields=(
+        F("hidden_act", "silu"),
+        F("attention_bias", Bias("blk.0.attn_q.bias")),
+        *rows.PARTIAL_YARN,
+    ),
+    vocabularies=("glm4 bpe",),
+    defaults={"num_key_value_heads": 2, "rms_norm_eps": 1.5625e-7},
+    scales_feed_forward=False,
+)

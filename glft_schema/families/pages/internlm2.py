@@ -1,0 +1,40 @@
+"""InternLM 2 and 2.5, whose code is in the folder: Llama with one matrix for all heads."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+
+from glft_schema.families import rows
+from glft_schema.families.operations import SplitHeads
+from glft_schema.families.page import ANY, F, Family, T
+from glft_schema.families.pages.llama import LLAMA
+
+# fmt: off
+HEADS = SplitHeads(itemgetter("num_key_value_heads"))
+INTERNLM2 = Family(
+    "internlm2", ("InternLM2ForCausalLM",), "internlm2",
+    tensors=(
+        T("model.tok_embeddings",                "token_embd",           "embd vocab"),
+        T("output",                              "output",               "embd vocab"),
+        T("model.norm",                          "output_norm",          "embd"),
+        T("model.layers.{i}.attention_norm",     "blk.{i}.attn_norm",    "embd"),
+        T("model.layers.{i}.ffn_norm",           "blk.{i}.ffn_norm",     "embd"),
+        *rows.attention("embd", names=""),
+        T("model.layers.{i}.attention.wqkv",     tuple(f"blk.{{i}}.attn_{name}" for name in "qkv"), operation=HEADS),
+        T("model.layers.{i}.attention.wo",       "blk.{i}.attn_output",  "embd embd"),
+        T("model.layers.{i}.feed_forward.w1",    "blk.{i}.ffn_gate",     "embd ff"),
+        T("model.layers.{i}.feed_forward.w3",    "blk.{i}.ffn_up",       "embd ff"),
+        T("model.layers.{i}.feed_forward.w2",    "blk.{i}.ffn_down",     "ff embd"),
+    ),
+    keys=(*rows.SIZES, *rows.HEADS, *rows.RMS, rows.FILE_TYPE),
+    fields=(
+        F("hidden_act", "silu"),
+        F("bias", False, rows.ONE_BIAS),
+        F("attn_implementation", ANY),
+        F("tie_word_embeddings", False, rows.OWN_OUTPUT),
+        F("rope.factor", ANY),  # of dynamic scaling; a key of linear scaling
+        F("rope.partial_rotary_factor", 1.0),
+    ),
+    vocabularies=LLAMA.vocabularies[:-1],
+    ropes=("default", "linear", "dynamic"),
+)
