@@ -48,11 +48,13 @@ class ModelSizes:
         family: the page of the architecture.
         read: keys that the loader reads. Other keys have no value, since they may have any type.
         unknown: required keys that are missing, and keys of a type that the loader does not read.
+        block: the block whose tensors have the sizes that differ between blocks.
     """
 
     def __init__(self, file: File, arch: str) -> None:
         self.file, self.first, self.family = file, file.shards[0], BY_ARCH[arch]
         self.read, self.unknown = set[str](), set[str]()
+        self.block = 0
 
     def __getitem__(self, size: str) -> int:
         """Returns a size. Raises KeyError if it depends on an unknown key."""
@@ -69,10 +71,10 @@ class ModelSizes:
         value = self.value(key)
         return value if value is not None and is_array(self.file, self.full(key)) else None
 
-    def number(self, key: str, default: int = 0) -> int:
-        """Returns the number of a key, of the first block if it has an array, or `default`."""
+    def number(self, key: str, default: int = 0, block: int = 0) -> int:
+        """Returns the number of a key, of a block if it has an array, or `default`."""
         elements = self.elements(key)
-        value = self.value(key) if elements is None else next(iter(elements), 0)
+        value = self.value(key) if elements is None else next(iter(elements[block:]), 0)
         return default if value is None else int(value)
 
     def largest(self, key: str) -> int:
@@ -367,7 +369,7 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
     read, alike = set[str](), defaultdict[tuple[Any, ...], list[Finding]](list)  # missing and unread tensors by dims
     for row in numbers.family.loader_tensors:
         for block in range(min(blocks, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
-            name = row.name.replace(BLOCKS, str(block))
+            name, numbers.block = row.name.replace(BLOCKS, str(block)), block
             applies = is_read(row, block, numbers)
             if applies is False:
                 continue
@@ -424,14 +426,17 @@ def _dims_and_number(name: str, dims: Iterable[int]) -> tuple[Any, ...]:
 
 def is_read(row: Loaded, block: int, numbers: ModelSizes) -> bool | None:
     """Returns whether the loader reads a tensor if the file has it; None if unknown."""
-    word = row.when.removeprefix("no ")
-    if not word:
-        return True
-    try:
-        holds = bool(numbers[word]) if word in every_model.SIZES else f"blk.{block}.{word}" in numbers.file.tensors
-    except KeyError:
-        return None
-    return holds is (word == row.when)
+    applies: bool | None = True
+    for condition in row.when.split(", ") if row.when else ():
+        word = condition.removeprefix("no ")
+        try:
+            holds = bool(numbers[word]) if word in every_model.SIZES else f"blk.{block}.{word}" in numbers.file.tensors
+        except KeyError:
+            applies = None
+            continue
+        if holds is not (word == condition):
+            return False
+    return applies
 
 
 def dims_of(text: str, numbers: ModelSizes) -> list[int] | None:

@@ -126,9 +126,9 @@ class T(NamedTuple):
         operation: from the values in the folder to those in GGUF.
         bias: whether the tensor has a bias.
         required: whether the loader refuses a model without it.
-        when: the condition for the loader to read the tensor, either a nonzero size of
-            `every_model.SIZES` or the presence of another tensor in the block; the prefix ``no``
-            negates it.
+        when: the conditions for the loader to read the tensor, separated by commas: a nonzero size
+            of `every_model.SIZES`, or the presence of another tensor in the block; the prefix
+            ``no`` negates it.
         type: the only type that the loader accepts; by default, any.
         endings: of the weight's and the bias's name in a folder.
         written: whether a folder that we write has this name. If False, the row names parameters of
