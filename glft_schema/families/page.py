@@ -124,7 +124,7 @@ class T(NamedTuple):
         gguf: the name there, or several if the operation splits the tensor.
         dims: as stored in GGUF.
         operation: from the values in the folder to those in GGUF.
-        bias: whether the tensor has a bias.
+        bias: whether the tensor has a bias; ``only`` if it is one, without a weight.
         required: whether the loader refuses a model without it.
         when: the conditions for the loader to read the tensor, separated by commas: a nonzero size
             of `every_model.SIZES`, or the presence of another tensor in the block; the prefix
@@ -139,7 +139,7 @@ class T(NamedTuple):
     gguf: str | tuple[str, ...]
     dims: str = ""
     operation: TensorOperation = KEEP
-    bias: Literal["none", "optional", "required"] = "none"
+    bias: Literal["none", "optional", "required", "only"] = "none"
     required: bool = True
     when: str = ""
     type: str = ""
@@ -155,6 +155,9 @@ class T(NamedTuple):
         """Yields the tensors that the loader reads: weight, bias, and the scales of NVFP4."""
         name, (*columns, rows) = self.names[0], self.dims.split()
         weight, in_block = f"{name}.weight", name.removeprefix("blk.{i}.")
+        if self.bias == "only":
+            yield Loaded(f"{name}.bias", self.dims, self.required, self.when)
+            return
         yield Loaded(weight, self.dims, self.required, self.when, self.type)
         if self.bias != "none":
             is_beside = not self.required and not self.when and in_block != name

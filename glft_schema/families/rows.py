@@ -185,6 +185,11 @@ def experts(
     )
 
 
+def correction(module: str) -> T:
+    """Returns the row of numbers that choose experts and do not weight them."""
+    return T(f"{module}.e_score_correction", "blk.{i}.exp_probs_b", "experts", bias="only", endings=("", "_bias"))
+
+
 def attention(
     q: str = "q", k: str = "v", v: str = "v", of_q: TensorOperation = KEEP, of_k: TensorOperation = KEEP, required: bool = True,
     names: str = "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj",

@@ -16,6 +16,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 SUFFIXES = (".weight", ".bias")
+KINDS = {"none": SUFFIXES[:1], "only": SUFFIXES[1:]}  # by `T.bias`
 BODY, HEAD = "model.", "lm_head."
 TEXT_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?")  # prefix in multimodal models
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first release of BERT
@@ -30,7 +31,7 @@ class NameParts(NamedTuple):
 
     def in_hf(self, config: Config) -> Iterator[str]:
         """Yields the names in Hugging Face: several if these tensors become one."""
-        ending = self.row.endings[SUFFIXES.index(self.suffix)]
+        ending = endings(self.row)[self.suffix]
         for part in self.row.operation.parts(config):
             yield self.row.name.format(i=self.block, part=part) + ending
 
@@ -104,7 +105,7 @@ class Names:
                 groups = match.groupdict()
                 if (block := int(groups.get("i", 0))) >= self._block_count:
                     raise TensorError("the config has no such block", name)
-                return NameParts(row, block, SUFFIXES[row.endings.index(groups["ending"])])
+                return NameParts(row, block, next(s for s, ending in endings(row).items() if ending == groups["ending"]))
         raise self.no_such_tensor(name)
 
     def no_such_tensor(self, name: str) -> TensorError:
@@ -123,7 +124,7 @@ class Names:
     def _places(self, tensors: Mapping[str, StoredTensor], fused: bool) -> Iterator[NameParts]:
         for row in self._rows:
             for block in range(self._block_count if "{i}" in row.name else 1):
-                for suffix in suffixes(row) if row.written or (fused and row.written is not None) else ():
+                for suffix in endings(row) if row.written or (fused and row.written is not None) else ():
                     place, type_ = NameParts(row, block, suffix), row.operation.type
                     if type_ is None or (not fused and all(is_of(type_, tensors.get(name)) for name in place.in_gguf)):
                         yield place
@@ -134,12 +135,13 @@ def is_of(type_: TensorType, tensor: StoredTensor | None) -> bool:
     return tensor is not None and tensor.packed is not None and tensor.packed.type == type_
 
 
-def suffixes(row: T) -> tuple[str, ...]:
-    """Returns the endings of a row's names in GGUF."""
-    return SUFFIXES[:1] if row.bias == "none" else SUFFIXES
+def endings(row: T) -> dict[str, str]:
+    """Returns the endings of a row's names in a folder, by those in GGUF."""
+    pairs = dict(zip(SUFFIXES, row.endings, strict=True))
+    return {suffix: pairs[suffix] for suffix in KINDS.get(row.bias, SUFFIXES)}
 
 
 def _pattern(row: T) -> str:
     """Returns the regular expression of a row's names, with groups for the block and the ending."""
     name = re.escape(row.name).replace(r"\{i\}", "(?P<i>0|[1-9][0-9]{0,8})").replace(r"\{part\}", r"\w+")
-    return f"{name}(?P<ending>{'|'.join(map(re.escape, row.endings[: len(suffixes(row))]))})"
+    return f"{name}(?P<ending>{'|'.join(map(re.escape, endings(row).values()))})"
