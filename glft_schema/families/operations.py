@@ -331,6 +331,17 @@ class PlusOne(TensorOperation):
         return [convert(widen(factors) - np.float32(1), factors.dtype) for factors in tensors]
 
 
+class SqueezeKernel(TensorOperation):
+    """Kernels of convolutions over one channel, ``[channels, 1, width]``, which GGUF has without
+    the dim of 1. Biases are unchanged."""
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [values.squeeze(1) if values.ndim > 1 else values for values in tensors]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [values[:, None] if values.ndim > 1 else values for values in tensors]
+
+
 class OneRow(TensorOperation):
     """A matrix of one row, which GGUF may have as a vector."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from glft_schema.families.page import MOST_BLOCKS
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS
 from glft_schema.families.requirements import limit
 
@@ -77,7 +78,7 @@ OF_ALL = (  # keys of any architecture
              "pooling_type classifier.pooling_type classifier.output_labels "
              "expert_count expert_used_count expert_group_count expert_group_used_count"
 )
-MOST_BLOCKS, MOST_EXPERTS = 512, 1024
+MOST_EXPERTS = 1024
 
 SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.ModelSizes`
     "layers":   Size("block_count - nextn_predict_layers",
@@ -107,6 +108,9 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.
     "kv_rot":   Size("head_count_kv * rope.dimension_count or key_length", lambda n: n["groups"] * n["turned"]),
     "pairs":    Size("rope.dimension_count / 2",          lambda n: n["rot"] // 2),
     "longrope": Size("longrope scaling",                  lambda n: n.value("rope.scaling.type") == "longrope"),
+    "attends":  Size("head_count_kv",  lambda n: n.number("attention.head_count_kv", n["heads"], n.block)),
+    "kv_here":  Size("head_count_kv * key_length",        lambda n: n["attends"] * n["head"]),
+    "conv":     Size("shortconv.l_cache",                 lambda n: n.number("shortconv.l_cache")),
     "experts":  Size("expert_count",                      lambda n: n.number("expert_count")),
     "used":     Size("expert_used_count",                 lambda n: n.number("expert_used_count")),
     "expert groups": Size("expert_group_count",           lambda n: n.number("expert_group_count")),
