@@ -18,7 +18,7 @@ from glft_schema.limits import current, limit_error
 from glft_schema.storage.file_source import read_regular
 
 CONFIG = "config.json"
-BLOCKS = "num_hidden_layers"
+BLOCKS, NEXTN = "num_hidden_layers", "num_nextn_predict_layers"
 KEY_TYPES = WITH_TYPES.metadata.keys
 ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
 SCALED = f"{ROPE}.scaling"  # prefix of the rope fields that GGUF stores
@@ -26,6 +26,7 @@ DIMENSIONS = f"{ROPE}.dimension_count"  # field of the number of rotated columns
 SLIDING = f"{ROPE}.sliding_attention"  # prefix of fields of layers with a sliding window
 ALIASES = {  # another name that transformers reads -> name in families that have it
     "num_local_experts": "num_experts",
+    "num_mtp_layers": NEXTN,
     "hidden_size": "n_embd",
     "max_position_embeddings": "n_positions",
     "num_attention_heads": "n_head",
@@ -135,6 +136,8 @@ def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[st
             _check_type(_full(key, arch), value, f"{CONFIG} -> {field}")
         if value is not None:
             entries[_full(key, arch)] = float(np.float32(value)) if isinstance(value, float) else value
+    if further := entries.get(_full("nextn_predict_layers", arch)):
+        entries[_full("block_count", arch)] += further
     return entries
 
 
@@ -207,6 +210,7 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
         value = shortest(value) if isinstance(value, float) else value
         if (other := config.setdefault(field, value)) != value:
             raise FormatError(f"expected {quote(other)} for {name}, as {field} of {CONFIG}, found {quote(value)}", "metadata")
+    config |= {BLOCKS: config[BLOCKS] - config[NEXTN]} if NEXTN in config else {}
     for field, name in ((f"{ROPE}.rope_theta", "rope_theta"), (f"{SLIDING}.rope_theta", "rope_local_base_freq")):
         if field in config:
             config[name] = config.pop(field)

@@ -359,16 +359,17 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
     """Yields the findings of tensors: missing, with other dims, or not read."""
     file, first, tensors = numbers.file, numbers.first, numbers.file.tensors
     owners = {name: shard for shard in file.shards for name in shard.tensors}
-    stored = blocks = 1 + max((int(match[1]) for name in tensors if (match := LAYER.match(name))), default=-1)
+    stored = blocks = last = 1 + max((int(match[1]) for name in tensors if (match := LAYER.match(name))), default=-1)
+    counted = "blocks" if numbers.family.has_nextn else "layers"
     with suppress(KeyError):
-        blocks = numbers["layers"]
-    expected_blocks = f"expected tensors of {blocks} blocks ({every_model.SIZES['layers'].text})"
+        blocks, last = numbers["layers"], numbers[counted]
+    expected_blocks = f"expected tensors of {last} blocks ({every_model.SIZES[counted].text})"
     if blocks > stored:
         yield _of_key("blocks", first, numbers.full(BLOCK_COUNT), f"{expected_blocks}, found {stored}")
     rows = {shard.name: RowPaths(shard) for shard in file.shards}
     read, alike = set[str](), defaultdict[tuple[Any, ...], list[Finding]](list)  # missing and unread tensors by dims
     for row in numbers.family.loader_tensors:
-        for block in range(min(blocks, stored, MOST_BLOCKS) if BLOCKS in row.name else 1):
+        for block in range(min(last, stored, MOST_BLOCKS) if BLOCKS in row.name else 1):
             name, numbers.block = row.name.replace(BLOCKS, str(block)), block
             applies = is_read(row, block, numbers)
             if applies is False:
@@ -378,17 +379,23 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
             expected = f"{dims} ({', '.join(_text(part) for part in row.dims.split())})"
             if name in tensors:
                 yield from _misfits(row, tensors[name], dims, expected, owners[name], rows[owners[name].name])
-            elif row.required and applies:
+            elif row.required and applies and (last == blocks or _has_part(block, blocks, tensors)):
                 problem = f"expected a tensor {quote(name)}{f' with dims {expected}' if dims else ''}, found none"
                 finding = _finding("tensors", first, first.format.table, problem, name)
                 alike[_dims_and_number(name, dims or [0])].append(finding)
                 yield finding
-    for finding in _unread_tensors(owners, read, rows, blocks, expected_blocks):
+    for finding in _unread_tensors(owners, read, rows, last, expected_blocks):
         alike[_dims_and_number(finding.name, tensors[finding.name].dims)].append(finding)
         yield finding
     for pair in alike.values():
         if len(pair) == 2 and pair[0].rule != pair[1].rule:  # a missing tensor, and the only one that may be it
             pair[0].repair = pair[1].repair = "rename", pair[1].name, pair[0].name
+
+
+def _has_part(block: int, blocks: int, tensors: Collection[str]) -> bool:
+    """Returns whether a file has the part of a model with a block: its blocks, or those that predict
+    further tokens. A file may have one of them."""
+    return (f"blk.{blocks}.nextn.eh_proj.weight" if block >= blocks else "blk.0.attn_norm.weight") in tensors
 
 
 def _misfits(row: Loaded, tensor: Tensor, dims: Any, expected: str, shard: File, paths: RowPaths) -> Iterator[Finding]:

@@ -234,6 +234,11 @@ class Family:
         return name.rpartition(".")[2] in ACTIVATIONS or any(fnmatchcase(name, pattern) for pattern in self.dropped)
 
     @property
+    def has_nextn(self) -> bool:
+        """Whether the loader reads blocks that predict further tokens."""
+        return any("{i}.nextn." in name for row in self.tensors for name in row.names)
+
+    @property
     def packs_weights(self) -> bool:
         """Whether a row has codes and scales."""
         return any(row.operation.type for row in self.tensors)

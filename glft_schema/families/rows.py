@@ -183,13 +183,22 @@ FEED_FORWARD = (
     T("model.layers.{i}.mlp.up_proj",         "blk.{i}.ffn_up",   "embd ff"),
     T("model.layers.{i}.mlp.down_proj",       "blk.{i}.ffn_down", "ff embd"),
 )
+NEXTN = (  # of blocks that predict further tokens
+    T("model.layers.{i}.eh_proj",             "blk.{i}.nextn.eh_proj", "embd+embd embd", when="nextn"),
+    T("model.layers.{i}.enorm",               "blk.{i}.nextn.enorm", "embd", when="nextn"),
+    T("model.layers.{i}.hnorm",               "blk.{i}.nextn.hnorm", "embd", when="nextn"),
+    T("model.layers.{i}.embed_tokens",        "blk.{i}.nextn.embed_tokens", "embd vocab", required=False, when="nextn"),
+    T("model.layers.{i}.shared_head.head",    "blk.{i}.nextn.shared_head_head", "embd vocab", required=False, when="nextn"),
+    T("model.layers.{i}.shared_head.norm",    "blk.{i}.nextn.shared_head_norm", "embd", required=False, when="nextn"),
+)
 FUSED = "no attn_qkv.weight"
 SQUEEZE = SqueezeKernel()
 BARE = ("", "")  # endings of names
 
 
 def experts(
-    ff: str = "ff_exp", module: str = "model.layers.{i}.mlp", names: str = "gate_proj up_proj down_proj"
+    ff: str = "ff_exp", module: str = "model.layers.{i}.mlp", names: str = "gate_proj up_proj down_proj",
+    count: str = "num_experts",
 ) -> tuple[T, ...]:
     """Returns the rows of a router and its experts, which transformers' modules stack."""
     gate, up, down = (f"{module}.experts.{{part}}.{name}" for name in names.split())
@@ -197,14 +206,28 @@ def experts(
     own = "model.layers.{i}.mlp"
     return (
         T(f"{module}.gate",             "blk.{i}.ffn_gate_inp", "embd experts"),
-        T(gate,                         gguf["gate"], f"embd {ff} experts", Stack("num_experts")),
-        T(up,                           gguf["up"],   f"embd {ff} experts", Stack("num_experts")),
-        T(down,                         gguf["down"], f"{ff} embd experts", Stack("num_experts")),
+        T(gate,                         gguf["gate"], f"embd {ff} experts", Stack(count)),
+        T(up,                           gguf["up"],   f"embd {ff} experts", Stack(count)),
+        T(down,                         gguf["down"], f"{ff} embd experts", Stack(count)),
         *(T(f"{module}.switch_mlp.{key}_proj", name, written=None) for key, name in gguf.items()),  # of MLX
         *([T(f"{own}.gate",             "blk.{i}.ffn_gate_inp", written=False)] if module != own else []),
         T(f"{own}.experts.down_proj",   gguf["down"], endings=BARE, written=False),
         T(f"{own}.experts.gate_up_proj", (gguf["gate"], gguf["up"]), operation=SplitRows(), endings=BARE, written=False),
     )
+
+
+def shared_expert(ff: str, module: str = "model.layers.{i}.mlp.shared_experts") -> tuple[T, ...]:
+    """Returns the rows of an expert for all tokens."""
+    return (
+        T(f"{module}.gate_proj", "blk.{i}.ffn_gate_shexp", f"embd {ff}"),
+        T(f"{module}.up_proj", "blk.{i}.ffn_up_shexp", f"embd {ff}"),
+        T(f"{module}.down_proj", "blk.{i}.ffn_down_shexp", f"{ff} embd"),
+    )
+
+
+def beside_dense(*rows: T) -> tuple[T, ...]:
+    """Returns the rows of a feed-forward network in dense blocks, and these rows in the others."""
+    return (*(row._replace(when="dense") for row in FEED_FORWARD), *(row._replace(when="no dense") for row in rows))
 
 
 def correction(module: str) -> T:

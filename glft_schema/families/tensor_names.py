@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from glft_schema.errors import FormatError, TensorError
-from glft_schema.families.config import Config
+from glft_schema.families.config import NEXTN, Config
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import library
 from glft_schema.families.page import BLOCK_COUNT, FLOAT32, Family, T
@@ -91,6 +91,7 @@ class Names:
 
     def __init__(self, family: Family, config: Config, tensors: int) -> None:
         self._family, self._block_count = family, config[family.field_of(BLOCK_COUNT)]
+        self._block_count += config.get(NEXTN) or 0 if family.has_nextn else 0
         check_block_count(self._block_count, tensors)
         self._rows = [row for row in family.tensors if row.name]
         self._patterns = [(re.compile(_pattern(row)), row) for row in self._rows]
