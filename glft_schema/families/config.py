@@ -38,6 +38,7 @@ TEXT_MODELS = {  # model_type of a text_config -> architectures, as llama.cpp's 
     "gemma3_text": ["Gemma3ForCausalLM"],
     "llama": ["LlamaForCausalLM"],
     "qwen2": ["Qwen2ForCausalLM"],
+    "qwen3_5_text": ["Qwen3_5ForCausalLM"],
 }
 REQUIRED: Any = object()  # as a default: the field is required
 Config = dict[str, Any]

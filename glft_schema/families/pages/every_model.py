@@ -27,6 +27,8 @@ LOADER_TYPES = {  # of keys that the loader reads with another type than `gguf_k
     "attention.head_count":             PER_BLOCK,
     "attention.head_count_kv":          PER_BLOCK,
     "attention.sliding_window_pattern": PER_BLOCK,
+    "attention.recurrent_layers":       PER_BLOCK,
+    "rope.dimension_sections":          "uint32 array[uint32] array[int32]",  # one number, or four
     "classifier.output_labels":         f"array[string] {SCALARS}",  # a scalar is ignored
     "classifier.pooling_type":          "uint32",
     "general.tensor_extra.name":        f"array[string] {SCALARS}",
@@ -66,6 +68,11 @@ class VocabularyKind(NamedTuple):
 
     required: str = ""
     pre: bool = False
+
+
+def _is_recurrent(n: Any) -> int:
+    """Returns whether a block is recurrent, without a key that tells."""
+    return int(n.block < n["layers"] and (n.block + 1) % (n.number("full_attention_interval", 4) or 1) != 0)
 
 
 # fmt: off
@@ -110,6 +117,15 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.
     "longrope": Size("longrope scaling",                  lambda n: n.value("rope.scaling.type") == "longrope"),
     "attends":  Size("head_count_kv",  lambda n: n.number("attention.head_count_kv", n["heads"], n.block)),
     "kv_here":  Size("head_count_kv * key_length",        lambda n: n["attends"] * n["head"]),
+    "recurrent": Size("recurrent_layers or full_attention_interval",
+                     lambda n: n.number("attention.recurrent_layers", _is_recurrent(n), n.block)),
+    "kernel":   Size("ssm.conv_kernel",                   lambda n: n.number("ssm.conv_kernel")),
+    "state":    Size("ssm.state_size",                    lambda n: n.number("ssm.state_size")),
+    "rank":     Size("ssm.time_step_rank",                lambda n: n.number("ssm.time_step_rank")),
+    "inner":    Size("ssm.inner_size",                    lambda n: n.number("ssm.inner_size")),
+    "k_state":  Size("ssm.group_count * ssm.state_size",  lambda n: n.number("ssm.group_count") * n["state"]),
+    "v_state":  Size("ssm.time_step_rank * ssm.state_size", lambda n: n["rank"] * n["state"]),
+    "out":      Size("embedding_length_out or embedding_length", lambda n: n.number("embedding_length_out") or n["embd"]),
     "conv":     Size("shortconv.l_cache",                 lambda n: n.number("shortconv.l_cache")),
     "experts":  Size("expert_count",                      lambda n: n.number("expert_count")),
     "used":     Size("expert_used_count",                 lambda n: n.number("expert_used_count")),

@@ -53,6 +53,7 @@ LFM2 = Family(
         T("model.layers.{i}.self_attn.q_layernorm", "blk.{i}.attn_q_norm",        "head",      when="attends"),
         T("model.layers.{i}.self_attn.k_layernorm", "blk.{i}.attn_k_norm",        "head",      when="attends"),
         T("model.layers.{i}.self_attn.out_proj",    "blk.{i}.attn_output",        "embd embd", when="attends"),
+        T("", "dense_2", "embd out", bias="optional", required=False),
         *rows.attention("embd", "kv_here", "kv_here", when="attends"),
     ),
     keys=(
