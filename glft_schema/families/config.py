@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -52,6 +52,8 @@ class ConfigKey(NamedTuple):
             models with a sliding window.
         absent: the field's value if a GGUF model lacks the key, as the loader assumes, or a
             function of the config that returns it; None omits the field. By default, as `default`.
+        fields: if `default` computes the value from several fields, returns them from the value and
+            the config so far.
     """
 
     key: str
@@ -59,6 +61,7 @@ class ConfigKey(NamedTuple):
     default: Any = REQUIRED
     loader: Literal["required", "read", "ignored", "sliding"] = "read"
     absent: Any = REQUIRED
+    fields: Callable[[Any, Config], Config] | None = None
 
 
 @contextmanager
@@ -188,12 +191,18 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
             key with the same field.
     """
     config: Config = {}
-    for key, field, default, _, absent in keys:
+    for key, field, default, _, absent, fields in keys:
         name = _full(key, arch)
         value = metadata.get(name, metadata.get(_full(OLD_NAMES.get(key, key), arch)))
         if value is None:
             value = default if absent is REQUIRED else absent
             value = value(config) if callable(value) else value
+        if fields and value is not None:
+            config |= fields(value, config)
+            if (again := default(config)) not in (value, [value] * config.get(BLOCKS, 0)):
+                raise FormatError(
+                    f"expected {quote(again)} for {name}, as {CONFIG} states it, found {quote(value)}", "metadata"
+                )
         if not field or value is None or value is REQUIRED:
             continue
         _check_type(name, value, "metadata")

@@ -17,7 +17,7 @@ from typing import Any
 from glft_schema.codec.rules import SPEC
 from glft_schema.errors import Finding, quote
 from glft_schema.families.config import KEY_TYPES, OLD_NAMES, PATTERN
-from glft_schema.families.page import BLOCK_COUNT, Family, Loaded
+from glft_schema.families.page import BLOCK_COUNT, MOST_BLOCKS, Family, Loaded
 from glft_schema.families.pages import every_model
 from glft_schema.families.registry import archs, family_with
 from glft_schema.families.requirements import Requirement, RowPaths, broken_keys, locate
@@ -370,7 +370,7 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
     rows = {shard.name: RowPaths(shard) for shard in file.shards}
     read, alike = set[str](), defaultdict[tuple[Any, ...], list[Finding]](list)  # missing and unread tensors by dims
     for row in numbers.family.loader_tensors:
-        for block in range(min(last, stored, every_model.MOST_BLOCKS) if BLOCKS in row.name else 1):
+        for block in range(min(last, stored, MOST_BLOCKS) if BLOCKS in row.name else 1):
             name, numbers.block = row.name.replace(BLOCKS, str(block)), block
             applies = is_read(row, block, numbers)
             if applies is False:

@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from glft_schema.composites.nibbles import to_halves, to_neighbours
 from glft_schema.errors import TensorError
-from glft_schema.storage.dtypes import FLOAT32, FLOAT64, Array, Dtype, name_of
+from glft_schema.storage.dtypes import BFLOAT16, FLOAT32, FLOAT64, Array, Dtype, name_of
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.conversions import convert, float32_of, widen
 from glft_schema.tensor_types.ggml.fp4 import MXFP4
@@ -329,6 +329,102 @@ class PlusOne(TensorOperation):
 
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         return [convert(widen(factors) - np.float32(1), factors.dtype) for factors in tensors]
+
+
+class SqueezeKernel(TensorOperation):
+    """Kernels of convolutions over one channel, ``[channels, 1, width]``, which GGUF has without
+    the dim of 1. Biases are unchanged."""
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [values.squeeze(1) if values.ndim > 1 else values for values in tensors]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [values[:, None] if values.ndim > 1 else values for values in tensors]
+
+
+class NegativeExponential(TensorOperation):
+    """Logarithms of rates of decay. GGUF stores ``-exp(logarithm)`` in float32.
+
+    The way back takes the nearest bfloat16 if it gives the same bits again, and else the nearest
+    float32. It gives the same bits again if the model had bfloat16 or float32.
+    """
+
+    scope = "elements"
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [-np.exp(float32_of(logarithms).astype(np.float64)).astype(np.float32) for logarithms in tensors]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        results = []
+        for factors in map(float32_of, tensors):
+            if (factors > 0).any():
+                raise TensorError("expected factors of at most 0, found others", "ssm_a")
+            with np.errstate(divide="ignore"):
+                logarithms = np.log(-factors.astype(np.float64)).astype(np.float32)
+            short = float32_of(convert(logarithms, BFLOAT16))
+            results.append(np.where(self.to_gguf([short], config)[0] == factors, short, logarithms))
+        return results
+
+
+@dataclass(frozen=True)
+class GatherParts(TensorOperation):
+    """Rows in groups, one for each key head, that have the same parts. GGUF stores all first parts,
+    then all second parts, and so on.
+
+    Attributes:
+        sizes: returns the sizes of the parts for a config, in any unit.
+        after_keys: whether the rows of queries and keys stand before, and stay there.
+        apart: whether the last part is a tensor of its own in GGUF.
+        columns: whether it gathers columns instead.
+        then: another operation.
+    """
+
+    sizes: Callable[[dict[str, Any]], Sequence[int]]
+    after_keys: bool = False
+    apart: bool = False
+    columns: bool = False
+    then: TensorOperation = KEEP
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return self.then.to_gguf(self._gather(tensors, config), config)
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return self._group(self.then.to_hf(tensors, config), config)
+
+    def map_to_gguf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        gathered = apply(partial(self._gather, config=config), sources, name, "tensors" if self.columns else "rows")
+        return self.then.map_to_gguf(gathered, config, name)
+
+    def map_to_hf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        sources = self.then.map_to_hf(sources, config, name)
+        return apply(partial(self._group, config=config), sources, name, "tensors" if self.columns else "rows")
+
+    def _gather(self, tensors: Sequence[Array], config: Config) -> list[Array]:
+        rows = tensors[0].swapaxes(0, -1) if self.columns else tensors[0]
+        first, groups = self._first(config), config["linear_num_key_heads"]
+        grouped = rows[first:].reshape(groups, -1, *rows.shape[1:])
+        parts = np.split(grouped, self._ends(grouped.shape[1], config), 1)
+        parts = [rows[:first], *(part.reshape(-1, *rows.shape[1:]) for part in parts)]
+        results = [np.concatenate(parts[:-1]), parts[-1]] if self.apart else [np.concatenate(parts)]
+        return [result.swapaxes(0, -1) for result in results] if self.columns else results
+
+    def _group(self, tensors: Sequence[Array], config: Config) -> list[Array]:
+        rows = np.concatenate([values.swapaxes(0, -1) if self.columns else values for values in tensors])
+        first, groups = self._first(config), config["linear_num_key_heads"]
+        parts = np.split(rows[first:], self._ends(len(rows) - first, config))
+        grouped = np.concatenate([part.reshape(groups, -1, *rows.shape[1:]) for part in parts], 1)
+        result = np.concatenate([rows[:first], grouped.reshape(-1, *rows.shape[1:])])
+        return [result.swapaxes(0, -1) if self.columns else result]
+
+    def _first(self, config: Config) -> int:
+        return 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] if self.after_keys else 0
+
+    def _ends(self, rows: int, config: Config) -> list[int]:
+        """Returns where parts of `rows` end, except the last. Raises ValueError if none fit."""
+        sizes = self.sizes(dict(config))
+        if rows % (total := sum(sizes) or 1):
+            raise ValueError
+        return [rows // total * end for end in accumulate(sizes)][:-1]
 
 
 class OneRow(TensorOperation):

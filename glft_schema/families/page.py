@@ -35,9 +35,11 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 BLOCK_COUNT = "block_count"  # the key
 FLOAT32 = (  # matrices that GGUF holds in float32
     "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight",
+    "shortconv.conv.weight", "ssm_conv1d.weight",
 )  # fmt: skip
 OUTPUT, NVFP4 = "output", "NVFP4"
 EXPERT_COUNT, WINDOW = "expert_count", "attention.sliding_window"  # keys
+MOST_BLOCKS = 512  # that llama.cpp loads
 K = ConfigKey
 
 
@@ -64,7 +66,7 @@ class F(NamedTuple):
     """A field of config.json that has no key in GGUF.
 
     Attributes:
-        name: of the field.
+        name: of the field, or a pattern if its value does not matter.
         value: the value that llama.cpp assumes, a function of the config that returns it, or a
             `Bias`.
         instead: the behavior of llama.cpp, for error messages.
@@ -127,7 +129,8 @@ class T(NamedTuple):
         gguf: the name there, or several if the operation splits the tensor.
         dims: as stored in GGUF.
         operation: from the values in the folder to those in GGUF.
-        bias: whether the tensor has a bias; ``only`` if it is one, without a weight.
+        bias: whether the tensor has a bias; ``only`` if it is one, without a weight;
+            ``bare`` if the tensor is alone, and has no ending in GGUF.
         required: whether the loader refuses a model without it.
         when: the conditions for the loader to read the tensor, separated by commas: a nonzero size
             of `every_model.SIZES`, or the presence of another tensor in the block; the prefix
@@ -142,7 +145,7 @@ class T(NamedTuple):
     gguf: str | tuple[str, ...]
     dims: str = ""
     operation: TensorOperation = KEEP
-    bias: Literal["none", "optional", "required", "only"] = "none"
+    bias: Literal["none", "optional", "required", "only", "bare"] = "none"
     required: bool = True
     when: str = ""
     type: str = ""
@@ -158,8 +161,8 @@ class T(NamedTuple):
         """Yields the tensors that the loader reads: weight, bias, and the scales of NVFP4."""
         name, (*columns, rows) = self.names[0], self.dims.split()
         weight, in_block = f"{name}.weight", name.removeprefix("blk.{i}.")
-        if self.bias == "only":
-            yield Loaded(f"{name}.bias", self.dims, self.required, self.when)
+        if self.bias in ("only", "bare"):
+            yield Loaded(name if self.bias == "bare" else f"{name}.bias", self.dims, self.required, self.when)
             return
         yield Loaded(weight, self.dims, self.required, self.when, self.type)
         if self.bias != "none":
@@ -283,8 +286,8 @@ class Family:
 
     def covers(self, field: str) -> bool:
         """Returns whether the page covers a field of config.json."""
-        names = {*(key.field for key in self.keys), *(one.name for one in self.all_fields)}
-        return self.aliases.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
+        names = (*(key.field for key in self.keys), *(one.name for one in self.all_fields), *WITHOUT_EFFECT.split())
+        return any(fnmatchcase(self.aliases.get(field, field), name) for name in names)
 
     @property
     def all_fields(self) -> Iterable[F]:

@@ -74,14 +74,15 @@ def _faults(family: Family) -> Iterator[str]:
                 yield f"tensors -> {name}: expected the placeholders {{i}} and {{part}}, found {min(other)}"
         if row.name and any(("{i}" in row.name) is not ("{i}" in name) for name in row.names):
             yield f"tensors -> {row.name}: expected {{i}} in both names, found {quote(row.gguf)}"
-        ending = ".bias" if row.bias == "only" else ".weight"
+        ending = {"only": ".bias", "bare": ""}.get(row.bias, ".weight")
         if row.name and not {name + ending for name in row.names} <= {one.name for one in loaded}:
             yield f"tensors -> {row.name}: expected a row with the dims of {quote(row.gguf)}, found none"
         for word in (part for dim in row.dims.split() for part in dim.split("+") if not part.isdigit()):
             if word not in SIZES:
                 yield f"tensors -> {row.names[0]}: expected a size as dim, found {quote(word)}{suggestion(word, SIZES)}"
-        if (word := row.when.removeprefix("no ")) and word not in {*SIZES, *in_block}:
-            yield f"tensors -> {row.names[0]}: expected a size or a tensor of the block as condition, found {quote(word)}"
+        for word in (condition.removeprefix("no ") for condition in row.when.split(", ") if condition):
+            if word not in {*SIZES, *in_block}:
+                yield f"tensors -> {row.names[0]}: expected a size or a tensor of the block as condition, found {quote(word)}"
 
 
 @cache

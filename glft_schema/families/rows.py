@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from glft_schema.errors import FormatError, quote
 from glft_schema.families.config import DIMENSIONS, LAYERS, Config, columns_of_head
-from glft_schema.families.operations import KEEP, PlusOne, SplitRows, Stack, TensorOperation
-from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
+from glft_schema.families.operations import KEEP, PlusOne, SplitRows, SqueezeKernel, Stack, TensorOperation
+from glft_schema.families.page import ANY, BLOCK_COUNT, MOST_BLOCKS, F, K, T
 
 
 def head_size(config: Config) -> int:
@@ -29,6 +31,24 @@ def expert_rows(config: Config) -> int:
 def yarn_attention(config: Config) -> float:
     """Returns llama.cpp's factor of attention with yarn, or the config's own with other scaling."""
     return 0.1 * math.log(config["rope.factor"]) + 1 if config["rope.rope_type"] == "yarn" else config["rope.attention_factor"]
+
+
+def layer_types(config: Config, kind: str, is_full: Callable[[int], object]) -> list[str]:
+    """Returns full attention or another kind for each block: the layer_types, or by `is_full`.
+
+    Raises FormatError without both kinds: llama.cpp stops with an assertion.
+    """
+    kinds = config.get("layer_types") or [FULL_ATTENTION if is_full(i) else kind for i in range(MOST_BLOCKS)]
+    count = min(config["num_hidden_layers"], MOST_BLOCKS)
+    kinds = [kind if found == kind else FULL_ATTENTION for found in [*kinds, *[FULL_ATTENTION] * count][:count]]
+    if {*kinds} != {kind, FULL_ATTENTION}:
+        raise FormatError(f"expected layers of {kind} and {FULL_ATTENTION}, found {quote(kinds)}", "layer_types")
+    return kinds
+
+
+def per_block(value: Any, config: Config) -> list[Any]:
+    """Returns the value of a key for each block."""
+    return value if isinstance(value, list) else [value] * min(config["num_hidden_layers"], MOST_BLOCKS)
 
 
 def full_layers(config: Config) -> list[str]:
@@ -86,6 +106,7 @@ def theta(default: float) -> K:
     return K("rope.freq_base", "rope.rope_theta", default, absent=10_000.0)
 
 
+FULL_ATTENTION = "full_attention"
 FULL = "llama.cpp attends to all tokens: the logits of texts longer than the window differ"
 ONE_BIAS = "llama.cpp loads no bias of the output projection"
 OWN_OUTPUT = "llama.cpp requires an output matrix"
@@ -188,6 +209,7 @@ NEXTN = (  # of blocks that predict further tokens
     T("model.layers.{i}.shared_head.norm",    "blk.{i}.nextn.shared_head_norm", "embd", required=False, when="nextn"),
 )
 FUSED = "no attn_qkv.weight"
+SQUEEZE = SqueezeKernel()
 BARE = ("", "")  # endings of names
 
 
@@ -234,14 +256,16 @@ def correction(module: str) -> T:
 def attention(
     q: str = "q", k: str = "v", v: str = "v", of_q: TensorOperation = KEEP, of_k: TensorOperation = KEEP, required: bool = True,
     names: str = "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj",
+    when: str = "",
 ) -> tuple[T, ...]:
     """Returns the rows of queries, keys and values, which GGUF stores as one matrix or three."""
     of_queries, of_keys, of_values = names.split() if names else ("", "", "")
+    apart = f"{when}, {FUSED}" if when else FUSED
     return (
-        T("",         "blk.{i}.attn_qkv", f"embd {q}+{k}+{v}", bias="optional", required=False),
-        T(of_queries, "blk.{i}.attn_q",   f"embd {q}", of_q, "optional", required, FUSED),
-        T(of_keys,    "blk.{i}.attn_k",   f"embd {k}", of_k, "optional", required, FUSED),
-        T(of_values,  "blk.{i}.attn_v",   f"embd {v}", KEEP, "optional", required, FUSED),
+        T("",         "blk.{i}.attn_qkv", f"embd {q}+{k}+{v}", bias="optional", required=False, when=when),
+        T(of_queries, "blk.{i}.attn_q",   f"embd {q}", of_q, "optional", required, apart),
+        T(of_keys,    "blk.{i}.attn_k",   f"embd {k}", of_k, "optional", required, apart),
+        T(of_values,  "blk.{i}.attn_v",   f"embd {v}", KEEP, "optional", required, apart),
     )
 
 

@@ -19,7 +19,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 SUFFIXES = (".weight", ".bias")
 TEXT_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.")  # prefix in multimodal models
 OTHER_PARTS = re.compile(r"(model\.)?(visual|vision_\w+|audio_\w+|multi_modal_projector|mm_\w+)\.")  # of these models
-KINDS = {"none": SUFFIXES[:1], "only": SUFFIXES[1:]}  # by `T.bias`
+KINDS = {"none": SUFFIXES[:1], "only": SUFFIXES[1:], "bare": ("",)}  # by `T.bias`
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first release of BERT
 
 
@@ -153,7 +153,7 @@ def is_of(type_: TensorType, tensor: StoredTensor | None) -> bool:
 
 def endings(row: T) -> dict[str, str]:
     """Returns the endings of a row's names in a folder, by those in GGUF."""
-    pairs = dict(zip(SUFFIXES, row.endings, strict=True))
+    pairs = {"": row.endings[0], **dict(zip(SUFFIXES, row.endings, strict=True))}
     return {suffix: pairs[suffix] for suffix in KINDS.get(row.bias, SUFFIXES)}
 
 

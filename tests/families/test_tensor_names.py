@@ -17,7 +17,8 @@ VISION = (
 
 def names_of(family: Family) -> list[str]:
     """Returns the names of a folder: one for each row, without parts of experts."""
-    return [f"{row.name.format(i=0, part=0)}{next(iter(endings(row).values()))}" for row in family.tensors if row.name and row.written]
+    rows = [row for row in family.tensors if row.name and row.written]
+    return [row.name.format(i=0, part=0) + next(iter(endings(row).values())) for row in rows]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)

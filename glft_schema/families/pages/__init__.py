@@ -15,6 +15,7 @@ from glft_schema.families.pages.gpt_oss import GPT_OSS
 from glft_schema.families.pages.granite import GRANITE
 from glft_schema.families.pages.granitemoe import GRANITEMOE
 from glft_schema.families.pages.internlm2 import INTERNLM2
+from glft_schema.families.pages.lfm2 import LFM2
 from glft_schema.families.pages.llama import LLAMA, MISTRAL
 from glft_schema.families.pages.llama4 import LLAMA4
 from glft_schema.families.pages.minimax_m2 import MINIMAX_M2
@@ -30,6 +31,7 @@ from glft_schema.families.pages.qwen2vl import QWEN2VL
 from glft_schema.families.pages.qwen3 import QWEN3
 from glft_schema.families.pages.qwen3moe import QWEN3MOE
 from glft_schema.families.pages.qwen3vl import QWEN3VL
+from glft_schema.families.pages.qwen35 import QWEN35
 from glft_schema.families.pages.seed_oss import SEED_OSS
 from glft_schema.families.pages.smollm3 import SMOLLM3
 from glft_schema.families.pages.starcoder2 import STARCODER2
@@ -37,7 +39,7 @@ from glft_schema.families.pages.starcoder2 import STARCODER2
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS,
     GPT2, BERT, SMOLLM3, QWEN2VL, QWEN3VL, MISTRAL3, OLMOE, GRANITEMOE, MINIMAX_M2, GLM4_MOE, LLAMA4, ARCEE, SEED_OSS,
-    ERNIE4_5, OLMO3, EXAONE4, GLM4, ERNIE4_5_MOE, INTERNLM2,
+    ERNIE4_5, OLMO3, EXAONE4, GLM4, ERNIE4_5_MOE, INTERNLM2, LFM2, QWEN35,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}

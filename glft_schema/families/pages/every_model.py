@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from glft_schema.families.page import MOST_BLOCKS
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS
 from glft_schema.families.requirements import limit
 
@@ -26,6 +27,8 @@ LOADER_TYPES = {  # of keys that the loader reads with another type than `gguf_k
     "attention.head_count":             PER_BLOCK,
     "attention.head_count_kv":          PER_BLOCK,
     "attention.sliding_window_pattern": PER_BLOCK,
+    "attention.recurrent_layers":       PER_BLOCK,
+    "rope.dimension_sections":          "uint32 array[uint32] array[int32]",  # one number, or four
     "classifier.output_labels":         f"array[string] {SCALARS}",  # a scalar is ignored
     "classifier.pooling_type":          "uint32",
     "general.tensor_extra.name":        f"array[string] {SCALARS}",
@@ -67,6 +70,11 @@ class VocabularyKind(NamedTuple):
     pre: bool = False
 
 
+def _is_recurrent(n: Any) -> int:
+    """Returns whether a block is recurrent, without a key that tells."""
+    return int(n.block < n["layers"] and (n.block + 1) % (n.number("full_attention_interval", 4) or 1) != 0)
+
+
 # fmt: off
 GENERAL = "general.name general.file_type split.count general.tensor_extra.name"  # read if the file has them
 OF_ALL = (  # keys of any architecture
@@ -77,7 +85,7 @@ OF_ALL = (  # keys of any architecture
              "pooling_type classifier.pooling_type classifier.output_labels "
              "expert_count expert_used_count expert_group_count expert_group_used_count"
 )
-MOST_BLOCKS, MOST_EXPERTS = 512, 1024
+MOST_EXPERTS = 1024
 
 SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.ModelSizes`
     "layers":   Size("block_count - nextn_predict_layers",
@@ -107,6 +115,18 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.
     "kv_rot":   Size("head_count_kv * rope.dimension_count or key_length", lambda n: n["groups"] * n["turned"]),
     "pairs":    Size("rope.dimension_count / 2",          lambda n: n["rot"] // 2),
     "longrope": Size("longrope scaling",                  lambda n: n.value("rope.scaling.type") == "longrope"),
+    "attends":  Size("head_count_kv",  lambda n: n.number("attention.head_count_kv", n["heads"], n.block)),
+    "kv_here":  Size("head_count_kv * key_length",        lambda n: n["attends"] * n["head"]),
+    "recurrent": Size("recurrent_layers or full_attention_interval",
+                     lambda n: n.number("attention.recurrent_layers", _is_recurrent(n), n.block)),
+    "kernel":   Size("ssm.conv_kernel",                   lambda n: n.number("ssm.conv_kernel")),
+    "state":    Size("ssm.state_size",                    lambda n: n.number("ssm.state_size")),
+    "rank":     Size("ssm.time_step_rank",                lambda n: n.number("ssm.time_step_rank")),
+    "inner":    Size("ssm.inner_size",                    lambda n: n.number("ssm.inner_size")),
+    "k_state":  Size("ssm.group_count * ssm.state_size",  lambda n: n.number("ssm.group_count") * n["state"]),
+    "v_state":  Size("ssm.time_step_rank * ssm.state_size", lambda n: n["rank"] * n["state"]),
+    "out":      Size("embedding_length_out or embedding_length", lambda n: n.number("embedding_length_out") or n["embd"]),
+    "conv":     Size("shortconv.l_cache",                 lambda n: n.number("shortconv.l_cache")),
     "experts":  Size("expert_count",                      lambda n: n.number("expert_count")),
     "used":     Size("expert_used_count",                 lambda n: n.number("expert_used_count")),
     "expert groups": Size("expert_group_count",           lambda n: n.number("expert_group_count")),

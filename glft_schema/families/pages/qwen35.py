@@ -1,0 +1,119 @@
+"""Qwen 3.5: gated delta nets, and gated attention in some blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from glft_schema.errors import FormatError, quote
+from glft_schema.families import rows
+from glft_schema.families.config import Config
+from glft_schema.families.operations import GatherParts, NegativeExponential
+from glft_schema.families.page import ANY, F, Family, K, T
+from glft_schema.families.requirements import limit
+
+KIND, EPSILON = "linear_attention", 1e-6
+
+
+def layer_types(config: Config) -> list[str]:
+    """Returns the kind of each block."""
+    return rows.layer_types(config, KIND, lambda i: (i + 1) % config["full_attention_interval"] == 0)
+
+
+def recurrent_layers(config: Config) -> list[bool]:
+    """Returns whether each block has a delta net.
+
+    Raises FormatError for an epsilon other than that of the nets' queries and keys in transformers:
+    llama.cpp has one for all norms.
+    """
+    if (epsilon := config["rms_norm_eps"]) != EPSILON:
+        raise FormatError(f"expected {EPSILON}, as llama.cpp assumes, found {quote(epsilon)}", "rms_norm_eps")
+    return [kind == KIND for kind in layer_types(config)]
+
+
+def layers(recurrent: Any, config: Config) -> Config:
+    """Returns the field that `recurrent_layers` reads."""
+    return {"layer_types": [KIND if flag else "full_attention" for flag in rows.per_block(recurrent, config)]}
+
+
+def value_heads(config: Config) -> list[int]:
+    """Returns the sizes of the value heads of one key head."""
+    return [1] * (config["linear_num_value_heads"] // max(config["linear_num_key_heads"], 1))
+
+
+def inner_size(config: Config) -> int:
+    """Returns the number of columns of all value heads."""
+    return int(config["linear_key_head_dim"] * config["linear_num_value_heads"])
+
+
+def sections(config: Config) -> list[int]:
+    """Returns how many pairs of columns rotate by time, height and width, which are equal in texts.
+
+    Raises FormatError if there are more pairs, which llama.cpp would not rotate, or if the sum
+    exceeds the head: llama.cpp stops with an assertion.
+    """
+    stated, pairs = config.get("rope.mrope_section", [11, 11, 10]), rows.rotated_columns(config, 0.25) // 2
+    if sum(stated) > config["head_dim"] or any((pairs - i + 2) // 3 > section for i, section in enumerate(stated)):
+        problem = f"expected sections for {pairs} pairs of columns of {config['head_dim']}, found {quote(stated)}"
+        raise FormatError(problem, "mrope_section")
+    return [*stated, 0]
+
+
+# fmt: off
+HERE, ELSEWHERE = "recurrent", "no recurrent"
+VALUES, AFTER_KEYS = GatherParts(value_heads), GatherParts(value_heads, after_keys=True)
+DECAY = GatherParts(value_heads, then=NegativeExponential())
+KERNEL = GatherParts(value_heads, after_keys=True, then=rows.SQUEEZE)
+NET = "model.layers.{i}.linear_attn"
+ATTENTION = (
+    rows.EMBEDDING, rows.LM_HEAD, *(row._replace(name="") for row in rows.NEXTN),
+    T("model.norm",                              "output_norm",                 "embd", rows.PLUS_ONE),
+    T("model.layers.{i}.input_layernorm",        "blk.{i}.attn_norm",           "embd", rows.PLUS_ONE),
+    T("model.layers.{i}.post_attention_layernorm", "blk.{i}.post_attention_norm", "embd", rows.PLUS_ONE),
+    *(row._replace(operation=rows.PLUS_ONE, when=ELSEWHERE) for row in rows.HEAD_NORMS),
+    T("model.layers.{i}.self_attn.o_proj",       "blk.{i}.attn_output",         "q embd", when=ELSEWHERE),
+    *rows.attention("q+q", "k", "v", when=ELSEWHERE),
+)
+QWEN35 = Family(
+    "qwen35", ("Qwen3_5ForCausalLM",), "qwen3_5_text",
+    tensors=(
+        *ATTENTION, *rows.FEED_FORWARD,
+        T(f"{NET}.in_proj_qkv", "blk.{i}.attn_qkv",   "embd k_state+k_state+v_state", AFTER_KEYS, required=False, when=HERE),
+        T(f"{NET}.in_proj_z",   "blk.{i}.attn_gate",  "embd v_state", VALUES, required=False, when=HERE),
+        T(f"{NET}.in_proj_b",   "blk.{i}.ssm_beta",   "embd rank", VALUES, when=HERE),
+        T(f"{NET}.in_proj_a",   "blk.{i}.ssm_alpha",  "embd rank", VALUES, when=HERE),
+        T(f"{NET}.conv1d",      "blk.{i}.ssm_conv1d", "kernel k_state+k_state+v_state", KERNEL, when=HERE),
+        T(f"{NET}.dt",          "blk.{i}.ssm_dt",     "rank", VALUES, "only", when=HERE, endings=("", "_bias")),
+        T(f"{NET}.A_log",       "blk.{i}.ssm_a",      "rank", DECAY, "bare", when=HERE, endings=rows.BARE),
+        T(f"{NET}.norm",        "blk.{i}.ssm_norm",   "state", when=HERE),
+        T(f"{NET}.out_proj",    "blk.{i}.ssm_out",    "v_state embd", GatherParts(value_heads, columns=True), when=HERE),
+        T("", "cls.output",     "embd out", bias="optional", required=False),
+    ),
+    keys=(
+        *rows.SIZES, *rows.HEADS, *rows.RMS,
+        K("attention.key_length",             "head_dim", 256, absent=rows.head_size),
+        K("attention.value_length",           "head_dim", 256, absent=rows.head_size),
+        rows.FILE_TYPE,
+        K("ssm.conv_kernel",                  "linear_conv_kernel_dim", 4, "required"),
+        K("ssm.state_size",                   "linear_key_head_dim", 128, "required"),
+        K("ssm.group_count",                  "linear_num_key_heads", 16, "required"),
+        K("ssm.time_step_rank",               "linear_num_value_heads", 32, "required"),
+        K("ssm.inner_size",                   "", inner_size, "required"),
+        K("full_attention_interval",          "full_attention_interval", 4),
+        K("attention.recurrent_layers",       "", recurrent_layers, fields=layers),
+        rows.rotated(0.25),
+        K("rope.dimension_sections",          "", sections, "required"),
+    ),
+    fields=(
+        F("hidden_act", "silu"),
+        F("attention_bias", False, rows.ONE_BIAS),
+        F("layer_types", layer_types),
+        F("linear_value_head_dim", lambda config: config["linear_key_head_dim"], "llama.cpp has one size for both heads"),
+        *(F(name, ANY) for name in ["rope.mrope_*", "mtp_*", "attn_output_gate", "mlp_only_layers", "mamba_ssm_dtype"]),
+        *rows.PARTIAL_YARN,
+    ),
+    vocabularies=("bpe",),
+    defaults={"num_key_value_heads": 4},
+    dropped=("mtp.*",),
+    limits=(limit("rope.dimension_sections", "4 numbers", lambda n: n.count("rope.dimension_sections") in (0, 4)),),
+    scales_feed_forward=True,
+)
