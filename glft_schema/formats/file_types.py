@@ -1,7 +1,7 @@
 """File types: the mix of tensor types in a GGUF file, as values of ``general.file_type``.
 
 Source: enum llama_ftype in include/llama.h, and the guess of a file type in
-src/llama-model-loader.cpp, of llama.cpp v0.5.0.
+src/llama-model-loader.cpp, of llama.cpp b11434.
 """
 
 FILE_TYPE = "general.file_type"

@@ -155,7 +155,7 @@ def test_numbers_are_no_longer_than_python_converts(digit: str, rules: list[str]
 @pytest.mark.parametrize(
     ("role", "metadata", "expected"),
     [
-        ("lora", LORA | {"adapter.lora.alpha": 8}, "float32 for adapter.lora.alpha, found uint32"),
+        ("lora", LORA | {"adapter.lora.alpha": Typed(8, "uint32")}, "float32 for adapter.lora.alpha, found uint32"),
         (
             "controlvector",
             VECTOR | {"controlvector.layer_count": 1.0},

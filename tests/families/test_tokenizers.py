@@ -39,7 +39,6 @@ OTHERS = [
     "exaone-moe",
     "tiny_aya",
     "cohere2moe",
-    "spark2_5",
     "gemma4",
 ]
 
@@ -111,6 +110,18 @@ def test_pre_tokenizers_without_rules(tmp_path: Path, joins: tuple[list[str], li
         metadata = save(tmp_path / "model.gguf", "gpt2", tokens, [1] * len(tokens), merges=merges, pre=pre)
         with pytest.raises(glft.FormatError, match=f"pre.*expected a pre-tokenizer whose rules are known, found '{pre}'"):
             tokenizer_of(metadata)
+
+
+def test_nfc(tmp_path: Path, joins: tuple[list[str], list[str]]) -> None:
+    """llama.cpp b11739 reads the key, and normalizes texts for Unigram only."""
+    tokens, merges = joins
+    plain, normalizing = (
+        tokenizer_of(save(tmp_path / "model.gguf", "gpt2", tokens, [1] * len(tokens), merges=merges, **{"normalizer.nfc": nfc}))
+        for nfc in (False, True)
+    )
+    composed, decomposed, kept = "\u00e9\u1e69", "e\u0301s\u0307\u0323", "\ufb01"
+    assert normalizing.encode(decomposed) == normalizing.encode(composed) == plain.encode(composed) != plain.encode(decomposed)
+    assert normalizing.encode(kept) == plain.encode(kept)
 
 
 # fmt: off

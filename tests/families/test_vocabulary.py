@@ -141,6 +141,28 @@ def test_scores_are_ranks_of_merges(case: str, tmp_path: Path) -> None:
     assert bool(differ) == (case == "some merges"), differ
 
 
+@pytest.mark.parametrize("normalizer", [{"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]}, None])
+def test_nfc(normalizer: Any, tmp_path: Path) -> None:
+    """The normalizer is kept on the way to GGUF and back."""
+    tokenizers, out, back = pytest.importorskip("tokenizers"), tmp_path / "out.gguf", tmp_path / "back"
+    pytest.importorskip("transformers")
+    folder = make_folder(tmp_path, "tiny-qwen3")
+    edit_json(folder / "tokenizer.json", normalizer=normalizer)
+    glft.convert(folder, out)
+    back.mkdir()
+    glft.convert(out, back)
+    (back / "metadata.gguf").unlink()
+    glft.convert(back, tmp_path / "again.gguf")
+    for file in (out, tmp_path / "again.gguf"):
+        assert glft.open(file).metadata.get("tokenizer.ggml.normalizer.nfc") == (True if normalizer else None)
+    found = []
+    for name in (folder, back):
+        tokenizer = tokenizers.Tokenizer.from_file(str(name / "tokenizer.json"))
+        found.append([tokenizer.encode(text).ids for text in ("e\u0301", "\u00e9")])
+    assert found[0] == found[1]
+    assert (found[0][0] == found[0][1]) == bool(normalizer)
+
+
 def test_sentencepiece(tmp_path: Path) -> None:
     """Symbols that the user defined are found, and a space is added as the model states."""
     spm = pytest.importorskip("sentencepiece")

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import enum
-import inspect
-import types
-import typing
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,46 +16,14 @@ from glft_schema.files.parsing import check_rules
 from glft_schema.formats.gguf_keys import ARCH, TYPES, suits, type_of_key
 from tests.oracles.peers import gguf
 from tests.tools.command_line import in_this_process as glft
-
-GROUPS = ("general.", "tokenizer.", "toy.")
-# of several kinds, or with a name inside
-UNKNOWN = """toy.attention.sliding_window_pattern toy.attention.shared_kv_layers toy.swiglu_clamp_exp toy.swiglu_clamp_shexp
-toy.x_feat_in toy.x_feat_out"""
-SAMPLES: dict[Any, Any] = {int: 1, str: "x", float: 0.5, bool: True, bytes: b"x"}
-
-
-def sample(hint: Any) -> Any:
-    """Returns a value of a type, or of the first type of a union."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return sample(typing.get_args(hint)[0])
-    if typing.get_origin(hint) is Sequence:
-        return [sample(typing.get_args(hint)[0])]
-    return next(iter(hint)) if issubclass(hint, enum.Enum) else SAMPLES[hint]
-
-
-def written_by_gguf_py() -> dict[str, str]:
-    """Returns the types by key that gguf-py's writer gives, from a call of each ``add_`` method."""
-    found: dict[str, str] = {}
-    for name, method in inspect.getmembers(gguf.GGUFWriter, inspect.isfunction):
-        given = [hint for hint in typing.get_type_hints(method).items() if hint[0] != "return"]
-        if not name.startswith("add_") or "key" in dict(given) or name in ("add_tensor", "add_tensor_info"):
-            continue
-        writer = gguf.GGUFWriter(None, "toy")
-        writer.kv_data[0].clear()
-        method(writer, *(sample(hint) for _, hint in given))
-        for key, value in writer.kv_data[0].items():
-            found[key] = value.type.name.lower()
-            if value.type is gguf.GGUFValueType.ARRAY:  # elements have the type of the first, bytes are uint8
-                is_bytes = isinstance(value.value, bytes)
-                found[key] += "[uint8]" if is_bytes else f"[{gguf.GGUFValueType.get_type(value.value[0]).name.lower()}]"
-    return found
+from tests.tools.llama_cpp_facts import UNTYPED, written_by, wrong_types
 
 
 def test_types_are_those_that_gguf_py_writes() -> None:
-    written = {key: type_ for key, type_ in written_by_gguf_py().items() if key.startswith(GROUPS)}
-    assert len(written) > 170
-    known = {key: type_of_key(key) for key in written}
-    assert known == {key: None if key in UNKNOWN.split() else type_ for key, type_ in written.items()}
+    written = written_by(gguf)
+    assert len(written) > 240
+    assert list(wrong_types(written)) == []
+    assert all(type_of_key(key) is None for key in UNTYPED)
 
 
 def test_types_of_keys() -> None:
@@ -211,7 +174,7 @@ def test_every_width_suits_and_no_other_kind() -> None:
         family = INTEGERS if element in INTEGERS else ["float32", "float64"] if element == "float32" else [element]
         arrays = {f"array[{one}]" for one in family}
         suitable = arrays if element != type_ else set(family)
-        if key.startswith(ARCH) and type_ in ("uint32", "float32"):
+        if key.startswith((ARCH, "xielu.")) and type_ in ("uint32", "float32"):
             suitable |= arrays  # one per layer
         assert {found for found in every if suits(key, found)} == suitable
     assert all(suits("toy.note", found) for found in every)

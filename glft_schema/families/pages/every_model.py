@@ -6,7 +6,8 @@ by name, with its dims in the order of the file. It refuses a model with a tenso
 read.
 
 Sources: llama.cpp's src/llama-model.cpp, llama-model-loader.cpp, llama-vocab.cpp and src/models/,
-as in llama_cpp_python 0.3.36; compared with the loader of xllamacpp 2026.10.11549.
+of b11434; compared with the loader of xllamacpp 2026.10.11549, which has the pre-tokenizer
+k2-horizon and the vocabulary plamo3, too. The key normalizer.nfc is of b11739.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from glft_schema.families.requirements import limit
 
 PER_BLOCK = "uint32 array[uint32] array[int32] array[bool]"  # one number, or one for each block
 SCALARS = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64 bool string"
-LOADER_TYPES = {  # of keys that the loader reads with another type than `gguf_keys` states, or that it lacks
+LOADER_TYPES = {  # of keys with other types than in `gguf_keys`, or without a type there
     "feed_forward_length":              PER_BLOCK,
     "expert_feed_forward_length":       PER_BLOCK,
     "expert_used_count":                PER_BLOCK,
@@ -30,19 +31,8 @@ LOADER_TYPES = {  # of keys that the loader reads with another type than `gguf_k
     "attention.recurrent_layers":       PER_BLOCK,
     "rope.dimension_sections":          "uint32 array[uint32] array[int32]",  # one number, or four
     "classifier.output_labels":         f"array[string] {SCALARS}",  # a scalar is ignored
-    "classifier.pooling_type":          "uint32",
     "general.tensor_extra.name":        f"array[string] {SCALARS}",
-    "general.tensor_extra.prec_a4":     "array[bool]",  # one for each of those names
-    "split.count":                      "uint16",
-    "split.no":                         "uint16",
-    "split.tensors.count":              "int32",
     "tokenizer.ggml.scores":            "array[float32] array[int32]",
-    "tokenizer.ggml.suppress_tokens":   "array[int32]",
-    "tokenizer.ggml.normalizer.lowercase":     "bool",
-    "tokenizer.ggml.normalizer.strip_accents": "bool",
-    "tokenizer.ggml.prefix_token_id":   "uint32",
-    "tokenizer.ggml.suffix_token_id":   "uint32",
-    "tokenizer.ggml.middle_token_id":   "uint32",
 }  # fmt: skip
 
 
@@ -170,7 +160,7 @@ VOCABULARIES = {
     "bert":     VocabularyKind("tokens"),
     "gpt2":     VocabularyKind("tokens merges", pre=True),
 }
-OTHER_VOCABULARIES = ("hybriddna", "whitespace", "t5", "rwkv", "test", "plamo2", "gemma4")  # that the loader reads, too
+OTHER_VOCABULARIES = ("hybriddna", "whitespace", "t5", "rwkv", "test", "plamo2", "plamo3", "gemma4")  # also of the loader
 WITHOUT_MERGES = ("kimi-k2",)  # values of tokenizer.ggml.pre that need no merges
 ALWAYS = "pre token_type_count"  # read if the file has them, even without tokens
 OF_TOKENS = (
@@ -179,11 +169,10 @@ OF_TOKENS = (
     "fim_pre_token_id fim_suf_token_id fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id "
     "prefix_token_id suffix_token_id middle_token_id "
     "add_bos_token add_eos_token add_sep_token add_space_prefix remove_extra_whitespaces "
-    "normalizer.lowercase normalizer.strip_accents suppress_tokens"
+    "normalizer.lowercase normalizer.strip_accents normalizer.nfc suppress_tokens"
 )
 KNOWN_PRE = frozenset(PRE_TOKENIZERS.values()) - {"bert-bge-large", "jina-v2-en"} | {
-    "default", "gemma4", "glm5", "hy_v4", "jina-de", "jina-es", "llada-moe", "llama-v3", "llama3", "mmbert", "mpt", "spark2_5",
-    "ufakzeka", "whitespace",
+    "default", "glm5", "jina-de", "jina-es", "k2-horizon", "llada-moe", "llama-v3", "llama3", "mpt", "whitespace",
 }
 PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")  # required if general.name contains one of PHI3_NAMES
 PHI3_NAMES = ("phi-3", "phi3")
