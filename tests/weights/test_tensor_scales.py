@@ -14,7 +14,7 @@ import torch
 import glft_schema as glft
 from glft_schema.distributed.shares import tasks_of
 from glft_schema.errors import TiedWarning
-from glft_schema.families.pages import BY_ARCH
+from glft_schema.families.registry import family_with
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.in_memory import in_memory
@@ -277,7 +277,8 @@ def test_llama_cpp_multiplies_by_the_scales_of_an_architecture(
     with glft.open(tmp_path / "in.gguf") as file:
         tensors = {name: tensor.dequantize() for name, tensor in file.tensors.items()}
         metadata = {key: glft.Typed(value, file.metadata.type_of(key)) for key, value in file.metadata.items()}
-        page = BY_ARCH[file.metadata["general.architecture"]]
+        page = family_with(file.metadata["general.architecture"])
+        assert page is not None
 
     def logits(changed: dict[str, torch.Tensor]) -> np.ndarray:
         types = {"output.weight": "nvfp4"} if "output.weight" in tensors else {}

@@ -1,6 +1,5 @@
 """The pages of the architectures, one per file, written with the classes of `page`."""
 
-from glft_schema.families.page import Family
 from glft_schema.families.pages.arcee import ARCEE
 from glft_schema.families.pages.bert import BERT
 from glft_schema.families.pages.ernie4_5 import ERNIE4_5
@@ -41,5 +40,3 @@ FAMILIES = (
     GPT2, BERT, SMOLLM3, QWEN2VL, QWEN3VL, MISTRAL3, OLMOE, GRANITEMOE, MINIMAX_M2, GLM4_MOE, LLAMA4, ARCEE, SEED_OSS,
     ERNIE4_5, OLMO3, EXAONE4, GLM4, ERNIE4_5_MOE, INTERNLM2, LFM2, QWEN35,
 )  # fmt: skip
-ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
-BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}
