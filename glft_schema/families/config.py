@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ BLOCKS = "num_hidden_layers"
 KEY_TYPES = WITH_TYPES.metadata.keys
 ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
 SCALED = f"{ROPE}.scaling"  # prefix of the rope fields that GGUF stores
+DIMENSIONS = f"{ROPE}.dimension_count"  # field of the number of rotated columns, which config.json states as a fraction
 SLIDING = f"{ROPE}.sliding_attention"  # prefix of fields of layers with a sliding window
 ALIASES = {  # another name that transformers reads -> name in families that have it
     "num_local_experts": "num_experts",
@@ -137,8 +139,8 @@ def _check_type(key: str, value: object, path: str) -> None:
     """Raises FormatError unless a value has a type that suits a key, and is finite in it."""
     check_finite(value, path)
     type_ = KEY_TYPES.type_of(key, False) if KEY_TYPES else None
-    kinds: dict[str, tuple[type, ...]] = {"uint32": (int,), "float32": (int, float), "string": (str,)}
-    if not isinstance(value, kinds.get(type_ or "", (object,))) or isinstance(value, bool):
+    kinds: dict[str, tuple[type, ...]] = {"uint32": (int,), "float32": (int, float), "string": (str,), "bool": (bool,)}
+    if not isinstance(value, kinds.get(type_ or "", (object,))) or isinstance(value, bool) is not (type_ == "bool"):
         raise FormatError(f"expected {type_} for {key}, found {quote(value)}", path)
 
 
@@ -199,6 +201,8 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
     for field, name in ((f"{ROPE}.rope_theta", "rope_theta"), (f"{SLIDING}.rope_theta", "rope_local_base_freq")):
         if field in config:
             config[name] = config.pop(field)
+    if DIMENSIONS in config:
+        config["partial_rotary_factor"] = _fraction(config.pop(DIMENSIONS), config)
     scaling = {field.removeprefix(f"{SCALED}."): config.pop(field) for field in list(config) if field.startswith(SCALED)}
     scaling = {"rope_type": "linear", **scaling, "factor": scaling.get("factor") or 1.0}
     if scaling["rope_type"] == "yarn":
@@ -206,6 +210,17 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
     elif scaling["rope_type"] == "none" or scaling["factor"] == 1:
         return config
     return config | {"rope_scaling": scaling}
+
+
+def columns_of_head(config: Config) -> int:
+    """Returns the number of columns of a head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _fraction(columns: int, config: Config) -> float:
+    """Returns the fraction of a head that `columns` are, if a product with it is truncated."""
+    size = columns_of_head(config)
+    return columns / size if int(columns / size * size) == columns else math.nextafter(columns / size, math.inf)
 
 
 def _full(key: str, arch: str) -> str:

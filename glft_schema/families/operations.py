@@ -390,6 +390,31 @@ class Stack(TensorOperation):
         return [*tensors[0].reshape(config[self.count], *tensors[0].shape[1:])]
 
 
+@dataclass(frozen=True)
+class GatherHeads(TensorOperation):
+    """Queries, keys and values of one group of heads after another. GGUF stores all queries, then
+    all keys, then all values.
+
+    Attributes:
+        groups: the config field with the number of groups, which is that of heads of keys.
+    """
+
+    groups: str
+    heads = "num_attention_heads"
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        (rows,), groups = tensors, config[self.groups]
+        heads = rows.reshape(groups, config[self.heads] // groups + 2, -1, *rows.shape[1:])
+        parts = (heads[:, :-2], heads[:, -2], heads[:, -1])
+        return [np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        (rows,), groups, count = tensors, config[self.groups], config[self.heads]
+        heads = rows.reshape(count + 2 * groups, -1, *rows.shape[1:])
+        parts = (part.reshape(groups, -1, *heads.shape[1:]) for part in np.split(heads, [count, count + groups]))
+        return [np.concatenate([*parts], 1).reshape(rows.shape)]
+
+
 class SplitRows(TensorOperation):
     """Two fused projections, one above the other: GGUF stores them separately."""
 

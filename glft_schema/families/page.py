@@ -90,7 +90,8 @@ class F(NamedTuple):
         if self.value is ANY:
             return config.get(self.name)
         if isinstance(self.value, Bias):
-            return self.value.tensor in tensors
+            name = self.value.tensor.removeprefix("no ")
+            return (name in tensors) is (name == self.value.tensor)
         return self.value(config) if callable(self.value) else self.value
 
 
@@ -99,7 +100,8 @@ def ANY(config: Config) -> Any:  # noqa: N802
 
 
 class Bias(NamedTuple):
-    """A field's value that is true if the model has a tensor."""
+    """A field's value that is true if the model has a tensor, or with the prefix ``no``, if it does
+    not."""
 
     tensor: str
 
@@ -193,6 +195,7 @@ class Family:
         window: the sliding window that the loader assumes without a key.
         dropped: patterns of tensors that GGUF does not have.
         prefix: of tensors' names in some folders.
+        body: prefix of tensors' names that folders of a model without its head lack.
         generated: returns the tensors of GGUF that are computed from the config, by name.
         restored: removes the generated tensors from those of GGUF, and returns config fields.
         fields: of config.json without a key.
@@ -215,6 +218,7 @@ class Family:
     window: int = 0
     dropped: tuple[str, ...] = ()
     prefix: str = ""
+    body: str = "model."
     generated: Callable[[Config], dict[str, Array]] = lambda config: {}
     restored: Callable[[dict[str, StoredTensor], Config], Config] = lambda tensors, config: {}
     ropes: tuple[str, ...] = SCALED

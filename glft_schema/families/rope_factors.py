@@ -20,7 +20,6 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_TENSOR = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-DIMENSIONS = "rope.dimension_count"  # of phi3; config.json states a fraction of the head
 CLOSE = 1e-5  # powers of torch, by which other converters make factors, differ by processor in the last bit
 CONTEXTS = [1 << bits for bits in range(6, 21)]  # possible context lengths in training
 
@@ -80,9 +79,6 @@ def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
 def longrope_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns the config of phi3's rope and sliding window, and removes the tensors of factors."""
     fields: Config = {"sliding_window": config["sliding_window"] or None}
-    rotated = config.pop(DIMENSIONS) * config["num_attention_heads"] / config["hidden_size"]
-    if rotated != 1:
-        fields["partial_rotary_factor"] = rotated
     if LONG in tensors:
         lists = {"long_factor": tensors.pop(LONG), "short_factor": tensors.pop(SHORT)}
         factors = {

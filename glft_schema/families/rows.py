@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
-from glft_schema.families.config import Config
+from glft_schema.families.config import DIMENSIONS, Config, columns_of_head
 from glft_schema.families.operations import KEEP, PlusOne, SplitRows, Stack, TensorOperation
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
 
@@ -58,6 +60,21 @@ def sliding_layers(config: Config, period: int) -> list[str]:
     return ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(config["num_hidden_layers"])]
 
 
+def rotated_columns(config: Config, default: float) -> int:
+    """Returns how many columns of a head are rotated; `default` is a fraction of the head."""
+    return int(columns_of_head(config) * config.get("rope.partial_rotary_factor", default))
+
+
+def rotated(default: float) -> K:
+    """Returns the key of the rotated columns, with the fraction that transformers assumes."""
+    return K("rope.dimension_count", DIMENSIONS, partial(rotated_columns, default=default), absent=columns_of_head)
+
+
+def choice(name: str, *values: Any, instead: str = "") -> F:
+    """Returns a field with one of `values`, which llama.cpp computes alike; we write the first."""
+    return F(name, lambda config: config[name] if config.get(name) in values else values[0], instead)
+
+
 def theta(default: float) -> K:
     """Returns the key of the rotary embedding's base, with transformers' default."""
     return K("rope.freq_base", "rope.rope_theta", default, absent=10_000.0)
@@ -69,7 +86,7 @@ OWN_OUTPUT = "llama.cpp requires an output matrix"
 EXPERTS_EVERYWHERE = "llama.cpp expects experts in every block"
 
 # fmt: off
-YARN = (
+PARTIAL_YARN = (  # of models that rotate some of the columns
     F("rope.attention_factor", yarn_attention, "llama.cpp computes it from the factor"),
     F("rope.mscale",           lambda config: (config.get("rope.mscale_all_dim") is None and config["rope.mscale"]) or 1,
       "llama.cpp computes the factor of attention from the factor"),
@@ -78,6 +95,10 @@ YARN = (
     F("rope.beta_slow",        1, "llama.cpp interpolates between other dims"),
     F("rope.extrapolation_factor", 1, "llama.cpp extrapolates fully"),
     F("rope.truncate",         True, "llama.cpp rounds the dims between which yarn interpolates"),
+    F("rope.partial_rotary_factor", ANY),  # see `rotated`
+)
+YARN = (
+    *PARTIAL_YARN[:-1],
     F("rope.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),
     F("rope.sliding_attention.rope_type", "default", "llama.cpp scales no positions of sliding windows"),
     F("rope.sliding_attention.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),

@@ -21,7 +21,7 @@ from tests.tools.depth import in_full
 
 TOKENS = [1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9, 61, 17, 140, 3, 90, 55, 21, 230, 111, 5, 66, 180]
 FIRST = {model.file: model for model in reversed(TINY_MODELS)}
-CASES = [model if FIRST[model.file] is model else in_full(model) for model in TINY_MODELS]
+CASES = [model if FIRST[model.file] is model else in_full((model,)) for model in TINY_MODELS]
 IDS = [f"{model.file}, {model.name}" for model in TINY_MODELS]
 
 

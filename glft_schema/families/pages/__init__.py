@@ -10,6 +10,7 @@ from glft_schema.families.pages.granite import GRANITE
 from glft_schema.families.pages.llama import LLAMA, MISTRAL
 from glft_schema.families.pages.mixtral import MIXTRAL
 from glft_schema.families.pages.olmo2 import OLMO2
+from glft_schema.families.pages.phi2 import PHI2
 from glft_schema.families.pages.phi3 import PHI3
 from glft_schema.families.pages.qwen2 import QWEN2
 from glft_schema.families.pages.qwen2moe import QWEN2MOE
@@ -21,6 +22,7 @@ from glft_schema.families.pages.starcoder2 import STARCODER2
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
+    PHI2,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}

@@ -7,13 +7,8 @@ import math
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
-from glft_schema.families.rope_factors import DIMENSIONS, longrope_config, longrope_factors
+from glft_schema.families.rope_factors import longrope_config, longrope_factors
 from glft_schema.tensors.stored_tensor import StoredTensor
-
-
-def rotated_columns(config: Config) -> int:
-    """Returns how many columns of a head are rotated."""
-    return int(config.get("rope.partial_rotary_factor", 1.0) * config["hidden_size"]) // int(config["num_attention_heads"])
 
 
 def length_ratio(config: Config) -> float:
@@ -62,7 +57,7 @@ PHI3 = Family(
         K("attention.head_count",             "num_attention_heads", loader="required"),
         K("attention.head_count_kv",          "num_key_value_heads", rows.head_count),
         *rows.RMS,
-        K("rope.dimension_count",             DIMENSIONS, rotated_columns),
+        rows.rotated(1.0),
         K("rope.freq_base",                   "rope.rope_theta", 10000.0),
         rows.FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", 0),
@@ -72,7 +67,7 @@ PHI3 = Family(
         rows.WINDOW,
         F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths"),
         F("rope.factor", length_ratio, "llama.cpp computes it from the lengths"),
-        F("rope.partial_rotary_factor", ANY),  # see rotated_columns
+        F("rope.partial_rotary_factor", ANY),  # see `rows.rotated`
     ),
     vocabularies=("phi3 sentencepiece", "bpe"),
     generated=longrope_factors,
