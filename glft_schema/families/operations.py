@@ -396,20 +396,20 @@ class GatherHeads(TensorOperation):
     all keys, then all values.
 
     Attributes:
-        groups: the config field with the number of groups, which is that of heads of keys.
+        groups: returns the number of groups, which is that of heads of keys.
     """
 
-    groups: str
+    groups: Callable[[Any], int]
     heads = "num_attention_heads"
 
     def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        (rows,), groups = tensors, config[self.groups]
+        (rows,), groups = tensors, self.groups(config)
         heads = rows.reshape(groups, config[self.heads] // groups + 2, -1, *rows.shape[1:])
         parts = (heads[:, :-2], heads[:, -2], heads[:, -1])
         return [np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])]
 
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        (rows,), groups, count = tensors, config[self.groups], config[self.heads]
+        (rows,), groups, count = tensors, self.groups(config), config[self.heads]
         heads = rows.reshape(count + 2 * groups, -1, *rows.shape[1:])
         parts = (part.reshape(groups, -1, *heads.shape[1:]) for part in np.split(heads, [count, count + groups]))
         return [np.concatenate([*parts], 1).reshape(rows.shape)]

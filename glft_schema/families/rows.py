@@ -75,6 +75,11 @@ def choice(name: str, *values: Any, instead: str = "") -> F:
     return F(name, lambda config: config[name] if config.get(name) in values else values[0], instead)
 
 
+def without_effect(names: str) -> tuple[F, ...]:
+    """Returns fields that change nothing, or that are known by other names."""
+    return tuple(F(name, ANY) for name in names.split())
+
+
 def theta(default: float) -> K:
     """Returns the key of the rotary embedding's base, with transformers' default."""
     return K("rope.freq_base", "rope.rope_theta", default, absent=10_000.0)
@@ -164,6 +169,7 @@ FEED_FORWARD = (
 )
 FUSED = "no attn_qkv.weight"
 BARE = ("", "")  # endings of names
+GELU = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")  # llama.cpp approximates the first as the others are
 
 
 def experts(
