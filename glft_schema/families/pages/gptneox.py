@@ -22,6 +22,7 @@ GPTNEOX = Family(
         T("gpt_neox.embed_in",                  "token_embd",          "embd vocab"),
         T("gpt_neox.final_layer_norm",          "output_norm",         "embd",                 bias="required"),
         T("embed_out",                          "output",              "embd vocab"),
+        rows.LM_HEAD._replace(required=True, written=False),
         T(BLOCK + "input_layernorm",            "blk.{i}.attn_norm",   "embd",                 bias="required"),
         T(BLOCK + "post_attention_layernorm",   "blk.{i}.ffn_norm",    "embd",                 bias="required"),
         T(BLOCK + "attention.query_key_value",  "blk.{i}.attn_qkv",    "embd embd+v+v", GATHER, "required"),

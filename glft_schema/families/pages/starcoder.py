@@ -22,7 +22,8 @@ STARCODER = replace(
     ),
     fields=(
         rows.choice("activation_function", *rows.GELU),
-        F("multi_query", True, "llama.cpp's converter states one head of keys"),
+        F("multi_query", True, "the page has the rows of one head of keys"),
+        F("num_key_value_heads", 1),
         *rows.without_effect(
             "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size max_sequence_length "
             "pad_key_length pre_allocate_kv_cache validate_runner_input"
