@@ -468,13 +468,14 @@ class Transpose(TensorOperation):
 
 @dataclass(frozen=True)
 class Stack(TensorOperation):
-    """One matrix for each expert. GGUF stores the matrices as one tensor of three dims.
+    """One matrix for each expert, or one vector for each head. GGUF stores them as one tensor.
 
     Attributes:
-        count: the config field with the number of experts.
+        count: the config field with the number of experts or heads.
     """
 
     count: str
+    dims = 2
 
     def parts(self, config: Config) -> Iterable[object]:
         return range(config[self.count])

@@ -93,7 +93,8 @@ class F(NamedTuple):
         if self.value is ANY:
             return config.get(self.name)
         if isinstance(self.value, Bias):
-            return self.value.tensor in tensors
+            name = self.value.tensor.removeprefix("no ")
+            return (name in tensors) is (name == self.value.tensor)
         return self.value(config) if callable(self.value) else self.value
 
 
@@ -102,7 +103,8 @@ def ANY(config: Config) -> Any:  # noqa: N802
 
 
 class Bias(NamedTuple):
-    """A field's value that is true if the model has a tensor."""
+    """A field's value that is true if the model has a tensor, or with the prefix ``no``, if it does
+    not."""
 
     tensor: str
 

@@ -55,12 +55,9 @@ def _faults(family: Family) -> Iterator[str]:
         if name not in KINDS:
             yield f"vocabularies: expected one of {', '.join(KINDS)}, found {quote(name)}"
     loaded = family.loader_tensors
-    for what, names in (
-        ("keys", [key.key for key in family.keys]),
-        ("tensors", [row.name for row in loaded]),
-    ):
-        if twice := next((name for name, count in Counter(names).items() if count > 1), None):
-            yield f"{what}: expected one row for {quote(twice)}, found several"
+    counts = Counter((row.name, row.when) for row in loaded if not row.name.endswith("scale"))
+    if twice := next((name for (name, _), count in counts.items() if count > 1), None):
+        yield f"tensors: expected one row for {quote(twice)}, found several"
     for what, names, needed in (
         ("keys", [key.key for key in family.keys], BLOCK_COUNT),
         ("tensors", [row.name for row in loaded], EMBEDDING),

@@ -101,6 +101,11 @@ def choice(name: str, *values: Any, instead: str = "") -> F:
     return F(name, lambda config: config[name] if config.get(name) in values else values[0], instead)
 
 
+def without_effect(names: str) -> tuple[F, ...]:
+    """Returns fields that change nothing, or that are known by other names."""
+    return tuple(F(name, ANY) for name in names.split())
+
+
 def theta(default: float) -> K:
     """Returns the key of the rotary embedding's base, with transformers' default."""
     return K("rope.freq_base", "rope.rope_theta", default, absent=10_000.0)
@@ -211,6 +216,7 @@ NEXTN = (  # of blocks that predict further tokens
 FUSED = "no attn_qkv.weight"
 SQUEEZE = SqueezeKernel()
 BARE = ("", "")  # endings of names
+GELU = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")  # llama.cpp approximates the first as the others are
 
 
 def experts(

@@ -142,8 +142,16 @@ class Names:
             for block in range(self._block_count if "{i}" in row.name else 1):
                 for suffix in endings(row) if row.written or (fused and row.written is not None) else ():
                     place, type_ = NameParts(row, block, suffix), row.operation.type
+                    if not _is_there(row, block, tensors):
+                        continue
                     if type_ is None or (not fused and all(is_of(type_, tensors.get(name)) for name in place.in_gguf)):
                         yield place
+
+
+def _is_there(row: T, block: int, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Returns whether a block has the tensors that a row requires or excludes."""
+    conditions = [text for text in row.when.split(", ") if text.endswith(".weight")]
+    return all((f"blk.{block}.{text.removeprefix('no ')}" in tensors) is not text.startswith("no ") for text in conditions)
 
 
 def is_of(type_: TensorType, tensor: StoredTensor | None) -> bool:

@@ -74,7 +74,6 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
                                 "expected classes without a page, found 'LlamaForCausalLM'"),
     "no class":           ({"architectures": ()}, "architectures: expected a class of config.json, found none"),
     "a vocabulary":       ({"vocabularies": ("unknown",)}, "vocabularies: expected one of sentencepiece, "),
-    "two keys":           ({"keys": (*LLAMA.keys, LLAMA.keys[0])}, "keys: expected one row for 'block_count', found several"),
     "two tensors":        ({"tensors": (*LLAMA.tensors, NORM)},
                            "tensors: expected one row for 'output_norm.weight', found several"),
     "no block count":     ({"keys": LLAMA.keys[1:]}, "keys: expected a row for block_count, found none"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import glft_schema as glft
+from tests.families.tiny_folders import TOKENIZERS
 from tests.families.tiny_models import TINY_MODELS, TinyModel, class_named
 from tests.golden.record_conversions import contents
 from tests.golden.record_models import PATH
@@ -69,6 +71,7 @@ def test_there_and_back(model: TinyModel, tmp_path: Path) -> None:
         assert ((ours - expected).abs().max() / expected.std()).item() <= model.tolerance
         return
     (tmp_path / "back/metadata.gguf").unlink()  # the config states all
+    shutil.copytree(TOKENIZERS / model.stated["tokenizer"], tmp_path / "back", dirs_exist_ok=True)
     first, again = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
     assert {name: tensor.tolist() for name, tensor in again.items()} == {
         name: tensor.tolist() for name, tensor in first.items()

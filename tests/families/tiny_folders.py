@@ -86,11 +86,16 @@ def edited(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object
 
 
 def make_undeclared(parent: Path) -> Path:
-    """Writes a folder of gemma, which is not declared: gemma2 with fewer norms."""
+    """Writes a folder of MiniCPM 3, which is not declared: gemma2 with other queries and keys."""
     folder = make_folder(parent, "tiny-gemma2")
-    edit_json(folder / "config.json", architectures=["GemmaForCausalLM"], model_type="gemma")
-    names = load_file(folder / "model.safetensors")
-    edit_tensors(folder, {name: None for name in names if "feedforward" in name})
+    sizes = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+    edit_json(folder / "config.json", architectures=["MiniCPM3ForCausalLM"], model_type="minicpm3", **sizes)
+    stored = load_file(folder / "model.safetensors")
+    edit_tensors(folder, {name: None for name in stored if any(part in name for part in ("feedforward", "q_p", "k_p", "v_p"))})
+    dims = {"q_a_proj": (32, 64), "q_b_proj": (64, 32), "kv_a_proj_with_mqa": (40, 64), "kv_b_proj": (96, 32)}
+    dims |= {"q_a_layernorm": (32,), "kv_a_layernorm": (32,)}
+    names = {f"model.layers.{i}.self_attn.{name}.weight": sizes for i in range(2) for name, sizes in dims.items()}
+    edit_tensors(folder, {name: values(name, sizes) for name, sizes in names.items()})
     return folder
 
 

@@ -55,7 +55,7 @@ def main() -> None:
             recorded[name] = contents(out)
     with tempfile.TemporaryDirectory() as parent:
         folder, out = make_undeclared(Path(parent)), Path(parent) / "out.gguf"
-        conversion.get_model_class("GemmaForCausalLM")(folder, gguf.LlamaFileType.ALL_F32, out).write()
+        conversion.get_model_class("MiniCPM3ForCausalLM")(folder, gguf.LlamaFileType.ALL_F32, out).write()
         recorded["undeclared"] = contents(out)
     PATH.write_text(json.dumps(recorded).replace('}}, "', '}},\n"') + "\n")
 

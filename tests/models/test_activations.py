@@ -139,11 +139,11 @@ def test_faults_of_the_command_line(fault: str, tmp_path: Path) -> None:
 
 
 def test_undeclared_architecture(tmp_path: Path) -> None:
-    """The gguf library names the matrices of gemma2."""
+    """The gguf library names the matrices of MiniCPM 3."""
     matrix = glft.models.measure_importance(make_undeclared(tmp_path), TOKENS, context=CONTEXT, process_output=True)
-    kinds = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    kinds = ("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     assert matrix.columns.keys() == {f"blk.{i}.{kind}.weight" for i in range(2) for kind in kinds}
-    assert {columns.sums.shape for columns in matrix.columns.values()} == {(1, 64), (1, 96)}
+    assert {columns.sums.shape for columns in matrix.columns.values()} == {(1, 32), (1, 64), (1, 96)}
 
 
 @pytest.mark.parametrize(("name", "positions"), [("tiny-gpt2", 64), ("tiny-bert", 256)])

@@ -80,6 +80,7 @@ MOST_EXPERTS = 1024
 SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.ModelSizes`
     "layers":   Size("block_count - nextn_predict_layers",
                      lambda n: n["blocks"] - n.number("nextn_predict_layers")),
+    "deep":     Size("at least 64 blocks",                lambda n: n["layers"] >= 64),
     "blocks":   Size("block_count",                       lambda n: n.number("block_count")),
     "embd":     Size("embedding_length",                  lambda n: n.number("embedding_length")),
     "ctx":      Size("context_length",                    lambda n: n.number("context_length")),
