@@ -131,8 +131,8 @@ def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[st
         else:
             value = config[field]
             _check_type(_full(key, arch), value, f"{CONFIG} -> {field}")
-        if key == PATTERN and field:
-            value = [bool(LAYERS.index(kind)) for kind in value] if config.get("sliding_window") else None
+        if key == PATTERN:
+            value = [bool(LAYERS.index(kind)) for kind in value] if value and config.get("sliding_window") else None
         if value is not None:
             entries[_full(key, arch)] = float(np.float32(value)) if isinstance(value, float) else value
     if further := entries.get(_full("nextn_predict_layers", arch)):

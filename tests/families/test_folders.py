@@ -443,8 +443,8 @@ OF_CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {  # folder, fields of 
                        "names of LlamaForCausalLM: use llama.cpp's converter (--converter installed, after pip install "
                        "'glft_schema[converter]'; or --converter PATH), or declare it (docs/guides/hugging-face.md)"),
     "no field":       ("tiny-llama", {"hidden_size": None}, "config.json: expected the field hidden_size, found none"),
-    "rope":           ("tiny-llama", {"rope_scaling": {"rope_type": "dynamic"}},
-                       "expected a rope_type of default, linear, yarn, llama3 for llama, found 'dynamic'"),
+    "rope":           ("tiny-llama", {"rope_scaling": {"rope_type": "other"}},
+                       "expected a rope_type of linear, yarn, longrope, default, dynamic, llama3, found 'other'"),
     "shape":          ("tiny-llama", {"num_attention_heads": 7},
                        "layers.0.self_attn.q_proj.weight': expected a shape that fits the config, found [64, 64]"),
     "too many":       ("tiny-qwen3", {"vocab_size": 10**12},
