@@ -64,6 +64,11 @@ class ConfigKey(NamedTuple):
     loader: Literal["required", "read", "ignored", "sliding"] = "read"
     absent: Any = REQUIRED
 
+    @property
+    def default_of_loader(self) -> Any:
+        """What a GGUF model without the key means: `absent`, or else `default`."""
+        return self.default if self.absent is REQUIRED else self.absent
+
 
 @contextmanager
 def refusing(file: object, expected: str) -> Iterator[None]:
@@ -190,11 +195,11 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
             key with the same field.
     """
     config: Config = {}
-    for key, field, default, _, absent in keys:
-        name = _full(key, arch)
+    for row in keys:
+        key, field, name = row.key, row.field, _full(row.key, arch)
         value = metadata.get(name, metadata.get(_full(OLD_NAMES.get(key, key), arch)))
         if value is None:
-            value = default if absent is REQUIRED else absent
+            value = row.default_of_loader
             value = value(config) if callable(value) else value
         if not field or value is None or value is REQUIRED:
             continue

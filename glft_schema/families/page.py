@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from glft_schema.families.config import ALIASES, ROPE, Config, ConfigKey
+from glft_schema.families.config import ALIASES, NEXTN, ROPE, Config, ConfigKey
 from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
 from glft_schema.formats.gguf_names import ARCHITECTURE, LAYER
@@ -39,6 +39,7 @@ FLOAT32 = (  # matrices that GGUF holds in float32
 OUTPUT, NVFP4 = "output", "NVFP4"
 EXPERT_COUNT = "expert_count"  # the key
 K = ConfigKey
+FILE_TYPE = K("general.file_type", "", 0)  # set later; on the pages for the order of keys
 
 
 # Fields of any config that do not change what a model computes, as patterns.
@@ -236,6 +237,11 @@ class Family:
         return any("{i}.nextn." in name for row in self.tensors for name in row.names)
 
     @property
+    def writes_nextn(self) -> bool:
+        """Whether a model that we write has the folder's blocks that predict further tokens."""
+        return any(key.field == NEXTN for key in self.keys)
+
+    @property
     def packs_weights(self) -> bool:
         """Whether a row has codes and scales."""
         return any(row.operation.type for row in self.tensors)
@@ -261,9 +267,15 @@ class Family:
         return next(key.field for key in self.keys if key.key == name)
 
     def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether this page describes a GGUF model, by its architecture and experts."""
+        """Returns whether this page describes a GGUF model, by its architecture, its experts, and the
+        numbers that are constant on this page."""
         has_experts = bool(metadata.get(f"{self.arch}.{EXPERT_COUNT}"))
-        return metadata.get(ARCHITECTURE) == self.arch and has_experts is any(key.key == EXPERT_COUNT for key in self.keys)
+        constant = (key for key in self.keys if type(key.default) is int and not key.field and key != FILE_TYPE)
+        return (
+            metadata.get(ARCHITECTURE) == self.arch
+            and has_experts is any(key.key == EXPERT_COUNT for key in self.keys)
+            and all(metadata.get(f"{self.arch}.{key.key}", key.default_of_loader) == key.default for key in constant)
+        )
 
     def config_without_keys(self, config: Config, tensors: Iterable[str]) -> Config:
         """Returns the fields without a key for a config that we write."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from glft_schema.families.config import DIMENSIONS, Config, columns_of_head
 from glft_schema.families.operations import KEEP, PlusOne, SplitRows, Stack, TensorOperation
-from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
+from glft_schema.families.page import ANY, BLOCK_COUNT, FILE_TYPE, F, K, T
 
 
 def head_size(config: Config) -> int:
@@ -143,8 +143,6 @@ OWN_HEAD_SIZE = (  # only if the config has it
     K("attention.key_length",                 "head_dim", None),
     K("attention.value_length",               "head_dim", None),
 )
-FILE_TYPE = K("general.file_type",            "", 0)  # set later; here for the order of keys
-
 EMBEDDING = T("model.embed_tokens",           "token_embd",  "embd vocab")
 LM_HEAD = T("lm_head",                        "output",      "embd vocab", required=False)
 BLOCKS = (

@@ -18,6 +18,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 SUFFIXES = (".weight", ".bias")
 KINDS = {"none": SUFFIXES[:1], "only": SUFFIXES[1:]}  # by `T.bias`
 BODY, HEAD = "model.", "lm_head."
+NEXTN_TENSOR = "eh_proj.weight"  # of blocks that predict further tokens
 TEXT_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?")  # prefix in multimodal models
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first release of BERT
 
@@ -74,7 +75,12 @@ def names_on_page(stored: Iterable[str], family: Family) -> dict[str, str]:
     names = {name: text.removeprefix(family.prefix) for name, text in names.items()}
     if not family.prefix and not any(text.startswith(BODY) for text in names.values()):
         names = {name: text if text.startswith(HEAD) else BODY + text for name, text in names.items()}
-    return {name: text for name, text in names.items() if not family.drops(text)}
+    nextn = (
+        ()
+        if family.writes_nextn
+        else tuple(text[: -len(NEXTN_TENSOR)] for text in names.values() if text.endswith(NEXTN_TENSOR))
+    )
+    return {name: text for name, text in names.items() if not (family.drops(text) or text.startswith(nextn))}
 
 
 class Names:
@@ -91,7 +97,7 @@ class Names:
 
     def __init__(self, family: Family, config: Config, tensors: int) -> None:
         self._family, self._block_count = family, config[family.field_of(BLOCK_COUNT)]
-        self._block_count += config.get(NEXTN) or 0 if family.has_nextn else 0
+        self._block_count += config.get(NEXTN) or 0 if family.writes_nextn else 0
         check_block_count(self._block_count, tensors)
         self._rows = [row for row in family.tensors if row.name]
         self._patterns = [(re.compile(_pattern(row)), row) for row in self._rows]

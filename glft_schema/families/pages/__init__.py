@@ -2,6 +2,7 @@
 
 from glft_schema.families.page import Family
 from glft_schema.families.pages.bert import BERT
+from glft_schema.families.pages.deepseek2 import DEEPSEEK2, DEEPSEEK3
 from glft_schema.families.pages.gemma2 import GEMMA2
 from glft_schema.families.pages.gemma3 import GEMMA3
 from glft_schema.families.pages.glm4_moe import GLM4_MOE
@@ -26,7 +27,7 @@ from glft_schema.families.pages.starcoder2 import STARCODER2
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
-    OLMOE, GRANITEMOE, MINIMAX_M2, GLM4_MOE, LLAMA4,
+    OLMOE, GRANITEMOE, MINIMAX_M2, GLM4_MOE, LLAMA4, DEEPSEEK2, DEEPSEEK3,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}
