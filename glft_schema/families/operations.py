@@ -401,8 +401,8 @@ class SplitRows(TensorOperation):
 
 
 class SplitHeads(TensorOperation):
-    """Keys and values of each head, from latents ``[rows of a head, in]``. GGUF stores them separately,
-    by head, with the keys transposed."""
+    """Keys and values of each head, one above the other. GGUF stores them separately, by head, with
+    the keys transposed."""
 
     scope = "tensors"
 

@@ -39,7 +39,6 @@ FLOAT32 = (  # matrices that GGUF holds in float32
 OUTPUT, NVFP4 = "output", "NVFP4"
 EXPERT_COUNT = "expert_count"  # the key
 K = ConfigKey
-FILE_TYPE = K("general.file_type", "", 0)  # set later; on the pages for the order of keys
 
 
 # Fields of any config that do not change what a model computes, as patterns.
@@ -267,10 +266,12 @@ class Family:
         return next(key.field for key in self.keys if key.key == name)
 
     def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether this page describes a GGUF model, by its architecture, its experts, and the
-        numbers that are constant on this page."""
+        """Returns whether this page describes a GGUF model, by its architecture, its experts, and
+        the numbers that are constant on this page."""
         has_experts = bool(metadata.get(f"{self.arch}.{EXPERT_COUNT}"))
-        constant = (key for key in self.keys if type(key.default) is int and not key.field and key != FILE_TYPE)
+        constant = (
+            key for key in self.keys if type(key.default) is int and not key.field and not key.key.startswith("general.")
+        )
         return (
             metadata.get(ARCHITECTURE) == self.arch
             and has_experts is any(key.key == EXPERT_COUNT for key in self.keys)

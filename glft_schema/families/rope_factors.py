@@ -59,8 +59,8 @@ def longrope_factors(config: Config) -> dict[str, Array]:
 def llama3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns the config of llama3's rope scaling, and removes its tensor.
 
-    Only ``factor`` is read from the tensor. The other parameters must be those of Llama 3 or 4, with
-    one of `CONTEXTS` as the context length.
+    Only ``factor`` is read from the tensor. The other parameters must be those of Llama 3 or 4,
+    with one of `CONTEXTS` as the context length.
 
     Raises:
         TensorError: if other parameters made the tensor.

@@ -8,7 +8,7 @@ from typing import Any
 
 from glft_schema.families.config import DIMENSIONS, Config, columns_of_head
 from glft_schema.families.operations import KEEP, PlusOne, SplitRows, Stack, TensorOperation
-from glft_schema.families.page import ANY, BLOCK_COUNT, FILE_TYPE, F, K, T
+from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
 
 
 def head_size(config: Config) -> int:
@@ -71,7 +71,10 @@ def rotated(default: float) -> K:
 
 
 def choice(name: str, *values: Any, instead: str = "") -> F:
-    """Returns a field whose values mean the same to llama.cpp; a config that we write has the first."""
+    """Returns a field whose values mean the same to llama.cpp.
+
+    A config that we write has the first.
+    """
     return F(name, lambda config: config[name] if config.get(name) in values else values[0], instead)
 
 
@@ -143,6 +146,8 @@ OWN_HEAD_SIZE = (  # only if the config has it
     K("attention.key_length",                 "head_dim", None),
     K("attention.value_length",               "head_dim", None),
 )
+FILE_TYPE = K("general.file_type",            "", 0)  # set later; here for the order of keys
+
 EMBEDDING = T("model.embed_tokens",           "token_embd",  "embd vocab")
 LM_HEAD = T("lm_head",                        "output",      "embd vocab", required=False)
 BLOCKS = (
@@ -204,7 +209,7 @@ def shared_expert(ff: str, module: str = "model.layers.{i}.mlp.shared_experts") 
 def beside_dense(*rows: T, module: str = "mlp") -> tuple[T, ...]:
     """Returns the rows of a feed-forward network in dense blocks, and these rows in the others."""
     dense = (row._replace(name=row.name.replace("mlp", module), when="dense") for row in FEED_FORWARD)
-    return (*dense, *(row._replace(when="no dense") for row in rows))
+    return (*dense, *(row._replace(when=f"no dense, {row.when}".removesuffix(", ")) for row in rows))
 
 
 def correction(module: str) -> T:

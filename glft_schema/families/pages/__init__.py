@@ -2,7 +2,8 @@
 
 from glft_schema.families.page import Family
 from glft_schema.families.pages.bert import BERT
-from glft_schema.families.pages.deepseek2 import DEEPSEEK2, DEEPSEEK3
+from glft_schema.families.pages.deepseek2 import DEEPSEEK2
+from glft_schema.families.pages.deepseek3 import DEEPSEEK3
 from glft_schema.families.pages.gemma2 import GEMMA2
 from glft_schema.families.pages.gemma3 import GEMMA3
 from glft_schema.families.pages.glm4_moe import GLM4_MOE

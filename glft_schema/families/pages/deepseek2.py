@@ -1,8 +1,6 @@
-"""DeepSeek V2 and V3, whose keys and values come from a latent vector."""
+"""DeepSeek V2, whose keys and values come from a latent vector."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
@@ -26,7 +24,8 @@ def supported_rope(config: Config) -> str:
 
 
 # fmt: off
-ATTENTION = "model.layers.{i}.self_attn"
+ATTENTION, FUSED = "model.layers.{i}.self_attn", "no ffn_gate_up_exps.weight"
+GATE_UP = ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps")
 DEEPSEEK2 = Family(
     "deepseek2", ("DeepseekV2ForCausalLM",), "deepseek_v2",
     tensors=(
@@ -43,7 +42,8 @@ DEEPSEEK2 = Family(
         T("",                                "blk.{i}.attn_kv_b",      "kv_lora mla_k+mla_v", when="no mla"),
         T(f"{ATTENTION}.o_proj",             "blk.{i}.attn_output",    "mla_v embd"),
         *rows.beside_dense(
-            *rows.experts(count="n_routed_experts"), *rows.shared_expert("ff_count"),
+            *(row._replace(when=FUSED if row.gguf in GATE_UP else "") for row in rows.experts(count="n_routed_experts")),
+            T("", "blk.{i}.ffn_gate_up_exps", "embd ff_exp+ff_exp experts", required=False), *rows.shared_expert("ff_count"),
             rows.correction("model.layers.{i}.mlp.gate")._replace(required=False),
         ),
         *(row._replace(name="") for row in rows.NEXTN),
@@ -84,10 +84,10 @@ DEEPSEEK2 = Family(
         F("qk_nope_head_dim", lambda config: config["qk_head_dim"] - config["qk_rope_head_dim"]),
         F("rms_norm_eps", 1e-6, "llama.cpp adds it to latents, too, where transformers adds 1e-6", warns=True),
         F("norm_topk_prob", False, "transformers does not normalize the weights of the chosen experts"),
-        F("n_group", lambda config: min(config["n_group"], 1), "llama.cpp rates a group by its two best experts, not by the best"),
+        F("n_group", lambda config: min(config["n_group"], 1), "llama.cpp rates a group by two experts, not by the best"),
         rows.choice("topk_method", "greedy", "group_limited_greedy"),  # the same without groups
         F("scoring_func", "softmax"), F("moe_layer_freq", 1, rows.EXPERTS_EVERYWHERE),
-        *(F(name, ANY) for name in "head_dim ep_size aux_loss_alpha seq_aux".split()),
+        *(F(name, ANY) for name in ("head_dim", "ep_size", "aux_loss_alpha", "seq_aux")),
         F("rope.rope_type", supported_rope, "llama.cpp scales attention by mscale, which must be mscale_all_dim"),
         F("rope.attention_factor", 1.0), F("rope.mscale", ANY), F("rope.mscale_all_dim", ANY),
         *rows.YARN[3:],
@@ -95,26 +95,9 @@ DEEPSEEK2 = Family(
     vocabularies=("bpe",),
     limits=(
         limit("expert_count", "at least 1", lambda n: n["experts"] > 0),
-        limit("attention.q_lora_rank", "a rank, except in models of 26 or 27 blocks, or of 48 with 128256 tokens", lambda n: n["is lite"] or n["q_lora"]),
+        limit("attention.q_lora_rank", "a rank, except in models of 26 or 27 blocks, or of 48 with 128256 tokens",
+              lambda n: n["is lite"] or n["q_lora"]),
     ),
     restored=mscale_of,
     ropes=("default", "yarn"),
-)
-DEEPSEEK3 = replace(
-    DEEPSEEK2, architectures=("DeepseekV3ForCausalLM",), model_type="deepseek_v3",
-    keys=tuple({
-        "expert_used_count":         K("expert_used_count",         "num_experts_per_tok", 8),
-        "expert_gating_func":        K("expert_gating_func",        "", 2, absent=1),  # sigmoid
-        "expert_group_count":        K("expert_group_count",        "n_group", 8, absent=1),
-        "expert_group_used_count":   K("expert_group_used_count",   "topk_group", 4, absent=1),
-        "leading_dense_block_count": K("leading_dense_block_count", "first_k_dense_replace", 3, absent=0),
-        "expert_shared_count":       K("expert_shared_count",       "n_shared_experts", 1, "required"),
-        "expert_weights_scale":      K("expert_weights_scale",      "routed_scaling_factor", 2.5, absent=1.0),
-        "expert_weights_norm":       K("expert_weights_norm",       "norm_topk_prob", True, absent=False),
-    }.get(key.key, key) for key in DEEPSEEK2.keys),
-    fields=(
-        *(field for field in DEEPSEEK2.fields if field.name not in ("norm_topk_prob", "n_group", "topk_method", "scoring_func")),
-        F("rope_interleave", True), F("scoring_func", "sigmoid"), F("topk_method", "noaux_tc"),
-        F("num_nextn_predict_layers", ANY), F("num_mtp_layers", ANY),
-    ),
 )

@@ -39,8 +39,9 @@ MINIMAX_M2 = Family(
         F("scoring_func", "sigmoid"), F("qk_norm_type", "per_layer"), F("shared_intermediate_size", 0),
         *(F(name, True) for name in ("use_qk_norm", "use_routing_bias")),
         *(F(name, ANY) for name in (  # that transformers does not read
-            "attn_type_list mlp_intermediate_size sliding_window shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers "
-            "layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta").split()),
+            "attn_type_list", "mlp_intermediate_size", "sliding_window", "shared_moe_mode", "use_mtp", "num_mtp_modules",
+            "mtp_transformer_layers", *(f"layernorm_{part}_beta" for part in ("full_attention", "linear_attention", "mlp")),
+        )),
         *rows.PARTIAL_YARN[:-1],
     ),
     vocabularies=("bpe",),
