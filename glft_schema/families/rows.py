@@ -31,6 +31,12 @@ def yarn_attention(config: Config) -> float:
     return 0.1 * math.log(config["rope.factor"]) + 1 if config["rope.rope_type"] == "yarn" else config["rope.attention_factor"]
 
 
+def used_experts(config: Config) -> int:
+    """Returns how many experts a token uses, at most those of its groups."""
+    of_groups = config["n_routed_experts"] * config["topk_group"] // config["n_group"]
+    return int(min(config["num_experts_per_tok"], of_groups))
+
+
 def full_layers(config: Config) -> list[str]:
     """Returns the layer types of a model with full attention in every block."""
     return ["full_attention"] * config["num_hidden_layers"]
@@ -173,6 +179,7 @@ NEXTN = (  # of blocks that predict further tokens
     T("model.layers.{i}.shared_head.head",    "blk.{i}.nextn.shared_head_head", "embd vocab", required=False, when="nextn"),
     T("model.layers.{i}.shared_head.norm",    "blk.{i}.nextn.shared_head_norm", "embd", required=False, when="nextn"),
 )
+USED_EXPERTS = F("num_experts_per_tok", used_experts, "llama.cpp chooses other experts outside the groups of a token")
 FUSED = "no attn_qkv.weight"
 BARE = ("", "")  # endings of names
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from glft_schema.families import rows
 from glft_schema.families.page import ANY, F, K
 from glft_schema.families.pages.deepseek2 import DEEPSEEK2
 
@@ -23,7 +24,7 @@ DEEPSEEK3 = replace(
     }.get(key.key, key) for key in DEEPSEEK2.keys),
     fields=(
         *(field for field in DEEPSEEK2.fields if field.name not in OTHERWISE),
-        F("rope_interleave", True), F("scoring_func", "sigmoid"), F("topk_method", "noaux_tc"),
+        rows.USED_EXPERTS, F("rope_interleave", True), F("scoring_func", "sigmoid"), F("topk_method", "noaux_tc"),
         F("num_nextn_predict_layers", ANY), F("num_mtp_layers", ANY),
     ),
 )
