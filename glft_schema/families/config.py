@@ -63,6 +63,11 @@ class ConfigKey(NamedTuple):
     absent: Any = REQUIRED
     fields: Callable[[Any, Config], Config] | None = None
 
+    @property
+    def default_of_loader(self) -> Any:
+        """What a GGUF model without the key means: `absent`, or else `default`."""
+        return self.default if self.absent is REQUIRED else self.absent
+
 
 @contextmanager
 def refusing(file: object, expected: str) -> Iterator[None]:
@@ -191,15 +196,15 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
             key with the same field.
     """
     config: Config = {}
-    for key, field, default, _, absent, fields in keys:
-        name = _full(key, arch)
+    for row in keys:
+        key, field, name = row.key, row.field, _full(row.key, arch)
         value = metadata.get(name, metadata.get(_full(OLD_NAMES.get(key, key), arch)))
         if value is None:
-            value = default if absent is REQUIRED else absent
+            value = row.default_of_loader
             value = value(config) if callable(value) else value
-        if fields and value is not None:
-            config |= fields(value, config)
-            if (again := default(config)) not in (value, [value] * config.get(BLOCKS, 0)):
+        if row.fields and value is not None:
+            config |= row.fields(value, config)
+            if (again := row.default(config)) not in (value, [value] * config.get(BLOCKS, 0)):
                 raise FormatError(
                     f"expected {quote(again)} for {name}, as {CONFIG} states it, found {quote(value)}", "metadata"
                 )

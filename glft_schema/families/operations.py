@@ -538,6 +538,22 @@ class SplitRows(TensorOperation):
         return [np.concatenate(tensors, -2)]
 
 
+class SplitKeysAndValues(TensorOperation):
+    """Keys and values of each head, one above the other. GGUF stores them separately, by head, with
+    the keys transposed."""
+
+    scope = "tensors"
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        heads = tensors[0].reshape(config["num_attention_heads"], -1, tensors[0].shape[-1])
+        keys, values = np.split(heads, [config["qk_head_dim"] - config["qk_rope_head_dim"]], 1)
+        return [keys.swapaxes(1, 2), values]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        keys, values = tensors
+        return [np.concatenate([keys.swapaxes(1, 2), values], 1).reshape(-1, values.shape[-1])]
+
+
 class SplitAlternately(TensorOperation):
     """Two fused projections of experts, whose rows alternate: GGUF stores them separately."""
 

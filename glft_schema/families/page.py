@@ -25,7 +25,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from glft_schema.families.config import ALIASES, ROPE, Config, ConfigKey
+from glft_schema.families.config import ALIASES, NEXTN, ROPE, Config, ConfigKey
 from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
 from glft_schema.formats.gguf_names import ARCHITECTURE, LAYER
@@ -250,6 +250,11 @@ class Family:
         return any("{i}.nextn." in name for row in self.tensors for name in row.names)
 
     @property
+    def writes_nextn(self) -> bool:
+        """Whether a model that we write has the folder's blocks that predict further tokens."""
+        return any(key.field == NEXTN for key in self.keys)
+
+    @property
     def packs_weights(self) -> bool:
         """Whether a row has codes and scales."""
         return any(row.operation.type for row in self.tensors)
@@ -275,12 +280,18 @@ class Family:
         return next(key.field for key in self.keys if key.key == name)
 
     def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether this page describes a GGUF model, by its architecture, its experts and
-        its sliding window."""
+        """Returns whether this page describes a GGUF model, by its architecture, its experts, its
+        sliding window, and the numbers that are constant on this page."""
         has_experts = bool(metadata.get(f"{self.arch}.{EXPERT_COUNT}"))
-        if metadata.get(ARCHITECTURE) != self.arch or has_experts is not any(key.key == EXPERT_COUNT for key in self.keys):
-            return False
-        return not metadata.get(f"{self.arch}.{WINDOW}") or K(WINDOW, "", None) not in self.keys
+        constant = (
+            key for key in self.keys if type(key.default) is int and not key.field and not key.key.startswith("general.")
+        )
+        return (
+            metadata.get(ARCHITECTURE) == self.arch
+            and has_experts is any(key.key == EXPERT_COUNT for key in self.keys)
+            and (not metadata.get(f"{self.arch}.{WINDOW}") or K(WINDOW, "", None) not in self.keys)
+            and all(metadata.get(f"{self.arch}.{key.key}", key.default_of_loader) == key.default for key in constant)
+        )
 
     def config_without_keys(self, config: Config, tensors: Iterable[str]) -> Config:
         """Returns the fields without a key for a config that we write."""

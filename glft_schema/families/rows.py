@@ -51,6 +51,12 @@ def per_block(value: Any, config: Config) -> list[Any]:
     return value if isinstance(value, list) else [value] * min(config["num_hidden_layers"], MOST_BLOCKS)
 
 
+def used_experts(config: Config) -> int:
+    """Returns how many experts a token uses, at most those of its groups."""
+    of_groups = config["n_routed_experts"] * config["topk_group"] // config["n_group"]
+    return int(min(config["num_experts_per_tok"], of_groups))
+
+
 def full_layers(config: Config) -> list[str]:
     """Returns the layer types of a model with full attention in every block."""
     return ["full_attention"] * config["num_hidden_layers"]
@@ -213,6 +219,7 @@ NEXTN = (  # of blocks that predict further tokens
     T("model.layers.{i}.shared_head.head",    "blk.{i}.nextn.shared_head_head", "embd vocab", required=False, when="nextn"),
     T("model.layers.{i}.shared_head.norm",    "blk.{i}.nextn.shared_head_norm", "embd", required=False, when="nextn"),
 )
+USED_EXPERTS = F("num_experts_per_tok", used_experts, "llama.cpp chooses other experts outside the groups of a token")
 FUSED = "no attn_qkv.weight"
 SQUEEZE = SqueezeKernel()
 BARE = ("", "")  # endings of names
@@ -251,7 +258,7 @@ def shared_expert(ff: str, module: str = "model.layers.{i}.mlp.shared_experts") 
 def beside_dense(*rows: T, module: str = "mlp") -> tuple[T, ...]:
     """Returns the rows of a feed-forward network in dense blocks, and these rows in the others."""
     dense = (row._replace(name=row.name.replace("mlp", module), when="dense") for row in FEED_FORWARD)
-    return (*dense, *(row._replace(when="no dense") for row in rows))
+    return (*dense, *(row._replace(when=f"no dense, {row.when}".removesuffix(", ")) for row in rows))
 
 
 def correction(module: str) -> T:

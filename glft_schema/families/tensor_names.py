@@ -18,6 +18,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 
 SUFFIXES = (".weight", ".bias")
 TEXT_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.")  # prefix in multimodal models
+NEXTN_TENSOR = "eh_proj.weight"  # of blocks that predict further tokens
 OTHER_PARTS = re.compile(r"(model\.)?(visual|vision_\w+|audio_\w+|multi_modal_projector|mm_\w+)\.")  # of these models
 KINDS = {"none": SUFFIXES[:1], "only": SUFFIXES[1:], "bare": ("",)}  # by `T.bias`
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first release of BERT
@@ -77,7 +78,9 @@ def names_on_page(stored: Iterable[str], family: Family) -> dict[str, str]:
     if any(map(TEXT_MODEL.match, names)):
         texts = {name: text for name, text in texts.items() if TEXT_MODEL.match(name) or text.startswith(outside)}
     texts = {name: text if text.startswith(outside) else family.body + text for name, text in texts.items()}
-    return {name: text for name, text in texts.items() if not family.drops(text)}
+    nextn = [text.removesuffix(NEXTN_TENSOR) for text in texts.values() if text.endswith(NEXTN_TENSOR)]
+    dropped = () if family.writes_nextn else tuple(nextn)
+    return {name: text for name, text in texts.items() if not (family.drops(text) or text.startswith(dropped))}
 
 
 def family_with_names(stored: Collection[str], families: Iterable[Family]) -> Family | None:
@@ -106,7 +109,7 @@ class Names:
 
     def __init__(self, family: Family, config: Config, tensors: int) -> None:
         self._family, self._block_count = family, config[family.field_of(BLOCK_COUNT)]
-        self._block_count += config.get(NEXTN) or 0 if family.has_nextn else 0
+        self._block_count += config.get(NEXTN) or 0 if family.writes_nextn else 0
         check_block_count(self._block_count, tensors)
         self._rows = [row for row in family.tensors if row.name]
         self._patterns = [(re.compile(_pattern(row)), row) for row in self._rows]

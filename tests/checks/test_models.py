@@ -445,7 +445,8 @@ def test_names_are_those_of_gguf_py(family: Family) -> None:
     for row in mapped:
         hub = re.sub(r"[._]\{part\}", "", row.name.replace("{i}", "0"))
         hub = re.sub(r"\.dt$", ".dt_proj", hub)  # as the converter calls dt_bias
-        parts = [hub] if len(row.names) == 1 else [hub.replace("gate_up", part) for part in ("gate", "up")]
+        joined, split = ("kv_b", ("k_b", "v_b")) if "kv_b" in hub else ("gate_up", ("gate", "up"))
+        parts = [hub] if len(row.names) == 1 else [hub.replace(joined, part) for part in split]
         known = [names.get_name(part) for part in parts]
         if len(row.names) == 1 or known != [None, None]:  # the converter itself names parts of some
             assert known == [name.replace("{i}", "0") for name in row.names]

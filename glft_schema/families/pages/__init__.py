@@ -4,6 +4,8 @@ from glft_schema.families.pages.arcee import ARCEE
 from glft_schema.families.pages.bert import BERT
 from glft_schema.families.pages.cohere2 import COHERE2
 from glft_schema.families.pages.command_r import COMMAND_R
+from glft_schema.families.pages.deepseek2 import DEEPSEEK2
+from glft_schema.families.pages.deepseek3 import DEEPSEEK3
 from glft_schema.families.pages.ernie4_5 import ERNIE4_5
 from glft_schema.families.pages.ernie4_5_moe import ERNIE4_5_MOE
 from glft_schema.families.pages.exaone4 import EXAONE4
@@ -47,5 +49,5 @@ FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS,
     GPT2, BERT, SMOLLM3, QWEN2VL, QWEN3VL, MISTRAL3, OLMOE, GRANITEMOE, MINIMAX_M2, GLM4_MOE, LLAMA4, ARCEE, SEED_OSS,
     ERNIE4_5, OLMO3, EXAONE4, GLM4, ERNIE4_5_MOE, INTERNLM2, LFM2, QWEN35, PHI2, GEMMA, GPTNEOX, STABLELM, FALCON, STARCODER,
-    COMMAND_R, COHERE2,
+    COMMAND_R, COHERE2, DEEPSEEK2, DEEPSEEK3,
 )  # fmt: skip

@@ -37,7 +37,7 @@ GLM4_MOE = Family(
         K("nextn_predict_layers",             "num_nextn_predict_layers", None, absent=0),
     ),
     fields=(
-        F("hidden_act", "silu"),
+        F("hidden_act", "silu"), rows.USED_EXPERTS,
         F("attention_bias", Bias("blk.0.attn_q.bias")),
         F("use_qk_norm", Bias("blk.0.attn_q_norm.weight")),
         *rows.PARTIAL_YARN,
