@@ -32,6 +32,12 @@ DEFAULT = ("rope_type", "default")
 RENAMED = {"su": "longrope", "mrope": "default"}  # types of scaling
 
 
+OF_YARN = (
+    *("extrapolation_factor", "attention_factor", "beta_fast", "beta_slow"),
+    *("mscale", "mscale_all_dim", "llama_4_scaling_beta"),
+)
+
+
 class Scaling(NamedTuple):
     """A type of rope scaling.
 
@@ -48,20 +54,7 @@ class Scaling(NamedTuple):
 
 SCALINGS = {  # by rope_type
     "linear": Scaling("linear", (FACTOR,)),
-    "yarn": Scaling(
-        "yarn",
-        (FACTOR,),
-        (
-            CONTEXT,
-            "extrapolation_factor",
-            "attention_factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "llama_4_scaling_beta",
-        ),
-    ),
+    "yarn": Scaling("yarn", (FACTOR,), (CONTEXT, *OF_YARN)),
     "longrope": Scaling("longrope", ("short_factor", "long_factor"), (CONTEXT, FACTOR)),  # the lists are tensors in GGUF
     "default": Scaling(None),
     "dynamic": Scaling(None, (FACTOR,)),  # of texts longer than the context length

@@ -124,24 +124,27 @@ OWN_OUTPUT = "llama.cpp requires an output matrix"
 EXPERTS_EVERYWHERE = "llama.cpp expects experts in every block"
 
 # fmt: off
-PARTIAL_YARN = (  # of models that rotate some of the columns
-    F("rope.attention_factor", yarn_attention, "llama.cpp computes it from the factor"),
-    F("rope.mscale",           lambda config: (config.get("rope.mscale_all_dim") is None and config["rope.mscale"]) or 1,
-      "llama.cpp computes the factor of attention from the factor"),
-    F("rope.llama_4_scaling_beta", 0, "llama.cpp does not scale attention by the position"),
-    F("rope.mscale_all_dim",   0, "llama.cpp computes the factor of attention from the factor"),
+INTERPOLATION = (
     F("rope.beta_fast",        32, "llama.cpp interpolates between other dims"),
     F("rope.beta_slow",        1, "llama.cpp interpolates between other dims"),
     F("rope.extrapolation_factor", 1, "llama.cpp extrapolates fully"),
     F("rope.truncate",         True, "llama.cpp rounds the dims between which yarn interpolates"),
-    F("rope.partial_rotary_factor", ANY),  # see `rotated`
 )
-YARN = (
-    *PARTIAL_YARN[:-1],
+ALL_COLUMNS = (
     F("rope.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),
     F("rope.sliding_attention.rope_type", "default", "llama.cpp scales no positions of sliding windows"),
     F("rope.sliding_attention.partial_rotary_factor", 1.0, "llama.cpp rotates all columns"),
 )
+NO_TEMPERATURE = F("rope.llama_4_scaling_beta", 0, "llama.cpp does not scale attention by the position")
+SCALED_POSITIONS = (
+    F("rope.attention_factor", yarn_attention, "llama.cpp computes it from the factor"),
+    F("rope.mscale",           lambda config: (config.get("rope.mscale_all_dim") is None and config["rope.mscale"]) or 1,
+      "llama.cpp computes the factor of attention from the factor"),
+    F("rope.mscale_all_dim",   0, "llama.cpp computes the factor of attention from the factor"),
+    NO_TEMPERATURE, *INTERPOLATION,
+)
+YARN = (*SCALED_POSITIONS, *ALL_COLUMNS)
+PARTIAL_YARN = (*SCALED_POSITIONS, F("rope.partial_rotary_factor", ANY))  # of models that rotate some columns, see `rotated`
 WINDOW = F("sliding_window", no_window, FULL, warns=True)
 SLIDING_QWEN = (
     F("use_sliding_window",    False, FULL, warns=True),

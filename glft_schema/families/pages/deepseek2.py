@@ -13,7 +13,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 def mscale_of(tensors: dict[str, StoredTensor], config: Config) -> Config:
     """Returns yarn's scaling with both factors of attention, of which the key is a tenth."""
     scaling = config.get("rope_scaling", {})
-    mscale = round(10 * scaling.get("mscale_all_dim", 0), 6)
+    mscale = round(10 * scaling.pop("log_multiplier", 0), 6)
     return {"rope_scaling": scaling | {"mscale": mscale, "mscale_all_dim": mscale}} if scaling else {}
 
 
@@ -72,7 +72,7 @@ DEEPSEEK2 = Family(
         K("expert_shared_count",              "n_shared_experts", 2, "required"),
         K("expert_weights_scale",             "routed_scaling_factor", 1.0),
         K("expert_weights_norm",              "", None),
-        K("rope.scaling.yarn_log_multiplier", "rope.scaling.mscale_all_dim",
+        K("rope.scaling.yarn_log_multiplier", "rope.scaling.log_multiplier",
           lambda config: 0.1 * config["rope.mscale_all_dim"] if "rope.mscale_all_dim" in config else None),
         *(K(f"attention.temperature_{part}", "", None) for part in ("scale", "length")),
     ),
@@ -90,7 +90,7 @@ DEEPSEEK2 = Family(
         *(F(name, ANY) for name in ("head_dim", "ep_size", "aux_loss_alpha", "seq_aux")),
         F("rope.rope_type", supported_rope, "llama.cpp scales attention by mscale, which must be mscale_all_dim"),
         F("rope.attention_factor", 1.0), F("rope.mscale", ANY), F("rope.mscale_all_dim", ANY),
-        *rows.YARN[3:],
+        rows.NO_TEMPERATURE, *rows.INTERPOLATION, *rows.ALL_COLUMNS,
     ),
     vocabularies=("bpe",),
     limits=(

@@ -43,7 +43,7 @@ MINIMAX_M2 = Family(
         F("scoring_func", "sigmoid"), F("qk_norm_type", "per_layer"), F("shared_intermediate_size", 0),
         *(F(name, True) for name in ("use_qk_norm", "use_routing_bias")),
         *(F(name, ANY) for name in UNREAD.split()),
-        *rows.PARTIAL_YARN[:-1],
+        *rows.SCALED_POSITIONS,
     ),
     vocabularies=("bpe",),
     defaults={"num_key_value_heads": 8},

@@ -20,7 +20,6 @@ def mistral3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
 
 
 # fmt: off
-KEPT = ("rope.beta", "rope.extrapolation", "rope.truncate", "rope.partial")
 MISTRAL3 = replace(
     LLAMA, arch="mistral3", architectures=("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"),
     model_type="ministral3",
@@ -33,7 +32,7 @@ MISTRAL3 = replace(
         F("hidden_act", "silu"),
         F("rope.mscale", 1.0, "llama.cpp computes with 1"),
         F("rope.attention_factor", None, "llama.cpp computes it from the factor"),
-        rows.WINDOW, *(field for field in rows.YARN if field.name.startswith(KEPT)),
+        rows.WINDOW, *rows.INTERPOLATION, *rows.ALL_COLUMNS,
     ),
     restored=mistral3_config,
 )
