@@ -23,12 +23,13 @@ def last_block(config: Config) -> int:
 
 # fmt: off
 MLP = "model.layers.{i}.mlp"
+ROUTER, GATE, *OTHERS = rows.experts(count="moe_num_experts")
 ERNIE4_5_MOE = replace(
     ERNIE4_5, arch="ernie4_5-moe", architectures=("Ernie4_5_MoeForCausalLM",), model_type="ernie4_5_moe",
     tensors=(
         *(row for row in ERNIE4_5.tensors if row not in rows.FEED_FORWARD),
         *rows.beside_dense(
-            *rows.experts(count="moe_num_experts"), rows.correction(f"{MLP}.moe_statics")._replace(required=False),
+            ROUTER, GATE._replace(required=False), *OTHERS, rows.correction(f"{MLP}.moe_statics")._replace(required=False),
         ),
         rows.correction(f"{MLP}.gate.moe_statics")._replace(dims="", written=False),
         *(row._replace(when="no dense, shared") for row in rows.shared_expert("ff_shared")),
