@@ -15,6 +15,7 @@ from glft_schema.families.page import EXPERT_COUNT, Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.pages.every_model import DEFAULT_IDS
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
+from glft_schema.families.vocabulary import KINDS
 from glft_schema.files.file import File
 from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT, SCALES, TOKENIZER, scale_of
 from glft_schema.storage.dtypes import FLOAT32, Dtype
@@ -46,6 +47,8 @@ def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = Fals
     family, config = gguf_config(file)
     of_inputs = {scale_of(name, SCALES[1]) for name in tensors}
     left = {name: tensor for name, tensor in tensors.items() if name not in of_inputs}
+    ids = DEFAULT_IDS.get(file.metadata.get(MODEL), {})
+    config |= {field: file.metadata.get(TOKENIZER + key, ids.get(key)) for field, key in IDS.items()}
     config |= family.restored(left, config)
     exported: dict[str, StoredTensor] = {}
     places = Names(family, config, len(left)).places(left, fused)
@@ -69,8 +72,6 @@ def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = Fals
             config["quantization_config"] = {"quant_method": operation.type.scheme}
         exported.update(zip(place.in_hf(config), results, strict=True))
     config |= {field: tensors[name].shape[0] for field, name in ROWS_OF.items() if name in tensors}
-    ids = DEFAULT_IDS.get(file.metadata.get(MODEL), {})
-    config |= {field: file.metadata.get(TOKENIZER + key, ids.get(key)) for field, key in IDS.items()}
     fixed = {
         "architectures": [family.architectures[0]],
         "model_type": family.model_type,
@@ -97,14 +98,20 @@ def gguf_config(file: File) -> tuple[Family, Config]:
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
     """Returns the family of a model. Raises FormatError if none has its architecture."""
-    for family in FAMILIES:
-        if family.fits(metadata):
-            return family
+    if family := fitting_family(metadata):
+        return family
     arch = metadata.get(ARCHITECTURE)
     problem = f"expected a known architecture ({', '.join(BY_ARCH)}), found {quote(arch)}"
     if arch in BY_ARCH:
         problem += " with experts" if metadata.get(f"{arch}.{EXPERT_COUNT}") else f" without {arch}.{EXPERT_COUNT}"
     raise FormatError(problem, "metadata -> general.architecture")
+
+
+def fitting_family(metadata: Mapping[str, Any]) -> Family | None:
+    """Returns the family of a model, or None. Of several, the first with its kind of vocabulary."""
+    model, fitting = metadata.get(MODEL), [family for family in FAMILIES if family.fits(metadata)]
+    alike = (family for family in fitting if any(KINDS[kind].model == model for kind in family.vocabularies))
+    return next(alike, next(iter(fitting), None))
 
 
 def _narrow(

@@ -40,8 +40,8 @@ def general_keys(folder: Path, arch: str, shapes: Mapping[str, Sequence[int]]) -
         return keys_of(writer)
 
 
-def tokenizer_keys(folder: Path, arch: str, config: Config) -> tuple[dict[str, Typed], list[str]]:
+def tokenizer_keys(folder: Path, architecture: str, config: Config) -> tuple[dict[str, Typed], list[str]]:
     """Returns what `vocabulary_keys` returns, and raises as it does."""
     with refusing(folder, "a valid tokenizer"):
-        family = next(family for family in FAMILIES if family.arch == arch)
+        family = next(family for family in FAMILIES if architecture in family.architectures)
         return vocabulary_keys(folder, family, config)

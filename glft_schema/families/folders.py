@@ -125,7 +125,7 @@ def open_folder(
             shapes = {name: tensor.shape for name, tensor in tensors.items()}
             general = call("general_keys", folder, family.arch, shapes, file=folder / CARD)
             tokenizer = next((folder / name for name in (TOKENIZER, SENTENCEPIECE) if (folder / name).is_file()), folder)
-            vocabulary, notes = call("tokenizer_keys", folder, family.arch, config, file=tokenizer)
+            vocabulary, notes = call("tokenizer_keys", folder, family.architectures[0], config, file=tokenizer)
             for note in notes:
                 warn(f"{safe(str(folder), 1000)}: {note}", MetadataWarning)
     entries = {

@@ -341,6 +341,24 @@ class OneRow(TensorOperation):
 
 
 @dataclass(frozen=True)
+class DropRows(TensorOperation):
+    """A matrix whose first rows are not used, and which GGUF lacks. They become zeros.
+
+    Attributes:
+        last: the config field with the number of the last unused row.
+    """
+
+    last: str
+    scope = "tensors"
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [tensors[0][config[self.last] + 1 :]]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [np.pad(tensors[0], ((config[self.last] + 1, 0), (0, 0)))]
+
+
+@dataclass(frozen=True)
 class Transpose(TensorOperation):
     """Weights that are ``[..., in, out]``. Biases are unchanged.
 

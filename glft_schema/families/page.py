@@ -37,7 +37,7 @@ FLOAT32 = (  # matrices that GGUF holds in float32
     "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight",
 )  # fmt: skip
 OUTPUT, NVFP4 = "output", "NVFP4"
-EXPERT_COUNT = "expert_count"  # the key
+EXPERT_COUNT, LABELS = "expert_count", "classifier.output_labels"  # keys
 K = ConfigKey
 
 
@@ -253,9 +253,11 @@ class Family:
         return next(key.field for key in self.keys if key.key == name)
 
     def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether this page describes a GGUF model, by its architecture and experts."""
-        has_experts = bool(metadata.get(f"{self.arch}.{EXPERT_COUNT}"))
-        return metadata.get(ARCHITECTURE) == self.arch and has_experts is any(key.key == EXPERT_COUNT for key in self.keys)
+        """Returns whether this page describes a GGUF model: its architecture, experts, labels."""
+        keys = {key.key for key in self.keys}
+        return metadata.get(ARCHITECTURE) == self.arch and all(
+            bool(metadata.get(f"{self.arch}.{key}")) is (key in keys) for key in (EXPERT_COUNT, LABELS)
+        )
 
     def config_without_keys(self, config: Config, tensors: Iterable[str]) -> Config:
         """Returns the fields without a key for a config that we write."""

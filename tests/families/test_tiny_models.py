@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import glft_schema as glft
+from glft_schema.families.folders import family_of
 from tests.families.tiny_models import TINY_MODELS, TinyModel
 from tests.golden.record_conversions import contents
 from tests.golden.record_models import PATH
@@ -21,7 +22,7 @@ from tests.tools.depth import in_full
 
 TOKENS = [1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9, 61, 17, 140, 3, 90, 55, 21, 230, 111, 5, 66, 180]
 FIRST = {model.file: model for model in reversed(TINY_MODELS)}
-CASES = [model if FIRST[model.file] is model else in_full(model) for model in TINY_MODELS]
+CASES = [model if FIRST[model.file] is model else in_full((model,)) for model in TINY_MODELS]
 IDS = [f"{model.file}, {model.name}" for model in TINY_MODELS]
 
 
@@ -36,6 +37,17 @@ def other_than_the_converters(model: TinyModel, found: Any) -> set[str]:
     return {name for name, ours, other in rows if ours != other}
 
 
+def outputs(reference: Any, loaded: LlamaModel) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the logits or embeddings of all tokens, or the scores of the text, of both models."""
+    tokens = [token for token in TOKENS if token != reference.config.pad_token_id]  # some models do not count it
+    with torch.no_grad():
+        found = reference(torch.tensor([tokens]))
+    if "logits" not in found:
+        return found.last_hidden_state[0].numpy(), loaded.embeddings(tokens)
+    logits = found.logits[0].numpy()
+    return logits, loaded.all_logits(tokens) if logits.ndim > 1 else loaded.embedding(tokens)
+
+
 @pytest.mark.parametrize("newest", [False, in_full(True)], ids=["transformers 4", "transformers 5"])
 @pytest.mark.parametrize("model", CASES, ids=IDS)
 def test_logits_and_the_converters_file(model: TinyModel, newest: bool, tmp_path: Path) -> None:
@@ -44,8 +56,8 @@ def test_logits_and_the_converters_file(model: TinyModel, newest: bool, tmp_path
         warnings.simplefilter("error")
         glft.convert(folder, tmp_path / "out.gguf")
     assert other_than_the_converters(model, contents(tmp_path / "out.gguf")) == {*model.differs}
-    with torch.no_grad(), LlamaModel(tmp_path / "out.gguf", exact=True) as loaded:
-        expected, ours = reference(torch.tensor([TOKENS])).logits[0].numpy(), loaded.all_logits(TOKENS)
+    with LlamaModel(tmp_path / "out.gguf", exact=True) as loaded:
+        expected, ours = outputs(reference, loaded)
     assert np.abs(ours - expected).max() / expected.std() <= model.tolerance
 
 
@@ -57,7 +69,7 @@ def test_there_and_back(model: TinyModel, tmp_path: Path) -> None:
     (tmp_path / "back/metadata.gguf").unlink()  # the config states all
     first, again = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
     assert {name: tensor.tolist() for name, tensor in again.items()} == {
-        name: tensor.tolist() for name, tensor in first.items()
+        name: tensor.tolist() for name, tensor in first.items() if not family_of(folder).drops(name)
     }
     glft.convert(tmp_path / "back", tmp_path / "again.gguf")
     found, expected = (contents(tmp_path / name) for name in ("again.gguf", "out.gguf"))

@@ -16,6 +16,7 @@ import torch
 import glft_schema as glft
 from glft_schema.families.sentencepiece_model import read_model
 from tests.families.tiny_folders import edit_json, edit_tensors, make_folder
+from tests.families.tiny_models import TinyModel
 from tests.oracles.llama_vocabulary import LlamaVocabulary
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
@@ -175,3 +176,24 @@ def test_pieces_equal_sentencepiece() -> None:
     assert [piece.type == 6 for piece in pieces] == [spm.is_byte(i) for i in range(SIZE)]
     with pytest.raises(ValueError, match="expected 11 bytes, found 4"):
         read_model(b"\x0a\x0bab\x15\x00")
+
+
+ENCODERS = {"roberta": "FacebookAI/roberta-base", "xlm_roberta": "BAAI/bge-m3"}
+
+
+@pytest.mark.parametrize("stated", [True, False], ids=["special tokens", "no special tokens"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_tokenizers_of_encoders(name: str, stated: bool, tmp_path: Path) -> None:
+    """They begin and end texts as the folder's own, even if no file but tokenizer.json says how."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    folder, _ = TinyModel(name, ENCODERS[name]).make(tmp_path)
+    if not stated:
+        (folder / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    back = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    with LlamaVocabulary(tmp_path / "out.gguf") as vocabulary:
+        for text in [*TEXTS, "", " ", "  b", "<s>a</s> b", "a<mask>b", "a\u00a0b\nc"]:
+            expected = own.encode(text).ids
+            assert vocabulary.tokens(text, ends=True) == back(text).input_ids == expected, text

@@ -65,6 +65,9 @@ class TinyModel(NamedTuple):
             for name, tensor in model.state_dict().items():
                 if tensor.is_floating_point():
                     tensor.copy_(values(name, tuple(tensor.shape)))
+            for name, module in model.named_modules():
+                if name.endswith("position_embeddings") and module.padding_idx is not None:
+                    module.weight[: module.padding_idx + 1] = 0  # GGUF lacks the rows that texts do not use
         model.eval().tie_weights()
         model.save_pretrained(folder)
         if newest:

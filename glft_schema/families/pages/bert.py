@@ -41,4 +41,5 @@ BERT = Family(
     dropped=("embeddings.position_ids", "pooler.dense.*", "cls.predictions*", "cls.seq_relationship*"),
     prefix="bert.",
     ropes=("default",),
+    defaults={"type_vocab_size": 2},
 )

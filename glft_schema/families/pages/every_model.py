@@ -35,6 +35,7 @@ LOADER_TYPES = {  # of keys that the loader reads with another type than `gguf_k
     "split.tensors.count":              "int32",
     "tokenizer.ggml.scores":            "array[float32] array[int32]",
     "tokenizer.ggml.suppress_tokens":   "array[int32]",
+    "tokenizer.ggml.precompiled_charsmap": "array[int8] array[uint8]",
     "tokenizer.ggml.normalizer.lowercase":     "bool",
     "tokenizer.ggml.normalizer.strip_accents": "bool",
     "tokenizer.ggml.prefix_token_id":   "uint32",
@@ -143,8 +144,9 @@ VOCABULARIES = {
     "llama":    VocabularyKind("tokens"),
     "bert":     VocabularyKind("tokens"),
     "gpt2":     VocabularyKind("tokens merges", pre=True),
+    "t5":       VocabularyKind("tokens"),
 }
-OTHER_VOCABULARIES = ("hybriddna", "whitespace", "t5", "rwkv", "test", "plamo2", "gemma4")  # that the loader reads, too
+OTHER_VOCABULARIES = ("hybriddna", "whitespace", "rwkv", "test", "plamo2", "gemma4")  # that the loader reads, too
 WITHOUT_MERGES = ("kimi-k2",)  # values of tokenizer.ggml.pre that need no merges
 ALWAYS = "pre token_type_count"  # read if the file has them, even without tokens
 OF_TOKENS = (
@@ -153,7 +155,7 @@ OF_TOKENS = (
     "fim_pre_token_id fim_suf_token_id fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id "
     "prefix_token_id suffix_token_id middle_token_id "
     "add_bos_token add_eos_token add_sep_token add_space_prefix remove_extra_whitespaces "
-    "normalizer.lowercase normalizer.strip_accents suppress_tokens"
+    "normalizer.lowercase normalizer.strip_accents suppress_tokens precompiled_charsmap"
 )
 KNOWN_PRE = frozenset(PRE_TOKENIZERS.values()) - {"bert-bge-large", "jina-v2-en"} | {
     "default", "gemma4", "glm5", "hy_v4", "jina-de", "jina-es", "llada-moe", "llama-v3", "llama3", "mmbert", "mpt", "spark2_5",
@@ -166,6 +168,7 @@ DEFAULT_IDS = {  # by kind of vocabulary: of special tokens without a key
     "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
     "gpt2":  {"bos_token_id": 11, "eos_token_id": 11},
     "bert":  {"bos_token_id": 101, "padding_token_id": 0},
+    "t5":    {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
 }
 
 PATTERN = "attention.sliding_window_pattern"  # read if there is a sliding window
