@@ -33,6 +33,7 @@ from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 BLOCK_COUNT = "block_count"  # the key
+BODY = "model."  # prefix of names
 FLOAT32 = (  # matrices that GGUF holds in float32
     "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd.weight", "token_types.weight",
 )  # fmt: skip
@@ -226,6 +227,11 @@ class Family:
         """Tells whether GGUF does not have a tensor of a folder."""
         name = name.removeprefix(self.prefix)
         return name.rpartition(".")[2] in ACTIVATIONS or any(fnmatchcase(name, pattern) for pattern in self.dropped)
+
+    @property
+    def has_body(self) -> bool:
+        """Whether names of the page have the prefix ``model.``."""
+        return any(row.name.startswith(BODY) for row in self.tensors)
 
     @property
     def packs_weights(self) -> bool:

@@ -11,12 +11,12 @@ from glft_schema.errors import FormatError, TensorError
 from glft_schema.families.config import Config
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import library
-from glft_schema.families.page import BLOCK_COUNT, FLOAT32, Family, T
+from glft_schema.families.page import BLOCK_COUNT, BODY, FLOAT32, Family, T
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 SUFFIXES = (".weight", ".bias")
-BODY, HEAD = "model.", "lm_head."
+HEAD = "lm_head."
 TEXT_MODEL = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?")  # prefix in multimodal models
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first release of BERT
 
@@ -71,7 +71,7 @@ def names_on_page(stored: Iterable[str], family: Family) -> dict[str, str]:
     if any(map(TEXT_MODEL.match, names)):
         names = {name: TEXT_MODEL.sub("", name, 1) for name in names if TEXT_MODEL.match(name) or name.startswith(HEAD)}
     names = {name: text.removeprefix(family.prefix) for name, text in names.items()}
-    if not family.prefix and not any(text.startswith(BODY) for text in names.values()):
+    if family.has_body and not any(text.startswith(BODY) for text in names.values()):
         names = {name: text if text.startswith(HEAD) else BODY + text for name, text in names.items()}
     return {name: text for name, text in names.items() if not family.drops(text)}
 

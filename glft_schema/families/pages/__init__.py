@@ -1,7 +1,7 @@
 """The pages of the architectures, one per file, written with the classes of `page`."""
 
 from glft_schema.families.page import Family
-from glft_schema.families.pages.bert import BERT
+from glft_schema.families.pages.bert import BERT, BERT_CLASSIFIER
 from glft_schema.families.pages.gemma2 import GEMMA2
 from glft_schema.families.pages.gemma3 import GEMMA3
 from glft_schema.families.pages.gpt2 import GPT2
@@ -15,14 +15,14 @@ from glft_schema.families.pages.qwen2 import QWEN2
 from glft_schema.families.pages.qwen2moe import QWEN2MOE
 from glft_schema.families.pages.qwen3 import QWEN3
 from glft_schema.families.pages.qwen3moe import QWEN3MOE
-from glft_schema.families.pages.roberta import ROBERTA, XLM_ROBERTA
+from glft_schema.families.pages.roberta import ROBERTA, ROBERTA_CLASSIFIER, XLM_ROBERTA, XLM_ROBERTA_CLASSIFIER
 from glft_schema.families.pages.smollm3 import SMOLLM3
 from glft_schema.families.pages.starcoder2 import STARCODER2
 
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
-    ROBERTA, XLM_ROBERTA,
+    ROBERTA, XLM_ROBERTA, BERT_CLASSIFIER, ROBERTA_CLASSIFIER, XLM_ROBERTA_CLASSIFIER,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from glft_schema.families.config import Config
 from glft_schema.families.operations import DropRows
 from glft_schema.families.page import ANY, F, K, T
-from glft_schema.families.pages.bert import BERT
+from glft_schema.families.pages.bert import BERT, classifier
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 
@@ -29,11 +29,7 @@ ROBERTA = replace(
     BERT, architectures=("RobertaModel", "RobertaForMaskedLM"), model_type="roberta",
     tensors=tuple(POSITIONS if row.gguf == POSITIONS.gguf else row for row in BERT.tensors),
     keys=tuple(CONTEXT if key.key == CONTEXT.key else key for key in BERT.keys),
-    fields=(
-        *BERT.fields,
-        F("max_position_embeddings", ANY),  # the rows of a tensor
-        F("output_past", ANY),
-    ),
+    fields=(*BERT.fields, F("max_position_embeddings", ANY)),  # the rows of a tensor
     vocabularies=("bpe",),
     dropped=(*BERT.dropped, "lm_head.*"),
     prefix="roberta.",
@@ -43,3 +39,9 @@ ROBERTA = replace(
 XLM_ROBERTA = replace(
     ROBERTA, architectures=("XLMRobertaModel", "XLMRobertaForMaskedLM"), model_type="xlm-roberta", vocabularies=("unigram",),
 )
+HEAD = (
+    T("classifier.dense",                     "cls",                      "embd embd",   bias="required"),
+    T("classifier.out_proj",                  "cls.output",               "embd labels", bias="required"),
+)
+ROBERTA_CLASSIFIER = classifier(ROBERTA, "RobertaForSequenceClassification", *HEAD)
+XLM_ROBERTA_CLASSIFIER = classifier(XLM_ROBERTA, "XLMRobertaForSequenceClassification", *HEAD)
