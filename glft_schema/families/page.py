@@ -194,6 +194,7 @@ class Family:
         window: the sliding window that the loader assumes without a key.
         dropped: patterns of tensors that GGUF does not have.
         prefix: of tensors' names in some folders.
+        names: other names of config fields, and the names on this page.
         generated: returns the tensors of GGUF that are computed from the config, by name.
         restored: removes the generated tensors from those of GGUF, and returns config fields.
         fields: of config.json without a key.
@@ -216,6 +217,7 @@ class Family:
     window: int = 0
     dropped: tuple[str, ...] = ()
     prefix: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
     generated: Callable[[Config], dict[str, Array]] = lambda config: {}
     restored: Callable[[dict[str, StoredTensor], Config], Config] = lambda tensors, config: {}
     ropes: tuple[str, ...] = SCALED
@@ -276,9 +278,9 @@ class Family:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Other names of config fields that have a key, and the names on this page."""
+        """Other names of config fields, and the names on this page."""
         fields = {key.field for key in self.keys}
-        return {name: field for name, field in ALIASES.items() if field in fields}
+        return {name: field for name, field in ALIASES.items() if field in fields} | {**self.names}
 
     @cached_property
     def loader_tensors(self) -> tuple[Loaded, ...]:

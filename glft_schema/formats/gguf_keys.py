@@ -48,15 +48,15 @@ ROWS = (  # prefix, type, keys without the prefix; another prefix is also listed
     ("tokenizer.ggml",       "array[uint8]",   "precompiled_charsmap"),
     ("tokenizer.ggml",       "array[int32]",   "token_type"),
     ("tokenizer.ggml",       "array[float32]", "scores"),
-    ("[arch]",               "string",         "tensor_data_layout"),
+    ("[arch]",               "string",         "tensor_data_layout hidden_activation"),
     ("[arch]",               "uint32",         "vocab_size context_length embedding_length embedding_length_out "
                                                "features_length block_count leading_dense_block_count feed_forward_length "
                                                "expert_feed_forward_length expert_shared_feed_forward_length "
                                                "expert_chunk_feed_forward_length expert_count expert_used_count "
                                                "expert_shared_count expert_group_count expert_group_used_count "
                                                "expert_gating_func experts_per_group moe_every_n_layers moe_latent_size "
-                                               "nextn_predict_layers n_deepstack_layers pooling_type decoder_start_token_id "
-                                               "decoder_block_count rescale_every_n_layers time_mix_extra_dim "
+                                               "nextn_predict_layers n_deepstack_layers pooling_type classifier.pooling_type "
+                                               "decoder_start_token_id decoder_block_count rescale_every_n_layers time_mix_extra_dim "
                                                "time_decay_extra_dim token_shift_count interleave_moe_layer_step "
                                                "full_attention_interval altup.active_idx altup.num_inputs "
                                                "embedding_length_per_layer_input kda.head_dim wkv.head_size "

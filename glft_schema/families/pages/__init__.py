@@ -9,6 +9,7 @@ from glft_schema.families.pages.gpt_oss import GPT_OSS
 from glft_schema.families.pages.granite import GRANITE
 from glft_schema.families.pages.llama import LLAMA, MISTRAL
 from glft_schema.families.pages.mixtral import MIXTRAL
+from glft_schema.families.pages.modern_bert import MODERN_BERT, MODERN_BERT_CLASSIFIER
 from glft_schema.families.pages.olmo2 import OLMO2
 from glft_schema.families.pages.phi3 import PHI3
 from glft_schema.families.pages.qwen2 import QWEN2
@@ -23,6 +24,7 @@ FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
     ROBERTA, XLM_ROBERTA, BERT_CLASSIFIER, ROBERTA_CLASSIFIER, XLM_ROBERTA_CLASSIFIER,
+    MODERN_BERT, MODERN_BERT_CLASSIFIER,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}
