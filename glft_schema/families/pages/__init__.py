@@ -4,6 +4,7 @@ from glft_schema.families.page import Family
 from glft_schema.families.pages.bert import BERT, BERT_CLASSIFIER
 from glft_schema.families.pages.gemma2 import GEMMA2
 from glft_schema.families.pages.gemma3 import GEMMA3
+from glft_schema.families.pages.gemma_embedding import GEMMA_EMBEDDING
 from glft_schema.families.pages.gpt2 import GPT2
 from glft_schema.families.pages.gpt_oss import GPT_OSS
 from glft_schema.families.pages.granite import GRANITE
@@ -24,7 +25,7 @@ FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
     ROBERTA, XLM_ROBERTA, BERT_CLASSIFIER, ROBERTA_CLASSIFIER, XLM_ROBERTA_CLASSIFIER,
-    MODERN_BERT, MODERN_BERT_CLASSIFIER,
+    MODERN_BERT, MODERN_BERT_CLASSIFIER, GEMMA_EMBEDDING,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}

@@ -119,6 +119,8 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.
     "shared":   Size("shared experts",                    lambda n: n["experts"] and n["ff_shared"]),
     "kv":       Size("head_count_kv * embedding_length / head_count", lambda n: n["groups"] * n["own head"]),
     "labels":   Size("classifier.output_labels",          lambda n: n.count("classifier.output_labels") or 1),
+    "dense_2":  Size("dense_2_feat_out",                  lambda n: n.number("dense_2_feat_out")),
+    "dense_3":  Size("dense_3_feat_in",                   lambda n: n.number("dense_3_feat_in")),
     "vocab":    Size("tokens",                            lambda n: n.tokens),
     "types":    Size("token_type_count",                  lambda n: n.number("tokenizer.ggml.token_type_count")),
     "NVFP4":    Size("an output matrix in NVFP4",         lambda n: n.has_nvfp4_output),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from glft_schema.families import rows
 from glft_schema.families.config import SLIDING, Config
@@ -21,6 +22,11 @@ def named(tensors: Mapping[str, StoredTensor], config: Config) -> Config:
     return {"global_rope_theta": config.pop(THETA), "local_rope_theta": config.pop(LOCAL), "classifier_pooling": pooling}
 
 
+def at_least(field: str, least: int, config: Config) -> int:
+    """Returns the value of a field if it is not too small, or else the least."""
+    return max(least, int(config[field]))
+
+
 def layers(config: Config) -> list[str]:
     """Returns the kind of attention of each block: the first of each period is not sliding."""
     period = config["global_attn_every_n_layers"]
@@ -32,6 +38,7 @@ NO_EFFECT = (
     "classifier_pooling decoder_bias deterministic_flash_attn initializer_cutoff_factor layer_norm_eps position_embedding_type "
     "reference_compile repad_logits_with_grad sparse_prediction sparse_pred_ignore_index cls_token_id"
 )
+LEAST = {"global_attn_every_n_layers": 2, "local_attention": 1}
 MODERN_BERT = Family(
     "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), "modernbert",
     tensors=(
@@ -66,7 +73,7 @@ MODERN_BERT = Family(
     ),
     fields=(
         F("hidden_activation", lambda config: "silu" if config["hidden_activation"] == "silu" else "gelu"),
-        F("global_attn_every_n_layers", lambda config: max(2, config["global_attn_every_n_layers"]), "llama.cpp fails without windows"),
+        *(F(name, partial(at_least, name, least), "llama.cpp needs windows") for name, least in LEAST.items()),
         F("layer_types", layers, "llama.cpp attends to all tokens in the first block of each period"),
         *(F(f"{part}_bias", False, "llama.cpp loads no such bias") for part in ("attention", "mlp", "norm", "classifier")),
         F("classifier_activation", "gelu"),
