@@ -418,6 +418,19 @@ class SplitRows(TensorOperation):
         return [np.concatenate(tensors, -2)]
 
 
+class JoinRows(TensorOperation):
+    """Queries, keys and values: GGUF stores them as one matrix, one above the other."""
+
+    def parts(self, config: Config) -> Iterable[object]:
+        return ("q", "k", "v")
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [np.concatenate(tensors, -2)]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return np.split(tensors[0], 3, -2)
+
+
 class SplitAlternately(TensorOperation):
     """Two fused projections of experts, whose rows alternate: GGUF stores them separately."""
 

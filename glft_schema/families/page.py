@@ -274,7 +274,8 @@ class Family:
     def covers(self, field: str) -> bool:
         """Returns whether the page covers a field of config.json."""
         names = {*(key.field for key in self.keys), *(one.name for one in (*self.fields, *OF_ANY))}
-        return self.aliases.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
+        name = self.aliases.get(field, field)
+        return name in names or any(fnmatchcase(name, pattern) for pattern in WITHOUT_EFFECT.split())
 
     @property
     def aliases(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from glft_schema.families.pages.granite import GRANITE
 from glft_schema.families.pages.llama import LLAMA, MISTRAL
 from glft_schema.families.pages.mixtral import MIXTRAL
 from glft_schema.families.pages.modern_bert import MODERN_BERT, MODERN_BERT_CLASSIFIER
+from glft_schema.families.pages.nomic_bert import NOMIC_BERT
 from glft_schema.families.pages.olmo2 import OLMO2
 from glft_schema.families.pages.phi3 import PHI3
 from glft_schema.families.pages.qwen2 import QWEN2
@@ -25,7 +26,7 @@ FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
     ROBERTA, XLM_ROBERTA, BERT_CLASSIFIER, ROBERTA_CLASSIFIER, XLM_ROBERTA_CLASSIFIER,
-    MODERN_BERT, MODERN_BERT_CLASSIFIER, GEMMA_EMBEDDING,
+    MODERN_BERT, MODERN_BERT_CLASSIFIER, GEMMA_EMBEDDING, NOMIC_BERT,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}
