@@ -11,7 +11,7 @@ from glft_schema.errors import FormatError, TensorError, quote
 from glft_schema.families.config import Config, config_of
 from glft_schema.families.loader import MODEL, ModelSizes, broken_limits, broken_tensors, read_keys
 from glft_schema.families.operations import TensorOperation
-from glft_schema.families.page import EXPERT_COUNT, Family
+from glft_schema.families.page import EXPERT_COUNT, LABELS, Family
 from glft_schema.families.pages import BY_ARCH, FAMILIES
 from glft_schema.families.pages.every_model import DEFAULT_IDS
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
@@ -102,16 +102,22 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
         return family
     arch = metadata.get(ARCHITECTURE)
     problem = f"expected a known architecture ({', '.join(BY_ARCH)}), found {quote(arch)}"
-    if arch in BY_ARCH:
+    if metadata.get(f"{arch}.{LABELS}"):
+        problem += f" with {arch}.{LABELS}"
+    elif arch in BY_ARCH:
         problem += " with experts" if metadata.get(f"{arch}.{EXPERT_COUNT}") else f" without {arch}.{EXPERT_COUNT}"
     raise FormatError(problem, "metadata -> general.architecture")
 
 
 def fitting_family(metadata: Mapping[str, Any]) -> Family | None:
-    """Returns the family of a model, or None. Of several, the first with its kind of vocabulary."""
-    model, fitting = metadata.get(MODEL), [family for family in FAMILIES if family.fits(metadata)]
-    alike = (family for family in fitting if any(KINDS[kind].model == model for kind in family.vocabularies))
-    return next(alike, next(iter(fitting), None))
+    """Returns the family of a model, or None. Of several, its vocabulary chooses."""
+
+    def rank(family: Family) -> int:
+        models = [KINDS[kind].model for kind in family.vocabularies]
+        return models.index(model) if model in models else len(KINDS)
+
+    model = metadata.get(MODEL)
+    return min((family for family in FAMILIES if family.fits(metadata)), key=rank, default=None)
 
 
 def _narrow(

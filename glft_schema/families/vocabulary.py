@@ -36,7 +36,7 @@ TOKENIZER_FILES = (TOKENIZER, SENTENCEPIECE, SETTINGS, ADDED, *SETTINGS_FILES)
 MODEL_TYPES = {1: "UNIGRAM", 3: "WORD", 4: "CHAR"}
 ADD_SPACE, NO_PREFIX = "tokenizer.ggml.add_space_prefix", {"prepend_scheme": "never"}
 ADDED_SCORE, UNUSED_SCORE, UNMERGED_SCORE = -1000.0, -10000.0, -1e9
-WORDPIECE = "WordPiece"
+WORDPIECE, UNIGRAM = "WordPiece", "Unigram"
 TOKEN_TYPES = "token_types"  # the tensor
 SPLITS = ("Precompiled", "WhitespaceSplit", "Metaspace", "Sequence", None)  # steps of a tokenizer that llama.cpp follows
 SPACE = "\u2581"  # SentencePiece's sign for a space
@@ -84,6 +84,8 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> tuple[dict[
 
 def wordpiece(writer: Any, folder: Path, config: Config, settings: Config) -> list[str] | None:
     """WordPiece, with a prefix for words instead of continuations."""
+    if read_json(folder / TOKENIZER)["model"].get("type") == UNIGRAM:
+        return None
     tokens, tokenizer = json_tokens(folder, config)
     if (type_ := type(tokenizer.model).__name__) != WORDPIECE:
         problem = f"expected a {WORDPIECE} tokenizer for bert, as llama.cpp's converter writes it, found {quote(type_)}"
@@ -200,7 +202,7 @@ def unigram(writer: Any, folder: Path, config: Config, settings: Config) -> list
     """Unigram, with the characters that SentencePiece replaces."""
     whole = read_json(folder / TOKENIZER)
     model, steps = whole["model"], {step.get("type"): step for step in _steps(whole)}
-    if model["type"] != "Unigram" or model.get("byte_fallback"):
+    if model["type"] != UNIGRAM or model.get("byte_fallback"):
         return None
     tokens, tokenizer = json_tokens(folder, config)
     scores = chain((score for _, score in model["vocab"]), repeat(UNUSED_SCORE))

@@ -72,7 +72,7 @@ BERT = Family(
         F("type_vocab_size", ANY),  # the rows of a tensor
         *(F(name, ANY) for name in UNUSED.split()),
     ),
-    vocabularies=("wordpiece",),
+    vocabularies=("wordpiece", "unigram"),
     limits=(limit("tokenizer.ggml.token_type_count", "at least 1", lambda n: n["types"] > 0),),
     dropped=("embeddings.position_ids", "pooler.dense.*", "cls.predictions*", "cls.seq_relationship*"),
     prefix="bert.",
