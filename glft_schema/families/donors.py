@@ -16,11 +16,10 @@ from glft_schema.display import shortest
 from glft_schema.errors import FormatError, MetadataWarning, OptionError, TensorError, quote, safe, warn
 from glft_schema.families.config import Config, metadata_of, refusing
 from glft_schema.families.config_places import read_config
-from glft_schema.families.export import gguf_config
+from glft_schema.families.export import fitting_family, gguf_config
 from glft_schema.families.folders import declared_family, gguf_tensors
 from glft_schema.families.operations import apply
 from glft_schema.families.page import Family
-from glft_schema.families.registry import families
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
 from glft_schema.files.file import File
 from glft_schema.files.shards import check_whole
@@ -57,7 +56,7 @@ class Donor:
         check_whole(file, file.name)
         if file.format is not WITH_TYPES:
             raise OptionError(f"expected a GGUF model as the donor, found {quote(file.format.name)}")
-        return cls(file, next((family for family in families() if family.fits(file.metadata)), None))
+        return cls(file, fitting_family(file.metadata))
 
     @property
     def metadata(self) -> TypedMetadata:

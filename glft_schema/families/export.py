@@ -11,10 +11,11 @@ from glft_schema.errors import FormatError, TensorError, quote
 from glft_schema.families.config import Config, config_of
 from glft_schema.families.loader import MODEL, ModelSizes, broken_limits, broken_tensors, read_keys
 from glft_schema.families.operations import TensorOperation
-from glft_schema.families.page import EXPERT_COUNT, Family
+from glft_schema.families.page import EXPERT_COUNT, LABELS, Family
 from glft_schema.families.pages.every_model import DEFAULT_IDS
 from glft_schema.families.registry import archs, families, family_with
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
+from glft_schema.families.vocabulary import KINDS
 from glft_schema.files.file import File
 from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT, SCALES, TOKENIZER, scale_of
 from glft_schema.storage.dtypes import FLOAT32, Dtype
@@ -47,6 +48,8 @@ def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = Fals
     family, config = gguf_config(file)
     of_inputs = {scale_of(name, SCALES[1]) for name in tensors}
     left = {name: tensor for name, tensor in tensors.items() if name not in of_inputs}
+    ids = DEFAULT_IDS.get(file.metadata.get(MODEL), {})
+    config |= {field: file.metadata.get(TOKENIZER + key, ids.get(key)) for field, key in IDS.items()}
     config |= family.restored(left, config)
     exported: dict[str, StoredTensor] = {}
     places = Names(family, config, len(left)).places(left, fused)
@@ -70,8 +73,6 @@ def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = Fals
             config["quantization_config"] = {"quant_method": operation.type.scheme}
         exported.update(zip(place.in_hf(config), results, strict=True))
     config |= {field: tensors[name].shape[0] for field, name in ROWS_OF.items() if name in tensors}
-    ids = DEFAULT_IDS.get(file.metadata.get(MODEL), {})
-    config |= {field: file.metadata.get(TOKENIZER + key, ids.get(key)) for field, key in IDS.items()}
     fixed = {
         "architectures": [family.architectures[0]],
         "model_type": family.model_type,
@@ -98,16 +99,28 @@ def gguf_config(file: File) -> tuple[Family, Config]:
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
     """Returns the family of a model. Raises FormatError if none has its architecture."""
-    for family in families():
-        if family.fits(metadata):
-            return family
+    if family := fitting_family(metadata):
+        return family
     arch = metadata.get(ARCHITECTURE)
     problem = f"expected a declared architecture, found {quote(arch)}"
-    if family_with(arch):
+    if metadata.get(f"{arch}.{LABELS}"):
+        problem += f" with {arch}.{LABELS}"
+    elif family_with(arch):
         problem += " with experts" if metadata.get(f"{arch}.{EXPERT_COUNT}") else f" without {arch}.{EXPERT_COUNT}"
     else:
         problem += suggestion(arch, archs())
     raise FormatError(problem, "metadata -> general.architecture")
+
+
+def fitting_family(metadata: Mapping[str, Any]) -> Family | None:
+    """Returns the family of a model, or None. Of several, its vocabulary chooses."""
+
+    def rank(family: Family) -> int:
+        models = [KINDS[kind].model for kind in family.vocabularies]
+        return models.index(model) if model in models else len(KINDS)
+
+    model = metadata.get(MODEL)
+    return min((family for family in families() if family.fits(metadata)), key=rank, default=None)
 
 
 def _narrow(

@@ -307,12 +307,18 @@ def file_type(tensors: Mapping[str, StoredTensor]) -> int:
 def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
     """Returns the key of the pooling of a sentence-transformers folder; none for other folders.
 
+    Warns:
+        MetadataWarning: if the folder has layers after the pooling, which are not converted.
+
     Raises:
         FormatError: if llama.cpp does not support the pooling, its path is not a plain name, or a
             link leaves the folder.
     """
     path = folder / MODULES
     modules = read_json(path, list) if path.is_file() else []
+    if dense := [module["path"] for module in modules if module["type"].endswith("Dense")]:
+        note = f"the layers after the pooling are not converted: {', '.join(map(quote, dense))}"
+        warn(f"{safe(str(path), 1000)}: {note}", MetadataWarning)
     for module in modules:
         if module["type"].endswith("Pooling"):
             if not is_file_name(module["path"]):

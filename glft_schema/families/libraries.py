@@ -36,5 +36,6 @@ def _type_of(entry: Any) -> Typed:
     value, type_ = entry.value, entry.type.name.lower()
     if entry.type is gguf.GGUFValueType.ARRAY:
         inner = entry.sub_type or gguf.GGUFValueType.get_type(value[0])
+        inner = gguf.GGUFValueType.UINT8 if isinstance(value, bytes) else inner
         return Typed(list(value), f"array[{inner.name.lower()}]")
     return Typed(value, type_)

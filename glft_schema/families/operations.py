@@ -437,6 +437,24 @@ class OneRow(TensorOperation):
 
 
 @dataclass(frozen=True)
+class DropRows(TensorOperation):
+    """A matrix whose first rows are not used, and which GGUF lacks. They become zeros.
+
+    Attributes:
+        last: the config field with the number of the last unused row.
+    """
+
+    last: str
+    scope = "tensors"
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [tensors[0][config[self.last] + 1 :]]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [np.pad(tensors[0], ((config[self.last] + 1, 0), (0, 0)))]
+
+
+@dataclass(frozen=True)
 class Transpose(TensorOperation):
     """Weights that are ``[..., in, out]``. Biases are unchanged.
 
@@ -552,6 +570,19 @@ class SplitKeysAndValues(TensorOperation):
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         keys, values = tensors
         return [np.concatenate([keys.swapaxes(1, 2), values], 1).reshape(-1, values.shape[-1])]
+
+
+class JoinRows(TensorOperation):
+    """Queries, keys and values: GGUF stores them as one matrix, one above the other."""
+
+    def parts(self, config: Config) -> Iterable[object]:
+        return ("q", "k", "v")
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return [np.concatenate(tensors, -2)]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return np.split(tensors[0], 3, -2)
 
 
 class SplitAlternately(TensorOperation):

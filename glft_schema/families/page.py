@@ -38,7 +38,7 @@ FLOAT32 = (  # matrices that GGUF holds in float32
     "shortconv.conv.weight", "ssm_conv1d.weight",
 )  # fmt: skip
 OUTPUT, NVFP4 = "output", "NVFP4"
-EXPERT_COUNT, WINDOW = "expert_count", "attention.sliding_window"  # keys
+EXPERT_COUNT, LABELS, WINDOW = "expert_count", "classifier.output_labels", "attention.sliding_window"  # keys
 MOST_BLOCKS = 512  # that llama.cpp loads
 K = ConfigKey
 
@@ -204,6 +204,7 @@ class Family:
         window: the sliding window that the loader assumes without a key.
         dropped: patterns of tensors that GGUF does not have.
         prefix: of tensors' names in some folders, in addition to `body`.
+        names: other names of config fields, and the names on this page.
         generated: returns the tensors of GGUF that are computed from the config, by name.
         restored: removes the generated tensors from those of GGUF, and returns config fields.
         fields: of config.json without a key.
@@ -226,6 +227,7 @@ class Family:
     window: int = 0
     dropped: tuple[str, ...] = ()
     prefix: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
     generated: Callable[[Config], dict[str, Array]] = lambda config: {}
     restored: Callable[[dict[str, StoredTensor], Config], Config] = lambda tensors, config: {}
     ropes: tuple[str, ...] = SCALED
@@ -280,15 +282,15 @@ class Family:
         return next(key.field for key in self.keys if key.key == name)
 
     def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether this page describes a GGUF model, by its architecture, its experts, its
-        sliding window, and the numbers that are constant on this page."""
-        has_experts = bool(metadata.get(f"{self.arch}.{EXPERT_COUNT}"))
+        """Returns whether this page describes a GGUF model, by its architecture, experts, labels and
+        sliding window, and by the numbers that are constant on this page."""
+        keys = {key.key for key in self.keys}
         constant = (
             key for key in self.keys if type(key.default) is int and not key.field and not key.key.startswith("general.")
         )
         return (
             metadata.get(ARCHITECTURE) == self.arch
-            and has_experts is any(key.key == EXPERT_COUNT for key in self.keys)
+            and all(bool(metadata.get(f"{self.arch}.{key}")) is (key in keys) for key in (EXPERT_COUNT, LABELS))
             and (not metadata.get(f"{self.arch}.{WINDOW}") or K(WINDOW, "", None) not in self.keys)
             and all(metadata.get(f"{self.arch}.{key.key}", key.default_of_loader) == key.default for key in constant)
         )
@@ -309,9 +311,9 @@ class Family:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Other names of config fields that have a key, and the names on this page."""
+        """Other names of config fields, and the names on this page."""
         fields = {key.field for key in self.keys}
-        return {name: field for name, field in ALIASES.items() if field in fields}
+        return {name: field for name, field in ALIASES.items() if field in fields} | {**self.names}
 
     @cached_property
     def loader_tensors(self) -> tuple[Loaded, ...]:

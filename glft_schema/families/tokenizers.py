@@ -61,7 +61,7 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
         if TOKENIZER + key not in metadata:
             raise FormatError("expected a vocabulary, found none", f"metadata -> {TOKENIZER}{key}")
     kind, tokens = metadata[TOKENIZER + "model"], list(metadata[TOKENIZER + "tokens"])
-    defaults = DEFAULT_IDS["llama"] if kind == "llama" else {}
+    defaults = DEFAULT_IDS[kind] if kind in ("llama", "t5") else {}
     ids = {name: id_ for name, key in SPECIAL.items() if (id_ := metadata.get(TOKENIZER + key, defaults.get(key))) is not None}
     settings: dict[str, Any] = {name: _token(tokens, number, SPECIAL[name]) for name, number in ids.items()}
     if context := metadata.get(f"{metadata.get(ARCHITECTURE)}.context_length"):
@@ -73,7 +73,7 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
     else:
         settings |= {
             "add_bos_token": begins_with_bos(metadata),
-            "add_eos_token": metadata.get(TOKENIZER + "add_eos_token", False),
+            "add_eos_token": metadata.get(TOKENIZER + "add_eos_token", kind == "t5"),
         }
         backend = _backend(kind, tokens, metadata)
         tokenizer = library("transformers").PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
@@ -82,7 +82,8 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
         raise FormatError(
             f"expected {len(tokens)} tokens and {ids}, found {len(tokenizer)} and {found}", f"metadata -> {TOKENIZER}tokens"
         )
-    if kind != "bert" and any(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) != text for text in PROBES):
+    keeps_texts = kind not in ("bert", "t5")
+    if keeps_texts and any(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) != text for text in PROBES):
         warn("the tokenizer loses characters of some texts, for which it has no tokens", MetadataWarning)
     return tokenizer
 
@@ -95,11 +96,12 @@ def _token(tokens: list[str], number: int, key: str) -> str:
 
 
 def _backend(kind: str, tokens: list[str], metadata: Mapping[str, Any]) -> Any:
-    """Returns BPE of the library tokenizers, which finds special tokens in texts first."""
-    if kind not in ("llama", "gpt2"):
-        raise FormatError(f"expected llama, gpt2 or bert, found {quote(kind)}: {ADVICE}", f"metadata -> {TOKENIZER}model")
-    vocab = {text: number for number, text in enumerate(tokens)}
-    backend = (_byte_level if kind == "gpt2" else _sentencepiece)(vocab, metadata)
+    """Returns a tokenizer of the library tokenizers, which finds special tokens first."""
+    backends = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
+    if kind not in backends:
+        problem = f"expected {', '.join(backends)} or bert, found {quote(kind)}: {ADVICE}"
+        raise FormatError(problem, f"metadata -> {TOKENIZER}model")
+    backend = backends[kind]({text: number for number, text in enumerate(tokens)}, metadata)
     types = metadata.get(TOKENIZER + "token_type", [NORMAL] * len(tokens))
     is_phi3 = any(name in str(metadata.get("general.name")).lower() for name in PHI3_NAMES)
     added = library("tokenizers").AddedToken
@@ -146,6 +148,20 @@ def _sentencepiece(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
     backend.normalizer = normalizers.Sequence([*[normalizers.Prepend(SPACE)] * prefix, normalizers.Replace(" ", SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] * prefix
     backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return backend
+
+
+def _unigram(vocab: dict[str, int], metadata: Mapping[str, Any]) -> Any:
+    """Returns Unigram, with the characters that SentencePiece replaces."""
+    library_, scores = library("tokenizers"), list(metadata.get(TOKENIZER + "scores", [0.0] * len(vocab)))
+    unknown = metadata.get(TOKENIZER + "unknown_token_id", DEFAULT_IDS["t5"]["unknown_token_id"])
+    backend = library_.Tokenizer(library_.models.Unigram([*zip(vocab, scores, strict=True)], unknown, False))
+    if charsmap := bytes(metadata.get(TOKENIZER + "precompiled_charsmap", ())):
+        backend.normalizer = library_.normalizers.Precompiled(charsmap)
+    steps, scheme = library_.pre_tokenizers, "always" if metadata.get(TOKENIZER + "add_space_prefix") else "never"
+    words = [steps.WhitespaceSplit()] if metadata.get(TOKENIZER + "remove_extra_whitespaces") else []
+    backend.pre_tokenizer = steps.Sequence([*words, steps.Metaspace(SPACE, scheme)])
+    backend.decoder = library_.decoders.Metaspace(SPACE, scheme)
     return backend
 
 

@@ -11,10 +11,11 @@ b11739 added ``normalizer.nfc``.
 from __future__ import annotations
 
 import re
+from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from glft_schema.families.converter import ADVICE
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
 from glft_schema.families.sentencepiece_model import BPE, read_model
-from glft_schema.formats.gguf_names import ARCHITECTURE, BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED
+from glft_schema.formats.gguf_names import ARCHITECTURE, BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from glft_schema.storage.file_source import read_regular
 
 OF_LLAMA = "bpe with bytes"
@@ -35,9 +36,10 @@ TOKENIZER_FILES = (TOKENIZER, SENTENCEPIECE, SETTINGS, ADDED, *SETTINGS_FILES)
 MODEL_TYPES = {1: "UNIGRAM", 3: "WORD", 4: "CHAR"}
 ADD_SPACE, NO_PREFIX = "tokenizer.ggml.add_space_prefix", {"prepend_scheme": "never"}
 ADDED_SCORE, UNUSED_SCORE, UNMERGED_SCORE = -1000.0, -10000.0, -1e9
-WORDPIECE = "WordPiece"
 GLM4_TOKENS = {"eos": "<|endoftext|>", "eot": "<|user|>", "unknown": "<|endoftext|>", "bos": "<|endoftext|>"}
 GLM_TOKENS = {"bos": "[gMASK]", "eot": "<|user|>", "unknown": "<|endoftext|>", "eom": "<|observation|>"}
+WORDPIECE, UNIGRAM = "WordPiece", "Unigram"
+SPLITS = ("Precompiled", "WhitespaceSplit", "Metaspace", "Sequence", None)  # steps of a tokenizer that llama.cpp follows
 SPACE = "\u2581"  # SentencePiece's sign for a space
 ANY_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL)
@@ -69,8 +71,10 @@ def vocabulary_keys(folder: Path, arch: str, kinds: Sequence[str], config: Confi
     settings = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     writer = library("gguf").GGUFWriter(path=None, arch=arch)
     for kind in kinds:
-        file, write = KINDS[kind]
+        file, _, write = KINDS[kind]
         if (folder / file).is_file() and (notes := write(writer, folder, config, settings)) is not None:
+            if "type_vocab_size" in config:
+                writer.add_token_type_count(config["type_vocab_size"])
             stated = settings.get("add_prefix_space") if OF_LLAMA in kinds else None
             if isinstance(stated, bool):
                 writer.kv_data[0].pop(ADD_SPACE, None)
@@ -87,12 +91,13 @@ def vocabulary_keys(folder: Path, arch: str, kinds: Sequence[str], config: Confi
 
 def wordpiece(writer: Any, folder: Path, config: Config, settings: Config) -> list[str] | None:
     """WordPiece, with a prefix for words instead of continuations."""
+    if read_json(folder / TOKENIZER)["model"].get("type") == UNIGRAM:
+        return None
     tokens, tokenizer = json_tokens(folder, config)
     if (type_ := type(tokenizer.model).__name__) != WORDPIECE:
         problem = f"expected a {WORDPIECE} tokenizer for bert, as llama.cpp's converter writes it, found {quote(type_)}"
         raise FormatError(problem, file=str(folder / TOKENIZER))
     words = [token if token.type == CONTROL else token._replace(text=_phantom(token.text)) for token in tokens]
-    writer.add_token_type_count(config.get("type_vocab_size", 1))
     _add_tokens(writer, "bert", pre_tokenizer(tokenizer, folder), words)
     _add_special(writer, folder, n_vocab=len(words))
     return []
@@ -213,16 +218,56 @@ def sentencepiece(
     return ["this tokenizer replaces characters or spaces of a text; llama.cpp does not"] if model.normalizes else []
 
 
-Writer = Callable[[Any, Path, Config, Config], list[str] | None]
-KINDS: dict[str, tuple[str, Writer]] = {  # kind -> its file, and what writes its keys
-    "sentencepiece": (SENTENCEPIECE, sentencepiece),
-    "gemma sentencepiece": (SENTENCEPIECE, partial(sentencepiece, prefix=False)),
-    "phi3 sentencepiece": (SENTENCEPIECE, partial(sentencepiece, phi3=True)),
-    "bpe with bytes": (TOKENIZER, bpe_with_bytes),
-    "bpe": (TOKENIZER, bpe),
-    "glm bpe": (TOKENIZER, glm_bpe),
-    "glm4 bpe": (TOKENIZER, partial(glm_bpe, special=GLM4_TOKENS)),
-    "wordpiece": (TOKENIZER, wordpiece),
+def unigram(writer: Any, folder: Path, config: Config, settings: Config) -> list[str] | None:
+    """Unigram, with the characters that SentencePiece replaces."""
+    whole = read_json(folder / TOKENIZER)
+    model, steps = whole["model"], {step.get("type"): step for step in _steps(whole)}
+    if model["type"] != UNIGRAM or model.get("byte_fallback"):
+        return None
+    tokens, tokenizer = json_tokens(folder, config)
+    scores = chain((score for _, score in model["vocab"]), repeat(UNUSED_SCORE))
+    tokens = [token._replace(score=score) for token, score in zip(tokens, scores, strict=False)]
+    tokens[model["unk_id"]] = tokens[model["unk_id"]]._replace(type=UNKNOWN)
+    _add_tokens(writer, "t5", "default", tokens, scores=True)
+    _add_special(writer, folder, n_vocab=len(tokens))
+    space = steps.get("Metaspace", NO_PREFIX)
+    writer.add_add_space_prefix(space.get("prepend_scheme") != "never" and space.get("add_prefix_space", True))
+    writer.add_remove_extra_whitespaces("WhitespaceSplit" in steps)
+    if "Precompiled" in steps:
+        writer.add_precompiled_charsmap(b64decode(steps["Precompiled"]["precompiled_charsmap"]))
+    with_ends, plain = (tokenizer.encode("a", add_special_tokens=flag).ids for flag in (True, False))
+    start = next(i for i in range(len(with_ends)) if with_ends[i : i + len(plain)] == plain)
+    before, after = with_ends[:start], with_ends[start + len(plain) :]
+    ids = {"bos": before[:1], "eos": after[-1:], "unknown": [model["unk_id"]]}
+    for key in ("add_bos_token", "add_eos_token", *(f"{name}_token_id" for name, found in ids.items() if found)):
+        writer.kv_data[0].pop(f"tokenizer.ggml.{key}", None)  # llama.cpp and gguf assume others
+    writer.add_add_bos_token(bool(before))
+    writer.add_add_eos_token(bool(after))
+    for name, found in ids.items():
+        for number in found:
+            writer.add_uint32(f"tokenizer.ggml.{name}_token_id", number)
+    others = [type_ for type_ in steps if type_ not in SPLITS]
+    return [f"this tokenizer has the steps {', '.join(others)}; llama.cpp does not"] if others else []
+
+
+class Kind(NamedTuple):
+    """A kind of vocabulary: its file, ``tokenizer.ggml.model``, and what writes its keys."""
+
+    file: str
+    model: str
+    write: Callable[[Any, Path, Config, Config], list[str] | None]
+
+
+KINDS = {
+    "sentencepiece": Kind(SENTENCEPIECE, "llama", sentencepiece),
+    "gemma sentencepiece": Kind(SENTENCEPIECE, "llama", partial(sentencepiece, prefix=False)),
+    "phi3 sentencepiece": Kind(SENTENCEPIECE, "llama", partial(sentencepiece, phi3=True)),
+    "bpe with bytes": Kind(TOKENIZER, "llama", bpe_with_bytes),
+    "bpe": Kind(TOKENIZER, "gpt2", bpe),
+    "glm bpe": Kind(TOKENIZER, "gpt2", glm_bpe),
+    "glm4 bpe": Kind(TOKENIZER, "gpt2", partial(glm_bpe, special=GLM4_TOKENS)),
+    "wordpiece": Kind(TOKENIZER, "bert", wordpiece),
+    "unigram": Kind(TOKENIZER, "t5", unigram),
 }
 
 

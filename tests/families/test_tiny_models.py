@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import glft_schema as glft
+from glft_schema.families.folders import declared_family
 from tests.families.tiny_folders import TOKENIZERS
 from tests.families.tiny_models import TINY_MODELS, TinyModel, class_named
 from tests.golden.record_conversions import contents
@@ -45,6 +46,17 @@ def loaded(names: str, folder: Path) -> Any:
     return class_named(name).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
 
 
+def outputs(reference: Any, loaded: LlamaModel) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the logits or embeddings of all tokens, or the scores of the text, of both models."""
+    tokens = [token for token in TOKENS if token != reference.config.pad_token_id]  # some models do not count it
+    with torch.no_grad():
+        found = reference(torch.tensor([tokens]))
+    if "logits" not in found:
+        return found.last_hidden_state[0].numpy(), loaded.embeddings(tokens)
+    logits = found.logits[0].numpy()
+    return logits, loaded.all_logits(tokens) if logits.ndim > 1 else loaded.embedding(tokens)
+
+
 @pytest.mark.parametrize("newest", [False, in_full(True)], ids=["transformers 4", "transformers 5"])
 @pytest.mark.parametrize("model", CASES, ids=IDS)
 def test_logits_and_the_converters_file(model: TinyModel, newest: bool, tmp_path: Path) -> None:
@@ -55,9 +67,9 @@ def test_logits_and_the_converters_file(model: TinyModel, newest: bool, tmp_path
     others = other_than_the_converters(model, contents(tmp_path / "out.gguf"))
     added = {name for name in others if newest and name.endswith("_token_id")}  # transformers 5 states its defaults
     assert others - added == {*model.differs}
-    with torch.no_grad(), LlamaModel(tmp_path / "out.gguf", exact=True) as loaded:
-        expected, ours = reference(torch.tensor([TOKENS])).logits[0].numpy(), loaded.all_logits(TOKENS)
-    assert np.abs(ours - expected).max() / expected.std() <= model.tolerance
+    with LlamaModel(tmp_path / "out.gguf", exact=True) as loaded:
+        expected, ours = outputs(reference, loaded)
+    assert np.abs(ours - expected).max() / (expected.std() or 1) <= model.tolerance
 
 
 @pytest.mark.parametrize("model", CASES, ids=IDS)
@@ -74,7 +86,7 @@ def test_there_and_back(model: TinyModel, tmp_path: Path) -> None:
     shutil.copytree(TOKENIZERS / model.stated["tokenizer"], tmp_path / "back", dirs_exist_ok=True)
     first, again = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
     assert {name: tensor.tolist() for name, tensor in again.items()} == {
-        name: tensor.tolist() for name, tensor in first.items()
+        name: tensor.tolist() for name, tensor in first.items() if not declared_family(folder).drops(name)
     }
     glft.convert(tmp_path / "back", tmp_path / "again.gguf")
     found, expected = (contents(tmp_path / name) for name in ("again.gguf", "out.gguf"))

@@ -166,7 +166,7 @@ def test_tokens_of_few_characters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
-        ("model", "rwkv", "model.*expected llama, gpt2 or bert, found 'rwkv'"),
+        ("model", "rwkv", "model.*expected gpt2, llama, t5 or bert, found 'rwkv'"),
         ("tokens", ["a", "b", "a"], "tokens.*expected 3 tokens and .*, found 2"),
         ("bos_token_id", 3, "bos_token_id.*expected fewer than 3, the number of tokens, found 3"),
     ],

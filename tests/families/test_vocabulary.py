@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,9 @@ import torch
 
 import glft_schema as glft
 from glft_schema.families.sentencepiece_model import read_model
-from tests.families.tiny_folders import edit_json, edit_tensors, make_folder
+from tests.families.tiny_folders import TOKENIZERS, edit_json, edit_tensors, make_folder
+from tests.families.tiny_models import TinyModel
+from tests.oracles.llama_model import LlamaModel
 from tests.oracles.llama_vocabulary import LlamaVocabulary
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
@@ -197,3 +200,42 @@ def test_pieces_equal_sentencepiece() -> None:
     assert [piece.type == 6 for piece in pieces] == [spm.is_byte(i) for i in range(SIZE)]
     with pytest.raises(ValueError, match="expected 11 bytes, found 4"):
         read_model(b"\x0a\x0bab\x15\x00")
+
+
+ENCODERS = {"roberta": "FacebookAI/roberta-base", "xlm_roberta": "BAAI/bge-m3"}
+
+
+@pytest.mark.parametrize("stated", [True, False], ids=["special tokens", "no special tokens"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_tokenizers_of_encoders(name: str, stated: bool, tmp_path: Path) -> None:
+    """They begin and end texts as the folder's own, even if no file but tokenizer.json says how."""
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    folder, _ = TinyModel(name, ENCODERS[name]).make(tmp_path)
+    if not stated:
+        (folder / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    back = transformers.AutoTokenizer.from_pretrained(tmp_path / "back")
+    with LlamaVocabulary(tmp_path / "out.gguf") as vocabulary:
+        for text in [*TEXTS, "", " ", "  b", "<s>a</s> b", "a<mask>b", "a\u00a0b\nc"]:
+            expected = own.encode(text).ids
+            assert vocabulary.tokens(text, ends=True) == back(text).input_ids == expected, text
+
+
+def test_bert_with_unigram(tmp_path: Path) -> None:
+    """Its GGUF file is that of XLM-RoBERTa, whose folder is written: it computes the same."""
+    tokenizers = pytest.importorskip("tokenizers")
+    folder = make_folder(tmp_path, "tiny-bert")
+    shutil.copytree(TOKENIZERS / "unigram", folder, dirs_exist_ok=True)
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    assert json.loads((tmp_path / "back/config.json").read_text())["architectures"] == ["XLMRobertaModel"]
+    glft.convert(tmp_path / "back", tmp_path / "again.gguf")
+    tokens = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXTS[0]).ids
+    found = []
+    for name in ("out.gguf", "again.gguf"):
+        with LlamaModel(tmp_path / name, exact=True) as model:
+            assert model.tokens(TEXTS[0]) == tokens
+            found.append(model.embeddings(tokens))
+    assert (found[0] == found[1]).all()

@@ -97,6 +97,10 @@ class TinyModel:
                 if tensor.is_floating_point():
                     new = values(name, tuple(tensor.shape))
                     tensor.copy_(new if tensor.any() else new - new.mean().round())  # norms may add one
+                    tensor.copy_(values(name, tuple(tensor.shape)))
+            for name, module in model.named_modules():
+                if name.endswith("position_embeddings") and module.padding_idx is not None:
+                    module.weight[: module.padding_idx + 1] = 0  # GGUF lacks the rows that texts do not use
         model.eval().tie_weights()
         model.save_pretrained(folder)
         if file_names := OF_CODE.get(self.stated["class"]):

@@ -11,6 +11,7 @@ from tests.oracles.llama_cpp import Loaded
 
 F32, I32 = 0, 26  # ggml_type
 NO_FLASH = 0  # llama_flash_attn_type
+RANK = 4  # llama_pooling_type
 
 
 class TensorHeader(ctypes.Structure):
@@ -134,11 +135,23 @@ class LlamaModel(Loaded):
         assert c.llama_set_adapters_lora(ctypes.c_void_p(self._context), adapters, ctypes.c_size_t(1), scales) == 0
 
     def embedding(self, tokens: list[int]) -> np.ndarray:
-        """Returns f32[columns], the pooled embedding of a text."""
+        """Returns f32[columns], the pooled embedding of a text, or f32[labels], its scores."""
+        self._encode(tokens)
+        found = self._c.llama_get_embeddings_seq(self._context, 0)
+        is_scored = self._c.llama_pooling_type(ctypes.c_void_p(self._context)) == RANK
+        size = self._c.llama_model_n_cls_out if is_scored else self._c.llama_model_n_embd
+        return np.ctypeslib.as_array(found, (size(ctypes.c_void_p(self._model)),)).copy()
+
+    def embeddings(self, tokens: list[int]) -> np.ndarray:
+        """Returns f32[tokens, columns], the embedding of each token of a model without pooling."""
+        self._encode(tokens)
+        self._c.llama_get_embeddings.restype = ctypes.POINTER(ctypes.c_float)
+        found = self._c.llama_get_embeddings(ctypes.c_void_p(self._context))
+        return np.ctypeslib.as_array(found, (len(tokens), self._c.llama_model_n_embd(self._model))).copy()
+
+    def _encode(self, tokens: list[int]) -> None:
         self._c.llama_set_embeddings(self._context, True)
         assert self._c.llama_encode(self._context, self._batch(tokens)) == 0
-        found = self._c.llama_get_embeddings_seq(self._context, 0)
-        return np.ctypeslib.as_array(found, (self._c.llama_model_n_embd(self._model),)).copy()
 
     def _batch(self, tokens: list[int]) -> Batch:
         self._kept = (ctypes.c_int32 * len(tokens))(*tokens)

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from glft_schema.families import rows
-from glft_schema.families.page import ANY, F, Family, K, T
+from glft_schema.families.config import Config
+from glft_schema.families.page import ANY, LABELS, F, Family, K, T
 from glft_schema.families.requirements import limit
+from glft_schema.formats.gguf_names import POOLINGS
+
+
+def labels(config: Config) -> list[str]:
+    """Returns the names of the labels, in order."""
+    names = config.get("id2label") or {number: f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
+    return [names[number] for number in sorted(names, key=int)]
+
+
+def classifier(base: Family, architecture: str, *head: T) -> Family:
+    """Returns the page of a model with a head that classifies texts."""
+    return replace(
+        base,
+        architectures=(architecture,),
+        tensors=(
+            *(row._replace(name=row.name and base.prefix + row.name) for row in base.tensors if row.gguf[:3] != "cls"),
+            *head,
+        ),
+        keys=(*base.keys, K(LABELS, "labels", labels), K("pooling_type", "", POOLINGS.index("rank"))),
+        dropped=("*.position_ids",),
+        prefix="",
+        restored=lambda tensors, config: {
+            **base.restored(tensors, config),
+            "id2label": (names := dict(enumerate(config.pop("labels")))),
+            "label2id": {name: number for number, name in names.items()},
+        },
+    )
+
 
 # fmt: off
 LAYER = "encoder.layer.{i}."
+UNUSED = (
+    "output_past directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head "
+    "pooler_type _num_labels num_labels sbert_ce_default_activation_function sentence_transformers"
+)
 BERT = Family(
     "bert", ("BertModel", "BertForMaskedLM"), "bert",
     tensors=(
@@ -35,10 +70,17 @@ BERT = Family(
         F("position_embedding_type", "absolute", "llama.cpp adds embeddings of positions"),
         F("is_decoder", False, "llama.cpp attends to all tokens"),
         F("type_vocab_size", ANY),  # the rows of a tensor
+        *(F(name, ANY) for name in UNUSED.split()),
     ),
-    vocabularies=("wordpiece",),
+    vocabularies=("wordpiece", "unigram"),
     limits=(limit("tokenizer.ggml.token_type_count", "at least 1", lambda n: n["types"] > 0),),
     dropped=("embeddings.position_ids", "pooler.dense.*", "cls.predictions*", "cls.seq_relationship*"),
     prefix="bert.",
     ropes=("default",),
+    defaults={"type_vocab_size": 2},
+)
+BERT_CLASSIFIER = classifier(
+    BERT, "BertForSequenceClassification",
+    T("bert.pooler.dense",                    "cls",                      "embd embd",   bias="required"),
+    T("classifier",                           "cls.output",               "embd labels", bias="required"),
 )

@@ -33,6 +33,7 @@ LOADER_TYPES = {  # of keys with other types than in `gguf_keys`, or without a t
     "classifier.output_labels":         f"array[string] {SCALARS}",  # a scalar is ignored
     "general.tensor_extra.name":        f"array[string] {SCALARS}",
     "tokenizer.ggml.scores":            "array[float32] array[int32]",
+    "tokenizer.ggml.precompiled_charsmap": "array[int8] array[uint8]",
 }  # fmt: skip
 
 
@@ -147,6 +148,8 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.
     "mla_k":    Size("head_count * (key_length_mla - rope.dimension_count)", lambda n: n["heads"] * n["mla_key"]),
     "kv":       Size("head_count_kv * embedding_length / head_count", lambda n: n["groups"] * n["own head"]),
     "labels":   Size("classifier.output_labels",          lambda n: n.count("classifier.output_labels") or 1),
+    "dense_2":  Size("dense_2_feat_out",                  lambda n: n.number("dense_2_feat_out")),
+    "dense_3":  Size("dense_3_feat_in",                   lambda n: n.number("dense_3_feat_in")),
     "vocab":    Size("tokens",                            lambda n: n.tokens),
     "types":    Size("token_type_count",                  lambda n: n.number("tokenizer.ggml.token_type_count")),
     "NVFP4":    Size("an output matrix in NVFP4",         lambda n: n.has_nvfp4_output),
@@ -172,8 +175,9 @@ VOCABULARIES = {
     "llama":    VocabularyKind("tokens"),
     "bert":     VocabularyKind("tokens"),
     "gpt2":     VocabularyKind("tokens merges", pre=True),
+    "t5":       VocabularyKind("tokens"),
 }
-OTHER_VOCABULARIES = ("hybriddna", "whitespace", "t5", "rwkv", "test", "plamo2", "plamo3", "gemma4")  # also of the loader
+OTHER_VOCABULARIES = ("hybriddna", "whitespace", "rwkv", "test", "plamo2", "plamo3", "gemma4")  # also of the loader
 WITHOUT_MERGES = ("kimi-k2",)  # values of tokenizer.ggml.pre that need no merges
 ALWAYS = "pre token_type_count"  # read if the file has them, even without tokens
 OF_TOKENS = (
@@ -182,7 +186,7 @@ OF_TOKENS = (
     "fim_pre_token_id fim_suf_token_id fim_mid_token_id fim_pad_token_id fim_rep_token_id fim_sep_token_id "
     "prefix_token_id suffix_token_id middle_token_id "
     "add_bos_token add_eos_token add_sep_token add_space_prefix remove_extra_whitespaces "
-    "normalizer.lowercase normalizer.strip_accents normalizer.nfc suppress_tokens"
+    "normalizer.lowercase normalizer.strip_accents normalizer.nfc suppress_tokens precompiled_charsmap"
 )
 KNOWN_PRE = frozenset(PRE_TOKENIZERS.values()) - {"bert-bge-large", "jina-v2-en"} | {
     "default", "glm5", "jina-de", "jina-es", "k2-horizon", "llada-moe", "llama-v3", "llama3", "mpt", "whitespace",
@@ -194,6 +198,7 @@ DEFAULT_IDS = {  # by kind of vocabulary: of special tokens without a key
     "llama": {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0},
     "gpt2":  {"bos_token_id": 11, "eos_token_id": 11},
     "bert":  {"bos_token_id": 101, "padding_token_id": 0},
+    "t5":    {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0},
 }
 
 # fmt: on
