@@ -25,6 +25,7 @@ SCALED = f"{ROPE}.scaling"  # prefix of the rope fields that GGUF stores
 DIMENSIONS = f"{ROPE}.dimension_count"  # field of the number of rotated columns, which config.json states as a fraction
 SLIDING = f"{ROPE}.sliding_attention"  # prefix of fields of layers with a sliding window
 PATTERN = "attention.sliding_window_pattern"  # the key: whether each block has the window, or a period
+BY_LAYER = (PATTERN, "layer_types")  # the key with its field
 LAYERS = ("full_attention", "sliding_attention")  # values of layer_types
 ALIASES = {  # another name that transformers reads -> name in families that have it
     "num_local_experts": "num_experts",
@@ -136,7 +137,7 @@ def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[st
         else:
             value = config[field]
             _check_type(_full(key, arch), value, f"{CONFIG} -> {field}")
-        if key == PATTERN:
+        if (key, field) == BY_LAYER:
             value = [bool(LAYERS.index(kind)) for kind in value] if value and config.get("sliding_window") else None
         if value is not None:
             entries[_full(key, arch)] = float(np.float32(value)) if isinstance(value, float) else value
@@ -212,9 +213,9 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[ConfigKey], arch: str)
             continue
         _check_type(name, value, "metadata")
         value = shortest(value) if isinstance(value, float) else value
-        if key == PATTERN and isinstance(value, int):
+        if (key, field) == BY_LAYER and isinstance(value, int):
             value = [not value or i % value < value - 1 for i in range(config[BLOCKS])]
-        if key == PATTERN:
+        if (key, field) == BY_LAYER:
             value = [kind if isinstance(kind, str) else LAYERS[kind > 0] for kind in value]
         if (other := config.setdefault(field, value)) != value:
             raise FormatError(f"expected {quote(other)} for {name}, as {field} of {CONFIG}, found {quote(value)}", "metadata")

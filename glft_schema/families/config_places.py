@@ -21,12 +21,10 @@ from glft_schema.families.page import Family
 
 FACTOR, CONTEXT, LENGTH = "factor", "original_max_position_embeddings", "max_position_embeddings"
 LOCAL_THETA = "rope_local_base_freq"
-AT_TOP, OF_NEOX = ("rope_theta", "partial_rotary_factor"), ("rotary_emb_base", "rotary_pct")  # names of the same fields
 NAMES = {  # name in some places -> name here
     "type": "rope_type",
     LOCAL_THETA: "rope_theta",
     LENGTH: CONTEXT,
-    **dict(zip(OF_NEOX, AT_TOP, strict=True)),
 }
 DEFAULT = ("rope_type", "default")
 RENAMED = {"su": "longrope", "mrope": "default"}  # types of scaling
@@ -145,8 +143,7 @@ def _rope_places(config: Config, family: Family, file: Path) -> tuple[Places, Pl
     flat = ("rope_parameters -> ", {name: value for name, value in parameters.items() if name not in LAYERS})
     full, by_window = ((f"rope_parameters -> {layers} -> ", parameters.get(layers) or {}) for layers in LAYERS)
     rope, sliding = Places(file, NAMES), Places(file, NAMES)
-    is_neox = family.covers(OF_NEOX[0])
-    at_top = (*(OF_NEOX if is_neox else AT_TOP), *([CONTEXT] if CONTEXT in family.defaults else []))
+    at_top = ("rope_theta", "partial_rotary_factor", *([CONTEXT] if CONTEXT in family.defaults else []))
     rope.add("", {field: config.get(field) for field in at_top})
     if family.covers(f"{SLIDING}.rope_theta"):
         rope.add("rope_scaling -> ", {**scaling, "type": None})
@@ -160,6 +157,4 @@ def _rope_places(config: Config, family: Family, file: Path) -> tuple[Places, Pl
         rope.add(*flat, is_read=not scaling)
         rope.add(*full, is_read=False)
         rope.add(*by_window, is_read=False)
-    if is_neox:
-        rope.add("", {field: config.get(field) for field in AT_TOP}, is_read=False)
     return rope, sliding

@@ -282,8 +282,8 @@ class Family:
         return next(key.field for key in self.keys if key.key == name)
 
     def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether this page describes a GGUF model, by its architecture, experts, labels and
-        sliding window, and by the numbers that are constant on this page."""
+        """Returns whether this page describes a GGUF model, by its architecture, experts, labels,
+        sliding window, and the numbers that are constant on this page."""
         keys = {key.key for key in self.keys}
         constant = (
             key for key in self.keys if type(key.default) is int and not key.field and not key.key.startswith("general.")

@@ -48,7 +48,8 @@ def loaded(names: str, folder: Path) -> Any:
 
 def outputs(reference: Any, loaded: LlamaModel) -> tuple[np.ndarray, np.ndarray]:
     """Returns the logits or embeddings of all tokens, or the scores of the text, of both models."""
-    tokens = [token for token in TOKENS if token != reference.config.pad_token_id]  # some models do not count it
+    padding = reference.config.get_text_config().pad_token_id
+    tokens = [token for token in TOKENS if token != padding]  # some models do not count it
     with torch.no_grad():
         found = reference(torch.tensor([tokens]))
     if "logits" not in found:

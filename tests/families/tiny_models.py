@@ -97,7 +97,6 @@ class TinyModel:
                 if tensor.is_floating_point():
                     new = values(name, tuple(tensor.shape))
                     tensor.copy_(new if tensor.any() else new - new.mean().round())  # norms may add one
-                    tensor.copy_(values(name, tuple(tensor.shape)))
             for name, module in model.named_modules():
                 if name.endswith("position_embeddings") and module.padding_idx is not None:
                     module.weight[: module.padding_idx + 1] = 0  # GGUF lacks the rows that texts do not use
