@@ -3,6 +3,7 @@
 Each file of `models` is a class: its configs by the name of the published model, in the spelling of
 transformers 4, the tokenizer of its folders (see `tiny_folders`), and `differs`, the faults of
 llama.cpp's converter by the name of the model: a key, a tensor or ``*`` if it fails, and the reason.
+`options` are attributes of the converter's class, as its command line sets them.
 """
 
 from __future__ import annotations

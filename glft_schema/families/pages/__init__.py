@@ -16,6 +16,7 @@ from glft_schema.families.pages.qwen2 import QWEN2
 from glft_schema.families.pages.qwen2moe import QWEN2MOE
 from glft_schema.families.pages.qwen3 import QWEN3
 from glft_schema.families.pages.qwen3moe import QWEN3MOE
+from glft_schema.families.pages.qwen3next import QWEN3NEXT
 from glft_schema.families.pages.qwen35 import QWEN35
 from glft_schema.families.pages.smollm3 import SMOLLM3
 from glft_schema.families.pages.starcoder2 import STARCODER2
@@ -23,7 +24,7 @@ from glft_schema.families.pages.starcoder2 import STARCODER2
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
-    LFM2, QWEN35,
+    LFM2, QWEN35, QWEN3NEXT,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}
