@@ -9,6 +9,7 @@ from glft_schema.families.pages.gpt_oss import GPT_OSS
 from glft_schema.families.pages.granite import GRANITE
 from glft_schema.families.pages.lfm2 import LFM2
 from glft_schema.families.pages.llama import LLAMA, MISTRAL
+from glft_schema.families.pages.mamba2 import MAMBA2
 from glft_schema.families.pages.mixtral import MIXTRAL
 from glft_schema.families.pages.olmo2 import OLMO2
 from glft_schema.families.pages.phi3 import PHI3
@@ -24,7 +25,7 @@ from glft_schema.families.pages.starcoder2 import STARCODER2
 FAMILIES = (
     LLAMA, MISTRAL, MIXTRAL, GRANITE, OLMO2, QWEN2, QWEN2MOE, QWEN3, QWEN3MOE, GEMMA2, GEMMA3, PHI3, STARCODER2, GPT_OSS, GPT2,
     BERT, SMOLLM3,
-    LFM2, QWEN35, QWEN3NEXT,
+    LFM2, QWEN35, QWEN3NEXT, MAMBA2,
 )  # fmt: skip
 ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
 BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}
