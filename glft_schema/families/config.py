@@ -232,7 +232,7 @@ def columns_of_head(config: Config) -> int:
 
 
 def _fraction(columns: int, config: Config) -> float:
-    """Returns a fraction of a head's columns that is `columns` when it is multiplied and truncated."""
+    """Returns a fraction of a head's columns that, multiplied and truncated, is `columns`."""
     size = columns_of_head(config)
     return columns / size if int(columns / size * size) == columns else math.nextafter(columns / size, math.inf)
 

@@ -296,11 +296,13 @@ def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
     """Returns the key of the pooling of a sentence-transformers folder; none for other folders.
 
     Raises:
-        FormatError: if llama.cpp does not support the pooling, its path is not a plain name, or a
-            link leaves the folder.
+        FormatError: if llama.cpp does not support the pooling, its path is not a plain name, a
+            dense layer follows, or a link leaves the folder.
     """
     path = folder / MODULES
     modules = read_json(path, list) if path.is_file() else []
+    if any(module["type"].endswith("Dense") for module in modules):
+        raise FormatError(f"expected no dense layer after the model, found one: use {ADVICE}", file=str(path))
     for module in modules:
         if module["type"].endswith("Pooling"):
             if not is_file_name(module["path"]):

@@ -393,8 +393,10 @@ def broken_tensors(numbers: ModelSizes) -> Iterator[Finding]:
 
 
 def _has_part(block: int, blocks: int, tensors: Collection[str]) -> bool:
-    """Returns whether a file has the part of a model with a block: its blocks, or those that predict
-    further tokens. A file may have one of them."""
+    """Returns whether a file has the part of a model with a block.
+
+    The parts are its blocks, and those that predict further tokens. A file may have one of them.
+    """
     return (f"blk.{blocks}.nextn.eh_proj.weight" if block >= blocks else "blk.0.attn_norm.weight") in tensors
 
 

@@ -91,7 +91,10 @@ def rotated(default: float) -> K:
 
 
 def choice(name: str, *values: Any, instead: str = "") -> F:
-    """Returns a field whose values mean the same to llama.cpp; a config that we write has the first."""
+    """Returns a field whose values mean the same to llama.cpp.
+
+    A config that we write has the first.
+    """
     return F(name, lambda config: config[name] if config.get(name) in values else values[0], instead)
 
 
