@@ -427,6 +427,37 @@ class GatherParts(TensorOperation):
         return [rows // total * end for end in accumulate(sizes)][:-1]
 
 
+@dataclass(frozen=True)
+class AsMatrix(TensorOperation):
+    """Vectors that GGUF has as matrices.
+
+    Attributes:
+        rows: the config field with the number of rows; by default, one row for each element.
+        then: another operation.
+    """
+
+    rows: str = ""
+    then: TensorOperation = KEEP
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return self.then.to_gguf(self._stack(tensors, config), config)
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        return self._flatten(self.then.to_hf(tensors, config))
+
+    def map_to_gguf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        return self.then.map_to_gguf(apply(partial(self._stack, config=config), sources, name), config, name)
+
+    def map_to_hf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        return apply(self._flatten, self.then.map_to_hf(sources, config, name), name)
+
+    def _stack(self, tensors: Sequence[Array], config: Config) -> list[Array]:
+        return [values.reshape(config[self.rows] if self.rows else len(values), -1) for values in tensors]
+
+    def _flatten(self, tensors: Sequence[Array]) -> list[Array]:
+        return [values.reshape(-1) for values in tensors]
+
+
 class OneRow(TensorOperation):
     """A matrix of one row, which GGUF may have as a vector."""
 

@@ -10,6 +10,7 @@ import torch
 
 import glft_schema as glft
 from glft_schema.families.operations import (
+    NegativeExponential,
     PermuteRows,
     PlusOne,
     TensorOperation,
@@ -73,3 +74,17 @@ def test_rows_of_a_stack_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> N
     assert b"".join(pieces) == payload.tobytes()
     assert len(pieces) == 2
     assert read == [(0, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_factors_of_decay_convert_again_to_the_same_bits(is_short: bool) -> None:
+    """Logarithms of bfloat16 are found again, and those of float32 if they are at least 1."""
+    logarithms = np.random.default_rng(0).uniform(-7, 4, 4096).astype(np.float32)
+    if is_short:
+        logarithms = (logarithms.view(np.uint32) & 0xFFFF0000).view(np.float32)
+    operation = NegativeExponential()
+    (factors,) = operation.to_gguf([logarithms], {})
+    (again,) = operation.to_hf([factors], {})
+    assert np.array_equal(operation.to_gguf([again], {})[0], factors)
+    exact = np.abs(logarithms) >= (0 if is_short else 1)
+    assert np.array_equal(again[exact], logarithms[exact])

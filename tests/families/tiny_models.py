@@ -4,7 +4,8 @@ Each file of `models` is a class: its configs by the name of the published model
 spells them, and the tokenizer of its folders (see `tiny_folders`). `differs` states the faults of
 llama.cpp's converter by model: a key or a tensor, ``*`` if it fails, and the reason. `back` names
 the classes of folders that are made of the GGUF files, if others compute the same. `like` has the
-class and model type that compute the same as a class that transformers lacks.
+class and model type that compute the same as a class that transformers lacks. `options` are
+attributes of the converter's class, as its command line sets them.
 """
 
 from __future__ import annotations

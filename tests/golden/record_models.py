@@ -27,10 +27,11 @@ def converted(model: TinyModel) -> Any:
 
     with tempfile.TemporaryDirectory() as parent:
         folder, _ = model.make(Path(parent))
+        kind = conversion.get_model_class(model.config["architectures"][0])
+        for name, value in model.stated.get("options", {}).items():
+            setattr(kind, name, value)
         try:
-            conversion.get_model_class(model.config["architectures"][0])(
-                folder, gguf.LlamaFileType.ALL_F32, Path(parent) / "out.gguf"
-            ).write()
+            kind(folder, gguf.LlamaFileType.ALL_F32, Path(parent) / "out.gguf").write()
         except Exception as error:  # of any class
             return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return contents(Path(parent) / "out.gguf")

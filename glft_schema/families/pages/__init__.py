@@ -25,6 +25,7 @@ from glft_schema.families.pages.internlm2 import INTERNLM2
 from glft_schema.families.pages.lfm2 import LFM2
 from glft_schema.families.pages.llama import LLAMA, MISTRAL
 from glft_schema.families.pages.llama4 import LLAMA4
+from glft_schema.families.pages.mamba2 import MAMBA2
 from glft_schema.families.pages.minimax_m2 import MINIMAX_M2
 from glft_schema.families.pages.mistral3 import MISTRAL3
 from glft_schema.families.pages.mixtral import MIXTRAL
@@ -40,6 +41,7 @@ from glft_schema.families.pages.qwen2moe import QWEN2MOE
 from glft_schema.families.pages.qwen2vl import QWEN2VL
 from glft_schema.families.pages.qwen3 import QWEN3
 from glft_schema.families.pages.qwen3moe import QWEN3MOE
+from glft_schema.families.pages.qwen3next import QWEN3NEXT
 from glft_schema.families.pages.qwen3vl import QWEN3VL
 from glft_schema.families.pages.qwen35 import QWEN35
 from glft_schema.families.pages.roberta import ROBERTA, ROBERTA_CLASSIFIER, XLM_ROBERTA, XLM_ROBERTA_CLASSIFIER
@@ -54,5 +56,5 @@ FAMILIES = (
     GPT2, BERT, SMOLLM3, QWEN2VL, QWEN3VL, MISTRAL3, OLMOE, GRANITEMOE, MINIMAX_M2, GLM4_MOE, LLAMA4, ARCEE, SEED_OSS,
     ERNIE4_5, OLMO3, EXAONE4, GLM4, ERNIE4_5_MOE, INTERNLM2, LFM2, QWEN35, PHI2, GEMMA, GPTNEOX, STABLELM, FALCON, STARCODER,
     COMMAND_R, COHERE2, DEEPSEEK2, DEEPSEEK3, ROBERTA, XLM_ROBERTA, BERT_CLASSIFIER, ROBERTA_CLASSIFIER,
-    XLM_ROBERTA_CLASSIFIER, MODERN_BERT, MODERN_BERT_CLASSIFIER, GEMMA_EMBEDDING, NOMIC_BERT,
+    XLM_ROBERTA_CLASSIFIER, MODERN_BERT, MODERN_BERT_CLASSIFIER, GEMMA_EMBEDDING, NOMIC_BERT, QWEN3NEXT, MAMBA2,
 )  # fmt: skip

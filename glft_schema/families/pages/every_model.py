@@ -115,6 +115,8 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.
     "state":    Size("ssm.state_size",                    lambda n: n.number("ssm.state_size")),
     "rank":     Size("ssm.time_step_rank",                lambda n: n.number("ssm.time_step_rank")),
     "inner":    Size("ssm.inner_size",                    lambda n: n.number("ssm.inner_size")),
+    "ssm_groups": Size("ssm.group_count",                 lambda n: n.number("ssm.group_count")),
+    "of_group": Size("ssm.inner_size / ssm.group_count",  lambda n: n["inner"] // max(n["ssm_groups"], 1)),
     "k_state":  Size("ssm.group_count * ssm.state_size",  lambda n: n.number("ssm.group_count") * n["state"]),
     "v_state":  Size("ssm.time_step_rank * ssm.state_size", lambda n: n["rank"] * n["state"]),
     "out":      Size("embedding_length_out or embedding_length", lambda n: n.number("embedding_length_out") or n["embd"]),

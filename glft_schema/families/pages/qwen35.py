@@ -73,6 +73,20 @@ ATTENTION = (
     T("model.layers.{i}.self_attn.o_proj",       "blk.{i}.attn_output",         "q embd", when=ELSEWHERE),
     *rows.attention("q+q", "k", "v", when=ELSEWHERE),
 )
+LENGTHS = (
+    K("attention.key_length",             "head_dim", 256, absent=rows.head_size),
+    K("attention.value_length",           "head_dim", 256, absent=rows.head_size),
+)
+NET_KEYS = (
+    K("ssm.conv_kernel",                  "linear_conv_kernel_dim", 4, "required"),
+    K("ssm.state_size",                   "linear_key_head_dim", 128, "required"),
+    K("ssm.group_count",                  "linear_num_key_heads", 16, "required"),
+    K("ssm.time_step_rank",               "linear_num_value_heads", 32, "required"),
+    K("ssm.inner_size",                   "", inner_size, "required"),
+    K("full_attention_interval",          "full_attention_interval", 4),
+    K("attention.recurrent_layers",       "", recurrent_layers, fields=layers),
+    rows.rotated(0.25),
+)
 QWEN35 = Family(
     "qwen35", ("Qwen3_5ForCausalLM",), "qwen3_5_text",
     tensors=(
@@ -90,17 +104,9 @@ QWEN35 = Family(
     ),
     keys=(
         *rows.SIZES, *rows.HEADS, *rows.RMS,
-        K("attention.key_length",             "head_dim", 256, absent=rows.head_size),
-        K("attention.value_length",           "head_dim", 256, absent=rows.head_size),
+        *LENGTHS,
         rows.FILE_TYPE,
-        K("ssm.conv_kernel",                  "linear_conv_kernel_dim", 4, "required"),
-        K("ssm.state_size",                   "linear_key_head_dim", 128, "required"),
-        K("ssm.group_count",                  "linear_num_key_heads", 16, "required"),
-        K("ssm.time_step_rank",               "linear_num_value_heads", 32, "required"),
-        K("ssm.inner_size",                   "", inner_size, "required"),
-        K("full_attention_interval",          "full_attention_interval", 4),
-        K("attention.recurrent_layers",       "", recurrent_layers, fields=layers),
-        rows.rotated(0.25),
+        *NET_KEYS,
         K("rope.dimension_sections",          "", sections, "required"),
     ),
     fields=(

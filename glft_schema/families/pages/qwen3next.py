@@ -1,0 +1,62 @@
+"""Qwen 3 Next: gated delta nets, gated attention in some blocks, and experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from glft_schema.families import rows
+from glft_schema.families.config import Config
+from glft_schema.families.operations import GatherParts, NegativeExponential, OneRow
+from glft_schema.families.page import ANY, F, K, T
+from glft_schema.families.pages.qwen35 import ATTENTION, HERE, LENGTHS, NET, NET_KEYS, QWEN35
+from glft_schema.families.requirements import limit
+
+
+def parts_of_group(config: Config) -> list[int]:
+    """Returns the sizes of queries, keys, values and gates of one key head."""
+    values = config["linear_num_value_heads"] // max(config["linear_num_key_heads"], 1) * config["linear_key_head_dim"]
+    return [config["linear_key_head_dim"]] * 2 + [values] * 2
+
+
+# fmt: off
+MLP = "model.layers.{i}.mlp"
+QKVZ = "embd k_state+k_state+v_state+v_state"
+SHARED = (
+    *rows.experts(), *rows.shared_expert("ff_shexp", f"{MLP}.shared_expert"),
+    T(f"{MLP}.shared_expert_gate", "blk.{i}.ffn_gate_inp_shexp", "embd", OneRow()),
+)
+QWEN3NEXT = replace(
+    QWEN35, arch="qwen3next", architectures=("Qwen3NextForCausalLM",), model_type="qwen3_next",
+    tensors=(
+        *ATTENTION, *SHARED,
+        T(f"{NET}.in_proj_qkvz", ("blk.{i}.attn_qkv", "blk.{i}.attn_gate"), "", GatherParts(parts_of_group, apart=True)),
+        T("", "blk.{i}.attn_qkv",   "embd k_state+k_state+v_state", required=False, when=HERE),
+        T("", "blk.{i}.attn_gate",  "embd v_state", required=False, when=HERE),
+        T("", "blk.{i}.ssm_in",     QKVZ, required=False, when=HERE),
+        T(f"{NET}.in_proj_ba",  "blk.{i}.ssm_ba",     "embd rank+rank", when=HERE),
+        T(f"{NET}.conv1d",      "blk.{i}.ssm_conv1d", "kernel k_state+k_state+v_state", rows.SQUEEZE, when=HERE),
+        T(f"{NET}.dt",          "blk.{i}.ssm_dt",     "rank", bias="only", when=HERE, endings=("", "_bias")),
+        T(f"{NET}.A_log",       "blk.{i}.ssm_a",      "rank", NegativeExponential(), "bare", when=HERE, endings=rows.BARE),
+        T(f"{NET}.norm",        "blk.{i}.ssm_norm",   "state", when=HERE),
+        T(f"{NET}.out_proj",    "blk.{i}.ssm_out",    "v_state embd", when=HERE),
+    ),
+    keys=(
+        *rows.SIZES_OF_EXPERTS, *rows.HEADS, *rows.RMS,
+        K("expert_count",                     "num_experts", loader="required"),
+        K("expert_used_count",                "num_experts_per_tok", loader="required"),
+        *LENGTHS, rows.FILE_TYPE,
+        K("expert_feed_forward_length",       "moe_intermediate_size", absent=rows.expert_rows),
+        K("expert_shared_feed_forward_length", "shared_expert_intermediate_size", 512,
+          absent=lambda config: config["intermediate_size"]),
+        *NET_KEYS,
+    ),
+    fields=(
+        *QWEN35.fields,
+        F("use_sliding_window", ANY),
+        F("norm_topk_prob", True, "llama.cpp normalizes the weights of the chosen experts"),
+        F("decoder_sparse_step", 1, rows.EXPERTS_EVERYWHERE),
+        F("mlp_only_layers", [], rows.EXPERTS_EVERYWHERE),
+    ),
+    defaults={"num_key_value_heads": 2},
+    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+)
