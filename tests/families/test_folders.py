@@ -439,8 +439,7 @@ def with_pooling(folder: Path, flags: dict[str, Any]) -> Path:
 # fmt: off
 OF_CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {  # folder, fields of config.json
     "architecture":   ("tiny-llama", {"architectures": ["RWKVForCausalLM"]},
-                       "GptOssForCausalLM, GPT2LMHeadModel, BertModel, BertForMaskedLM), found 'RWKVForCausalLM': "
-                       "use llama.cpp's converter"),
+                       "), found 'RWKVForCausalLM': use llama.cpp's converter"),
     "no field":       ("tiny-llama", {"hidden_size": None}, "config.json: expected the field hidden_size, found none"),
     "rope":           ("tiny-llama", {"rope_scaling": {"rope_type": "dynamic"}},
                        "expected a rope_type of linear, yarn, longrope, default, llama3, found 'dynamic'"),
