@@ -442,7 +442,7 @@ def test_names_are_those_of_gguf_py(family: Family) -> None:
     names = gguf.get_tensor_name_map(number, 1)
     mapped = [row for row in family.tensors if row.name and row.written]
     for row in mapped:
-        hub = re.sub(r"[._]\{part\}", "", row.name.replace("{i}", "0"))
+        hub = re.sub(r"(\.norms)?[._]\{part\}", "", row.name.replace("{i}", "0"))
         parts = [hub] if len(row.names) == 1 else [hub.replace("gate_up", part) for part in ("gate", "up")]
         assert [names.get_name(part) for part in parts] == [name.replace("{i}", "0") for name in row.names]
     assert {row.names[0] for row in mapped} <= {row.name.removesuffix(".weight") for row in family.loader_tensors}
