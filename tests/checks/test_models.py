@@ -446,7 +446,7 @@ def test_names_are_those_of_gguf_py(family: Family) -> None:
     names = gguf.get_tensor_name_map(number, 1)
     mapped = [row for row in family.tensors if row.name and row.written]
     for row in mapped:
-        hub = re.sub(r"[._]\{part\}", "", row.name.replace("{i}", "0"))
+        hub = re.sub(r"(\.norms)?[._]\{part\}", "", row.name.replace("{i}", "0"))
         hub = re.sub(r"\.dt$", ".dt_proj", hub)  # as the converter calls dt_bias
         joined, split = ("kv_b", ("k_b", "v_b")) if "kv_b" in hub else ("gate_up", ("gate", "up"))
         parts = [hub] if len(row.names) == 1 else [hub.replace(joined, part) for part in split]
