@@ -566,13 +566,13 @@ def test_models_that_the_loader_refuses_are_not_written(tmp_path: Path) -> None:
     glft.convert(folder, tmp_path / "out.gguf", rules=["spec", "ggml"])
 
 
-def test_a_unigram_tokenizer_of_bert(tmp_path: Path) -> None:
-    """Multilingual sentence models have BERT's class and XLM-R's tokenizer."""
+def test_a_tokenizer_of_bert_that_is_neither_wordpiece_nor_unigram(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-bert")
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    edit_json(folder / "tokenizer.json", model={"type": "Unigram", "unk_id": 0, "vocab": [[token, -1.0] for token in vocab]})
-    problem = "expected a WordPiece tokenizer for bert, as llama.cpp's converter writes it, found 'Unigram'"
-    assert_not_converted(folder, problem)
+    edit_json(folder / "tokenizer.json", model={"type": "WordLevel", "unk_token": "[UNK]", "vocab": vocab})
+    assert_not_converted(
+        folder, "expected a WordPiece tokenizer for bert, as llama.cpp's converter writes it, found 'WordLevel'"
+    )
 
 
 def test_more_tokens_than_the_config(tmp_path: Path) -> None:
