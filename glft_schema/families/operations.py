@@ -13,7 +13,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from itertools import accumulate, groupby
 from typing import Any, Literal
 
@@ -100,7 +100,7 @@ def planned_results(
     shapes = [(*source.shape[:-1], 1) if of_rows else source.shape for source in sources]
     try:
         results = function([as_strided(np.zeros(1, np.uint8), shape, [0] * len(shape)) for shape in shapes])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, ZeroDivisionError):
         found = ", ".join(str(list(source.shape)) for source in sources[:2])
         raise TensorError(f"expected a shape that fits the config, found {found}", name) from None
     dtype = common_dtype(sources)
@@ -303,20 +303,81 @@ KEEP = TensorOperation()
 
 
 @dataclass(frozen=True)
-class PermuteRows(TensorOperation):
-    """Reorders rows of q and k from Hugging Face's halves of each head to GGUF's pairs.
+class MoveRows(TensorOperation):
+    """Rows in another order, which GGUF may store as several matrices.
 
     Attributes:
+        order: from the numbers of all rows, i64 [rows], and the config, returns those of each
+            matrix of GGUF. Raises ValueError if the number of rows does not fit.
+        axis: of the rows of a matrix. A vector has one number for each row.
+        dims: see `TensorOperation`.
+    """
+
+    order: Callable[[Array, Any], Sequence[Array]]
+    axis: int = -2
+    dims: int = 1
+
+    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        (rows,) = tensors
+        axis = max(self.axis, -rows.ndim)
+        return [rows.take(numbers, axis) for numbers in self.order(np.arange(rows.shape[axis]), config)]
+
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        axis = max(self.axis, -tensors[0].ndim)
+        rows = np.concatenate(tensors, axis)
+        return [rows.take(np.concatenate(self.order(np.arange(rows.shape[axis]), config)).argsort(), axis)]
+
+
+def pairs(heads: int, rows: Array) -> Array:
+    """Returns rows of heads in pairs, one of each half of a head."""
+    paired: Array = rows.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+    return paired
+
+
+def by_kind(groups: int, heads: int, rows: Array) -> list[Array]:
+    """Returns the rows of queries, of keys and of values.
+
+    Args:
+        groups: their number. Each has heads of queries, a key and a value.
+        heads: the number of heads of queries.
+        rows: the rows of one group after another.
+    """
+    grouped = rows.reshape(groups, heads // groups + 2, -1)
+    return [part.reshape(-1) for part in (grouped[:, :-2], grouped[:, -2], grouped[:, -1])]
+
+
+class PermuteRows(MoveRows):
+    """Reorders rows of q and k from Hugging Face's halves of each head to GGUF's pairs.
+
+    Args:
         heads: the config field with the number of heads.
     """
 
-    heads: str
+    def __init__(self, heads: str) -> None:
+        super().__init__(lambda rows, config: [pairs(config[heads], rows)])
+
+
+@dataclass(frozen=True)
+class Chain(TensorOperation):
+    """Operations on one tensor, one after another.
+
+    Attributes:
+        operations: from Hugging Face to GGUF.
+    """
+
+    operations: tuple[TensorOperation, ...]
 
     def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return [rows.reshape(config[self.heads], 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape) for rows in tensors]
+        return reduce(lambda found, one: one.to_gguf(found, config), self.operations, tensors)
 
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return [rows.reshape(config[self.heads], -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape) for rows in tensors]
+        return reduce(lambda found, one: one.to_hf(found, config), reversed(self.operations), tensors)
+
+    def map_to_gguf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        return reduce(lambda found, one: one.map_to_gguf(found, config, name), self.operations, [*sources])
+
+    def map_to_hf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
+        return reduce(lambda found, one: one.map_to_hf(found, config, name), reversed(self.operations), [*sources])
 
 
 class PlusOne(TensorOperation):
@@ -367,94 +428,20 @@ class NegativeExponential(TensorOperation):
 
 
 @dataclass(frozen=True)
-class GatherParts(TensorOperation):
-    """Rows in groups, one for each key head, that have the same parts. GGUF stores all first parts,
-    then all second parts, and so on.
-
-    Attributes:
-        sizes: returns the sizes of the parts for a config, in any unit.
-        after_keys: whether the rows of queries and keys stand before, and stay there.
-        apart: whether the last part is a tensor of its own in GGUF.
-        columns: whether it gathers columns instead.
-        then: another operation.
-    """
-
-    sizes: Callable[[dict[str, Any]], Sequence[int]]
-    after_keys: bool = False
-    apart: bool = False
-    columns: bool = False
-    then: TensorOperation = KEEP
-
-    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return self.then.to_gguf(self._gather(tensors, config), config)
-
-    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return self._group(self.then.to_hf(tensors, config), config)
-
-    def map_to_gguf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        gathered = apply(partial(self._gather, config=config), sources, name, "tensors" if self.columns else "rows")
-        return self.then.map_to_gguf(gathered, config, name)
-
-    def map_to_hf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        sources = self.then.map_to_hf(sources, config, name)
-        return apply(partial(self._group, config=config), sources, name, "tensors" if self.columns else "rows")
-
-    def _gather(self, tensors: Sequence[Array], config: Config) -> list[Array]:
-        rows = tensors[0].swapaxes(0, -1) if self.columns else tensors[0]
-        first, groups = self._first(config), config["linear_num_key_heads"]
-        grouped = rows[first:].reshape(groups, -1, *rows.shape[1:])
-        parts = np.split(grouped, self._ends(grouped.shape[1], config), 1)
-        parts = [rows[:first], *(part.reshape(-1, *rows.shape[1:]) for part in parts)]
-        results = [np.concatenate(parts[:-1]), parts[-1]] if self.apart else [np.concatenate(parts)]
-        return [result.swapaxes(0, -1) for result in results] if self.columns else results
-
-    def _group(self, tensors: Sequence[Array], config: Config) -> list[Array]:
-        rows = np.concatenate([values.swapaxes(0, -1) if self.columns else values for values in tensors])
-        first, groups = self._first(config), config["linear_num_key_heads"]
-        parts = np.split(rows[first:], self._ends(len(rows) - first, config))
-        grouped = np.concatenate([part.reshape(groups, -1, *rows.shape[1:]) for part in parts], 1)
-        result = np.concatenate([rows[:first], grouped.reshape(-1, *rows.shape[1:])])
-        return [result.swapaxes(0, -1) if self.columns else result]
-
-    def _first(self, config: Config) -> int:
-        return 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] if self.after_keys else 0
-
-    def _ends(self, rows: int, config: Config) -> list[int]:
-        """Returns where parts of `rows` end, except the last. Raises ValueError if none fit."""
-        sizes = self.sizes(dict(config))
-        if rows % (total := sum(sizes) or 1):
-            raise ValueError
-        return [rows // total * end for end in accumulate(sizes)][:-1]
-
-
-@dataclass(frozen=True)
 class AsMatrix(TensorOperation):
     """Vectors that GGUF has as matrices.
 
     Attributes:
         rows: the config field with the number of rows; by default, one row for each element.
-        then: another operation.
     """
 
     rows: str = ""
-    then: TensorOperation = KEEP
+    scope = "tensors"
 
     def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return self.then.to_gguf(self._stack(tensors, config), config)
-
-    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return self._flatten(self.then.to_hf(tensors, config))
-
-    def map_to_gguf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        return self.then.map_to_gguf(apply(partial(self._stack, config=config), sources, name), config, name)
-
-    def map_to_hf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        return apply(self._flatten, self.then.map_to_hf(sources, config, name), name)
-
-    def _stack(self, tensors: Sequence[Array], config: Config) -> list[Array]:
         return [values.reshape(config[self.rows] if self.rows else len(values), -1) for values in tensors]
 
-    def _flatten(self, tensors: Sequence[Array]) -> list[Array]:
+    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         return [values.reshape(-1) for values in tensors]
 
 
@@ -491,28 +478,17 @@ class Transpose(TensorOperation):
 
     Attributes:
         dims: of the weights.
-        then: another operation on the weights ``[..., out, in]``, and on the biases.
     """
 
     dims: int = 2
-    then: TensorOperation = KEEP
 
     def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return self.then.to_gguf(
-            [values.swapaxes(-1, -2) if values.ndim == self.dims else values for values in tensors], config
-        )
-
-    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return [values.swapaxes(-1, -2) if values.ndim == self.dims else values for values in self.then.to_hf(tensors, config)]
+        return [values.swapaxes(-1, -2) if values.ndim == self.dims else values for values in tensors]
 
     def map_to_gguf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        return self.then.map_to_gguf(self._transpose(sources), config, name)
-
-    def map_to_hf(self, sources: Sequence[StoredTensor], config: Config, name: str) -> list[StoredTensor]:
-        return self._transpose(self.then.map_to_hf(sources, config, name))
-
-    def _transpose(self, sources: Sequence[StoredTensor]) -> list[StoredTensor]:
         return [transpose(source) if len(source.shape) == self.dims else source for source in sources]
+
+    to_hf, map_to_hf = to_gguf, map_to_gguf  # its own inverse
 
 
 @dataclass(frozen=True)
@@ -536,55 +512,8 @@ class Stack(TensorOperation):
         return [*tensors[0].reshape(config[self.count], *tensors[0].shape[1:])]
 
 
-@dataclass(frozen=True)
-class GatherHeads(TensorOperation):
-    """Queries, keys and values of one group of heads after another. GGUF stores all queries, then
-    all keys, then all values.
-
-    Attributes:
-        groups: returns the number of groups, which is that of heads of keys.
-    """
-
-    groups: Callable[[Any], int]
-    heads = "num_attention_heads"
-
-    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        (rows,), groups = tensors, self.groups(config)
-        heads = rows.reshape(groups, config[self.heads] // groups + 2, -1, *rows.shape[1:])
-        parts = (heads[:, :-2], heads[:, -2], heads[:, -1])
-        return [np.concatenate([part.reshape(-1, *rows.shape[1:]) for part in parts])]
-
-    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        (rows,), groups, count = tensors, self.groups(config), config[self.heads]
-        heads = rows.reshape(count + 2 * groups, -1, *rows.shape[1:])
-        parts = (part.reshape(groups, -1, *heads.shape[1:]) for part in np.split(heads, [count, count + groups]))
-        return [np.concatenate([*parts], 1).reshape(rows.shape)]
-
-
-class SplitHeads(GatherHeads):
-    """Like `GatherHeads`, but GGUF stores three matrices, with rows of q and k in pairs."""
-
-    pairs = (PermuteRows(GatherHeads.heads), PermuteRows("num_key_value_heads"), KEEP)
-
-    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        (rows,), counts = super().to_gguf(tensors, config), (config[self.heads], self.groups(config))
-        size = len(rows) // (counts[0] + 2 * counts[1])
-        parts = np.split(rows, [counts[0] * size, sum(counts) * size])
-        return [operation.to_gguf([part], config)[0] for operation, part in zip(self.pairs, parts, strict=True)]
-
-    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        parts = [operation.to_hf([part], config)[0] for operation, part in zip(self.pairs, tensors, strict=True)]
-        return super().to_hf([np.concatenate(parts)], config)
-
-
-class SplitRows(TensorOperation):
-    """Two fused projections, one above the other: GGUF stores them separately."""
-
-    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return np.split(tensors[0], 2, -2)
-
-    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return [np.concatenate(tensors, -2)]
+SPLIT_ROWS = MoveRows(lambda rows, config: np.split(rows, 2))  # two projections, one above the other
+ALTERNATE_ROWS = MoveRows(lambda rows, config: [rows[::2], rows[1::2]], 1, 3)  # of experts
 
 
 class SplitKeysAndValues(TensorOperation):
@@ -614,19 +543,6 @@ class JoinRows(TensorOperation):
 
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
         return np.split(tensors[0], 3, -2)
-
-
-class SplitAlternately(TensorOperation):
-    """Two fused projections of experts, whose rows alternate: GGUF stores them separately."""
-
-    dims = 3
-
-    def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        return [tensors[0][:, number::2] for number in range(2)]
-
-    def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
-        first, rows, *rest = tensors[0].shape
-        return [np.stack(tensors, 2).reshape(first, rows * len(tensors), *rest)]
 
 
 @dataclass(frozen=True)

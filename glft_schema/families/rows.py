@@ -7,9 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from glft_schema.errors import FormatError, quote
 from glft_schema.families.config import DIMENSIONS, LAYERS, Config, columns_of_head
-from glft_schema.families.operations import KEEP, PlusOne, SplitRows, SqueezeKernel, Stack, TensorOperation
+from glft_schema.families.operations import KEEP, SPLIT_ROWS, MoveRows, PlusOne, SqueezeKernel, Stack, TensorOperation, by_kind
 from glft_schema.families.page import ANY, BLOCK_COUNT, MOST_BLOCKS, F, K, T
 
 
@@ -100,6 +102,12 @@ def rotated_columns(config: Config, default: float) -> int:
 def rotated(default: float) -> K:
     """Returns the key of the rotated columns, with the fraction that transformers assumes."""
     return K("rope.dimension_count", DIMENSIONS, partial(rotated_columns, default=default), absent=columns_of_head)
+
+
+def fused_heads(groups: Callable[[Config], int]) -> MoveRows:
+    """Returns the operation on a matrix with the heads of one group after another, of which there
+    are as many as heads of keys."""
+    return MoveRows(lambda rows, config: [np.concatenate(by_kind(groups(config), head_count(config), rows))])
 
 
 def choice(name: str, *values: Any, instead: str = "") -> F:
@@ -245,7 +253,7 @@ def experts(
         *(T(f"{module}.switch_mlp.{key}_proj", name, written=None) for key, name in gguf.items()),  # of MLX
         *([T(f"{own}.gate",             "blk.{i}.ffn_gate_inp", written=False)] if module != own else []),
         T(f"{own}.experts.down_proj",   gguf["down"], endings=BARE, written=False),
-        T(f"{own}.experts.gate_up_proj", (gguf["gate"], gguf["up"]), operation=SplitRows(), endings=BARE, written=False),
+        T(f"{own}.experts.gate_up_proj", (gguf["gate"], gguf["up"]), operation=SPLIT_ROWS, endings=BARE, written=False),
     )
 
 

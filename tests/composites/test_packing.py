@@ -17,7 +17,7 @@ import pytest
 
 import glft_schema as glft
 from glft_schema.composites.packing import FORMS, packed
-from glft_schema.families.operations import SplitRows, Stack
+from glft_schema.families.operations import SPLIT_ROWS, Stack
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.ggml.fp4 import NVFP4
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
@@ -278,10 +278,10 @@ def test_scales_move_with_their_matrices() -> None:
     experts = Stack("count").map_to_hf([stack], {"count": 3}, "x")
     assert [expert.companions["scale"].tolist() for expert in experts] == [[1], [2], [4]]
     two = [with_scale([1, 2], (2, 2, 64)), with_scale([1, 2], (2, 2, 64))]
-    (same,) = SplitRows().map_to_hf(two, {}, "x")
+    (same,) = SPLIT_ROWS.map_to_hf(two, {}, "x")
     assert same.packed is not None
     assert same.companions["scale"].tolist() == [1, 2]
-    (other,) = SplitRows().map_to_hf([two[0], with_scale([1, 4], (2, 2, 64))], {}, "x")
+    (other,) = SPLIT_ROWS.map_to_hf([two[0], with_scale([1, 4], (2, 2, 64))], {}, "x")
     assert (other.packed, dict(other.companions)) == (None, {})  # rows of a matrix with two scales: values
 
 

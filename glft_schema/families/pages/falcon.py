@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.operations import GatherHeads
 from glft_schema.families.page import F, Family, K, T
 from glft_schema.families.pages.llama import LLAMA
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -34,7 +33,7 @@ FALCON = Family(
         T(BLOCK + "input_layernorm",                "blk.{i}.attn_norm",   "embd", bias="required", when=f"no {TWO_NORMS}"),
         T(BLOCK + "ln_mlp",                         "blk.{i}.attn_norm",   "embd", bias="required", when=TWO_NORMS),
         T(BLOCK + "ln_attn",                        "blk.{i}.attn_norm_2", "embd", bias="optional", required=False),
-        T(BLOCK + "self_attention.query_key_value", "blk.{i}.attn_qkv",    "embd embd+v+v", GatherHeads(groups)),
+        T(BLOCK + "self_attention.query_key_value", "blk.{i}.attn_qkv",    "embd embd+v+v", rows.fused_heads(groups)),
         T(BLOCK + "self_attention.dense",           "blk.{i}.attn_output", "embd embd"),
         T(BLOCK + "mlp.dense_h_to_4h",              "blk.{i}.ffn_up",      "embd ff"),
         T(BLOCK + "mlp.dense_4h_to_h",              "blk.{i}.ffn_down",    "ff embd"),

@@ -6,7 +6,7 @@ from functools import partial
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.operations import PackMXFP4, SplitAlternately, Transpose
+from glft_schema.families.operations import ALTERNATE_ROWS, Chain, PackMXFP4, Transpose
 from glft_schema.families.page import ANY, F, Family, K, T
 from glft_schema.families.requirements import limit
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -21,7 +21,7 @@ def without_truncation(tensors: dict[str, StoredTensor], config: Config) -> Conf
 # fmt: off
 ATTENTION, EXPERTS = "model.layers.{i}.self_attn", "model.layers.{i}.mlp.experts"
 GATE_UP, DOWN = ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps"), "blk.{i}.ffn_down_exps"
-ALTERNATE, WITH_BIAS = SplitAlternately(), ("", "_bias")
+WITH_BIAS = "", "_bias"
 GPT_OSS = Family(
     "gpt-oss", ("GptOssForCausalLM",), "gpt_oss",
     tensors=(
@@ -34,9 +34,9 @@ GPT_OSS = Family(
         T(f"{ATTENTION}.sinks",                        "blk.{i}.attn_sinks",  "heads", endings=rows.BARE),
         T("model.layers.{i}.mlp.router",               "blk.{i}.ffn_gate_inp", "embd experts", bias="required"),
         *(T("", name, "embd ff_exp experts", bias="required") for name in GATE_UP),
-        T(f"{EXPERTS}.gate_up_proj", GATE_UP, operation=Transpose(3, ALTERNATE), bias="required", endings=WITH_BIAS),
+        T(f"{EXPERTS}.gate_up_proj", GATE_UP, "", Chain((Transpose(3), ALTERNATE_ROWS)), "required", endings=WITH_BIAS),
         T(f"{EXPERTS}.down_proj", DOWN, "ff_exp embd experts", Transpose(3), "required", endings=WITH_BIAS),
-        T(f"{EXPERTS}.gate_up_proj_{{part}}", GATE_UP, operation=PackMXFP4(ALTERNATE), endings=rows.BARE),
+        T(f"{EXPERTS}.gate_up_proj_{{part}}", GATE_UP, operation=PackMXFP4(ALTERNATE_ROWS), endings=rows.BARE),
         T(f"{EXPERTS}.down_proj_{{part}}", DOWN, operation=PackMXFP4(), endings=rows.BARE),
     ),
     keys=(

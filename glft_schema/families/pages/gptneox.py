@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.operations import GatherHeads
 from glft_schema.families.page import F, Family, K, T
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -15,7 +14,7 @@ def own_names(tensors: dict[str, StoredTensor], config: Config) -> Config:
 
 
 # fmt: off
-BLOCK, GATHER = "gpt_neox.layers.{i}.", GatherHeads(rows.head_count)
+BLOCK, GATHER = "gpt_neox.layers.{i}.", rows.fused_heads(rows.head_count)
 GPTNEOX = Family(
     "gptneox", ("GPTNeoXForCausalLM",), "gpt_neox",
     tensors=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from glft_schema.families import rows
-from glft_schema.families.operations import SplitRows
+from glft_schema.families.operations import SPLIT_ROWS
 from glft_schema.families.page import F, K, T
 from glft_schema.families.pages.granite import GRANITE
 
@@ -16,10 +16,10 @@ GRANITEMOE = replace(
     tensors=(
         *(row._replace(name="") if ".mlp." in row.name else row for row in GRANITE.tensors),
         T(f"{EXPERTS}.router.layer",         "blk.{i}.ffn_gate_inp"),
-        T(f"{EXPERTS}.input_linear",         GATE_UP, operation=SplitRows()),
+        T(f"{EXPERTS}.input_linear",         GATE_UP, operation=SPLIT_ROWS),
         T(f"{EXPERTS}.output_linear",        "blk.{i}.ffn_down_exps"),
         T(f"{EXPERTS}.router",               "blk.{i}.ffn_gate_inp", written=False),
-        T(f"{EXPERTS}.experts.gate_up_proj", GATE_UP, operation=SplitRows(), endings=rows.BARE, written=False),
+        T(f"{EXPERTS}.experts.gate_up_proj", GATE_UP, operation=SPLIT_ROWS, endings=rows.BARE, written=False),
         T(f"{EXPERTS}.experts.down_proj",    "blk.{i}.ffn_down_exps", endings=rows.BARE, written=False),
     ),
     keys=(

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
+from collections.abc import Sequence
 
 from glft_schema.families import rows
-from glft_schema.families.operations import SplitHeads
+from glft_schema.families.config import Config
+from glft_schema.families.operations import MoveRows, by_kind, pairs
 from glft_schema.families.page import ANY, F, Family, T
 from glft_schema.families.pages.llama import LLAMA
+from glft_schema.storage.dtypes import Array
+
+
+def heads(rows: Array, config: Config) -> Sequence[Array]:
+    """Returns the rows of queries, keys and values, those of queries and keys in pairs."""
+    queries, keys = config["num_attention_heads"], config["num_key_value_heads"]
+    of_q, of_k, of_v = by_kind(keys, queries, rows)
+    return [pairs(queries, of_q), pairs(keys, of_k), of_v]
+
 
 # fmt: off
-HEADS = SplitHeads(itemgetter("num_key_value_heads"))
 INTERNLM2 = Family(
     "internlm2", ("InternLM2ForCausalLM",), "internlm2",
     tensors=(
@@ -20,7 +29,7 @@ INTERNLM2 = Family(
         T("model.layers.{i}.attention_norm",     "blk.{i}.attn_norm",    "embd"),
         T("model.layers.{i}.ffn_norm",           "blk.{i}.ffn_norm",     "embd"),
         *rows.attention("embd", names=""),
-        T("model.layers.{i}.attention.wqkv",     tuple(f"blk.{{i}}.attn_{name}" for name in "qkv"), operation=HEADS),
+        T("model.layers.{i}.attention.wqkv",     tuple(f"blk.{{i}}.attn_{name}" for name in "qkv"), operation=MoveRows(heads)),
         T("model.layers.{i}.attention.wo",       "blk.{i}.attn_output",  "embd embd"),
         T("model.layers.{i}.feed_forward.w1",    "blk.{i}.ffn_gate",     "embd ff"),
         T("model.layers.{i}.feed_forward.w3",    "blk.{i}.ffn_up",       "embd ff"),

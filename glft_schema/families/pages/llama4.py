@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.operations import SplitRows, Transpose
+from glft_schema.families.operations import SPLIT_ROWS, Chain, Transpose
 from glft_schema.families.page import ANY, F, Family, K, T
 from glft_schema.families.pages.smollm3 import rotated_layers
 from glft_schema.families.requirements import limit
@@ -28,7 +28,7 @@ LLAMA4 = Family(
         *rows.beside_dense(
             T(f"{MLP}.router", "blk.{i}.ffn_gate_inp", "embd experts"),
             *(T("", name, "embd ff_exp experts") for name in GATE_UP),
-            T(f"{MLP}.experts.gate_up_proj", GATE_UP, operation=Transpose(3, SplitRows()), endings=rows.BARE),
+            T(f"{MLP}.experts.gate_up_proj", GATE_UP, operation=Chain((Transpose(3), SPLIT_ROWS)), endings=rows.BARE),
             T(f"{MLP}.experts.down_proj", DOWN, "ff_exp embd experts", Transpose(3), endings=rows.BARE),
             *rows.shared_expert("ff_exp", f"{MLP}.shared_expert"), module="feed_forward",
         ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.operations import AsMatrix, NegativeExponential
+from glft_schema.families.operations import AsMatrix, Chain, NegativeExponential
 from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
 
 
@@ -31,7 +31,7 @@ def head_fields(count: Any, config: Config) -> Config:
 
 
 # fmt: off
-DECAY = AsMatrix(then=NegativeExponential())
+DECAY = Chain((AsMatrix(), NegativeExponential()))
 NO_LIMIT = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]  # as transformers 4 and 5 write it
 MIXER = "backbone.layers.{i}.mixer"
 MAMBA2 = Family(

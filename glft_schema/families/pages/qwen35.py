@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from glft_schema.errors import FormatError, quote
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.operations import GatherParts, NegativeExponential
+from glft_schema.families.operations import Chain, MoveRows, NegativeExponential
 from glft_schema.families.page import ANY, F, Family, K, T
 from glft_schema.families.requirements import limit
+from glft_schema.storage.dtypes import Array
 
 KIND, EPSILON = "linear_attention", 1e-6
 
@@ -35,9 +38,16 @@ def layers(recurrent: Any, config: Config) -> Config:
     return {"layer_types": [KIND if flag else "full_attention" for flag in rows.per_block(recurrent, config)]}
 
 
-def value_heads(config: Config) -> list[int]:
-    """Returns the sizes of the value heads of one key head."""
-    return [1] * (config["linear_num_value_heads"] // max(config["linear_num_key_heads"], 1))
+def value_heads(rows: Array, config: Config) -> list[Array]:
+    """Returns the rows of value heads, the first of each key head before all second ones."""
+    groups = config["linear_num_key_heads"]
+    return [rows.reshape(groups, config["linear_num_value_heads"] // groups, -1).swapaxes(0, 1).reshape(-1)]
+
+
+def after_keys(rows: Array, config: Config) -> list[Array]:
+    """Returns the rows of queries and keys, and those of `value_heads`."""
+    first = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    return [np.concatenate([rows[:first], *value_heads(rows[first:], config)])]
 
 
 def inner_size(config: Config) -> int:
@@ -60,9 +70,8 @@ def sections(config: Config) -> list[int]:
 
 # fmt: off
 HERE, ELSEWHERE = "recurrent", "no recurrent"
-VALUES, AFTER_KEYS = GatherParts(value_heads), GatherParts(value_heads, after_keys=True)
-DECAY = GatherParts(value_heads, then=NegativeExponential())
-KERNEL = GatherParts(value_heads, after_keys=True, then=rows.SQUEEZE)
+VALUES, AFTER_KEYS = MoveRows(value_heads), MoveRows(after_keys)
+DECAY, KERNEL = Chain((VALUES, NegativeExponential())), Chain((rows.SQUEEZE, AFTER_KEYS))
 NET = "model.layers.{i}.linear_attn"
 ATTENTION = (
     rows.EMBEDDING, rows.LM_HEAD, *(row._replace(name="") for row in rows.NEXTN),
@@ -99,7 +108,7 @@ QWEN35 = Family(
         T(f"{NET}.dt",          "blk.{i}.ssm_dt",     "rank", VALUES, "only", when=HERE, endings=("", "_bias")),
         T(f"{NET}.A_log",       "blk.{i}.ssm_a",      "rank", DECAY, "bare", when=HERE, endings=rows.BARE),
         T(f"{NET}.norm",        "blk.{i}.ssm_norm",   "state", when=HERE),
-        T(f"{NET}.out_proj",    "blk.{i}.ssm_out",    "v_state embd", GatherParts(value_heads, columns=True), when=HERE),
+        T(f"{NET}.out_proj",    "blk.{i}.ssm_out",    "v_state embd", MoveRows(value_heads, -1, 3), when=HERE),
         T("", "cls.output",     "embd out", bias="optional", required=False),
     ),
     keys=(

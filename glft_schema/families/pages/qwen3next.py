@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.operations import GatherParts, NegativeExponential, OneRow
+from glft_schema.families.operations import MoveRows, NegativeExponential, OneRow
 from glft_schema.families.page import ANY, F, K, T
 from glft_schema.families.pages.qwen35 import ATTENTION, HERE, LENGTHS, NET, NET_KEYS, QWEN35
 from glft_schema.families.requirements import limit
+from glft_schema.storage.dtypes import Array
 
 
-def parts_of_group(config: Config) -> list[int]:
-    """Returns the sizes of queries, keys, values and gates of one key head."""
-    values = config["linear_num_value_heads"] // max(config["linear_num_key_heads"], 1) * config["linear_key_head_dim"]
-    return [config["linear_key_head_dim"]] * 2 + [values] * 2
+def parts_of_groups(rows: Array, config: Config) -> list[Array]:
+    """Returns the rows of queries, keys and values, and those of gates."""
+    groups = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"] // groups
+    grouped = rows.reshape(groups, 2 + 2 * values, -1)
+    parts = [part.reshape(-1) for part in np.split(grouped, [1, 2, 2 + values], 1)]
+    return [np.concatenate(parts[:-1]), parts[-1]]
 
 
 # fmt: off
@@ -29,7 +35,7 @@ QWEN3NEXT = replace(
     QWEN35, arch="qwen3next", architectures=("Qwen3NextForCausalLM",), model_type="qwen3_next",
     tensors=(
         *ATTENTION, *SHARED,
-        T(f"{NET}.in_proj_qkvz", ("blk.{i}.attn_qkv", "blk.{i}.attn_gate"), "", GatherParts(parts_of_group, apart=True)),
+        T(f"{NET}.in_proj_qkvz", ("blk.{i}.attn_qkv", "blk.{i}.attn_gate"), "", MoveRows(parts_of_groups)),
         T("", "blk.{i}.attn_qkv",   "embd k_state+k_state+v_state", required=False, when=HERE),
         T("", "blk.{i}.attn_gate",  "embd v_state", required=False, when=HERE),
         T("", "blk.{i}.ssm_in",     QKVZ, required=False, when=HERE),
