@@ -208,6 +208,7 @@ class Family:
         generated: returns the tensors of GGUF that are computed from the config, by name.
         restored: removes the generated tensors from those of GGUF, and returns config fields.
         fields: of config.json without a key.
+        ignored: patterns of other fields that change nothing, separated by spaces.
         ropes: types of rope scaling that the keys and tensors can express.
         defaults: values that transformers takes for missing fields of config.json, if they matter.
         rope: the rope_parameters of a config.json that states none.
@@ -225,6 +226,7 @@ class Family:
     limits: tuple[Requirement, ...] = ()
     pattern: int = 0
     window: int = 0
+    ignored: str = ""
     dropped: tuple[str, ...] = ()
     prefix: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -301,13 +303,19 @@ class Family:
 
     def covers(self, field: str) -> bool:
         """Returns whether the page covers a field of config.json."""
-        names = (*(key.field for key in self.keys), *(one.name for one in self.all_fields), *WITHOUT_EFFECT.split())
+        names = (
+            *(key.field for key in self.keys),
+            *(one.name for one in self.all_fields),
+            *WITHOUT_EFFECT.split(),
+            *self.ignored.split(),
+        )
         return any(fnmatchcase(self.aliases.get(field, field), name) for name in names)
 
     @property
     def all_fields(self) -> Iterable[F]:
         """The fields without a key, with those of any config."""
-        return {one.name: one for one in (*OF_ANY, *self.fields)}.values()
+        of_any = (one for one in OF_ANY if one.name not in self.ignored.split())
+        return {one.name: one for one in (*of_any, *self.fields)}.values()
 
     @property
     def aliases(self) -> dict[str, str]:

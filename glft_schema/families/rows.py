@@ -13,6 +13,7 @@ from glft_schema.errors import FormatError, quote
 from glft_schema.families.config import DIMENSIONS, LAYERS, Config, columns_of_head
 from glft_schema.families.operations import KEEP, SPLIT_ROWS, MoveRows, PlusOne, SqueezeKernel, Stack, TensorOperation, by_kind
 from glft_schema.families.page import ANY, BLOCK_COUNT, MOST_BLOCKS, F, K, T
+from glft_schema.families.requirements import limit
 
 
 def head_size(config: Config) -> int:
@@ -115,9 +116,10 @@ def choice(name: str, *values: Any, instead: str = "") -> F:
     return F(name, lambda config: config[name] if config.get(name) in values else values[0], instead)
 
 
-def without_effect(names: str) -> tuple[F, ...]:
-    """Returns fields that change nothing, or that are known by other names."""
-    return tuple(F(name, ANY) for name in names.split())
+def head_lengths(default: int) -> tuple[K, ...]:
+    """Returns the keys of the sizes of a head, with transformers' default."""
+    names = ("attention.key_length", "attention.value_length")
+    return tuple(K(name, "head_dim", default, absent=head_size) for name in names)
 
 
 def theta(default: float) -> K:
@@ -130,6 +132,7 @@ FULL = "llama.cpp attends to all tokens: the logits of texts longer than the win
 ONE_BIAS = "llama.cpp loads no bias of the output projection"
 OWN_OUTPUT = "llama.cpp requires an output matrix"
 EXPERTS_EVERYWHERE = "llama.cpp expects experts in every block"
+SOME_EXPERTS = (limit("expert_count", "at least 1", lambda n: n["experts"] > 0),)
 
 # fmt: off
 INTERPOLATION = (
@@ -153,6 +156,11 @@ SCALED_POSITIONS = (
 )
 YARN = (*SCALED_POSITIONS, *ALL_COLUMNS)
 PARTIAL_YARN = (*SCALED_POSITIONS, F("rope.partial_rotary_factor", ANY))  # of models that rotate some columns, see `rotated`
+NO_DENSE_BLOCKS = (
+    F("decoder_sparse_step",   1, EXPERTS_EVERYWHERE),
+    F("mlp_only_layers",       [], EXPERTS_EVERYWHERE),
+)
+LOCAL_EXPERTS = F("num_local_experts", lambda config: config["num_experts"])  # in config.json, of which num_experts is an alias
 WINDOW = F("sliding_window", no_window, FULL, warns=True)
 SLIDING_QWEN = (
     F("use_sliding_window",    False, FULL, warns=True),

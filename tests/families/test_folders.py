@@ -485,7 +485,7 @@ OF_TENSORS: dict[str, tuple[str, str, torch.Tensor | None, str]] = {  # folder, 
     "stack":          ("tiny-qwen3moe", "model.layers.1.mlp.experts.1.up_proj.weight", torch.ones(64, 32),
                        "expected a shape that fits the config, found [32, 64], [64, 32]"),
     "no columns":     ("tiny-llama", "model.layers.0.self_attn.q_proj.weight", torch.ones(64, 0),
-                       "expected dims [64, 64] (embedding_length, head_count * key_length) of 'blk.0.attn_q.weight', found [0, 64]"),
+                       "expected dims [64, 64] (embedding_length, head_count * key_length) of 'blk.0.attn_q.weight', found [0,"),
     "no embedding":   ("tiny-llama", "model.embed_tokens.weight", None,
                        "tensor 'token_embd.weight': expected the token embedding, found none"),
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.page import ANY, LABELS, F, Family, K, T
+from glft_schema.families.page import LABELS, F, Family, K, T
 from glft_schema.families.requirements import limit
 from glft_schema.formats.gguf_names import POOLINGS
 
@@ -39,10 +39,6 @@ def classifier(base: Family, architecture: str, *head: T) -> Family:
 
 # fmt: off
 LAYER = "encoder.layer.{i}."
-UNUSED = (
-    "output_past directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head "
-    "pooler_type _num_labels num_labels sbert_ce_default_activation_function sentence_transformers"
-)
 BERT = Family(
     "bert", ("BertModel", "BertForMaskedLM"), "bert",
     tensors=(
@@ -69,13 +65,12 @@ BERT = Family(
         F("hidden_act", "gelu"),
         F("position_embedding_type", "absolute", "llama.cpp adds embeddings of positions"),
         F("is_decoder", False, "llama.cpp attends to all tokens"),
-        F("type_vocab_size", ANY),  # the rows of a tensor
-        *(F(name, ANY) for name in UNUSED.split()),
     ),
     vocabularies=("wordpiece", "unigram"),
     limits=(limit("tokenizer.ggml.token_type_count", "at least 1", lambda n: n["types"] > 0),),
     dropped=("embeddings.position_ids", "pooler.dense.*", "cls.predictions*", "cls.seq_relationship*"),
     prefix="bert.",
+    ignored="type_vocab_size output_past *num_labels sbert_ce_default_activation_function sentence_transformers",
     ropes=("default",),
     defaults={"type_vocab_size": 2},
 )

@@ -30,10 +30,7 @@ COHERE2 = replace(
         F("use_qk_norm", False, "this architecture has no norms of queries and keys"),
         F("layer_types", partial(rows.sliding_layers, period=4)),
         *(F(name, 4) for name in ("sliding_window_pattern", "_sliding_window_pattern", "layer_switch")),
-        *rows.without_effect(
-            "order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_sharing use_gated_activation "
-            "use_parallel_block use_parallel_embedding"
-        ),
     ),
+    ignored="order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_* use_gated_* use_parallel_*",
     pattern=4,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import SplitKeysAndValues
-from glft_schema.families.page import ANY, F, Family, K, T
+from glft_schema.families.page import F, Family, K, T
 from glft_schema.families.requirements import limit
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -87,17 +87,17 @@ DEEPSEEK2 = Family(
         F("n_group", lambda config: min(config["n_group"], 1), "llama.cpp rates a group by two experts, not by the best"),
         rows.choice("topk_method", "greedy", "group_limited_greedy"),  # the same without groups
         F("scoring_func", "softmax"), F("moe_layer_freq", 1, rows.EXPERTS_EVERYWHERE),
-        *(F(name, ANY) for name in ("head_dim", "ep_size", "aux_loss_alpha", "seq_aux")),
         F("rope.rope_type", supported_rope, "llama.cpp scales attention by mscale, which must be mscale_all_dim"),
-        F("rope.attention_factor", 1.0), F("rope.mscale", ANY), F("rope.mscale_all_dim", ANY),
+        F("rope.attention_factor", 1.0),
         rows.NO_TEMPERATURE, *rows.INTERPOLATION, *rows.ALL_COLUMNS,
     ),
     vocabularies=("bpe",),
     limits=(
-        limit("expert_count", "at least 1", lambda n: n["experts"] > 0),
+        *rows.SOME_EXPERTS,
         limit("attention.q_lora_rank", "a rank, except in models of 26 or 27 blocks, or of 48 with 128256 tokens",
               lambda n: n["is lite"] or n["q_lora"]),
     ),
     restored=mscale_of,
+    ignored="head_dim ep_size aux_loss_alpha seq_aux rope.mscale*",
     ropes=("default", "yarn"),
 )

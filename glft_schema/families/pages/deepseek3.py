@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from glft_schema.families import rows
-from glft_schema.families.page import ANY, F, K
+from glft_schema.families.page import F, K
 from glft_schema.families.pages.deepseek2 import DEEPSEEK2
 
 # fmt: off
@@ -25,6 +25,6 @@ DEEPSEEK3 = replace(
     fields=(
         *(field for field in DEEPSEEK2.fields if field.name not in OTHERWISE),
         rows.USED_EXPERTS, F("rope_interleave", True), F("scoring_func", "sigmoid"), F("topk_method", "noaux_tc"),
-        F("num_nextn_predict_layers", ANY), F("num_mtp_layers", ANY),
     ),
+    ignored=f"{DEEPSEEK2.ignored} num_nextn_predict_layers num_mtp_layers",
 )

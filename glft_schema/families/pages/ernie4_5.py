@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from glft_schema.families import rows
-from glft_schema.families.page import F, K, T
+from glft_schema.families.page import F, T
 from glft_schema.families.pages.llama import LLAMA
 from glft_schema.families.pages.qwen3 import QWEN3
 
@@ -18,8 +18,7 @@ ERNIE4_5 = replace(
     ),
     keys=(
         *rows.SIZES, *rows.HEADS[:-1], rows.theta(500_000.0), *rows.RMS,
-        K("attention.key_length",             "head_dim", 128, absent=rows.head_size),
-        K("attention.value_length",           "head_dim", 128, absent=rows.head_size),
+        *rows.head_lengths(128),
         rows.FILE_TYPE,
     ),
     fields=(

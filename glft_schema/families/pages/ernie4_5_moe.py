@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from glft_schema.families import rows
 from glft_schema.families.config import BLOCKS, Config
-from glft_schema.families.page import ANY, EXPERT_COUNT, F, K
+from glft_schema.families.page import EXPERT_COUNT, F, K
 from glft_schema.families.pages.ernie4_5 import ERNIE4_5
-from glft_schema.families.requirements import limit
 
 
 def shared_rows(config: Config) -> int | None:
@@ -49,9 +48,9 @@ ERNIE4_5_MOE = replace(
         F("moe_layer_interval", 1, rows.EXPERTS_EVERYWHERE),
         F("moe_layer_end_index", last_block, rows.EXPERTS_EVERYWHERE),
         F("moe_norm_min", 1e-12),
-        *(F(name, ANY) for name in ("use_rmsnorm", "moe_gate", "moe_capacity", "moe_use_aux_free", "num_nextn_predict_layers")),
     ),
-    limits=(limit(EXPERT_COUNT, "at least 1", lambda n: n["experts"] > 0),),
+    limits=rows.SOME_EXPERTS,
     dropped=("model.mtp_*",),
+    ignored="use_rmsnorm moe_gate moe_capacity moe_use_aux_free num_nextn_predict_layers",
     defaults={"num_key_value_heads": 4, "rms_norm_eps": 1e-5},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glft_schema.families import rows
 from glft_schema.families.config import BLOCKS, PATTERN, Config
-from glft_schema.families.page import ANY, SCALED, WINDOW, F, Family, K, T
+from glft_schema.families.page import SCALED, WINDOW, F, Family, K, T
 from glft_schema.families.rope_factors import llama3_config, llama3_factors
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -48,13 +48,13 @@ EXAONE4 = Family(
         F("head_dim", rows.head_size, "llama.cpp divides the embedding by the heads"),
         F(BLOCKS, blocks, "llama.cpp has a sliding_window in models of 64 blocks, and in no others"),
         F("layer_types", rows.some_sliding, "llama.cpp stops if no layer has the window"),
-        F("sliding_window_pattern", ANY),
         *rows.YARN,
     ),
     vocabularies=("bpe",),
     pattern=4,
     generated=llama3_factors,
     restored=exaone4_config,
+    ignored="sliding_window_pattern",
     ropes=(*SCALED, "llama3"),
     defaults={"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096},
 )

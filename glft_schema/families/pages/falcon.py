@@ -53,13 +53,13 @@ FALCON = Family(
         F("alibi", False, "llama.cpp rotates queries and keys"),
         F("bias", False, "llama.cpp loads no biases of matrices"),
         F("parallel_attn", True, "llama.cpp computes attention and feed-forward network in parallel"),
-        *rows.without_effect(
-            "new_decoder_architecture multi_query num_kv_heads num_ln_in_parallel_attn "  # see `groups`
-            "apply_residual_connection_post_layernorm ff_factor"
-        ),
         *rows.YARN,
     ),
     vocabularies=("bpe",),
     limits=LLAMA.limits,
     restored=newer_layout,
+    ignored=(
+        "new_decoder_architecture multi_query num_kv_heads num_ln_in_parallel_attn "  # see `groups`
+        "apply_residual_connection_post_layernorm ff_factor"
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from glft_schema.families import rows
-from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K
+from glft_schema.families.page import BLOCK_COUNT, F, Family, K
 
 # fmt: off
 GEMMA2 = Family(
@@ -21,8 +21,7 @@ GEMMA2 = Family(
         K("attention.head_count",             "num_attention_heads", loader="required"),
         K("attention.head_count_kv",          "num_key_value_heads", rows.head_count),
         *rows.RMS,
-        K("attention.key_length",             "head_dim", 256, absent=rows.head_size),
-        K("attention.value_length",           "head_dim", 256, absent=rows.head_size),
+        *rows.head_lengths(256),
         rows.FILE_TYPE,
         K("attn_logit_softcapping",           "attn_logit_softcapping", absent=50.0),
         K("final_logit_softcapping",          "final_logit_softcapping", absent=30.0),
@@ -31,7 +30,6 @@ GEMMA2 = Family(
     ),
     fields=(
         F("hidden_activation", "gelu_pytorch_tanh"),
-        F("hidden_act", ANY),  # of no effect beside hidden_activation
         F("query_pre_attn_scalar", partial(rows.gemma_scale, of_27b=46)),
         F("layer_types", partial(rows.sliding_layers, period=2)),
         F("rope.rope_theta", 10000.0, "llama.cpp has no key of it for this architecture"),
@@ -45,5 +43,6 @@ GEMMA2 = Family(
     window=4096,
     dropped=("lm_head.weight",),
     ropes=("default",),
+    ignored="hidden_act",  # of no effect beside hidden_activation
     defaults={"num_key_value_heads": 4, "query_pre_attn_scalar": 256},
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from glft_schema.families import rows
 from glft_schema.families.page import Bias, F, Family, K, T
-from glft_schema.families.requirements import limit
 
 # fmt: off
 BLOCK, MLP = "model.layers.{i}", "model.layers.{i}.mlp"
@@ -43,6 +42,6 @@ GLM4_MOE = Family(
         *rows.PARTIAL_YARN,
     ),
     vocabularies=("glm bpe",),
-    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    limits=rows.SOME_EXPERTS,
     defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glft_schema.families import rows
 from glft_schema.families.operations import Transpose
-from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
 
 # fmt: off
 FLIP = Transpose()
@@ -35,12 +35,10 @@ GPT2 = Family(
         F("activation_function", "gelu_new"),
         F("scale_attn_weights", True, "llama.cpp divides scores by the square root of the head size"),
         F("scale_attn_by_inverse_layer_idx", False, "llama.cpp does not divide scores by the layer"),
-        F("reorder_and_upcast_attn", ANY),  # the same scores, in float32
-        *(F(f"summary_{part}", ANY) for part in ("type", "use_proj", "activation", "proj_to_labels")),
-        F("n_ctx", ANY),
     ),
     vocabularies=("bpe",),
     dropped=("*.attn.bias", "*.attn.masked_bias"),
     prefix="transformer.",
+    ignored="reorder_and_upcast_attn summary_* n_ctx",  # the same scores, in float32
     ropes=("default",),
 )

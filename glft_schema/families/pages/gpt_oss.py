@@ -7,8 +7,7 @@ from functools import partial
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import ALTERNATE_ROWS, Chain, PackMXFP4, Transpose
-from glft_schema.families.page import ANY, F, Family, K, T
-from glft_schema.families.requirements import limit
+from glft_schema.families.page import F, Family, K, T
 from glft_schema.tensors.stored_tensor import StoredTensor
 
 
@@ -46,8 +45,7 @@ GPT_OSS = Family(
         *rows.RMS,
         K("expert_count",                     "num_experts"),
         K("expert_used_count",                "num_experts_per_tok"),
-        K("attention.key_length",             "head_dim", 64, absent=rows.head_size),
-        K("attention.value_length",           "head_dim", 64, absent=rows.head_size),
+        *rows.head_lengths(64),
         rows.FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", loader="required"),
         K("attention.sliding_window_pattern", "", None),  # also read if the window is 0
@@ -55,19 +53,19 @@ GPT_OSS = Family(
     ),
     fields=(
         F("hidden_act", "silu"),
-        F("num_local_experts", lambda config: config["num_experts"]),  # in config.json, of which num_experts is an alias
+        rows.LOCAL_EXPERTS,
         F("tie_word_embeddings", False, rows.OWN_OUTPUT),
         F("attention_bias", True, "llama.cpp requires biases"),
         F("layer_types", partial(rows.sliding_layers, period=2)),
         F("swiglu_limit", 7.0),
         F("swiglu_alpha", 1.702),
-        *(F(name, ANY) for name in ("experts_per_token", "initial_context_length")),  # known by other names
         *(field._replace(warns=True) if field.name == "rope.truncate" else field for field in rows.YARN),
     ),
     vocabularies=("bpe",),
-    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    limits=rows.SOME_EXPERTS,
     pattern=2,
     restored=without_truncation,
+    ignored="experts_per_token initial_context_length",  # known by other names
     defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
     rope={"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0,
           "truncate": False},

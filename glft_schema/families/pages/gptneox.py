@@ -39,11 +39,11 @@ GPTNEOX = Family(
         rows.choice("hidden_act", *rows.GELU),
         F("attention_bias", True, "llama.cpp requires biases"),
         F("tie_word_embeddings", False, rows.OWN_OUTPUT),
-        *rows.without_effect("is_decoder"),
         *rows.PARTIAL_YARN,
     ),
     vocabularies=("bpe",),
     dropped=("*.attention.bias", "*.attention.masked_bias", "*.rotary_emb.inv_freq"),
     names={"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"},
     restored=own_names,
+    ignored="is_decoder",
 )

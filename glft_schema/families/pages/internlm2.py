@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import MoveRows, by_kind, pairs
-from glft_schema.families.page import ANY, F, Family, T
+from glft_schema.families.page import F, Family, T
 from glft_schema.families.pages.llama import LLAMA
 from glft_schema.storage.dtypes import Array
 
@@ -39,11 +39,10 @@ INTERNLM2 = Family(
     fields=(
         F("hidden_act", "silu"),
         F("bias", False, rows.ONE_BIAS),
-        F("attn_implementation", ANY),
         F("tie_word_embeddings", False, rows.OWN_OUTPUT),
-        F("rope.factor", ANY),  # of dynamic scaling; a key of linear scaling
         F("rope.partial_rotary_factor", 1.0),
     ),
     vocabularies=LLAMA.vocabularies[:-1],
     ropes=("default", "linear", "dynamic"),
+    ignored="attn_implementation rope.factor",  # the factor of dynamic scaling
 )

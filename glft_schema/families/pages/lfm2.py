@@ -6,7 +6,7 @@ from typing import Any
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
 
 
 def layer_types(config: Config) -> list[str]:
@@ -74,11 +74,10 @@ LFM2 = Family(
         F("head_dim", rows.head_size, "llama.cpp expects a square output projection"),
         F("conv_bias", False, "llama.cpp loads no bias of convolutions"),
         F("theta", lambda config: config.get("rope.rope_theta", config.get("rope_theta"))),  # transformers 4 prefers it
-        *(F(name, ANY) for name in ["num_key_value_heads", "full_attn_idxs", "intermediate_size", "num_heads", "use_pos_enc"]),
-        *(F(name, ANY) for name in ["block_*", "conv_dim*", "conv_use_xavier_init"]),
         *rows.YARN,
     ),
     vocabularies=("bpe",),
+    ignored="num_key_value_heads full_attn_idxs intermediate_size num_heads use_pos_enc block_* conv_dim* conv_use_xavier_init",
     defaults={"num_key_value_heads": 8},
     scales_feed_forward=True,
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import SPLIT_ROWS, Chain, Transpose
-from glft_schema.families.page import ANY, F, Family, K, T
+from glft_schema.families.page import F, Family, K, T
 from glft_schema.families.pages.smollm3 import rotated_layers
-from glft_schema.families.requirements import limit
 from glft_schema.families.rope_factors import llama3_config, llama3_factors
 
 
@@ -40,8 +39,7 @@ LLAMA4 = Family(
         *rows.HEADS[:-1], rows.theta(500_000.0), *rows.RMS,
         K("expert_count",                     "num_experts", 16),
         K("expert_used_count",                "num_experts_per_tok", 1),
-        K("attention.key_length",             "head_dim", 128, absent=rows.head_size),
-        K("attention.value_length",           "head_dim", 128, absent=rows.head_size),
+        *rows.head_lengths(128),
         rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size", loader="ignored"),
         K("rope.dimension_count",             "head_dim", 128, absent=None),
@@ -52,7 +50,7 @@ LLAMA4 = Family(
     ),
     fields=(
         F("hidden_act", "silu"),
-        F("num_local_experts", lambda config: config["num_experts"]),  # in config.json, of which num_experts is an alias
+        rows.LOCAL_EXPERTS,
         F("attention_bias", False, rows.ONE_BIAS),
         F("moe_layers", layers_with_experts),
         F("no_rope_layers", lambda config: rotated_layers(config) if config.get("no_rope_layers") else []),  # as by default
@@ -62,15 +60,15 @@ LLAMA4 = Family(
         F("use_qk_norm", lambda config: config["num_experts"] != 128, "llama.cpp decides it by the number of experts"),
         rows.choice("attn_temperature_tuning", True, 4),
         F("attn_scale", 0.1), F("floor_scale", 8192),
-        F("for_llm_compressor", ANY),
         *rows.YARN,
     ),
     vocabularies=("bpe",),
-    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    limits=rows.SOME_EXPERTS,
     pattern=4,
     window=8192,
     generated=llama3_factors,
     restored=llama3_config,
     ropes=("default", "linear", "llama3"),
+    ignored="for_llm_compressor",
     defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
 )

@@ -7,7 +7,7 @@ from typing import Any
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import AsMatrix, Chain, NegativeExponential
-from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
 
 
 def inner_size(config: Config) -> int:
@@ -68,11 +68,12 @@ MAMBA2 = Family(
         F("use_bias", False, "llama.cpp loads no bias of projections"),
         F("use_conv_bias", True, "llama.cpp requires a bias"),
         rows.choice("time_step_limit", *NO_LIMIT, instead="llama.cpp does not limit time steps"),
-        *(F(name, ANY) for name in ("expand", "head_dim", "num_heads", "time_step_*")),
-        *(F(name, ANY) for name in ("rms_norm", "norm_before_gate", "residual_in_fp32", "rescale_prenorm_residual")),
-        *(F(name, ANY) for name in ("chunk_size", "pad_vocab_size_multiple")),
     ),
     vocabularies=("bpe",),
     prefix="model.",
+    ignored=(
+        "expand head_dim num_heads time_step_* rms_norm norm_before_gate residual_in_fp32 rescale_prenorm_residual chunk_size "
+        "pad_vocab_size_multiple"
+    ),
     ropes=("default",),
 )

@@ -6,13 +6,9 @@ from functools import partial
 
 from glft_schema.families import rows
 from glft_schema.families.config import columns_of_head
-from glft_schema.families.page import ANY, F, Family, K, T
+from glft_schema.families.page import F, Family, K, T
 
 # fmt: off
-UNREAD = (  # by transformers
-    "attn_type_list mlp_intermediate_size sliding_window shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers "
-    "layernorm_full_attention_beta layernorm_linear_attention_beta layernorm_mlp_beta"
-)
 MINIMAX_M2 = Family(
     "minimax-m2", ("MiniMaxM2ForCausalLM",), "minimax_m2",
     tensors=(
@@ -29,22 +25,24 @@ MINIMAX_M2 = Family(
         K("expert_count",                     "num_experts", 256),
         K("expert_used_count",                "num_experts_per_tok", 8),
         K("expert_gating_func",               "", 2),  # sigmoid
-        K("attention.key_length",             "head_dim", 128, absent=rows.head_size),
-        K("attention.value_length",           "head_dim", 128, absent=rows.head_size),
+        *rows.head_lengths(128),
         rows.FILE_TYPE,
         K("expert_feed_forward_length",       "intermediate_size", loader="required"),
         K("rope.dimension_count",             "rotary_dim", partial(rows.rotated_columns, default=1.0), absent=columns_of_head),
     ),
     fields=(
         F("hidden_act", "silu"),
-        F("num_local_experts", lambda config: config["num_experts"]),  # in config.json, of which num_experts is an alias
+        rows.LOCAL_EXPERTS,
         F("tie_word_embeddings", False, rows.OWN_OUTPUT),
         F("rope.partial_rotary_factor", lambda config: config["rotary_dim"] / config["head_dim"]),
         F("scoring_func", "sigmoid"), F("qk_norm_type", "per_layer"), F("shared_intermediate_size", 0),
         *(F(name, True) for name in ("use_qk_norm", "use_routing_bias")),
-        *(F(name, ANY) for name in UNREAD.split()),
         *rows.SCALED_POSITIONS,
     ),
     vocabularies=("bpe",),
+    ignored=(
+        "attn_type_list mlp_intermediate_size sliding_window shared_moe_mode use_mtp num_mtp_modules mtp_transformer_layers "
+        "layernorm_*_beta"
+    ),
     defaults={"num_key_value_heads": 8},
 )

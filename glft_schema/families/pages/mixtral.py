@@ -27,7 +27,7 @@ MIXTRAL = Family(
     ),
     fields=(
         F("hidden_act", "silu"),
-        F("num_local_experts", lambda config: config["num_experts"]),  # in config.json, of which num_experts is an alias
+        rows.LOCAL_EXPERTS,
         rows.WINDOW, *rows.YARN,
     ),
     vocabularies=LLAMA.vocabularies,

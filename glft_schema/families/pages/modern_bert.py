@@ -7,7 +7,7 @@ from functools import partial
 
 from glft_schema.families import rows
 from glft_schema.families.config import PATTERN, SLIDING, Config
-from glft_schema.families.page import ANY, F, Family, K, T
+from glft_schema.families.page import F, Family, K, T
 from glft_schema.families.pages.bert import classifier
 from glft_schema.formats.gguf_names import POOLINGS
 from glft_schema.tensors.stored_tensor import StoredTensor
@@ -33,10 +33,6 @@ def layers(config: Config) -> list[str]:
 
 
 # fmt: off
-NO_EFFECT = (
-    "classifier_pooling decoder_bias deterministic_flash_attn initializer_cutoff_factor layer_norm_eps position_embedding_type "
-    "reference_compile repad_logits_with_grad sparse_prediction sparse_pred_ignore_index cls_token_id"
-)
 LEAST = {"global_attn_every_n_layers": 2, "local_attention": 1}
 MODERN_BERT = Family(
     "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), "modernbert",
@@ -76,7 +72,6 @@ MODERN_BERT = Family(
         F("layer_types", layers, "llama.cpp attends to all tokens in the first block of each period"),
         *(F(f"{part}_bias", False, "llama.cpp loads no such bias") for part in ("attention", "mlp", "norm", "classifier")),
         F("classifier_activation", "gelu"),
-        *(F(name, ANY) for name in NO_EFFECT.split()),
         *rows.YARN,
     ),
     vocabularies=("bpe",),
@@ -85,6 +80,10 @@ MODERN_BERT = Family(
     prefix="model.",
     names={"global_rope_theta": THETA, "local_rope_theta": LOCAL},
     restored=named,
+    ignored=(
+        "classifier_pooling decoder_bias deterministic_flash_attn initializer_cutoff_factor layer_norm_eps position_embedding_type "
+        "reference_compile repad_logits_with_grad sparse_prediction sparse_pred_ignore_index cls_token_id"
+    ),
     ropes=("default",),
     defaults={"max_position_embeddings": 8192, "classifier_pooling": "cls"},
 )

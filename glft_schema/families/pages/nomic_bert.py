@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glft_schema.families import rows
 from glft_schema.families.operations import JoinRows
-from glft_schema.families.page import ANY, F, Family, T
+from glft_schema.families.page import F, Family, T
 from glft_schema.families.pages.bert import BERT
 
 # fmt: off
@@ -16,11 +16,6 @@ NAMES = {  # of the code in published folders
 FALSE = (
     "causal mlp_fc1_bias mlp_fc2_bias qkv_proj_bias parallel_block parallel_block_tied_norm prenorm rotary_emb_interleaved "
     "scale_attn_by_inverse_layer_idx use_rms_norm"
-)
-NO_EFFECT = (
-    "dense_seq_output fused_bias_fc fused_dropout_add_ln max_trained_positions n_positions pad_vocab_size_multiple "
-    "reorder_and_upcast_attn summary_activation summary_proj_to_labels summary_type summary_use_proj type_vocab_size "
-    "use_flash_attn use_xentropy classifier_dropout"
 )
 NOMIC_BERT = Family(
     "nomic-bert", ("NomicBertModel",), "nomic_bert",
@@ -54,11 +49,15 @@ NOMIC_BERT = Family(
         F("scale_attn_weights", True),
         *(F(name, False) for name in FALSE.split()),
         *(F(name, None, "llama.cpp scales no positions") for name in ("rotary_emb_scale_base", "rotary_scaling_factor")),
-        *(F(name, ANY) for name in NO_EFFECT.split()),
     ),
     vocabularies=("wordpiece",),
     limits=BERT.limits,
     names=NAMES,
+    ignored=(
+        "dense_seq_output fused_bias_fc fused_dropout_add_ln max_trained_positions n_positions pad_vocab_size_multiple "
+        "reorder_and_upcast_attn summary_activation summary_proj_to_labels summary_type summary_use_proj type_vocab_size "
+        "use_flash_attn use_xentropy classifier_dropout"
+    ),
     ropes=("default",),
     defaults={"max_position_embeddings": 2048, "type_vocab_size": 2},
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from glft_schema.families import rows
 from glft_schema.families.page import F, Family, K, T
-from glft_schema.families.requirements import limit
 
 # fmt: off
 OLMOE = Family(
@@ -32,6 +31,6 @@ OLMOE = Family(
         *rows.YARN,
     ),
     vocabularies=("bpe",),
-    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    limits=rows.SOME_EXPERTS,
     defaults={"rms_norm_eps": 1e-5},
 )

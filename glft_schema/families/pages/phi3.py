@@ -6,7 +6,7 @@ import math
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
 from glft_schema.families.rope_factors import longrope_config, longrope_factors
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -69,11 +69,11 @@ PHI3 = Family(
         rows.WINDOW,
         F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths"),
         F("rope.factor", length_ratio, "llama.cpp computes it from the lengths"),
-        F("rope.partial_rotary_factor", ANY),  # see `rows.rotated`
     ),
     vocabularies=("phi3 sentencepiece", "bpe"),
     generated=longrope_factors,
     restored=phi3_config,
     ropes=("default", "longrope"),
+    ignored="rope.partial_rotary_factor",  # see `rows.rotated`
     defaults={"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glft_schema.families import rows
-from glft_schema.families.page import ANY, F, Family, T
+from glft_schema.families.page import F, Family, T
 
 # fmt: off
 QWEN2 = Family(
@@ -15,9 +15,9 @@ QWEN2 = Family(
     keys=(*rows.SIZES, *rows.HEADS, *rows.RMS, *rows.OWN_HEAD_SIZE, rows.FILE_TYPE),
     fields=(
         F("hidden_act", "silu"),
-        F("attention_bias", ANY),  # the model has biases of queries, keys and values
         *rows.SLIDING_QWEN, *rows.YARN
     ),
     vocabularies=("sentencepiece", "bpe"),
+    ignored="attention_bias",  # the model has biases of queries, keys and values
     defaults={"num_key_value_heads": 32},
 )

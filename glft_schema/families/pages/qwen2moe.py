@@ -5,7 +5,6 @@ from __future__ import annotations
 from glft_schema.families import rows
 from glft_schema.families.operations import OneRow
 from glft_schema.families.page import Bias, F, Family, K, T
-from glft_schema.families.requirements import limit
 
 # fmt: off
 MLP = "model.layers.{i}.mlp"
@@ -35,11 +34,10 @@ QWEN2MOE = Family(
         F("tie_word_embeddings", False, rows.OWN_OUTPUT),
         F("norm_topk_prob", False, "llama.cpp does not normalize the weights of the chosen experts"),
         F("qkv_bias", Bias("blk.0.attn_q.bias")),
-        F("decoder_sparse_step", 1, rows.EXPERTS_EVERYWHERE),
-        F("mlp_only_layers", [], rows.EXPERTS_EVERYWHERE),
+        *rows.NO_DENSE_BLOCKS,
         *rows.SLIDING_QWEN, *rows.YARN,
     ),
     vocabularies=("bpe",),
     defaults={"num_key_value_heads": 16},
-    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    limits=rows.SOME_EXPERTS,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from glft_schema.families import rows
-from glft_schema.families.page import ANY, F
 from glft_schema.families.pages.qwen2 import QWEN2
 
 # fmt: off
@@ -13,6 +12,6 @@ QWEN2VL = replace(
     QWEN2, arch="qwen2vl", architectures=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
     model_type="qwen2_5_vl_text",
     keys=(*rows.SIZES, *rows.SECTIONS, *rows.RMS, rows.FILE_TYPE),
-    fields=(*QWEN2.fields, F("rope.mrope_section", ANY)),
+    ignored=f"{QWEN2.ignored} rope.mrope_section",
     restored=lambda tensors, config: {"architectures": [*QWEN2.architectures], "model_type": QWEN2.model_type},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glft_schema.families import rows
-from glft_schema.families.page import F, Family, K, T
+from glft_schema.families.page import F, Family, T
 
 # fmt: off
 QWEN3 = Family(
@@ -15,8 +15,7 @@ QWEN3 = Family(
     ),
     keys=(
         *rows.SIZES, *rows.HEADS, *rows.RMS,
-        K("attention.key_length",             "head_dim", 128, absent=rows.head_size),
-        K("attention.value_length",           "head_dim", 128, absent=rows.head_size),
+        *rows.head_lengths(128),
         rows.FILE_TYPE,
     ),
     fields=(

@@ -10,7 +10,7 @@ from glft_schema.errors import FormatError, quote
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import Chain, MoveRows, NegativeExponential
-from glft_schema.families.page import ANY, F, Family, K, T
+from glft_schema.families.page import F, Family, K, T
 from glft_schema.families.requirements import limit
 from glft_schema.storage.dtypes import Array
 
@@ -82,10 +82,7 @@ ATTENTION = (
     T("model.layers.{i}.self_attn.o_proj",       "blk.{i}.attn_output",         "q embd", when=ELSEWHERE),
     *rows.attention("q+q", "k", "v", when=ELSEWHERE),
 )
-LENGTHS = (
-    K("attention.key_length",             "head_dim", 256, absent=rows.head_size),
-    K("attention.value_length",           "head_dim", 256, absent=rows.head_size),
-)
+LENGTHS = rows.head_lengths(256)
 NET_KEYS = (
     K("ssm.conv_kernel",                  "linear_conv_kernel_dim", 4, "required"),
     K("ssm.state_size",                   "linear_key_head_dim", 128, "required"),
@@ -123,12 +120,12 @@ QWEN35 = Family(
         F("attention_bias", False, rows.ONE_BIAS),
         F("layer_types", layer_types),
         F("linear_value_head_dim", lambda config: config["linear_key_head_dim"], "llama.cpp has one size for both heads"),
-        *(F(name, ANY) for name in ["rope.mrope_*", "mtp_*", "attn_output_gate", "mlp_only_layers", "mamba_ssm_dtype"]),
         *rows.PARTIAL_YARN,
     ),
     vocabularies=("bpe",),
     defaults={"num_key_value_heads": 4},
     dropped=("mtp.*",),
+    ignored="rope.mrope_* mtp_* attn_output_gate mlp_only_layers mamba_ssm_dtype",
     limits=(limit("rope.dimension_sections", "4 numbers", lambda n: n.count("rope.dimension_sections") in (0, 4)),),
     scales_feed_forward=True,
 )

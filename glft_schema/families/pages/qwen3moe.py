@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from glft_schema.families import rows
 from glft_schema.families.page import F, Family, K, T
-from glft_schema.families.requirements import limit
 
 # fmt: off
 QWEN3MOE = Family(
@@ -27,12 +26,11 @@ QWEN3MOE = Family(
         F("attention_bias", False, rows.ONE_BIAS),
         F("use_qk_norm", True),
         F("shared_expert_intermediate_size", 0),
-        F("decoder_sparse_step", 1, rows.EXPERTS_EVERYWHERE),
-        F("mlp_only_layers", [], rows.EXPERTS_EVERYWHERE),
+        *rows.NO_DENSE_BLOCKS,
         *rows.SLIDING_QWEN, *rows.YARN
     ),
     vocabularies=("bpe",),
     defaults={"num_key_value_heads": 4, "norm_topk_prob": False},
-    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    limits=rows.SOME_EXPERTS,
     scales_feed_forward=True,
 )

@@ -9,9 +9,8 @@ import numpy as np
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import MoveRows, NegativeExponential, OneRow
-from glft_schema.families.page import ANY, F, K, T
+from glft_schema.families.page import F, K, T
 from glft_schema.families.pages.qwen35 import ATTENTION, HERE, LENGTHS, NET, NET_KEYS, QWEN35
-from glft_schema.families.requirements import limit
 from glft_schema.storage.dtypes import Array
 
 
@@ -58,11 +57,10 @@ QWEN3NEXT = replace(
     ),
     fields=(
         *QWEN35.fields,
-        F("use_sliding_window", ANY),
         F("norm_topk_prob", True, "llama.cpp normalizes the weights of the chosen experts"),
-        F("decoder_sparse_step", 1, rows.EXPERTS_EVERYWHERE),
-        F("mlp_only_layers", [], rows.EXPERTS_EVERYWHERE),
+        *rows.NO_DENSE_BLOCKS,
     ),
+    ignored=f"{QWEN35.ignored} use_sliding_window",
     defaults={"num_key_value_heads": 2},
-    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    limits=rows.SOME_EXPERTS,
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.page import ANY, F, K
+from glft_schema.families.page import F, K
 from glft_schema.families.pages.qwen3 import QWEN3
 
 
@@ -23,7 +23,8 @@ QWEN3VL = replace(
         *(key for key in QWEN3.keys if key.field == "head_dim"), rows.FILE_TYPE,
         K("n_deepstack_layers",               "", deepstack_layers),
     ),
-    fields=(*QWEN3.fields, F("rope.mrope_section", ANY), F("rope.mrope_interleaved", True)),
+    fields=(*QWEN3.fields, F("rope.mrope_interleaved", True)),
     restored=lambda tensors, config: {"architectures": [*QWEN3.architectures], "model_type": QWEN3.model_type},
+    ignored="rope.mrope_section",
     scales_feed_forward=False,
 )

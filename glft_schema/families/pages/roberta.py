@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from glft_schema.families.config import Config
 from glft_schema.families.operations import DropRows
-from glft_schema.families.page import ANY, F, K, T
+from glft_schema.families.page import K, T
 from glft_schema.families.pages.bert import BERT, classifier
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -29,7 +29,7 @@ ROBERTA = replace(
     BERT, architectures=("RobertaModel", "RobertaForMaskedLM"), model_type="roberta",
     tensors=tuple(POSITIONS if row.gguf == POSITIONS.gguf else row for row in BERT.tensors),
     keys=tuple(CONTEXT if key.key == CONTEXT.key else key for key in BERT.keys),
-    fields=(*BERT.fields, F("max_position_embeddings", ANY)),  # the rows of a tensor
+    ignored=f"{BERT.ignored} max_position_embeddings",
     vocabularies=("bpe",),
     dropped=(*BERT.dropped, "lm_head.*"),
     prefix="roberta.",

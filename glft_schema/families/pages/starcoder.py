@@ -24,11 +24,8 @@ STARCODER = replace(
         rows.choice("activation_function", *rows.GELU),
         F("multi_query", True, "the page has the rows of one head of keys"),
         F("num_key_value_heads", 1),
-        *rows.without_effect(
-            "attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner max_batch_size max_sequence_length "
-            "pad_key_length pre_allocate_kv_cache validate_runner_input"
-        ),
-        *(field for field in GPT2.fields if field.name.startswith(("summary", "scale_attn_weights"))),
+        *(field for field in GPT2.fields if field.name == "scale_attn_weights"),
     ),
     prefix="",
+    ignored="inference_runner max_*_size max_*_length pad_key_length pre_allocate_kv_cache validate_runner_input summary_*",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glft_schema.families import rows
-from glft_schema.families.page import ANY, F, Family, K, T
+from glft_schema.families.page import F, Family, K, T
 
 # fmt: off
 STARCODER2 = Family(
@@ -26,11 +26,11 @@ STARCODER2 = Family(
     fields=(
         F("hidden_act", "gelu_pytorch_tanh"),
         F("use_bias", True, "llama.cpp requires biases"),
-        *(F(name, ANY) for name in ("activation_function", "layer_norm_epsilon", "scale_attn_weights")),  # of StarCoder
         F("norm_type", "layer_norm"),
         F("mlp_type", "default"),
         rows.WINDOW, *rows.YARN,
     ),
     vocabularies=("bpe",),
+    ignored="activation_function layer_norm_epsilon scale_attn_weights",  # of StarCoder
     defaults={"num_key_value_heads": 2},
 )
