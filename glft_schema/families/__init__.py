@@ -5,7 +5,15 @@ from typing import TYPE_CHECKING
 from glft_schema.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from glft_schema.families.operations import TensorOperation
+    from glft_schema.families.operations import (
+        Chain,
+        MoveRows,
+        PermuteRows,
+        PlusOne,
+        Stack,
+        TensorOperation,
+        Transpose,
+    )
     from glft_schema.families.page import ANY, Bias, F, Family, K, T
     from glft_schema.families.registry import families, register_family
     from glft_schema.families.requirements import limit
@@ -13,18 +21,24 @@ if TYPE_CHECKING:
 __all__ = [
     "ANY",
     "Bias",
+    "Chain",
     "F",
     "Family",
     "K",
+    "MoveRows",
+    "PermuteRows",
+    "PlusOne",
+    "Stack",
     "T",
     "TensorOperation",
+    "Transpose",
     "families",
     "limit",
     "register_family",
 ]
 
 LATER = {
-    "families.operations": "TensorOperation",
+    "families.operations": "Chain MoveRows PermuteRows PlusOne Stack TensorOperation Transpose",
     "families.page": "ANY Bias F Family K T",
     "families.registry": "families register_family",
     "families.requirements": "limit",

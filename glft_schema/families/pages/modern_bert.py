@@ -81,8 +81,8 @@ MODERN_BERT = Family(
     names={"global_rope_theta": THETA, "local_rope_theta": LOCAL},
     restored=named,
     ignored=(
-        "classifier_pooling decoder_bias deterministic_flash_attn initializer_cutoff_factor layer_norm_eps position_embedding_type "
-        "reference_compile repad_logits_with_grad sparse_prediction sparse_pred_ignore_index cls_token_id"
+        "classifier_pooling decoder_bias deterministic_flash_attn initializer_cutoff_factor layer_norm_eps "
+        "position_embedding_type reference_compile repad_logits_with_grad sparse_pred*"
     ),
     ropes=("default",),
     defaults={"max_position_embeddings": 8192, "classifier_pooling": "cls"},
