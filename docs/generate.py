@@ -292,7 +292,7 @@ def faults_of_the_converter() -> str:
         for reason in dict.fromkeys(model.differs.values()):
             reasons.setdefault((model.config["architectures"][0], reason), []).append(model.name)
     rows = [(f"`{name}`", ", ".join(models), reason) for (name, reason), models in reasons.items()]
-    return table(("class", "with the config of", "the converter"), rows)
+    return table(("class", "with the config of", "difference"), rows)
 
 
 def composite_schemes() -> str:
