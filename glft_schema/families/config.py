@@ -66,7 +66,7 @@ class ConfigKey(NamedTuple):
 
     @property
     def default_of_loader(self) -> Any:
-        """What a GGUF model without the key means: `absent`, or else `default`."""
+        """The value if a GGUF model lacks the key: `absent`, or else `default`."""
         return self.default if self.absent is REQUIRED else self.absent
 
 
@@ -138,7 +138,7 @@ def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[st
             value = config[field]
             _check_type(_full(key, arch), value, f"{CONFIG} -> {field}")
         if (key, field) == BY_LAYER:
-            value = [bool(LAYERS.index(kind)) for kind in value] if value and config.get("sliding_window") else None
+            value = [kind == LAYERS[1] for kind in value] if value and config.get("sliding_window") else None
         if value is not None:
             entries[_full(key, arch)] = float(np.float32(value)) if isinstance(value, float) else value
     if further := entries.get(_full("nextn_predict_layers", arch)):
@@ -240,7 +240,7 @@ def columns_of_head(config: Config) -> int:
 
 
 def _fraction(columns: int, config: Config) -> float:
-    """Returns the fraction of a head's columns that gives `columns`, truncated."""
+    """Returns the fraction f with ``int(f * size of a head) == columns``."""
     size = columns_of_head(config)
     return columns / size if int(columns / size * size) == columns else math.nextafter(columns / size, math.inf)
 

@@ -21,12 +21,9 @@ from glft_schema.families.page import Family
 
 FACTOR, CONTEXT, LENGTH = "factor", "original_max_position_embeddings", "max_position_embeddings"
 LOCAL_THETA = "rope_local_base_freq"
-NAMES = {  # name in some places -> name here
-    "type": "rope_type",
-    LOCAL_THETA: "rope_theta",
-    LENGTH: CONTEXT,
-}
+NAMES = {"type": "rope_type", LOCAL_THETA: "rope_theta", LENGTH: CONTEXT}  # name in some places -> name here
 DEFAULT = ("rope_type", "default")
+OF_PAGES = (f"{ROPE}.", "own.")  # prefixes of fields that pages have, and no config.json
 RENAMED = {"su": "longrope", "mrope": "default"}  # types of scaling
 
 
@@ -107,7 +104,7 @@ def read_config(folder: Path, family: Family) -> Config:
         OSError: if it cannot be read.
     """
     file = folder / CONFIG
-    stored = read_text_config(folder)
+    stored = {field: value for field, value in read_text_config(folder).items() if not field.startswith(OF_PAGES)}
     places = Places(file, family.aliases)
     places.add("", stored)
     places.add("", {field: value for field, value in family.defaults.items() if field not in stored})

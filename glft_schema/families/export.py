@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from glft_schema.errors import FormatError, TensorError, quote
-from glft_schema.families.config import Config, config_of
+from glft_schema.families.config import Config, config_of, refusing
 from glft_schema.families.loader import MODEL, ModelSizes, broken_limits, broken_tensors, read_keys
 from glft_schema.families.operations import TensorOperation
-from glft_schema.families.page import EXPERT_COUNT, LABELS, Family
+from glft_schema.families.page import Family
 from glft_schema.families.pages.every_model import DEFAULT_IDS
 from glft_schema.families.registry import archs, families, family_with
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
@@ -45,6 +45,11 @@ def hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool = Fals
         FormatError: as `gguf_config`.
         TensorError: if the family has no such tensor, or a shape does not fit the metadata.
     """
+    with refusing(file.name, "valid metadata"):
+        return _hf_model(tensors, file, fused)
+
+
+def _hf_model(tensors: Mapping[str, StoredTensor], file: File, fused: bool) -> tuple[dict[str, StoredTensor], Config]:
     family, config = gguf_config(file)
     of_inputs = {scale_of(name, SCALES[1]) for name in tensors}
     left = {name: tensor for name, tensor in tensors.items() if name not in of_inputs}
@@ -89,12 +94,13 @@ def gguf_config(file: File) -> tuple[Family, Config]:
             tensor, or config.json cannot state a value. A missing vocabulary is not an error.
     """
     family = family_in_gguf(file.metadata)
-    numbers = ModelSizes(file, family_with(family.arch) or family)
-    for finding in (*read_keys(numbers), *broken_limits(numbers), *broken_tensors(numbers)):
-        is_absent = finding.name.startswith(TOKENIZER) and finding.path == "metadata"
-        if not is_absent and not finding.rule.endswith(("-tensors", "-names", "-blocks")):
-            raise FormatError(finding.problem, finding.path)
-    return family, config_of(file.metadata, family.keys, family.arch)
+    with refusing(file.name, "valid metadata"):
+        numbers = ModelSizes(file, family_with(family.arch) or family)
+        for finding in (*read_keys(numbers), *broken_limits(numbers), *broken_tensors(numbers)):
+            is_absent = finding.name.startswith(TOKENIZER) and finding.path == "metadata"
+            if not is_absent and not finding.rule.endswith(("-tensors", "-names", "-blocks")):
+                raise FormatError(finding.problem, finding.path)
+        return family, config_of(file.metadata, family.keys, family.arch)
 
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
@@ -102,14 +108,9 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
     if family := fitting_family(metadata):
         return family
     arch = metadata.get(ARCHITECTURE)
-    problem = f"expected a declared architecture, found {quote(arch)}"
-    if metadata.get(f"{arch}.{LABELS}"):
-        problem += f" with {arch}.{LABELS}"
-    elif family_with(arch):
-        problem += " with experts" if metadata.get(f"{arch}.{EXPERT_COUNT}") else f" without {arch}.{EXPERT_COUNT}"
-    else:
-        problem += suggestion(arch, archs())
-    raise FormatError(problem, "metadata -> general.architecture")
+    family = family_with(arch)
+    reason = f" {family.misfit(metadata)}" if family else suggestion(arch, archs())
+    raise FormatError(f"expected a declared architecture, found {quote(arch)}{reason}", "metadata -> general.architecture")
 
 
 def fitting_family(metadata: Mapping[str, Any]) -> Family | None:

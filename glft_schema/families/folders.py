@@ -16,7 +16,7 @@ import numpy as np
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.composites.as_ggml import ROUNDED, in_one_type, values_of
-from glft_schema.errors import FormatError, MetadataWarning, TensorError, quote, safe, warn
+from glft_schema.errors import FormatError, MetadataWarning, OptionError, TensorError, quote, safe, warn
 from glft_schema.families.apart import start_apart
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import (
@@ -169,11 +169,11 @@ def undeclared(folder: Path, open_weights: Callable[[Family], Mapping[str, Store
         problem = f"expected a model of transformers, found {quote(name)} of diffusers: give its file, to keep its names"
         return FormatError(problem, "architectures", file=str(folder / CONFIG))
     similar = None
-    with suppress(FormatError, TensorError, OSError):
+    with suppress(FormatError, TensorError, OptionError, OSError):
         similar = family_with_names([*open_weights(known[0])], known)
     named = f", whose tensors have the names of {similar.architectures[0]}" if similar else ""
     problem = f"expected a declared architecture, found {quote(_class_of(stored))}{named}: use {ADVICE}, or declare it"
-    return FormatError(f"{problem} (docs/guides/hugging-face.md)", "architectures", file=str(folder / CONFIG))
+    return FormatError(f"{problem} (docs/guides/adding-an-architecture.md)", "architectures", file=str(folder / CONFIG))
 
 
 def check_fields(family: Family, config: Config, tensors: Mapping[str, object] | None, folder: Path) -> list[str]:

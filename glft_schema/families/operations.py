@@ -469,6 +469,8 @@ class DropRows(TensorOperation):
         return [tensors[0][config[self.last] + 1 :]]
 
     def to_hf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:
+        if not 0 <= config[self.last] < len(tensors[0]):
+            raise ValueError
         return [np.pad(tensors[0], ((config[self.last] + 1, 0), (0, 0)))]
 
 

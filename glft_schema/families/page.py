@@ -25,6 +25,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from glft_schema.errors import quote
 from glft_schema.families.config import ALIASES, NEXTN, ROPE, Config, ConfigKey
 from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
@@ -239,7 +240,7 @@ class Family:
 
     @property
     def body(self) -> str:
-        """The prefix of all names on the page but those of heads, such as ``model.``."""
+        """The prefix of all names on the page except heads, such as ``model.``."""
         first = next(row.name for row in self.tensors if "{i}" in row.name).partition(".")[0] + "."
         return first if any(row.name.startswith(first) for row in self.tensors if row.gguf == "token_embd") else ""
 
@@ -284,18 +285,23 @@ class Family:
         return next(key.field for key in self.keys if key.key == name)
 
     def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether this page describes a GGUF model, by its architecture, experts, labels,
-        sliding window, and the numbers that are constant on this page."""
+        """Returns whether this page describes a GGUF model."""
+        return metadata.get(ARCHITECTURE) == self.arch and not self.misfit(metadata)
+
+    def misfit(self, metadata: Mapping[str, Any]) -> str:
+        """Returns what this page lacks of a GGUF model of its architecture, or an empty text:
+        experts, labels, a sliding window, or another number than a constant."""
         keys = {key.key for key in self.keys}
-        constant = (
-            key for key in self.keys if type(key.default) is int and not key.field and not key.key.startswith("general.")
-        )
-        return (
-            metadata.get(ARCHITECTURE) == self.arch
-            and all(bool(metadata.get(f"{self.arch}.{key}")) is (key in keys) for key in (EXPERT_COUNT, LABELS))
-            and (not metadata.get(f"{self.arch}.{WINDOW}") or K(WINDOW, "", None) not in self.keys)
-            and all(metadata.get(f"{self.arch}.{key.key}", key.default_of_loader) == key.default for key in constant)
-        )
+        for key in (EXPERT_COUNT, LABELS):
+            if (stated := bool(metadata.get(f"{self.arch}.{key}"))) is not (key in keys):
+                return f"{'with' if stated else 'without'} {self.arch}.{key}"
+        for row in self.keys:
+            name = f"{self.arch}.{row.key}"
+            value = metadata.get(name, row.default_of_loader)
+            is_constant = type(row.default) is int and not row.field and not row.key.startswith("general.")
+            if (is_constant and value != row.default) or (row == K(WINDOW, "", None) and value):
+                return f"with {quote(value)} for {name}"
+        return ""
 
     def config_without_keys(self, config: Config, tensors: Iterable[str]) -> Config:
         """Returns the fields without a key for a config that we write."""

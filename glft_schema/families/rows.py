@@ -36,17 +36,21 @@ def yarn_attention(config: Config) -> float:
     return 0.1 * math.log(config["rope.factor"]) + 1 if config["rope.rope_type"] == "yarn" else config["rope.attention_factor"]
 
 
+def kinds(config: Config, is_full: Callable[[int], object], other: str = LAYERS[1]) -> list[str]:
+    """Returns full attention or another kind for each block that llama.cpp can load."""
+    return [LAYERS[0] if is_full(i) else other for i in range(min(config["num_hidden_layers"], MOST_BLOCKS))]
+
+
 def layer_types(config: Config, kind: str, is_full: Callable[[int], object]) -> list[str]:
     """Returns full attention or another kind for each block: the layer_types, or by `is_full`.
 
     Raises FormatError without both kinds: llama.cpp stops with an assertion.
     """
-    kinds = config.get("layer_types") or [FULL_ATTENTION if is_full(i) else kind for i in range(MOST_BLOCKS)]
-    count = min(config["num_hidden_layers"], MOST_BLOCKS)
-    kinds = [kind if found == kind else FULL_ATTENTION for found in [*kinds, *[FULL_ATTENTION] * count][:count]]
-    if {*kinds} != {kind, FULL_ATTENTION}:
-        raise FormatError(f"expected layers of {kind} and {FULL_ATTENTION}, found {quote(kinds)}", "layer_types")
-    return kinds
+    stated = config.get("layer_types")
+    found = kinds(config, lambda i: i >= len(stated) or stated[i] != kind, kind) if stated else kinds(config, is_full, kind)
+    if {*found} != {kind, LAYERS[0]}:
+        raise FormatError(f"expected layers of {kind} and {LAYERS[0]}, found {quote(found)}", "layer_types")
+    return found
 
 
 def per_block(value: Any, config: Config) -> list[Any]:
@@ -56,13 +60,13 @@ def per_block(value: Any, config: Config) -> list[Any]:
 
 def used_experts(config: Config) -> int:
     """Returns how many experts a token uses, at most those of its groups."""
-    of_groups = config["n_routed_experts"] * config["topk_group"] // config["n_group"]
+    of_groups = config["n_routed_experts"] * config["topk_group"] // (config["n_group"] or 1)
     return int(min(config["num_experts_per_tok"], of_groups))
 
 
 def full_layers(config: Config) -> list[str]:
     """Returns the layer types of a model with full attention in every block."""
-    return ["full_attention"] * config["num_hidden_layers"]
+    return kinds(config, lambda i: True)
 
 
 def no_window(config: Config) -> int | None:
@@ -84,15 +88,14 @@ def sliding_layers(config: Config, period: int) -> list[str]:
 
     A window of 0 is none.
     """
-    if config["sliding_window"] == 0:
-        return full_layers(config)
-    return ["full_attention" if i % period == period - 1 else "sliding_attention" for i in range(config["num_hidden_layers"])]
+    return kinds(config, lambda i: config["sliding_window"] == 0 or i % period == period - 1)
 
 
 def some_sliding(config: Config) -> list[str]:
     """Returns the layer types, or others if no layer has the window that the config states."""
     stated: list[str] = config["layer_types"]
-    return stated if LAYERS[1] in stated or not config.get("sliding_window") else sliding_layers(config, 4)
+    fits = LAYERS[1] in stated or not config.get("sliding_window")
+    return stated if fits and {*stated} <= {*LAYERS} else sliding_layers(config, 4)
 
 
 def rotated_columns(config: Config, default: float) -> int:
@@ -127,7 +130,6 @@ def theta(default: float) -> K:
     return K("rope.freq_base", "rope.rope_theta", default, absent=10_000.0)
 
 
-FULL_ATTENTION = "full_attention"
 FULL = "llama.cpp attends to all tokens: the logits of texts longer than the window differ"
 ONE_BIAS = "llama.cpp loads no bias of the output projection"
 OWN_OUTPUT = "llama.cpp requires an output matrix"

@@ -118,7 +118,7 @@ def bpe(writer: Any, folder: Path, config: Config, settings: Config) -> list[str
 def glm_bpe(
     writer: Any, folder: Path, config: Config, settings: Config, special: Mapping[str, str] = GLM_TOKENS
 ) -> list[str] | None:
-    """Byte-level BPE of GLM, whose special tokens are known by their texts."""
+    """Byte-level BPE of GLM, whose special tokens are found by their text."""
     notes, entries = bpe(writer, folder, config, settings), writer.kv_data[0]
     texts = entries["tokenizer.ggml.tokens"].value
     for name, text in special.items():
@@ -251,7 +251,13 @@ def unigram(writer: Any, folder: Path, config: Config, settings: Config) -> list
 
 
 class Kind(NamedTuple):
-    """A kind of vocabulary: its file, ``tokenizer.ggml.model``, and what writes its keys."""
+    """A kind of vocabulary.
+
+    Attributes:
+        file: its file in a folder.
+        model: ``tokenizer.ggml.model``.
+        write: adds its keys to a `gguf.GGUFWriter`. Returns notes, or None for another kind.
+    """
 
     file: str
     model: str

@@ -64,8 +64,7 @@ def write_folder(
         raise OptionError(
             f"expected a {WITH_TYPES.name} file to write a Hugging Face folder of, found another source: convert it first"
         )
-    with refusing(source.file.name, "valid metadata"):
-        tensors, config = hf_model({name: in_ggml(tensor) for name, tensor in source.tensors.items()}, source.file)
+    tensors, config = hf_model({name: in_ggml(tensor) for name, tensor in source.tensors.items()}, source.file)
     stored = {
         name: StoredTensor(t.shape, t.dtype, t.load, None, None if t.companions else t.file_tensor, read=t.read)
         for name, t in tensors.items()

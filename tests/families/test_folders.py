@@ -441,7 +441,7 @@ OF_CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {  # folder, fields of 
     "architecture":   ("tiny-llama", {"architectures": ["RWKVForCausalLM"]},
                        "architectures: expected a declared architecture, found 'RWKVForCausalLM', whose tensors have the "
                        "names of LlamaForCausalLM: use llama.cpp's converter (--converter installed, after pip install "
-                       "'glft_schema[converter]'; or --converter PATH), or declare it (docs/guides/hugging-face.md)"),
+                       "'glft_schema[converter]'; or --converter PATH), or declare it (docs/guides/adding-an-architecture.md)"),
     "no field":       ("tiny-llama", {"hidden_size": None}, "config.json: expected the field hidden_size, found none"),
     "rope":           ("tiny-llama", {"rope_scaling": {"rope_type": "other"}},
                        "expected a rope_type of linear, yarn, longrope, default, dynamic, llama3, found 'other'"),

@@ -10,10 +10,13 @@ from glft_schema.families.page import LABELS, F, Family, K, T
 from glft_schema.families.requirements import limit
 from glft_schema.formats.gguf_names import POOLINGS
 
+MOST_LABELS = 1 << 16  # made for a config that does not name them
+
 
 def labels(config: Config) -> list[str]:
     """Returns the names of the labels, in order."""
-    names = config.get("id2label") or {number: f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
+    count = min(config.get("num_labels", 2), MOST_LABELS)
+    names = config.get("id2label") or {number: f"LABEL_{number}" for number in range(count)}
     return [names[number] for number in sorted(names, key=int)]
 
 
@@ -26,12 +29,12 @@ def classifier(base: Family, architecture: str, *head: T) -> Family:
             *(row._replace(name=row.name and base.prefix + row.name) for row in base.tensors if row.gguf[:3] != "cls"),
             *head,
         ),
-        keys=(*base.keys, K(LABELS, "labels", labels), K("pooling_type", "", POOLINGS.index("rank"))),
+        keys=(*base.keys, K(LABELS, "own.labels", labels), K("pooling_type", "", POOLINGS.index("rank"))),
         dropped=("*.position_ids",),
         prefix="",
         restored=lambda tensors, config: {
             **base.restored(tensors, config),
-            "id2label": (names := dict(enumerate(config.pop("labels")))),
+            "id2label": (names := dict(enumerate(config.pop("own.labels")))),
             "label2id": {name: number for number, name in names.items()},
         },
     )

@@ -84,7 +84,7 @@ DEEPSEEK2 = Family(
         F("qk_nope_head_dim", lambda config: config["qk_head_dim"] - config["qk_rope_head_dim"]),
         F("rms_norm_eps", 1e-6, "llama.cpp adds it to latents, too, where transformers adds 1e-6", warns=True),
         F("norm_topk_prob", False, "transformers does not normalize the weights of the chosen experts"),
-        F("n_group", lambda config: min(config["n_group"], 1), "llama.cpp rates a group by two experts, not by the best"),
+        F("n_group", lambda config: min(config.get("n_group") or 1, 1), "llama.cpp rates a group by two experts, not one"),
         rows.choice("topk_method", "greedy", "group_limited_greedy"),  # the same without groups
         F("scoring_func", "softmax"), F("moe_layer_freq", 1, rows.EXPERTS_EVERYWHERE),
         F("rope.rope_type", supported_rope, "llama.cpp scales attention by mscale, which must be mscale_all_dim"),

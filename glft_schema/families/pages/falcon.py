@@ -23,7 +23,7 @@ def newer_layout(tensors: dict[str, StoredTensor], config: Config) -> Config:
 
 
 # fmt: off
-BLOCK, GROUPS = "transformer.h.{i}.", "groups"  # a field of this page alone
+BLOCK, GROUPS = "transformer.h.{i}.", "own.groups"  # a field of this page alone
 TWO_NORMS = "attn_norm_2.weight"
 FALCON = Family(
     "falcon", ("FalconForCausalLM",), "falcon",

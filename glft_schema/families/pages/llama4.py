@@ -56,7 +56,7 @@ LLAMA4 = Family(
         F("no_rope_layers", lambda config: rotated_layers(config) if config.get("no_rope_layers") else []),  # as by default
         F("no_rope_layer_interval", 4, "llama.cpp rotates all layers but every fourth"),
         F("attention_chunk_size", 8192, "llama.cpp attends within chunks of 8192 tokens"),
-        F("layer_types", lambda config: [("full", "chunked")[kind] + "_attention" for kind in rotated_layers(config)]),
+        F("layer_types", lambda config: rows.kinds(config, lambda i: i % 4 == 3, "chunked_attention")),
         F("use_qk_norm", lambda config: config["num_experts"] != 128, "llama.cpp decides it by the number of experts"),
         rows.choice("attn_temperature_tuning", True, 4),
         F("attn_scale", 0.1), F("floor_scale", 8192),

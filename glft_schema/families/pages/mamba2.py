@@ -50,7 +50,7 @@ MAMBA2 = Family(
         rows.LM_HEAD,
     ),
     keys=(
-        K("context_length",                   "", 1 << 20, "required"),
+        K("context_length",                   "", lambda config: 1 << 20, "required"),
         K("embedding_length",                 "hidden_size", loader="required"),
         K("feed_forward_length",              "", 0),
         K("attention.head_count",             "", 0),

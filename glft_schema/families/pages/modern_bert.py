@@ -17,7 +17,7 @@ THETA, LOCAL = "rope_theta", "rope_local_base_freq"
 
 def named(tensors: Mapping[str, StoredTensor], config: Config) -> Config:
     """Returns fields by the names that transformers reads for this model."""
-    pooling = POOLINGS[config.pop("pooling")]
+    pooling = POOLINGS[config.pop("own.pooling")]
     return {"global_rope_theta": config.pop(THETA), "local_rope_theta": config.pop(LOCAL), "classifier_pooling": pooling}
 
 
@@ -29,7 +29,7 @@ def at_least(field: str, least: int, config: Config) -> int:
 def layers(config: Config) -> list[str]:
     """Returns the kind of attention of each block: the first of each period is not sliding."""
     period = config["global_attn_every_n_layers"]
-    return ["sliding_attention" if i % period else "full_attention" for i in range(config["num_hidden_layers"])]
+    return rows.kinds(config, lambda i: i % period == 0)
 
 
 # fmt: off
@@ -58,7 +58,7 @@ MODERN_BERT = Family(
         K("attention.layer_norm_epsilon",     "norm_eps", 1e-5, "required"),
         rows.FILE_TYPE,
         K("attention.causal",                 "", False),
-        K("classifier.pooling_type",          "pooling", lambda config: POOLINGS.index(config["classifier_pooling"]),
+        K("classifier.pooling_type",          "own.pooling", lambda config: POOLINGS.index(config["classifier_pooling"]),
           absent=POOLINGS.index("mean")),
         K("attention.sliding_window",         "local_attention", 128, absent=0),
         K(PATTERN,                            "global_attn_every_n_layers", 3, "sliding"),

@@ -19,7 +19,8 @@ def context(config: Config) -> int:
 
 def positions(tensors: Mapping[str, StoredTensor], config: Config) -> Config:
     """Returns the number of all positions."""
-    return {"max_position_embeddings": tensors["position_embd.weight"].shape[0] + config["pad_token_id"] + 1}
+    padding = config["pad_token_id"] or 1
+    return {"max_position_embeddings": tensors["position_embd.weight"].shape[0] + padding + 1, "pad_token_id": padding}
 
 
 # fmt: off
