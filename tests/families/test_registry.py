@@ -53,6 +53,11 @@ def test_a_page_of_a_package(package: Any, tmp_path: Path) -> None:
     site = package("own", SOURCE, families="OWN")
     code = "import sys; from glft_schema.families import families; print([family.architectures for family in families()][-1])"
     assert run(site, code).stdout == "('OwnForCausalLM',)\n"
+    code = "import glft_schema as glft, sys; glft.convert(*sys.argv[1:])"
+    folder, out = own_folder(tmp_path), tmp_path / "out.gguf"
+    assert run(site, code, folder, out).stderr == ""
+    assert glft.open(out).metadata["general.architecture"] == OWN.arch
+    assert "architectures: expected a declared architecture" in run(tmp_path / "nothing", code, folder, out).stderr
 
 
 def test_known_classes_load_no_plugin(package: Any, tmp_path: Path) -> None:

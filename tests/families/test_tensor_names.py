@@ -13,6 +13,13 @@ VISION = (
     "model.vision_tower.layers.0.mlp.fc1.weight",
     "multi_modal_projector.linear_1.bias",
 )
+ALIKE = {  # classes whose names are those of an earlier page, which has more tensors, or another prefix
+    "ArceeForCausalLM": "LlamaForCausalLM",
+    "Cohere2ForCausalLM": "CohereForCausalLM",
+    "GemmaForCausalLM": "LlamaForCausalLM",
+    "Gemma3TextModel": "Gemma3ForCausalLM",
+    "GPTBigCodeForCausalLM": "GPT2LMHeadModel",
+}
 
 
 def names_of(family: Family) -> list[str]:
@@ -37,7 +44,8 @@ def test_any_prefix_of_any_family(family: Family, prefix: str) -> None:
 def test_a_family_is_found_by_names(family: Family) -> None:
     found = family_with_names(names_of(family), FAMILIES)
     assert found is not None
-    assert {*names_of(found)} >= {*names_on_page(names_of(family), found).values()}
+    expected = ALIKE.get(family.architectures[0])
+    assert expected == found.architectures[0] if expected else {*names_of(found)} == {*names_of(family)}
 
 
 def test_no_family_has_these_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import glft_schema
 from glft_schema import Container, FormatError, Typed, convert, save_file
 from glft_schema.files.parsing import check_rules
-from glft_schema.formats.gguf_keys import ARCH, TYPES, suits, type_of_key
+from glft_schema.formats.gguf_keys import ARCH, ROWS, TYPES, suits, type_of_key
 from tests.oracles.peers import gguf
 from tests.tools.command_line import in_this_process as glft
 from tests.tools.llama_cpp_facts import UNTYPED, written_by, wrong_types
@@ -24,6 +25,11 @@ def test_types_are_those_that_gguf_py_writes() -> None:
     assert len(written) > 240
     assert list(wrong_types(written)) == []
     assert all(type_of_key(key) is None for key in UNTYPED)
+
+
+def test_rows_list_each_key_once() -> None:
+    counts = Counter(f"{prefix}.{name}" for prefix, _, names in ROWS for name in names.split())
+    assert [key for key, count in counts.items() if count > 1] == []
 
 
 def test_types_of_keys() -> None:
