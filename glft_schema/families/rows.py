@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from glft_schema.errors import FormatError, quote
 from glft_schema.families.config import DIMENSIONS, LAYERS, Config, columns_of_head
 from glft_schema.families.operations import KEEP, SPLIT_ROWS, MoveRows, PlusOne, SqueezeKernel, Stack, TensorOperation, by_kind
-from glft_schema.families.page import ANY, BLOCK_COUNT, MOST_BLOCKS, F, K, T
+from glft_schema.families.page import ANY, BLOCK_COUNT, MOST_BLOCKS, Bias, F, Family, K, T
 from glft_schema.families.requirements import limit
+from glft_schema.tensors.stored_tensor import StoredTensor
 
 
 def head_size(config: Config) -> int:
@@ -75,12 +76,15 @@ def no_window(config: Config) -> int | None:
     return size if not 0 < size < config["max_position_embeddings"] else None
 
 
-def gemma_scale(config: Config, of_27b: int) -> int:
-    """Returns the query_pre_attn_scalar that llama.cpp assumes.
+def gemma_scale(of_27b: int) -> F:
+    """Returns the field of the query_pre_attn_scalar that llama.cpp assumes.
 
     The 27B model, recognized by its number of blocks, has another value.
     """
-    return head_size(config) if config["num_hidden_layers"] == of_27b else int(config["head_dim"])
+    return F(
+        "query_pre_attn_scalar",
+        lambda config: head_size(config) if config["num_hidden_layers"] == of_27b else int(config["head_dim"]),
+    )
 
 
 def sliding_layers(config: Config, period: int) -> list[str]:
@@ -89,6 +93,11 @@ def sliding_layers(config: Config, period: int) -> list[str]:
     A window of 0 is none.
     """
     return kinds(config, lambda i: config["sliding_window"] == 0 or i % period == period - 1)
+
+
+def sliding(period: int) -> F:
+    """Returns the field of `sliding_layers`."""
+    return F("layer_types", partial(sliding_layers, period=period))
 
 
 def some_sliding(config: Config) -> list[str]:
@@ -130,13 +139,22 @@ def theta(default: float) -> K:
     return K("rope.freq_base", "rope.rope_theta", default, absent=10_000.0)
 
 
+def restored_as(family: Family) -> Callable[[dict[str, StoredTensor], Config], Config]:
+    """Returns a function that restores the class of another family, for configs without its own."""
+    return lambda tensors, config: {"architectures": [*family.architectures], "model_type": family.model_type}
+
+
 FULL = "llama.cpp attends to all tokens: the logits of texts longer than the window differ"
 ONE_BIAS = "llama.cpp loads no bias of the output projection"
-OWN_OUTPUT = "llama.cpp requires an output matrix"
 EXPERTS_EVERYWHERE = "llama.cpp expects experts in every block"
 SOME_EXPERTS = (limit("expert_count", "at least 1", lambda n: n["experts"] > 0),)
 
 # fmt: off
+SILU = F("hidden_act", "silu")
+NO_BIAS = F("attention_bias", False, ONE_BIAS)
+ANY_BIAS = F("attention_bias", Bias("blk.0.attn_q.bias"))
+OWN_OUTPUT = F("tie_word_embeddings", False, "llama.cpp requires an output matrix")
+TIED_OUTPUT = F("tie_word_embeddings", True, "llama.cpp uses the token embedding for the output")
 INTERPOLATION = (
     F("rope.beta_fast",        32, "llama.cpp interpolates between other dims"),
     F("rope.beta_slow",        1, "llama.cpp interpolates between other dims"),
@@ -177,7 +195,15 @@ SIZES = (
     K("feed_forward_length",                  "intermediate_size", loader="required"),
     K("attention.head_count",                 "num_attention_heads", loader="required"),
 )
-SIZES_OF_EXPERTS = tuple(key._replace(loader="read") if key.key == "feed_forward_length" else key for key in SIZES)
+N_LAYER, N_CTX, N_EMBD, N_FF, N_HEAD = SIZES  # as llama.cpp names them
+N_HEAD_KV = K("attention.head_count_kv",      "num_key_value_heads", head_count)
+SIZES_OF_EXPERTS = (N_LAYER, N_CTX, N_EMBD, N_FF._replace(loader="read"), N_HEAD)
+EXPERTS = (
+    K("expert_count",                         "num_experts"),
+    K("expert_used_count",                    "num_experts_per_tok"),
+)
+REQUIRED_EXPERTS = tuple(key._replace(loader="required") for key in EXPERTS)
+EXPERT_ROWS = K("expert_feed_forward_length", "moe_intermediate_size", absent=expert_rows)
 SCALING = (
     K("rope.scaling.type",                    "rope.scaling.rope_type", None),
     K("rope.scaling.factor",                  "rope.scaling.factor", None),
@@ -187,11 +213,7 @@ SCALING = (
     K("rope.scaling.yarn_beta_fast",          "rope.scaling.beta_fast", None, loader="ignored"),
     K("rope.scaling.yarn_beta_slow",          "rope.scaling.beta_slow", None, loader="ignored"),
 )
-HEADS = (
-    K("attention.head_count_kv",              "num_key_value_heads", head_count),
-    *SCALING,
-    K("rope.freq_base",                       "rope.rope_theta", 10000.0),
-)
+HEADS = (N_HEAD_KV, *SCALING, theta(10_000.0))
 SECTIONS = (  # of positions of images and videos; for texts, all positions are the same
     *HEADS[:-1],
     K("rope.dimension_sections",              "", lambda config: [*config["rope.mrope_section"], 0][:4], "required"),
@@ -200,6 +222,7 @@ SECTIONS = (  # of positions of images and videos; for texts, all positions are 
 RMS = (
     K("attention.layer_norm_rms_epsilon",     "rms_norm_eps", 1e-6, loader="required"),
 )
+LAYER_NORM = K("attention.layer_norm_epsilon", "layer_norm_eps", 1e-5, "required")
 HEAD_SIZE = (
     K("attention.key_length",                 "head_dim", head_size),
     K("attention.value_length",               "head_dim", head_size),
@@ -210,15 +233,51 @@ OWN_HEAD_SIZE = (  # only if the config has it
 )
 FILE_TYPE = K("general.file_type",            "", 0)  # set later; here for the order of keys
 
+
+def heads(base: float) -> tuple[K, ...]:
+    """Returns the keys of heads and of the rotary embedding, with transformers' default base."""
+    return (*HEADS[:-1], theta(base))
+
+
+def decoder(base: float = 10_000.0, sizes: tuple[K, ...] = SIZES) -> tuple[K, ...]:
+    """Returns the keys of sizes, heads, rotary embedding and RMS norms; see `heads`."""
+    return (*sizes, *heads(base), *RMS)
+
+
+BARE, UNDERSCORED = ("", ""), ("", "_bias")  # endings of names
+GATE_UP, DOWN = ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps"), "blk.{i}.ffn_down_exps"
+
+
+def changed(rows: Iterable[T], **fields: Any) -> tuple[T, ...]:
+    """Returns rows with other values of some fields."""
+    return tuple(row._replace(**fields) for row in rows)
+
+
+def feed_forward(
+    module: str = "model.layers.{i}.mlp", names: str = "gate_proj up_proj down_proj", ff: str = "ff", kind: str = "",
+) -> tuple[T, ...]:
+    """Returns the rows of a feed-forward network with a gate."""
+    gate, up, down = (f"{module}.{name}" for name in names.split())
+    return (
+        T(gate,                               f"blk.{{i}}.ffn_gate{kind}", f"embd {ff}"),
+        T(up,                                 f"blk.{{i}}.ffn_up{kind}",   f"embd {ff}"),
+        T(down,                               f"blk.{{i}}.ffn_down{kind}", f"{ff} embd"),
+    )
+
+
 EMBEDDING = T("model.embed_tokens",           "token_embd",  "embd vocab")
 LM_HEAD = T("lm_head",                        "output",      "embd vocab", required=False)
+OWN_LM_HEAD = LM_HEAD._replace(required=True)
+ROPE_FREQS, *LONGROPE = (
+    T("", name, "pairs", required=False, type="F32") for name in ("rope_freqs", "rope_factors_long", "rope_factors_short")
+)
 BLOCKS = (
     EMBEDDING,
     T("model.norm",                           "output_norm", "embd"),
     T("model.layers.{i}.input_layernorm",     "blk.{i}.attn_norm", "embd"),
     T("model.layers.{i}.post_attention_layernorm", "blk.{i}.ffn_norm", "embd"),
 )
-POST_NORMS = (  # of blocks that normalize the results of their parts
+POST_NORMS = (  # norms after attention and feed-forward
     T("model.norm",                           "output_norm", "embd"),
     T("model.layers.{i}.post_attention_layernorm",   "blk.{i}.post_attention_norm", "embd"),
     T("model.layers.{i}.post_feedforward_layernorm", "blk.{i}.post_ffw_norm",       "embd"),
@@ -227,11 +286,7 @@ HEAD_NORMS = (
     T("model.layers.{i}.self_attn.q_norm",    "blk.{i}.attn_q_norm", "head"),
     T("model.layers.{i}.self_attn.k_norm",    "blk.{i}.attn_k_norm", "head"),
 )
-FEED_FORWARD = (
-    T("model.layers.{i}.mlp.gate_proj",       "blk.{i}.ffn_gate", "embd ff"),
-    T("model.layers.{i}.mlp.up_proj",         "blk.{i}.ffn_up",   "embd ff"),
-    T("model.layers.{i}.mlp.down_proj",       "blk.{i}.ffn_down", "ff embd"),
-)
+FEED_FORWARD = feed_forward()
 NEXTN = (  # of blocks that predict further tokens
     T("model.layers.{i}.eh_proj",             "blk.{i}.nextn.eh_proj", "embd+embd embd", when="nextn"),
     T("model.layers.{i}.enorm",               "blk.{i}.nextn.enorm", "embd", when="nextn"),
@@ -243,7 +298,6 @@ NEXTN = (  # of blocks that predict further tokens
 USED_EXPERTS = F("num_experts_per_tok", used_experts, "llama.cpp chooses other experts outside the groups of a token")
 FUSED = "no attn_qkv.weight"
 SQUEEZE = SqueezeKernel()
-BARE = ("", "")  # endings of names
 GELU = ("gelu", "gelu_fast", "gelu_new", "gelu_pytorch_tanh")  # llama.cpp approximates the first as the others are
 
 
@@ -252,54 +306,64 @@ def experts(
     count: str = "num_experts",
 ) -> tuple[T, ...]:
     """Returns the rows of a router and its experts, which transformers' modules stack."""
-    gate, up, down = (f"{module}.experts.{{part}}.{name}" for name in names.split())
-    gguf = {"gate": "blk.{i}.ffn_gate_exps", "up": "blk.{i}.ffn_up_exps", "down": "blk.{i}.ffn_down_exps"}
+    parts = feed_forward(f"{module}.experts.{{part}}", names, ff, "_exps")
     own = "model.layers.{i}.mlp"
     return (
-        T(f"{module}.gate",             "blk.{i}.ffn_gate_inp", "embd experts"),
-        T(gate,                         gguf["gate"], f"embd {ff} experts", Stack(count)),
-        T(up,                           gguf["up"],   f"embd {ff} experts", Stack(count)),
-        T(down,                         gguf["down"], f"{ff} embd experts", Stack(count)),
-        *(T(f"{module}.switch_mlp.{key}_proj", name, written=None) for key, name in gguf.items()),  # of MLX
-        *([T(f"{own}.gate",             "blk.{i}.ffn_gate_inp", written=False)] if module != own else []),
-        T(f"{own}.experts.down_proj",   gguf["down"], endings=BARE, written=False),
-        T(f"{own}.experts.gate_up_proj", (gguf["gate"], gguf["up"]), operation=SPLIT_ROWS, endings=BARE, written=False),
+        T(f"{module}.gate",              "blk.{i}.ffn_gate_inp", "embd experts"),
+        *(row._replace(dims=f"{row.dims} experts", operation=Stack(count)) for row in parts),
+        *changed(feed_forward(f"{module}.switch_mlp", kind="_exps"), dims="", written=None),  # of MLX
+        *([T(f"{own}.gate",              "blk.{i}.ffn_gate_inp", written=False)] if module != own else []),
+        T(f"{own}.experts.down_proj",    DOWN, endings=BARE, written=False),
+        T(f"{own}.experts.gate_up_proj", GATE_UP, operation=SPLIT_ROWS, endings=BARE, written=False),
     )
 
 
 def shared_expert(ff: str, module: str = "model.layers.{i}.mlp.shared_experts") -> tuple[T, ...]:
     """Returns the rows of an expert for all tokens."""
-    return (
-        T(f"{module}.gate_proj", "blk.{i}.ffn_gate_shexp", f"embd {ff}"),
-        T(f"{module}.up_proj", "blk.{i}.ffn_up_shexp", f"embd {ff}"),
-        T(f"{module}.down_proj", "blk.{i}.ffn_down_shexp", f"{ff} embd"),
-    )
+    return feed_forward(module, ff=ff, kind="_shexp")
 
 
-def beside_dense(*rows: T, module: str = "mlp") -> tuple[T, ...]:
+def beside_dense(*rows: T, module: str = "model.layers.{i}.mlp") -> tuple[T, ...]:
     """Returns the rows of a feed-forward network in dense blocks, and these rows in the others."""
-    dense = (row._replace(name=row.name.replace("mlp", module), when="dense") for row in FEED_FORWARD)
-    return (*dense, *(row._replace(when=f"no dense, {row.when}".removesuffix(", ")) for row in rows))
+    others = (row._replace(when=f"no dense, {row.when}".removesuffix(", ")) for row in rows)
+    return (*changed(feed_forward(module), when="dense"), *others)
 
 
 def correction(module: str) -> T:
-    """Returns the row of numbers that choose experts and do not weight them."""
-    return T(f"{module}.e_score_correction", "blk.{i}.exp_probs_b", "experts", bias="only", endings=("", "_bias"))
+    """Returns the row of the bias that is added to scores for choosing experts only."""
+    return T(f"{module}.e_score_correction", "blk.{i}.exp_probs_b", "experts", bias="only", endings=UNDERSCORED)
 
 
 def attention(
     q: str = "q", k: str = "v", v: str = "v", of_q: TensorOperation = KEEP, of_k: TensorOperation = KEEP, required: bool = True,
-    names: str = "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj",
-    when: str = "",
+    module: str = "model.layers.{i}.self_attn", names: str = "q_proj k_proj v_proj", output: str = "o_proj", o: str = "",
+    bias: Literal["none", "optional", "required"] = "none", when: str = "",
 ) -> tuple[T, ...]:
-    """Returns the rows of queries, keys and values, which GGUF stores as one matrix or three."""
-    of_queries, of_keys, of_values = names.split() if names else ("", "", "")
+    """Returns the rows of queries, keys and values, which GGUF stores as one matrix or three, and
+    of the output projection.
+
+    Args:
+        q: the rows of queries.
+        k: the rows of keys.
+        v: the rows of values.
+        of_q: the operation on queries.
+        of_k: the operation on keys.
+        required: whether the loader refuses a model without one matrix or three.
+        module: the start of all names.
+        names: of queries, keys and values; empty if the folder has other matrices.
+        output: the name of the output projection.
+        o: its columns; by default, as many as `q`.
+        bias: of the output projection.
+        when: see `T`.
+    """
+    of_queries, of_keys, of_values = (f"{module}.{name}" for name in names.split()) if names else ("", "", "")
     apart = f"{when}, {FUSED}" if when else FUSED
     return (
         T("",         "blk.{i}.attn_qkv", f"embd {q}+{k}+{v}", bias="optional", required=False, when=when),
         T(of_queries, "blk.{i}.attn_q",   f"embd {q}", of_q, "optional", required, apart),
         T(of_keys,    "blk.{i}.attn_k",   f"embd {k}", of_k, "optional", required, apart),
         T(of_values,  "blk.{i}.attn_v",   f"embd {v}", KEEP, "optional", required, apart),
+        T(f"{module}.{output}", "blk.{i}.attn_output", f"{o or q} embd", bias=bias, when=when),
     )
 
 
@@ -311,6 +375,5 @@ GEMMA = (
     T("model.layers.{i}.post_attention_layernorm",   "blk.{i}.post_attention_norm", "embd", PLUS_ONE),
     T("model.layers.{i}.pre_feedforward_layernorm",  "blk.{i}.ffn_norm",            "embd", PLUS_ONE),
     T("model.layers.{i}.post_feedforward_layernorm", "blk.{i}.post_ffw_norm",       "embd", PLUS_ONE),
-    T("model.layers.{i}.self_attn.o_proj",           "blk.{i}.attn_output",         "q embd"),
     *attention("q", "k", "v"), *FEED_FORWARD,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from glft_schema.families import rows
 from glft_schema.families.page import F, K
@@ -14,9 +13,7 @@ COHERE2 = replace(
     COMMAND_R, arch="cohere2", architectures=("Cohere2ForCausalLM",), model_type="cohere2",
     tensors=tuple(row for row in COMMAND_R.tensors if row.when != "deep"),
     keys=(
-        *rows.SIZES, *rows.HEADS, *rows.HEAD_SIZE,
-        K("attention.layer_norm_epsilon",      "layer_norm_eps", 1e-5, "required"),
-        rows.FILE_TYPE,
+        *rows.SIZES, *rows.HEADS, *rows.HEAD_SIZE, rows.LAYER_NORM, rows.FILE_TYPE,
         K("logit_scale",                       "logit_scale", 0.0625, "required"),
         K("attention.sliding_window",          "sliding_window", loader="required"),
         K("vocab_size",                        "vocab_size"),
@@ -28,7 +25,7 @@ COHERE2 = replace(
     fields=(
         *(field for field in COMMAND_R.fields if field.name != "use_qk_norm"),
         F("use_qk_norm", False, "this architecture has no norms of queries and keys"),
-        F("layer_types", partial(rows.sliding_layers, period=4)),
+        rows.sliding(4),
         *(F(name, 4) for name in ("sliding_window_pattern", "_sliding_window_pattern", "layer_switch")),
     ),
     ignored="order_of_interleaved_layers position_embedding_type rotary_pct use_embedding_* use_gated_* use_parallel_*",

@@ -25,7 +25,6 @@ def supported_rope(config: Config) -> str:
 
 # fmt: off
 ATTENTION, FUSED = "model.layers.{i}.self_attn", "no ffn_gate_up_exps.weight"
-GATE_UP = ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps")
 DEEPSEEK2 = Family(
     "deepseek2", ("DeepseekV2ForCausalLM",), "deepseek_v2",
     tensors=(
@@ -42,11 +41,11 @@ DEEPSEEK2 = Family(
         T("",                                "blk.{i}.attn_kv_b",      "kv_lora mla_k+mla_v", when="no mla"),
         T(f"{ATTENTION}.o_proj",             "blk.{i}.attn_output",    "mla_v embd"),
         *rows.beside_dense(
-            *(row._replace(when=FUSED if row.gguf in GATE_UP else "") for row in rows.experts(count="n_routed_experts")),
+            *(row._replace(when=FUSED if row.gguf in rows.GATE_UP else "") for row in rows.experts(count="n_routed_experts")),
             T("", "blk.{i}.ffn_gate_up_exps", "embd ff_exp+ff_exp experts", required=False), *rows.shared_expert("ff_count"),
             rows.correction("model.layers.{i}.mlp.gate")._replace(required=False),
         ),
-        *(row._replace(name="") for row in rows.NEXTN),
+        *rows.changed(rows.NEXTN, name=""),
     ),
     keys=(
         *rows.SIZES,
@@ -77,7 +76,7 @@ DEEPSEEK2 = Family(
         *(K(f"attention.temperature_{part}", "", None) for part in ("scale", "length")),
     ),
     fields=(
-        F("hidden_act", "silu"),
+        rows.SILU,
         F("attention_bias", False, "llama.cpp loads no biases"), F("mlp_bias", False),
         F("num_key_value_heads", rows.head_count),
         F("q_lora_rank", lambda config: config.get("q_lora_rank")),  # stated even if null

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from glft_schema.families import rows
-from glft_schema.families.page import F, T
+from glft_schema.families.page import F
 from glft_schema.families.pages.llama import LLAMA
 from glft_schema.families.pages.qwen3 import QWEN3
 
@@ -13,16 +13,13 @@ from glft_schema.families.pages.qwen3 import QWEN3
 ERNIE4_5 = replace(
     QWEN3, arch="ernie4_5", architectures=("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"), model_type="ernie4_5",
     tensors=(
-        *rows.BLOCKS, rows.LM_HEAD, *rows.attention(), *rows.FEED_FORWARD,
-        T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "q embd", bias="optional"),
+        *rows.BLOCKS, rows.LM_HEAD, *rows.attention(bias="optional"), *rows.FEED_FORWARD,
     ),
     keys=(
-        *rows.SIZES, *rows.HEADS[:-1], rows.theta(500_000.0), *rows.RMS,
-        *rows.head_lengths(128),
-        rows.FILE_TYPE,
+        *rows.decoder(500_000.0), *rows.head_lengths(128), rows.FILE_TYPE,
     ),
     fields=(
-        F("hidden_act", "silu"),
+        rows.SILU,
         F("use_bias", False, "llama.cpp adds no biases of the output projection and the feed-forward network"),
         *rows.YARN,
     ),

@@ -31,10 +31,10 @@ ERNIE4_5_MOE = replace(
             ROUTER, GATE._replace(required=False), *OTHERS, rows.correction(f"{MLP}.moe_statics")._replace(required=False),
         ),
         rows.correction(f"{MLP}.gate.moe_statics")._replace(dims="", written=False),
-        *(row._replace(when="no dense, shared") for row in rows.shared_expert("ff_shared")),
+        *rows.changed(rows.shared_expert("ff_shared"), when="no dense, shared"),
     ),
     keys=(
-        *rows.SIZES, *rows.HEADS[:-1], rows.theta(500_000.0), *rows.RMS, *rows.OWN_HEAD_SIZE, rows.FILE_TYPE,
+        *rows.decoder(500_000.0), *rows.OWN_HEAD_SIZE, rows.FILE_TYPE,
         K(EXPERT_COUNT,                       "moe_num_experts", 64),
         K("expert_used_count",                "moe_k", 6),
         K("interleave_moe_layer_step",        "moe_layer_interval", 1, "required"),

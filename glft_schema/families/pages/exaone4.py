@@ -32,19 +32,18 @@ def exaone4_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
 EXAONE4 = Family(
     "exaone4", ("Exaone4ForCausalLM",), "exaone4",
     tensors=(
-        rows.EMBEDDING, rows.LM_HEAD, *rows.POST_NORMS, *rows.HEAD_NORMS, *rows.attention(), *rows.FEED_FORWARD,
-        T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "embd embd"),
+        rows.EMBEDDING, rows.LM_HEAD, *rows.POST_NORMS, *rows.HEAD_NORMS, *rows.attention(o="embd"), *rows.FEED_FORWARD,
         T("", "rope_freqs",                    "pairs", required=False),
     ),
     keys=(
-        *rows.SIZES, *rows.HEADS, *rows.RMS,
+        *rows.decoder(),
         *(key._replace(absent=rows.head_size) for key in rows.OWN_HEAD_SIZE), rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size"),
         K(WINDOW,                             "sliding_window", None, absent=4096),
         K(PATTERN,                            "layer_types", layers, "sliding"),
     ),
     fields=(
-        F("hidden_act", "silu"),
+        rows.SILU,
         F("head_dim", rows.head_size, "llama.cpp divides the embedding by the heads"),
         F(BLOCKS, blocks, "llama.cpp has a sliding_window in models of 64 blocks, and in no others"),
         F("layer_types", rows.some_sliding, "llama.cpp stops if no layer has the window"),

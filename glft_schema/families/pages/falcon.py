@@ -42,7 +42,7 @@ FALCON = Family(
         K("context_length",                   "max_position_embeddings", 2048, "required"),
         K("tensor_data_layout",               "", "jploski", "ignored"),
         K("feed_forward_length",              "ffn_hidden_size", lambda config: 4 * int(config["hidden_size"]), "required"),
-        *(rows.SIZES[i] for i in (2, 0, 4)),
+        rows.N_EMBD, rows.N_LAYER, rows.N_HEAD,
         K("attention.head_count_kv",          GROUPS, groups, absent=rows.head_count),
         *rows.HEADS[1:],
         K("attention.layer_norm_epsilon",     "layer_norm_epsilon", 1e-5, "required"),

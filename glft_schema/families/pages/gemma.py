@@ -18,10 +18,10 @@ GEMMA = replace(
     ),
     keys=(*GEMMA2.keys[:10], *rows.HEADS[1:]),
     fields=(
-        rows.choice("hidden_act", "gelu_pytorch_tanh", "gelu"),  # which this class takes for the former
+        rows.choice("hidden_act", "gelu_pytorch_tanh", "gelu"),  # this class treats both as gelu_pytorch_tanh
         F("hidden_activation", "gelu_pytorch_tanh"),
         *(field for field in GEMMA2.fields if field.name in ("attention_bias", "use_bidirectional_attention")),
-        F("tie_word_embeddings", True, "llama.cpp uses the token embedding for the output"),
+        rows.TIED_OUTPUT,
         *rows.YARN,
     ),
     pattern=0,

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from glft_schema.families import rows
-from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.page import F, Family, K
 
 # fmt: off
 GEMMA3 = Family(
     "gemma3", ("Gemma3ForCausalLM",), "gemma3_text",
     tensors=(
-        *rows.GEMMA, rows.LM_HEAD,
-        T("model.layers.{i}.self_attn.q_norm",           "blk.{i}.attn_q_norm",         "head", rows.PLUS_ONE),
-        T("model.layers.{i}.self_attn.k_norm",           "blk.{i}.attn_k_norm",         "head", rows.PLUS_ONE),
+        *rows.GEMMA, rows.LM_HEAD, *rows.changed(rows.HEAD_NORMS, operation=rows.PLUS_ONE),
     ),
     keys=(
-        K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
+        rows.N_LAYER,
         K("context_length",                   "max_position_embeddings", 131072, "required"),
-        K("embedding_length",                 "hidden_size", loader="required"),
-        K("feed_forward_length",              "intermediate_size", loader="required"),
+        rows.N_EMBD, rows.N_FF,
         K("attention.head_count",             "num_attention_heads", 8, "required"),
         K("attention.head_count_kv",          "num_key_value_heads", 4, absent=rows.head_count),
         *rows.SCALING,
         rows.theta(1_000_000.0),
         K("rope.freq_base_swa",               "rope.sliding_attention.rope_theta", 10_000.0, "sliding"),
-        *rows.RMS,
-        *rows.head_lengths(256),
-        rows.FILE_TYPE,
+        *rows.RMS, *rows.head_lengths(256), rows.FILE_TYPE,
         K("final_logit_softcapping",          "final_logit_softcapping", None),
         K("attention.sliding_window",         "sliding_window", 4096, absent=0),
     ),
     fields=(
         F("hidden_activation", "gelu_pytorch_tanh"),
-        F("query_pre_attn_scalar", partial(rows.gemma_scale, of_27b=62)),
+        rows.gemma_scale(62),
         F("sliding_window_pattern", 6),
         F("_sliding_window_pattern", 6),
-        F("layer_types", partial(rows.sliding_layers, period=6)),
-        F("attention_bias", False, rows.ONE_BIAS),
+        rows.sliding(6),
+        rows.NO_BIAS,
         F("attn_logit_softcapping", None, "llama.cpp has no cap of attention scores"),
         F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only"),
         *rows.YARN

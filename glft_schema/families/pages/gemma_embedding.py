@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from glft_schema.families import rows
 from glft_schema.families.page import F, K, T
@@ -11,7 +10,7 @@ from glft_schema.families.pages.gemma3 import GEMMA3
 
 # fmt: off
 OWN = (
-    F("query_pre_attn_scalar", partial(rows.gemma_scale, of_27b=0)),
+    rows.gemma_scale(0),
     F("use_bidirectional_attention", True, "llama.cpp attends to all tokens"),
 )
 GEMMA_EMBEDDING = replace(

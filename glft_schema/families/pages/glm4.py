@@ -1,11 +1,11 @@
-"""GLM 4 of 2025, which normalizes the results of its parts, too."""
+"""GLM-4-0414, with norms after attention and feed-forward."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from glft_schema.families import rows
-from glft_schema.families.page import Bias, F, T
+from glft_schema.families.page import T
 from glft_schema.families.pages.qwen3 import QWEN3
 
 # fmt: off
@@ -15,14 +15,13 @@ GLM4 = replace(
         *rows.BLOCKS, rows.LM_HEAD, *rows.attention("q", "k", "v"),
         T("model.layers.{i}.post_self_attn_layernorm", "blk.{i}.post_attention_norm", "embd"),
         T("model.layers.{i}.post_mlp_layernorm",       "blk.{i}.post_ffw_norm",       "embd"),
-        T("model.layers.{i}.self_attn.o_proj",         "blk.{i}.attn_output",         "q embd"),
         T("model.layers.{i}.mlp.gate_up_proj",         "blk.{i}.ffn_up",              "embd ff+ff"),
         T("model.layers.{i}.mlp.down_proj",            "blk.{i}.ffn_down",            "ff embd"),
     ),
     keys=(*QWEN3.keys, rows.rotated(0.5)),
     fields=(
-        F("hidden_act", "silu"),
-        F("attention_bias", Bias("blk.0.attn_q.bias")),
+        rows.SILU,
+        rows.ANY_BIAS,
         *rows.PARTIAL_YARN,
     ),
     vocabularies=("glm4 bpe",),

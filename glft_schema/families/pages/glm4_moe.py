@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from glft_schema.families import rows
-from glft_schema.families.page import Bias, F, Family, K, T
+from glft_schema.families.page import Bias, F, Family, K
 
 # fmt: off
-BLOCK, MLP = "model.layers.{i}", "model.layers.{i}.mlp"
 GLM4_MOE = Family(
     "glm4moe", ("Glm4MoeForCausalLM",), "glm4_moe",
     tensors=(
-        *rows.BLOCKS[:-1], rows.LM_HEAD,
-        T(f"{BLOCK}.post_attention_layernorm", "blk.{i}.post_attention_norm", "embd"),
-        *(row._replace(required=False) for row in rows.HEAD_NORMS),
-        T(f"{BLOCK}.self_attn.o_proj",         "blk.{i}.attn_output",         "q embd"),
-        *rows.attention("q", "k", "v"),
+        *rows.BLOCKS[:-1], rows.POST_NORMS[1], rows.LM_HEAD, *rows.attention("q", "k", "v"),
+        *rows.changed(rows.HEAD_NORMS, required=False),
         *rows.beside_dense(
-            *rows.experts(count="n_routed_experts"), rows.correction(f"{MLP}.gate"), *rows.shared_expert("ff_count"),
+            *rows.experts(count="n_routed_experts"), rows.correction("model.layers.{i}.mlp.gate"),
+            *rows.shared_expert("ff_count"),
         ),
         *rows.NEXTN,
     ),
     keys=(
-        *rows.SIZES, *rows.HEADS, *rows.RMS,
+        *rows.decoder(),
         K("expert_count",                     "n_routed_experts", 128),
         K("expert_used_count",                "num_experts_per_tok", 8),
         K("expert_group_count",               "n_group", 1),
@@ -36,8 +33,7 @@ GLM4_MOE = Family(
         K("nextn_predict_layers",             "num_nextn_predict_layers", None, absent=0),
     ),
     fields=(
-        F("hidden_act", "silu"), rows.USED_EXPERTS,
-        F("attention_bias", Bias("blk.0.attn_q.bias")),
+        rows.SILU, rows.USED_EXPERTS, rows.ANY_BIAS,
         F("use_qk_norm", Bias("blk.0.attn_q_norm.weight")),
         *rows.PARTIAL_YARN,
     ),

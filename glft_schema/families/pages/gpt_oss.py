@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import ALTERNATE_ROWS, Chain, PackMXFP4, Transpose
@@ -18,20 +16,14 @@ def without_truncation(tensors: dict[str, StoredTensor], config: Config) -> Conf
 
 
 # fmt: off
-ATTENTION, EXPERTS = "model.layers.{i}.self_attn", "model.layers.{i}.mlp.experts"
-GATE_UP, DOWN = ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps"), "blk.{i}.ffn_down_exps"
-WITH_BIAS = "", "_bias"
+EXPERTS, GATE_UP, DOWN, WITH_BIAS = "model.layers.{i}.mlp.experts", rows.GATE_UP, rows.DOWN, rows.UNDERSCORED
 GPT_OSS = Family(
     "gpt-oss", ("GptOssForCausalLM",), "gpt_oss",
     tensors=(
-        rows.EMBEDDING, rows.LM_HEAD._replace(required=True),
-        T("model.norm",                                "output_norm",         "embd"),
-        T("model.layers.{i}.input_layernorm",          "blk.{i}.attn_norm",   "embd"),
-        T("model.layers.{i}.post_attention_layernorm", "blk.{i}.post_attention_norm", "embd"),
-        *rows.attention("q_rot", "kv_rot", "kv_rot"),
-        T(f"{ATTENTION}.o_proj",                       "blk.{i}.attn_output", "q_rot embd", bias="required"),
-        T(f"{ATTENTION}.sinks",                        "blk.{i}.attn_sinks",  "heads", endings=rows.BARE),
-        T("model.layers.{i}.mlp.router",               "blk.{i}.ffn_gate_inp", "embd experts", bias="required"),
+        *rows.BLOCKS[:-1], rows.POST_NORMS[1], rows.OWN_LM_HEAD,
+        *rows.attention("q_rot", "kv_rot", "kv_rot", bias="required"),
+        T("model.layers.{i}.self_attn.sinks", "blk.{i}.attn_sinks",   "heads", endings=rows.BARE),
+        T("model.layers.{i}.mlp.router",      "blk.{i}.ffn_gate_inp", "embd experts", bias="required"),
         *(T("", name, "embd ff_exp experts", bias="required") for name in GATE_UP),
         T(f"{EXPERTS}.gate_up_proj", GATE_UP, "", Chain((Transpose(3), ALTERNATE_ROWS)), "required", endings=WITH_BIAS),
         T(f"{EXPERTS}.down_proj", DOWN, "ff_exp embd experts", Transpose(3), "required", endings=WITH_BIAS),
@@ -39,24 +31,17 @@ GPT_OSS = Family(
         T(f"{EXPERTS}.down_proj_{{part}}", DOWN, operation=PackMXFP4(), endings=rows.BARE),
     ),
     keys=(
-        *rows.SIZES_OF_EXPERTS, *rows.HEADS[:-1],
-        rows.theta(150_000.0),
+        *rows.SIZES_OF_EXPERTS, *rows.heads(150_000.0),
         K("rope.freq_base_swa",               "", None),
-        *rows.RMS,
-        K("expert_count",                     "num_experts"),
-        K("expert_used_count",                "num_experts_per_tok"),
-        *rows.head_lengths(64),
-        rows.FILE_TYPE,
+        *rows.RMS, *rows.EXPERTS, *rows.head_lengths(64), rows.FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", loader="required"),
         K("attention.sliding_window_pattern", "", None),  # also read if the window is 0
         K("expert_feed_forward_length",       "intermediate_size", loader="required"),
     ),
     fields=(
-        F("hidden_act", "silu"),
-        rows.LOCAL_EXPERTS,
-        F("tie_word_embeddings", False, rows.OWN_OUTPUT),
+        rows.SILU, rows.LOCAL_EXPERTS, rows.OWN_OUTPUT,
         F("attention_bias", True, "llama.cpp requires biases"),
-        F("layer_types", partial(rows.sliding_layers, period=2)),
+        rows.sliding(2),
         F("swiglu_limit", 7.0),
         F("swiglu_alpha", 1.702),
         *(field._replace(warns=True) if field.name == "rope.truncate" else field for field in rows.YARN),

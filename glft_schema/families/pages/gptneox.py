@@ -32,13 +32,12 @@ GPTNEOX = Family(
     keys=(
         *rows.SIZES, rows.rotated(0.25), *rows.HEADS[1:],
         K("use_parallel_residual",              "use_parallel_residual", True, "required"),
-        K("attention.layer_norm_epsilon",       "layer_norm_eps", 1e-5, "required"),
-        rows.FILE_TYPE,
+        rows.LAYER_NORM, rows.FILE_TYPE,
     ),
     fields=(
         rows.choice("hidden_act", *rows.GELU),
         F("attention_bias", True, "llama.cpp requires biases"),
-        F("tie_word_embeddings", False, rows.OWN_OUTPUT),
+        rows.OWN_OUTPUT,
         *rows.PARTIAL_YARN,
     ),
     vocabularies=("bpe",),

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from glft_schema.families import rows
-from glft_schema.families.page import Bias, F, Family, K, T
+from glft_schema.families.page import Bias, F, Family, K
 from glft_schema.families.pages.llama import LLAMA
 
 # fmt: off
 GRANITE = Family(
     "granite", ("GraniteForCausalLM",), "granite",
     tensors=(
-        *LLAMA.tensors,
-        T("", "blk.{i}.ffn_gate_shexp", "embd ff_shared", when="shared"),
-        T("", "blk.{i}.ffn_up_shexp",   "embd ff_shared", when="shared"),
-        T("", "blk.{i}.ffn_down_shexp", "ff_shared embd", when="shared"),
+        *LLAMA.tensors, *rows.changed(rows.shared_expert("ff_shared"), name="", when="shared"),
     ),
     keys=(
-        *rows.SIZES, *rows.HEADS, *rows.RMS, rows.FILE_TYPE,
+        *rows.decoder(), rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size", loader="ignored"),
         K("rope.dimension_count",             "", rows.head_size),
         K("attention.scale",                  "attention_multiplier", 1.0,
@@ -27,8 +24,8 @@ GRANITE = Family(
         K("expert_shared_feed_forward_length", "", None),
     ),
     fields=(
-        F("hidden_act", "silu"),
-        F("attention_bias", Bias("blk.0.attn_q.bias")),
+        rows.SILU,
+        rows.ANY_BIAS,
         F("mlp_bias", Bias("blk.0.ffn_up.bias")),
         F("head_dim", rows.head_size, "llama.cpp divides the embedding by the heads"),
         *rows.YARN,

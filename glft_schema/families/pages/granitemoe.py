@@ -10,20 +10,20 @@ from glft_schema.families.page import F, K, T
 from glft_schema.families.pages.granite import GRANITE
 
 # fmt: off
-EXPERTS, GATE_UP = "model.layers.{i}.block_sparse_moe", ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps")
+EXPERTS = "model.layers.{i}.block_sparse_moe"
 GRANITEMOE = replace(
     GRANITE, arch="granitemoe", architectures=("GraniteMoeForCausalLM",), model_type="granitemoe",
     tensors=(
         *(row._replace(name="") if ".mlp." in row.name else row for row in GRANITE.tensors),
         T(f"{EXPERTS}.router.layer",         "blk.{i}.ffn_gate_inp"),
-        T(f"{EXPERTS}.input_linear",         GATE_UP, operation=SPLIT_ROWS),
-        T(f"{EXPERTS}.output_linear",        "blk.{i}.ffn_down_exps"),
+        T(f"{EXPERTS}.input_linear",         rows.GATE_UP, operation=SPLIT_ROWS),
+        T(f"{EXPERTS}.output_linear",        rows.DOWN),
         T(f"{EXPERTS}.router",               "blk.{i}.ffn_gate_inp", written=False),
-        T(f"{EXPERTS}.experts.gate_up_proj", GATE_UP, operation=SPLIT_ROWS, endings=rows.BARE, written=False),
-        T(f"{EXPERTS}.experts.down_proj",    "blk.{i}.ffn_down_exps", endings=rows.BARE, written=False),
+        T(f"{EXPERTS}.experts.gate_up_proj", rows.GATE_UP, operation=SPLIT_ROWS, endings=rows.BARE, written=False),
+        T(f"{EXPERTS}.experts.down_proj",    rows.DOWN, endings=rows.BARE, written=False),
     ),
     keys=(
-        *rows.SIZES, *rows.HEADS, *rows.RMS,
+        *rows.decoder(),
         K("expert_count",                     "num_local_experts", 8),
         K("expert_used_count",                "num_experts_per_tok", 2),
         *GRANITE.keys[GRANITE.keys.index(rows.FILE_TYPE):],

@@ -6,7 +6,7 @@ from typing import Any
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.page import F, Family, K, T
 
 
 def layer_types(config: Config) -> list[str]:
@@ -44,23 +44,19 @@ LFM2 = Family(
         T("model.embedding_norm",                   "token_embd_norm",            "embd"),
         T("model.layers.{i}.operator_norm",         "blk.{i}.attn_norm",          "embd"),
         T("model.layers.{i}.ffn_norm",              "blk.{i}.ffn_norm",           "embd"),
-        T("model.layers.{i}.feed_forward.w1",       "blk.{i}.ffn_gate",           "embd ff"),
-        T("model.layers.{i}.feed_forward.w3",       "blk.{i}.ffn_up",             "embd ff"),
-        T("model.layers.{i}.feed_forward.w2",       "blk.{i}.ffn_down",           "ff embd"),
+        *rows.feed_forward("model.layers.{i}.feed_forward", "w1 w3 w2"),
         T("model.layers.{i}.conv.conv",             "blk.{i}.shortconv.conv",     "conv embd", rows.SQUEEZE, when=CONV),
         T("model.layers.{i}.conv.in_proj",          "blk.{i}.shortconv.in_proj",  "embd embd+embd+embd", when=CONV),
         T("model.layers.{i}.conv.out_proj",         "blk.{i}.shortconv.out_proj", "embd embd", when=CONV),
         T("model.layers.{i}.self_attn.q_layernorm", "blk.{i}.attn_q_norm",        "head",      when="attends"),
         T("model.layers.{i}.self_attn.k_layernorm", "blk.{i}.attn_k_norm",        "head",      when="attends"),
-        T("model.layers.{i}.self_attn.out_proj",    "blk.{i}.attn_output",        "embd embd", when="attends"),
         T("", "dense_2", "embd out", bias="optional", required=False),
-        *rows.attention("embd", "kv_here", "kv_here", when="attends"),
+        *rows.attention("embd", "kv_here", "kv_here", output="out_proj", when="attends"),
     ),
     keys=(
-        K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
+        rows.N_LAYER,
         K("context_length",                   "max_position_embeddings", 128_000, "required"),
-        K("embedding_length",                 "hidden_size", loader="required"),
-        K("attention.head_count",             "num_attention_heads", loader="required"),
+        rows.N_EMBD, rows.N_HEAD,
         K("attention.head_count_kv",          "", kv_heads, absent=rows.head_count, fields=layers),
         *rows.SCALING, rows.theta(1_000_000.0), rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from glft_schema.families import rows
 from glft_schema.families.operations import PermuteRows
@@ -11,30 +12,26 @@ from glft_schema.families.requirements import limit
 from glft_schema.families.rope_factors import llama3_config, llama3_factors
 
 # fmt: off
-PERMUTED = rows.attention("q", "k", "v", PermuteRows("num_attention_heads"), PermuteRows("num_key_value_heads"))
+permuted = partial(rows.attention, "q", "k", "v", PermuteRows("num_attention_heads"), PermuteRows("num_key_value_heads"))
 LLAMA = Family(
     "llama", ("LlamaForCausalLM",), "llama",
     tensors=(
-        *rows.BLOCKS, rows.LM_HEAD,
-        *PERMUTED,
-        T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "q embd", bias="optional"),
-        *(row._replace(bias="optional", when="no experts") for row in rows.FEED_FORWARD),
+        *rows.BLOCKS, rows.LM_HEAD, *permuted(bias="optional"),
+        *rows.changed(rows.FEED_FORWARD, bias="optional", when="no experts"),
         T("", "blk.{i}.ffn_gate_inp",  "embd experts", when="experts"),
         T("", "blk.{i}.ffn_gate_exps", "embd ff experts", required=False, when="experts"),
         T("", "blk.{i}.ffn_up_exps",   "embd ff experts", when="experts"),
         T("", "blk.{i}.ffn_down_exps", "ff embd experts", when="experts"),
-        T("", "rope_freqs",            "pairs", required=False, when="no longrope", type="F32"),
-        T("", "rope_factors_long",     "pairs", required=False, when="longrope", type="F32"),
-        T("", "rope_factors_short",    "pairs", required=False, when="longrope", type="F32"),
+        rows.ROPE_FREQS._replace(when="no longrope"), *rows.changed(rows.LONGROPE, when="longrope"),
     ),
     keys=(
-        *rows.SIZES, *rows.HEADS, *rows.RMS, *rows.HEAD_SIZE, rows.FILE_TYPE,
+        *rows.decoder(), *rows.HEAD_SIZE, rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size"),
         K("rope.dimension_count",             "head_dim", rows.head_size, absent=None),
     ),
     fields=(
-        F("hidden_act", "silu"),
-        F("attention_bias", Bias("blk.0.attn_q.bias")),
+        rows.SILU,
+        rows.ANY_BIAS,
         F("mlp_bias", Bias("blk.0.ffn_up.bias")),
         rows.WINDOW, *rows.YARN
     ),

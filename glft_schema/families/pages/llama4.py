@@ -18,29 +18,25 @@ def layers_with_experts(config: Config) -> list[int]:
 
 # fmt: off
 MLP = "model.layers.{i}.feed_forward"
-GATE_UP, DOWN = ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps"), "blk.{i}.ffn_down_exps"
 LLAMA4 = Family(
     "llama4", ("Llama4ForCausalLM",), "llama4_text",
     tensors=(
         *rows.BLOCKS, rows.LM_HEAD, *rows.attention("q", "k", "v"),
-        T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "q embd"),
         *rows.beside_dense(
             T(f"{MLP}.router", "blk.{i}.ffn_gate_inp", "embd experts"),
-            *(T("", name, "embd ff_exp experts") for name in GATE_UP),
-            T(f"{MLP}.experts.gate_up_proj", GATE_UP, operation=Chain((Transpose(3), SPLIT_ROWS)), endings=rows.BARE),
-            T(f"{MLP}.experts.down_proj", DOWN, "ff_exp embd experts", Transpose(3), endings=rows.BARE),
-            *rows.shared_expert("ff_exp", f"{MLP}.shared_expert"), module="feed_forward",
+            *(T("", name, "embd ff_exp experts") for name in rows.GATE_UP),
+            T(f"{MLP}.experts.gate_up_proj", rows.GATE_UP, operation=Chain((Transpose(3), SPLIT_ROWS)), endings=rows.BARE),
+            T(f"{MLP}.experts.down_proj", rows.DOWN, "ff_exp embd experts", Transpose(3), endings=rows.BARE),
+            *rows.shared_expert("ff_exp", f"{MLP}.shared_expert"), module=MLP,
         ),
-        T("", "rope_freqs", "pairs", required=False, type="F32"),
+        rows.ROPE_FREQS,
     ),
     keys=(
-        *(key._replace(field="intermediate_size_mlp", default=16384) if key.field == "intermediate_size" else key
-          for key in rows.SIZES),
-        *rows.HEADS[:-1], rows.theta(500_000.0), *rows.RMS,
+        rows.N_LAYER, rows.N_CTX, rows.N_EMBD, rows.N_FF._replace(field="intermediate_size_mlp", default=16384), rows.N_HEAD,
+        *rows.heads(500_000.0), *rows.RMS,
         K("expert_count",                     "num_experts", 16),
         K("expert_used_count",                "num_experts_per_tok", 1),
-        *rows.head_lengths(128),
-        rows.FILE_TYPE,
+        *rows.head_lengths(128), rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size", loader="ignored"),
         K("rope.dimension_count",             "head_dim", 128, absent=None),
         K("interleave_moe_layer_step",        "interleave_moe_layer_step", 1, "required"),
@@ -49,9 +45,7 @@ LLAMA4 = Family(
         K("rope.freq_base_swa",               "", None, "sliding"),
     ),
     fields=(
-        F("hidden_act", "silu"),
-        rows.LOCAL_EXPERTS,
-        F("attention_bias", False, rows.ONE_BIAS),
+        rows.SILU, rows.LOCAL_EXPERTS, rows.NO_BIAS,
         F("moe_layers", layers_with_experts),
         F("no_rope_layers", lambda config: rotated_layers(config) if config.get("no_rope_layers") else []),  # as by default
         F("no_rope_layer_interval", 4, "llama.cpp rotates all layers but every fourth"),

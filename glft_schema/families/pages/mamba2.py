@@ -7,7 +7,7 @@ from typing import Any
 from glft_schema.families import rows
 from glft_schema.families.config import Config
 from glft_schema.families.operations import AsMatrix, Chain, NegativeExponential
-from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.page import F, Family, K, T
 
 
 def inner_size(config: Config) -> int:
@@ -42,7 +42,7 @@ MAMBA2 = Family(
         T("backbone.layers.{i}.norm",  "blk.{i}.attn_norm",  "embd"),
         T(f"{MIXER}.in_proj",          "blk.{i}.ssm_in",     "embd inner+inner+k_state+k_state+rank"),
         T(f"{MIXER}.conv1d",           "blk.{i}.ssm_conv1d", "kernel inner+k_state+k_state", rows.SQUEEZE, "required"),
-        T(f"{MIXER}.dt",               "blk.{i}.ssm_dt",     "rank", bias="only", endings=("", "_bias")),
+        T(f"{MIXER}.dt",               "blk.{i}.ssm_dt",     "rank", bias="only", endings=rows.UNDERSCORED),
         T(f"{MIXER}.A_log",            "blk.{i}.ssm_a",      "1 rank", DECAY, "bare", endings=rows.BARE),
         T(f"{MIXER}.D",                "blk.{i}.ssm_d",      "1 rank", AsMatrix(), "bare", endings=rows.BARE),
         T(f"{MIXER}.norm",             "blk.{i}.ssm_norm",   "of_group ssm_groups", AsMatrix("n_groups")),
@@ -51,10 +51,10 @@ MAMBA2 = Family(
     ),
     keys=(
         K("context_length",                   "", lambda config: 1 << 20, "required"),
-        K("embedding_length",                 "hidden_size", loader="required"),
+        rows.N_EMBD,
         K("feed_forward_length",              "", 0),
         K("attention.head_count",             "", 0),
-        K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
+        rows.N_LAYER,
         K("ssm.conv_kernel",                  "conv_kernel", 4, "required"),
         K("ssm.inner_size",                   "", inner_size, "required", fields=expansion),
         K("ssm.state_size",                   "state_size", 128, "required"),
@@ -64,7 +64,7 @@ MAMBA2 = Family(
         rows.FILE_TYPE,
     ),
     fields=(
-        F("hidden_act", "silu"),
+        rows.SILU,
         F("use_bias", False, "llama.cpp loads no bias of projections"),
         F("use_conv_bias", True, "llama.cpp requires a bias"),
         rows.choice("time_step_limit", *NO_LIMIT, instead="llama.cpp does not limit time steps"),

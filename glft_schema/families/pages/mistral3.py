@@ -16,7 +16,7 @@ def mistral3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
     Ministral 3."""
     if scaling := config.get("rope_scaling"):
         return {"rope_scaling": scaling | {"mscale": 1.0}}
-    return {"architectures": [*MISTRAL.architectures], "model_type": MISTRAL.model_type}
+    return rows.restored_as(MISTRAL)(tensors, config) | {"sliding_window": None}  # not its default
 
 
 # fmt: off
@@ -29,7 +29,7 @@ MISTRAL3 = replace(
         K("attention.temperature_scale",      "rope.scaling.llama_4_scaling_beta", None),
     ),
     fields=(
-        F("hidden_act", "silu"),
+        rows.SILU,
         F("rope.mscale", 1.0, "llama.cpp computes with 1"),
         F("rope.attention_factor", None, "llama.cpp computes it from the factor"),
         rows.WINDOW, *rows.INTERPOLATION, *rows.ALL_COLUMNS,

@@ -16,7 +16,7 @@ THREE_OF_FOUR = partial(rows.sliding_layers, period=4)
 OLMO3 = replace(
     OLMO2, architectures=("Olmo3ForCausalLM",), model_type="olmo3",
     keys=(
-        *rows.SIZES, *rows.HEADS[:-1], rows.theta(500_000.0),
+        *rows.SIZES, *rows.heads(500_000.0),
         K("rope.freq_base_swa",               OF_SLIDING, 500_000.0, "sliding", lambda config: config[THETA]),
         *rows.RMS, rows.FILE_TYPE,
         K(WINDOW,                             "sliding_window", None),

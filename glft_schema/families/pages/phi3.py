@@ -6,7 +6,7 @@ import math
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.page import F, Family, K, T
 from glft_schema.families.rope_factors import longrope_config, longrope_factors
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -37,33 +37,22 @@ def phi3_config(tensors: dict[str, StoredTensor], config: Config) -> Config:
 PHI3 = Family(
     "phi3", ("Phi3ForCausalLM",), "phi3",
     tensors=(
-        *rows.BLOCKS, rows.LM_HEAD,
-        *rows.attention("embd", required=False, names=""),
+        *rows.BLOCKS, rows.LM_HEAD, *rows.LONGROPE, *rows.attention("embd", required=False, names=""),
         T("model.layers.{i}.self_attn.qkv_proj", "blk.{i}.attn_qkv"),
-        T("model.layers.{i}.self_attn.o_proj",   "blk.{i}.attn_output", "embd embd"),
         T("model.layers.{i}.mlp.gate_up_proj",   "blk.{i}.ffn_up",      "embd ff+ff"),
         T("model.layers.{i}.mlp.down_proj",      "blk.{i}.ffn_down",    "ff embd"),
-        T("", "rope_factors_long",               "pairs", required=False, type="F32"),
-        T("", "rope_factors_short",              "pairs", required=False, type="F32"),
     ),
     keys=(
         K("rope.scaling.attn_factor",         "rope.attention_factor", longrope_attention, absent=1.0),
-        K("context_length",                   "max_position_embeddings", loader="required"),
+        rows.N_CTX,
         K("rope.scaling.original_context_length", "original_max_position_embeddings", 4096,
           absent=lambda config: config["max_position_embeddings"]),
-        K("embedding_length",                 "hidden_size", loader="required"),
-        K("feed_forward_length",              "intermediate_size", loader="required"),
-        K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
-        K("attention.head_count",             "num_attention_heads", loader="required"),
-        K("attention.head_count_kv",          "num_key_value_heads", rows.head_count),
-        *rows.RMS,
-        rows.rotated(1.0),
-        K("rope.freq_base",                   "rope.rope_theta", 10000.0),
-        rows.FILE_TYPE,
+        rows.N_EMBD, rows.N_FF, rows.N_LAYER, rows.N_HEAD, rows.N_HEAD_KV, *rows.RMS, rows.rotated(1.0),
+        rows.HEADS[-1], rows.FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", 0),
     ),
     fields=(
-        F("hidden_act", "silu"),
+        rows.SILU,
         F("full_attn_mod", 1),
         F("interpolate_factor", 1),
         rows.WINDOW,

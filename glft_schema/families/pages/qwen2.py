@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from glft_schema.families import rows
-from glft_schema.families.page import F, Family, T
+from glft_schema.families.page import Family
 
 # fmt: off
 QWEN2 = Family(
     "qwen2", ("Qwen2ForCausalLM",), "qwen2",
     tensors=(
         *rows.BLOCKS, rows.LM_HEAD._replace(bias="optional"), *rows.FEED_FORWARD, *rows.attention("embd"),
-        T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "embd embd"),
     ),
-    keys=(*rows.SIZES, *rows.HEADS, *rows.RMS, *rows.OWN_HEAD_SIZE, rows.FILE_TYPE),
+    keys=(*rows.decoder(), *rows.OWN_HEAD_SIZE, rows.FILE_TYPE),
     fields=(
-        F("hidden_act", "silu"),
+        rows.SILU,
         *rows.SLIDING_QWEN, *rows.YARN
     ),
     vocabularies=("sentencepiece", "bpe"),

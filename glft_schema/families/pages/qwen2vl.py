@@ -13,5 +13,5 @@ QWEN2VL = replace(
     model_type="qwen2_5_vl_text",
     keys=(*rows.SIZES, *rows.SECTIONS, *rows.RMS, rows.FILE_TYPE),
     ignored=f"{QWEN2.ignored} rope.mrope_section",
-    restored=lambda tensors, config: {"architectures": [*QWEN2.architectures], "model_type": QWEN2.model_type},
+    restored=rows.restored_as(QWEN2),
 )

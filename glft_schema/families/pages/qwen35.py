@@ -74,13 +74,10 @@ VALUES, AFTER_KEYS = MoveRows(value_heads), MoveRows(after_keys)
 DECAY, KERNEL = Chain((VALUES, NegativeExponential())), Chain((rows.SQUEEZE, AFTER_KEYS))
 NET = "model.layers.{i}.linear_attn"
 ATTENTION = (
-    rows.EMBEDDING, rows.LM_HEAD, *(row._replace(name="") for row in rows.NEXTN),
-    T("model.norm",                              "output_norm",                 "embd", rows.PLUS_ONE),
-    T("model.layers.{i}.input_layernorm",        "blk.{i}.attn_norm",           "embd", rows.PLUS_ONE),
-    T("model.layers.{i}.post_attention_layernorm", "blk.{i}.post_attention_norm", "embd", rows.PLUS_ONE),
-    *(row._replace(operation=rows.PLUS_ONE, when=ELSEWHERE) for row in rows.HEAD_NORMS),
-    T("model.layers.{i}.self_attn.o_proj",       "blk.{i}.attn_output",         "q embd", when=ELSEWHERE),
-    *rows.attention("q+q", "k", "v", when=ELSEWHERE),
+    *rows.GEMMA[:4],  # the embedding and norms
+    rows.LM_HEAD, *rows.changed(rows.NEXTN, name=""),
+    *rows.changed(rows.HEAD_NORMS, operation=rows.PLUS_ONE, when=ELSEWHERE),
+    *rows.attention("q+q", "k", "v", o="q", when=ELSEWHERE),
 )
 LENGTHS = rows.head_lengths(256)
 NET_KEYS = (
@@ -102,22 +99,19 @@ QWEN35 = Family(
         T(f"{NET}.in_proj_b",   "blk.{i}.ssm_beta",   "embd rank", VALUES, when=HERE),
         T(f"{NET}.in_proj_a",   "blk.{i}.ssm_alpha",  "embd rank", VALUES, when=HERE),
         T(f"{NET}.conv1d",      "blk.{i}.ssm_conv1d", "kernel k_state+k_state+v_state", KERNEL, when=HERE),
-        T(f"{NET}.dt",          "blk.{i}.ssm_dt",     "rank", VALUES, "only", when=HERE, endings=("", "_bias")),
+        T(f"{NET}.dt",          "blk.{i}.ssm_dt",     "rank", VALUES, "only", when=HERE, endings=rows.UNDERSCORED),
         T(f"{NET}.A_log",       "blk.{i}.ssm_a",      "rank", DECAY, "bare", when=HERE, endings=rows.BARE),
         T(f"{NET}.norm",        "blk.{i}.ssm_norm",   "state", when=HERE),
         T(f"{NET}.out_proj",    "blk.{i}.ssm_out",    "v_state embd", MoveRows(value_heads, -1, 3), when=HERE),
         T("", "cls.output",     "embd out", bias="optional", required=False),
     ),
     keys=(
-        *rows.SIZES, *rows.HEADS, *rows.RMS,
-        *LENGTHS,
-        rows.FILE_TYPE,
-        *NET_KEYS,
+        *rows.decoder(), *LENGTHS, rows.FILE_TYPE, *NET_KEYS,
         K("rope.dimension_sections",          "", sections, "required"),
     ),
     fields=(
-        F("hidden_act", "silu"),
-        F("attention_bias", False, rows.ONE_BIAS),
+        rows.SILU,
+        rows.NO_BIAS,
         F("layer_types", layer_types),
         F("linear_value_head_dim", lambda config: config["linear_key_head_dim"], "llama.cpp has one size for both heads"),
         *rows.PARTIAL_YARN,

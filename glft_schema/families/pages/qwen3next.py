@@ -8,8 +8,9 @@ import numpy as np
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.operations import MoveRows, NegativeExponential, OneRow
+from glft_schema.families.operations import MoveRows, NegativeExponential
 from glft_schema.families.page import F, K, T
+from glft_schema.families.pages.qwen2moe import EXPERTS
 from glft_schema.families.pages.qwen35 import ATTENTION, HERE, LENGTHS, NET, NET_KEYS, QWEN35
 from glft_schema.storage.dtypes import Array
 
@@ -24,33 +25,25 @@ def parts_of_groups(rows: Array, config: Config) -> list[Array]:
 
 
 # fmt: off
-MLP = "model.layers.{i}.mlp"
 QKVZ = "embd k_state+k_state+v_state+v_state"
-SHARED = (
-    *rows.experts(), *rows.shared_expert("ff_shexp", f"{MLP}.shared_expert"),
-    T(f"{MLP}.shared_expert_gate", "blk.{i}.ffn_gate_inp_shexp", "embd", OneRow()),
-)
 QWEN3NEXT = replace(
     QWEN35, arch="qwen3next", architectures=("Qwen3NextForCausalLM",), model_type="qwen3_next",
     tensors=(
-        *ATTENTION, *SHARED,
+        *ATTENTION, *EXPERTS,
         T(f"{NET}.in_proj_qkvz", ("blk.{i}.attn_qkv", "blk.{i}.attn_gate"), "", MoveRows(parts_of_groups)),
         T("", "blk.{i}.attn_qkv",   "embd k_state+k_state+v_state", required=False, when=HERE),
         T("", "blk.{i}.attn_gate",  "embd v_state", required=False, when=HERE),
         T("", "blk.{i}.ssm_in",     QKVZ, required=False, when=HERE),
         T(f"{NET}.in_proj_ba",  "blk.{i}.ssm_ba",     "embd rank+rank", when=HERE),
         T(f"{NET}.conv1d",      "blk.{i}.ssm_conv1d", "kernel k_state+k_state+v_state", rows.SQUEEZE, when=HERE),
-        T(f"{NET}.dt",          "blk.{i}.ssm_dt",     "rank", bias="only", when=HERE, endings=("", "_bias")),
+        T(f"{NET}.dt",          "blk.{i}.ssm_dt",     "rank", bias="only", when=HERE, endings=rows.UNDERSCORED),
         T(f"{NET}.A_log",       "blk.{i}.ssm_a",      "rank", NegativeExponential(), "bare", when=HERE, endings=rows.BARE),
         T(f"{NET}.norm",        "blk.{i}.ssm_norm",   "state", when=HERE),
         T(f"{NET}.out_proj",    "blk.{i}.ssm_out",    "v_state embd", when=HERE),
     ),
     keys=(
-        *rows.SIZES_OF_EXPERTS, *rows.HEADS, *rows.RMS,
-        K("expert_count",                     "num_experts", loader="required"),
-        K("expert_used_count",                "num_experts_per_tok", loader="required"),
-        *LENGTHS, rows.FILE_TYPE,
-        K("expert_feed_forward_length",       "moe_intermediate_size", absent=rows.expert_rows),
+        *rows.decoder(sizes=rows.SIZES_OF_EXPERTS),
+        *rows.REQUIRED_EXPERTS, *LENGTHS, rows.FILE_TYPE, rows.EXPERT_ROWS,
         K("expert_shared_feed_forward_length", "shared_expert_intermediate_size", 512,
           absent=lambda config: config["intermediate_size"]),
         *NET_KEYS,

@@ -19,12 +19,11 @@ def deepstack_layers(config: Config) -> int:
 QWEN3VL = replace(
     QWEN3, arch="qwen3vl", architectures=("Qwen3VLForConditionalGeneration",), model_type="qwen3_vl_text",
     keys=(
-        *rows.SIZES, *rows.SECTIONS, *rows.RMS,
-        *(key for key in QWEN3.keys if key.field == "head_dim"), rows.FILE_TYPE,
+        *rows.SIZES, *rows.SECTIONS, *rows.RMS, *rows.head_lengths(128), rows.FILE_TYPE,
         K("n_deepstack_layers",               "", deepstack_layers),
     ),
     fields=(*QWEN3.fields, F("rope.mrope_interleaved", True)),
-    restored=lambda tensors, config: {"architectures": [*QWEN3.architectures], "model_type": QWEN3.model_type},
+    restored=rows.restored_as(QWEN3),
     ignored="rope.mrope_section",
     scales_feed_forward=False,
 )

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from glft_schema.families import rows
 from glft_schema.families.config import Config
-from glft_schema.families.page import F, K, T
-from glft_schema.families.pages.llama import LLAMA, PERMUTED
+from glft_schema.families.page import F, K
+from glft_schema.families.pages.llama import LLAMA, permuted
 
 
 def rotated_layers(config: Config) -> list[int]:
@@ -19,17 +19,16 @@ def rotated_layers(config: Config) -> list[int]:
 SMOLLM3 = replace(
     LLAMA, arch="smollm3", architectures=("SmolLM3ForCausalLM",), model_type="smollm3",
     tensors=(
-        *rows.BLOCKS, rows.LM_HEAD, *PERMUTED, *rows.FEED_FORWARD,
-        T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "q embd"),
+        *rows.BLOCKS, rows.LM_HEAD, *permuted(), *rows.FEED_FORWARD,
     ),
     keys=(
-        *rows.SIZES, *rows.HEADS[:-1], rows.theta(2_000_000.0), *rows.RMS, *rows.OWN_HEAD_SIZE, rows.FILE_TYPE,
+        *rows.decoder(2_000_000.0), *rows.OWN_HEAD_SIZE, rows.FILE_TYPE,
         K("vocab_size",                       "vocab_size"),
         K("rope.dimension_count",             "", rows.head_size),
     ),
     fields=(
-        F("hidden_act", "silu"),
-        F("attention_bias", False, rows.ONE_BIAS),
+        rows.SILU,
+        rows.NO_BIAS,
         F("mlp_bias", False),
         F("no_rope_layers", rotated_layers, "llama.cpp rotates all layers but every fourth"),
         F("no_rope_layer_interval", 4),

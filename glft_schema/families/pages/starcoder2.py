@@ -10,13 +10,9 @@ STARCODER2 = Family(
     "starcoder2", ("Starcoder2ForCausalLM",), "starcoder2",
     tensors=(
         rows.EMBEDDING, rows.LM_HEAD,
-        T("model.norm",                                "output_norm",         "embd",      bias="required"),
-        T("model.layers.{i}.input_layernorm",          "blk.{i}.attn_norm",   "embd",      bias="required"),
-        T("model.layers.{i}.post_attention_layernorm", "blk.{i}.ffn_norm",    "embd",      bias="required"),
-        T("model.layers.{i}.self_attn.o_proj",         "blk.{i}.attn_output", "embd embd", bias="required"),
-        T("model.layers.{i}.mlp.c_fc",                 "blk.{i}.ffn_up",      "embd ff",   bias="required"),
-        T("model.layers.{i}.mlp.c_proj",               "blk.{i}.ffn_down",    "ff embd",   bias="required"),
-        *rows.attention("embd"),
+        *rows.changed(rows.BLOCKS[1:], bias="required"), *rows.attention("embd", bias="required"),
+        T("model.layers.{i}.mlp.c_fc",        "blk.{i}.ffn_up",   "embd ff", bias="required"),
+        T("model.layers.{i}.mlp.c_proj",      "blk.{i}.ffn_down", "ff embd", bias="required"),
     ),
     keys=(
         *rows.SIZES, *rows.HEADS,
