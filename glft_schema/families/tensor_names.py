@@ -77,6 +77,7 @@ def names_on_page(stored: Iterable[str], family: Family) -> dict[str, str]:
     texts = {name: prefix.sub("", text, count=1) for name, text in names.items() if not OTHER_PARTS.match(text)}
     if any(map(TEXT_MODEL.match, names)):
         texts = {name: text for name, text in texts.items() if TEXT_MODEL.match(name) or text.startswith(outside)}
+    texts = {name: text for name, text in texts.items() if not family.drops(text)}
     texts = {name: text if text.startswith(outside) else family.body + text for name, text in texts.items()}
     nextn = [text.removesuffix(NEXTN_TENSOR) for text in texts.values() if text.endswith(NEXTN_TENSOR)]
     dropped = () if family.writes_nextn else tuple(nextn)

@@ -48,5 +48,10 @@ def test_a_family_is_found_by_names(family: Family) -> None:
     assert expected == found.architectures[0] if expected else {*names_of(found)} == {*names_of(family)}
 
 
+def test_a_dropped_head_has_no_prefix() -> None:
+    (gemma2,) = (family for family in FAMILIES if family.arch == "gemma2")
+    assert names_on_page(["model.norm.weight", "lm_head.weight"], gemma2) == {"model.norm.weight": "model.norm.weight"}
+
+
 def test_no_family_has_these_names() -> None:
     assert family_with_names(["model.layers.0.time_mix.key.weight"], FAMILIES) is None
