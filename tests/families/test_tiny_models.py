@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 
@@ -23,6 +24,7 @@ from tests.oracles.llama_model import LlamaModel
 from tests.tools.depth import in_full
 
 TOKENS = [1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9, 61, 17, 140, 3, 90, 55, 21, 230, 111, 5, 66, 180]
+TEXT = "the cat, a hat; that 12 bats\n at the  end"
 FIRST = {model.file: model for model in reversed(TINY_MODELS)}
 CASES = [model if FIRST[model.file] is model else in_full((model,)) for model in TINY_MODELS]
 IDS = [f"{model.file}, {model.name}" for model in TINY_MODELS]
@@ -75,6 +77,10 @@ def test_logits_and_the_converters_file(model: TinyModel, newest: bool, tmp_path
     assert others - added == {*model.differs} - added
     with LlamaModel(tmp_path / "out.gguf", exact=True) as loaded:
         expected, ours = outputs(reference, loaded)
+        if (folder / "tokenizer.json").exists():
+            tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+            tokenizer.no_padding()
+            assert loaded.tokens(TEXT, special=False) == tokenizer.encode(TEXT, add_special_tokens=False).ids
     assert np.abs(ours - expected).max() / (expected.std() or 1) <= model.tolerance
 
 
