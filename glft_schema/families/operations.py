@@ -32,6 +32,7 @@ Config = Mapping[str, Any]
 Function = Callable[[Sequence[Array]], Sequence[Array]]
 Scope = Literal["rows", "elements", "tensors"]
 UINT8 = np.dtype(np.uint8)
+ROWS = -2  # the axis
 
 
 def apply(function: Function, sources: Sequence[StoredTensor], name: str, scope: Scope = "tensors") -> list[StoredTensor]:
@@ -314,7 +315,7 @@ class MoveRows(TensorOperation):
     """
 
     order: Callable[[Array, Any], Sequence[Array]]
-    axis: int = -2
+    axis: int = ROWS
     dims: int = 1
 
     def to_gguf(self, tensors: Sequence[Array], config: Config) -> Sequence[Array]:

@@ -18,7 +18,7 @@ from glft_schema.errors import FormatError, OptionError, TensorError, quote
 from glft_schema.families.config import CONFIG as MODEL_CONFIG
 from glft_schema.families.config import LARGEST, Config, read_json, refusing
 from glft_schema.families.folders import QUANTIZATION_VERSION, VERSION
-from glft_schema.families.operations import KEEP, MoveRows, Stack, Transpose
+from glft_schema.families.operations import KEEP, ROWS, MoveRows, Stack, Transpose
 from glft_schema.families.page import BLOCK_COUNT, Family
 from glft_schema.families.tensor_names import NameParts, Names
 from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, OUTPUT
@@ -161,7 +161,8 @@ def _updates(
 def _in_gguf(place: NameParts, parts: Mapping[str, Update], config: Config) -> Update:
     """Returns the update of a GGUF tensor from the updates of its layer, or of all experts."""
     operation, (first, update), expected = place.row.operation, next(iter(parts.items())), list(place.in_hf(config))
-    if len(place.in_gguf) > 1 or not (isinstance(operation, (MoveRows, Transpose, Stack)) or operation is KEEP):
+    moves_rows = isinstance(operation, MoveRows) and operation.axis == ROWS
+    if len(place.in_gguf) > 1 or not (moves_rows or isinstance(operation, (Transpose, Stack)) or operation is KEEP):
         raise TensorError("expected a layer that GGUF does not split", first)
     if parts.keys() != {*expected}:
         problem = f"expected an adapter of each of {len(expected)} layers that GGUF stacks, found {len(parts)}"
@@ -175,7 +176,7 @@ def _in_gguf(place: NameParts, parts: Mapping[str, Update], config: Config) -> U
     if isinstance(operation, Stack):
         ordered = [parts[name] for name in expected]
         return Update(mapped(part.up for part in ordered), mapped(part.down for part in ordered), update.scale)
-    return update._replace(up=mapped([update.up])) if isinstance(operation, MoveRows) else update
+    return update._replace(up=mapped([update.up])) if moves_rows else update
 
 
 def in_llama_cpp(

@@ -9,13 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
 from glft_schema.codec.typed_values import Typed
+from glft_schema.families.pages.qwen35 import QWEN35
 from glft_schema.models.from_gguf import load_model
+from glft_schema.tensors.stored_tensor import of_values
+from glft_schema.weights.peft_adapters import updates_of_peft
 from tests.families.conftest import any_fingerprint, libraries  # noqa: F401
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.tools.command_line import assert_refused, in_this_process
@@ -220,6 +224,16 @@ def test_faults_of_folders(own: dict[str, Any], tensors: dict[str, Any], message
     with pytest.raises(glft.FormatError, match=re.escape(message)):
         glft.adapters.merge_lora(llama / "model.gguf", changed(llama, tmp_path, own, tensors), tmp_path / "out.gguf")
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_a_layer_whose_columns_move(tmp_path: Path) -> None:
+    """GGUF reorders the columns of this layer, not its rows."""
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1, "lora_alpha": 1}')
+    layer = "base_model.model.model.layers.0.linear_attn.out_proj"
+    tensors = {name: of_values(np.ones(shape, np.float32)) for name, shape in both(layer, 8, 1, 8).items()}
+    config = {"num_hidden_layers": 1, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    with pytest.raises(glft.TensorError, match="expected a layer that GGUF does not split"):
+        updates_of_peft(tmp_path, tensors, (QWEN35, config), {"blk.0.ssm_out.weight": torch.ones(8, 8)})
 
 
 def test_a_folder_without_settings(llama: Path, tmp_path: Path) -> None:
