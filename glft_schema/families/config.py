@@ -116,8 +116,8 @@ def read_text_config(folder: Path) -> Config:
     text = stored.get(TEXT_CONFIG)
     if not isinstance(text, dict):
         return stored
-    parts = {part: stored[part] for part in ("vision_config",) if part in stored}
-    return {**{field: value for field, value in text.items() if value is not None}, **parts}
+    vision = {"vision_config": stored.get("vision_config", {})}
+    return {field: value for field, value in text.items() if value is not None} | vision
 
 
 def metadata_of(config: Config, keys: Iterable[ConfigKey], arch: str) -> dict[str, Any]:

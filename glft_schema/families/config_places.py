@@ -79,7 +79,9 @@ class Places:
                 the field.
         """
         for name, value in fields.items():
-            field, value = self._names.get(name, name), RENAMED.get(str(value), value)
+            field = self._names.get(name, name)
+            if field == "rope_type":
+                value = RENAMED.get(str(value), value)
             if value is None or (not is_read and (field, value) == DEFAULT and field not in self._found):
                 continue
             if is_read:

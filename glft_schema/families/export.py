@@ -13,7 +13,7 @@ from glft_schema.families.loader import MODEL, ModelSizes, broken_limits, broken
 from glft_schema.families.operations import TensorOperation
 from glft_schema.families.page import Family
 from glft_schema.families.pages.every_model import DEFAULT_IDS
-from glft_schema.families.registry import archs, families, family_with
+from glft_schema.families.registry import archs, families_of, family_with
 from glft_schema.families.tensor_names import NameParts, Names, is_float32
 from glft_schema.families.vocabulary import KINDS
 from glft_schema.files.file import File
@@ -121,7 +121,8 @@ def fitting_family(metadata: Mapping[str, Any]) -> Family | None:
         return models.index(model) if model in models else len(KINDS)
 
     model = metadata.get(MODEL)
-    return min((family for family in families() if family.fits(metadata)), key=rank, default=None)
+    found = families_of(metadata.get(ARCHITECTURE))
+    return min((family for family in found if not family.misfit(metadata)), key=rank, default=None)
 
 
 def _narrow(

@@ -29,7 +29,7 @@ from glft_schema.errors import quote
 from glft_schema.families.config import ALIASES, NEXTN, ROPE, Config, ConfigKey
 from glft_schema.families.operations import KEEP, TensorOperation
 from glft_schema.families.requirements import Requirement
-from glft_schema.formats.gguf_names import ARCHITECTURE, LAYER
+from glft_schema.formats.gguf_names import LAYER
 from glft_schema.storage.dtypes import Array
 from glft_schema.tensors.stored_tensor import StoredTensor
 
@@ -67,7 +67,7 @@ class F(NamedTuple):
     """A field of config.json that has no key in GGUF.
 
     Attributes:
-        name: of the field, or a pattern if its value does not matter.
+        name: of the field.
         value: the value that llama.cpp assumes, a function of the config that returns it, or a
             `Bias`.
         instead: the behavior of llama.cpp, for error messages.
@@ -283,10 +283,6 @@ class Family:
     def field_of(self, name: str) -> str:
         """Returns the config field of a key without the architecture's name."""
         return next(key.field for key in self.keys if key.key == name)
-
-    def fits(self, metadata: Mapping[str, Any]) -> bool:
-        """Returns whether this page describes a GGUF model."""
-        return metadata.get(ARCHITECTURE) == self.arch and not self.misfit(metadata)
 
     def misfit(self, metadata: Mapping[str, Any]) -> str:
         """Returns what this page lacks of a GGUF model of its architecture, or an empty text:

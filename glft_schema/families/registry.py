@@ -95,9 +95,15 @@ def families() -> Iterator[Family]:
     yield from REGISTERED[len(known) :]
 
 
+def families_of(arch: object) -> list[Family]:
+    """Returns the families of an architecture in GGUF. Loads plugins if none is known."""
+    known = [family for family in REGISTERED if family.arch == arch]
+    return known or [family for family in families() if family.arch == arch]
+
+
 def family_with(arch: object) -> Family | None:
     """Returns the first family of an architecture in GGUF, or None."""
-    return next((family for family in families() if family.arch == arch), None)
+    return next(iter(families_of(arch)), None)
 
 
 def archs() -> list[str]:

@@ -250,7 +250,7 @@ def unigram(writer: Any, folder: Path, config: Config, settings: Config) -> list
     return [f"this tokenizer has the steps {', '.join(others)}; llama.cpp does not"] if others else []
 
 
-class Kind(NamedTuple):
+class VocabularyFile(NamedTuple):
     """A kind of vocabulary.
 
     Attributes:
@@ -265,15 +265,15 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "sentencepiece": Kind(SENTENCEPIECE, "llama", sentencepiece),
-    "gemma sentencepiece": Kind(SENTENCEPIECE, "llama", partial(sentencepiece, prefix=False)),
-    "phi3 sentencepiece": Kind(SENTENCEPIECE, "llama", partial(sentencepiece, phi3=True)),
-    "bpe with bytes": Kind(TOKENIZER, "llama", bpe_with_bytes),
-    "bpe": Kind(TOKENIZER, "gpt2", bpe),
-    "glm bpe": Kind(TOKENIZER, "gpt2", glm_bpe),
-    "glm4 bpe": Kind(TOKENIZER, "gpt2", partial(glm_bpe, special=GLM4_TOKENS)),
-    "wordpiece": Kind(TOKENIZER, "bert", wordpiece),
-    "unigram": Kind(TOKENIZER, "t5", unigram),
+    "sentencepiece": VocabularyFile(SENTENCEPIECE, "llama", sentencepiece),
+    "gemma sentencepiece": VocabularyFile(SENTENCEPIECE, "llama", partial(sentencepiece, prefix=False)),
+    "phi3 sentencepiece": VocabularyFile(SENTENCEPIECE, "llama", partial(sentencepiece, phi3=True)),
+    "bpe with bytes": VocabularyFile(TOKENIZER, "llama", bpe_with_bytes),
+    "bpe": VocabularyFile(TOKENIZER, "gpt2", bpe),
+    "glm bpe": VocabularyFile(TOKENIZER, "gpt2", glm_bpe),
+    "glm4 bpe": VocabularyFile(TOKENIZER, "gpt2", partial(glm_bpe, special=GLM4_TOKENS)),
+    "wordpiece": VocabularyFile(TOKENIZER, "bert", wordpiece),
+    "unigram": VocabularyFile(TOKENIZER, "t5", unigram),
 }
 
 
