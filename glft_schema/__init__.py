@@ -10,27 +10,27 @@ and documentation follow from the declaration.
     Container, File, Tensor, Typed, Limits         open files, their parts, and limits
     FormatError, OptionError, ...                  errors
 
-    glft.adapters      LoRA adapters, merged into quantized models
-    glft.checks        checks of files: manifests, derivation, differences
-    glft.codec         constructs for declaring formats
-    glft.describe      declarations as data, pages and code in other languages
-    glft.diffusers     models of diffusers, packed
-    glft.distributed   files read and written by all ranks of torch.distributed
-    glft.errors        exceptions and warnings
-    glft.families      architectures of models, and how to declare one
-    glft.formats       the formats, and how to declare one
-    glft.gguf_reader   gguf-py's GGUFReader, faster
-    glft.lab           the quantizers, file writer and reader that GLFT comes from
-    glft.models        models that run in torch, measured on texts
-    glft.nn            modules whose weights stay packed
-    glft.numpy         weights as arrays of numpy, without torch
-    glft.quantizer     recipes, and plans of quantized models
-    glft.scalar        the language of tensor types' decoders and encoders
-    glft.storage       sources of bytes
-    glft.testing       declarations as test data; requires hypothesis
-    glft.transformers  models of transformers, from and to GGUF files
-    glft.types         tensor types, and how to declare one
-    glft.weights       checkpoints, importance matrices, edits
+    glft.adapters       LoRA adapters, merged into quantized models
+    glft.architectures  pages of models' architectures, and how to declare one
+    glft.checks         checks of files: manifests, derivation, differences
+    glft.codec          constructs for declaring formats
+    glft.describe       declarations as data, pages and code in other languages
+    glft.diffusers      models of diffusers, packed
+    glft.distributed    files read and written by all ranks of torch.distributed
+    glft.errors         exceptions and warnings
+    glft.formats        the formats, and how to declare one
+    glft.gguf_reader    gguf-py's GGUFReader, faster
+    glft.lab            the quantizers, file writer and reader that GLFT comes from
+    glft.models         models that run in torch, measured on texts
+    glft.nn             modules whose weights stay packed
+    glft.numpy          weights as arrays of numpy, without torch
+    glft.quantizer      recipes, and plans of quantized models
+    glft.scalar         the language of tensor types' decoders and encoders
+    glft.storage        sources of bytes
+    glft.testing        declarations as test data; requires hypothesis
+    glft.transformers   models of transformers, from and to GGUF files
+    glft.types          tensor types, and how to declare one
+    glft.weights        checkpoints, importance matrices, edits
 
 All other modules are private.
 """
@@ -59,12 +59,12 @@ from glft_schema.tensors.tensor import Tensor
 if TYPE_CHECKING:
     from glft_schema import (
         adapters,
+        architectures,
         checks,
         describe,
         diffusers,
         distributed,
         errors,
-        families,
         gguf_reader,
         lab,
         models,
@@ -120,8 +120,9 @@ __all__ = [
 ]
 
 PARTS = (  # public modules; testing, diffusers and transformers require other libraries
-    *("adapters", "checks", "codec", "describe", "diffusers", "distributed", "errors", "families", "formats", "gguf_reader"),
-    *("lab", "models", "nn", "numpy", "quantizer", "scalar", "storage", "testing", "transformers", "types", "weights"),
+    *("adapters", "architectures", "checks", "codec", "describe", "diffusers", "distributed", "errors", "formats"),
+    *("gguf_reader", "lab", "models", "nn", "numpy", "quantizer", "scalar", "storage", "testing", "transformers", "types"),
+    "weights",
 )
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
     "checks.compare": "compare",

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 import glft_schema as glft
-from glft_schema.families import T, families, register_family, registry
+from glft_schema.architectures import T, families, register_family
+from glft_schema.families import registry
 from glft_schema.families.pages import FAMILIES
 from glft_schema.families.pages.llama import LLAMA
 from tests.families.test_folders import there_and_back
@@ -51,7 +52,9 @@ def test_a_registered_page_converts_its_folders(tmp_path: Path) -> None:
 
 def test_a_page_of_a_package(package: Any, tmp_path: Path) -> None:
     site = package("own", SOURCE, families="OWN")
-    code = "import sys; from glft_schema.families import families; print([family.architectures for family in families()][-1])"
+    code = (
+        "import sys; from glft_schema.architectures import families; print([family.architectures for family in families()][-1])"
+    )
     assert run(site, code).stdout == "('OwnForCausalLM',)\n"
     code = "import glft_schema as glft, sys; glft.convert(*sys.argv[1:])"
     folder, out = own_folder(tmp_path), tmp_path / "out.gguf"
@@ -67,8 +70,14 @@ def test_known_classes_load_no_plugin(package: Any, tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("llama\n", "")
 
 
+def test_known_gguf_models_load_no_plugin(package: Any) -> None:
+    site = package("broken", "print('loaded')", families="OWN")
+    code = "from glft_schema.families.export import family_in_gguf as of; print(of({'general.architecture': 'llama'}).arch)"
+    assert run(site, code).stdout == "llama\n"
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
-def test_pages_of_this_package_pass_the_checks(family: glft.families.Family) -> None:
+def test_pages_of_this_package_pass_the_checks(family: glft.architectures.Family) -> None:
     assert registry.first_fault(family) == ""
 
 

@@ -224,7 +224,7 @@ def test_tokenizers_of_encoders(name: str, stated: bool, tmp_path: Path) -> None
 
 
 def test_bert_with_unigram(tmp_path: Path) -> None:
-    """Its GGUF file is that of XLM-RoBERTa, whose folder is written: it computes the same."""
+    """The GGUF file becomes a folder of XLM-RoBERTa, which computes the same."""
     tokenizers = pytest.importorskip("tokenizers")
     folder = make_folder(tmp_path, "tiny-bert")
     shutil.copytree(TOKENIZERS / "unigram", folder, dirs_exist_ok=True)

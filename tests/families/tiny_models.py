@@ -1,4 +1,4 @@
-"""Tiny models of transformers, with the configs of published models, but for their sizes.
+"""Tiny models of transformers, with the configs of published models, except their sizes.
 
 Each file of `models` is a class: its configs by the name of the published model, as transformers 4
 spells them, and the tokenizer of its folders (see `tiny_folders`). `differs` states the faults of

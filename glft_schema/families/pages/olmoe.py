@@ -21,7 +21,7 @@ OLMOE = Family(
         rows.SILU,
         rows.OWN_OUTPUT,
         rows.NO_BIAS,
-        F("num_key_value_heads", rows.head_count, "llama.cpp expects a norm of keys as wide as that of queries"),
+        F("num_key_value_heads", rows.head_count, "llama.cpp expects k_norm to be as wide as q_norm"),
         F("clip_qkv", None, "llama.cpp does not clip queries, keys and values"),
         F("norm_topk_prob", False, "llama.cpp does not normalize the weights of the chosen experts"),
         *rows.YARN,

@@ -25,8 +25,8 @@ def layer_types(config: Config) -> list[str]:
 def recurrent_layers(config: Config) -> list[bool]:
     """Returns whether each block has a delta net.
 
-    Raises FormatError for an epsilon other than that of the nets' queries and keys in transformers:
-    llama.cpp has one for all norms.
+    Raises FormatError if rms_norm_eps differs from the epsilon of queries and keys in the nets,
+    which is constant in transformers: llama.cpp has one epsilon for all norms.
     """
     if (epsilon := config["rms_norm_eps"]) != EPSILON:
         raise FormatError(f"expected {EPSILON}, as llama.cpp assumes, found {quote(epsilon)}", "rms_norm_eps")

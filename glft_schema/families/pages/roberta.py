@@ -13,7 +13,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 
 
 def context(config: Config) -> int:
-    """Returns the number of positions that texts use: they begin after that of padding."""
+    """Returns the context length: the positions after that of the padding token."""
     return int(config["max_position_embeddings"] - config["pad_token_id"] - 1)
 
 
