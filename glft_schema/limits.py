@@ -49,6 +49,11 @@ LIMITS = {
     "manifest":  Maximum(1 << 26, "bytes of a manifest", "it is held in memory; 400,000 tensors fit"),
     "whole_file": Maximum(1 << 26, "bytes of any other file that is read as a whole: an index, config, tokenizer, card or text",
                        "it is held in memory, and JSON takes up to 20 times its size; the largest tokenizers have 34 MB"),
+    "download":  Maximum(0,       "bytes of a file that its server sends only as a whole",
+                       "a header is 2 MB of a file of 70 GB; glft --download removes the limit"),
+    "server_seconds": Maximum(15, "seconds that a server may be silent", "it is asked again, then given up"),
+    "attempts":  Maximum(5,       "times that a server is asked for the same bytes",
+                       "connections drop, and servers may be busy; the waits between the attempts grow to 2 s"),
     "parser_memory": Maximum(1 << 32, "bytes of data of the process in which other libraries parse a folder's files",
                        "a tokenizer of 262,000 tokens, among the largest, takes 0.7 GB"),
     "parser_seconds": Maximum(120, "processor seconds of that process, and a tenth of the wall seconds for one file",
@@ -67,7 +72,8 @@ class Limits:
 
     Attributes:
         objects, nesting, dims, alignment, text, strings, metadata, stream, repeats, manifest,
-            whole_file, parser_memory, parser_seconds: see `LIMITS`.
+            whole_file, download, server_seconds, attempts, parser_memory, parser_seconds: see
+            `LIMITS`.
 
     Raises:
         OptionError: if a name is unknown or a value is not a non-negative integer.

@@ -20,6 +20,7 @@ from glft_schema.cli.options import bytes_of
 from glft_schema.cli.terminal import REFUSED, echo, loading, unique
 from glft_schema.errors import OptionError, quote
 from glft_schema.limits import DEFAULTS, Limits
+from glft_schema.storage.locations import session
 from glft_schema.words import suggestion
 
 LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(DEFAULTS)}. Repeatable."
@@ -28,14 +29,16 @@ LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(
 @click.command(cls=Glft)
 @click.version_option(package_name="glft_schema", message="glft_schema %(version)s", help="Print the version and exit.")
 @click.option("--limit", metavar="NAME=NUMBER", multiple=True, help=LIMIT, shell_complete=completer("limits"))
+@click.option("--download", is_flag=True, help="Download a URL as a whole if its server does not serve ranges.")
 @click.pass_context
-def app(context: click.Context, limit: tuple[str, ...]) -> None:
+def app(context: click.Context, limit: tuple[str, ...], download: bool) -> None:
     """Inspects, verifies, compares, converts, edits and writes files of model weights.
 
     The exit code is 0 for success, 1 if a check fails or files differ, and 2 if a file or an
     option is refused.
     """
-    context.with_resource(limits_in(limit))
+    context.with_resource(limits_in([*limit, *["download=1000000GiB"] * download]))
+    context.with_resource(session())
 
 
 def limits_in(texts: Iterable[str]) -> Limits:

@@ -15,7 +15,7 @@ from click.exceptions import Exit
 from glft_schema.checks.compare import STATES, Comparison, size_of
 from glft_schema.checks.compare import compare as compare_checkpoints
 from glft_schema.checks.ranking import Ranking
-from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
+from glft_schema.cli.options import Chunks, Context, Exclude, Input, Json, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, colour, echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.codec.typed_text import as_json_value
 from glft_schema.describe.page.comparison import comparison_page
@@ -25,7 +25,7 @@ from glft_schema.files.summary import headline
 from glft_schema.models.predictions import Predictions, compare_each
 from glft_schema.models.token_chunks import CONTEXT
 from glft_schema.storage.atomic import atomic_write
-from glft_schema.storage.file_source import read_text
+from glft_schema.storage.opening import read_text
 from glft_schema.weights.checkpoints import Checkpoint, open_beside, open_entries
 from glft_schema.weights.requantizing import note_on_errors
 
@@ -35,11 +35,11 @@ STATE = re.compile(rf"(?<=  )({'|'.join(STATES)})(?=  )")  # in a row of a table
 
 
 def compare(
-    one: Annotated[Path, argument("A", "Weights file, torch .pt file, or folder.")],
-    others: Annotated[tuple[Path, ...], argument("B...", "Files or folders to compare with A, in any format.")],
+    one: Annotated[Input, argument("A", "Weights file, torch .pt file, or folder.")],
+    others: Annotated[tuple[Input, ...], argument("B...", "Files or folders to compare with A, in any format.")],
     exclude: Exclude = (),
     run: Annotated[bool, flag("Also run both models, and compare their predictions.")] = False,
-    text: Annotated[Path | None, option("FILE", "Run both models on FILE; --run alone uses a built-in text.")] = None,
+    text: Annotated[Input | None, option("FILE", "Run both models on FILE; --run alone uses a built-in text.")] = None,
     chunks: Chunks = None,
     context: Context = CONTEXT,
     tokenizer: Tokenizer = None,
@@ -117,7 +117,7 @@ class _Side(NamedTuple):
     """
 
     letter: str
-    path: Path
+    path: Input
     checkpoint: Checkpoint
 
 
@@ -130,7 +130,7 @@ class _Compared:
     predictions: Predictions | None = None
 
 
-def _open(one: Path, others: Sequence[Path], page: Path | None, text: Path | None) -> list[tuple[_Side, _Side]]:
+def _open(one: Input, others: Sequence[Input], page: Path | None, text: Input | None) -> list[tuple[_Side, _Side]]:
     """Opens one file beside each of the others, a folder as GGUF if the other one is GGUF."""
     pairs: list[tuple[_Side, _Side]] = []
     originals: dict[str, Checkpoint] = {}  # by the format of the other file: mapping a folder takes long
@@ -156,7 +156,7 @@ def _compare(sides: tuple[_Side, _Side], exclude: Sequence[str]) -> _Compared:
         return _Compared(sides, compare_checkpoints(before, after, exclude=exclude, progress=bar))
 
 
-def _run(one: Path, compared: list[_Compared], options: dict[str, Any]) -> Exception | None:
+def _run(one: Input, compared: list[_Compared], options: dict[str, Any]) -> Exception | None:
     """Adds the predictions of the models. Returns the error that ended the run."""
     try:
         with progress_bar("running") as bar:
@@ -218,7 +218,7 @@ def _print(found: _Compared, most: int | None) -> None:
         echo(STATE.sub(lambda state: colour(state[0], COLOURS[state[0]]), line, count=1), coloured=True)
 
 
-def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+def _about(path: Input, checkpoint: Checkpoint) -> dict[str, Any]:
     format = checkpoint.file.format.name if checkpoint.file else "Hugging Face" if checkpoint.family else "torch"
     return {"file": str(path), "format": format, "tensors": len(checkpoint.tensors), "metadata": len(checkpoint.metadata)}
 

@@ -14,6 +14,7 @@ from glft_schema.cli.options import (
     AllowRequantize,
     ConverterPath,
     Imatrix,
+    Input,
     Like,
     Rules,
     Search,
@@ -51,7 +52,7 @@ from glft_schema.display import MAX_LINE, format_count
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.families.converter import Converter
 from glft_schema.formats.registry import WITH_TYPES, target_format
-from glft_schema.storage.file_source import read_text
+from glft_schema.storage.opening import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
 from glft_schema.weights.convert import has_types
@@ -66,7 +67,7 @@ TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
 
 
 def convert(
-    source: Annotated[Path, argument("IN", "Weights file, torch .pt file, directory of shards, or Hugging Face folder.")],
+    source: Annotated[Input, argument("IN", "Weights file, torch .pt file, directory of shards, or Hugging Face folder.")],
     output: Annotated[
         str, argument("OUT", "Output file, replaced only on success. DIR/ with a slash: a new Hugging Face folder.")
     ],
@@ -83,7 +84,7 @@ def convert(
     ] = (),
     like: Like = None,
     add: Annotated[
-        tuple[Path, ...],
+        tuple[Input, ...],
         option("FILE", "Checkpoint with tensors to add to IN's, or to replace those of its names. Repeatable."),
     ] = (),
     only: Annotated[

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glft_schema.cli.convert import parse_metadata, text_of
-from glft_schema.cli.options import Texts, argument, flag, option
+from glft_schema.cli.options import Input, Texts, argument, flag, option
 from glft_schema.cli.terminal import GREEN, RED, echo, echo_written, file_errors, unique
 from glft_schema.cli.write_report import warn_of_refusal
 from glft_schema.errors import OptionError, quote
@@ -15,7 +15,7 @@ from glft_schema.weights.edit import edit as edit_file
 
 
 def edit(
-    file: Annotated[Path, argument("FILE", "Weights file, not part of a set.")],
+    file: Annotated[Input, argument("FILE", "Weights file, not part of a set.")],
     set: Annotated[
         Texts,
         option(
@@ -59,7 +59,7 @@ def edit(
     if dry_run:
         echo(f"dry run: {edited.nbytes:,} bytes would be written, {edited.copied:,} of them copied unchanged")
         return
-    echo_written([out or file], "inspect", out or file)
+    echo_written([str(out or file)], "inspect", out or file)
 
 
 def parse_renames(texts: Iterable[str]) -> dict[str, str]:

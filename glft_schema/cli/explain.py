@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated
 
-from glft_schema.cli.options import Choice, argument, option
+from glft_schema.cli.options import Choice, Input, argument, option
 from glft_schema.cli.terminal import echo, file_errors, has_colours, refuse_set
 from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
 from glft_schema.display import columns
 from glft_schema.errors import OptionError, quote
-from glft_schema.storage.file_source import open_source
+from glft_schema.storage.opening import open_source
 from glft_schema.weights.patterns import name_matching
 
 COLORS = ("auto", "always", "never")
@@ -24,7 +23,7 @@ RANGE = re.compile(f"(?P<start>{NUMBER})?:(?P<end>{NUMBER})?")
 
 
 def explain(
-    file: Annotated[Path, argument("FILE", "Weights file; may be any file of a set.")],
+    file: Annotated[Input, argument("FILE", "Weights file; may be any file of a set.")],
     tensor: Annotated[str | None, option("NAME", "Only this tensor: its table entry and the start of its payload.")] = None,
     range: Annotated[
         str | None,

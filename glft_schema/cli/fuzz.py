@@ -19,7 +19,7 @@ from glft_schema.errors import OptionError, install, safe
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import find_format, format_named
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.opening import read_regular
 from glft_schema.storage.source import BytesSource
 
 if TYPE_CHECKING:

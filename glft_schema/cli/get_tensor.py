@@ -7,7 +7,7 @@ from typing import Annotated
 
 import numpy as np
 
-from glft_schema.cli.options import argument, option
+from glft_schema.cli.options import Input, argument, option
 from glft_schema.cli.terminal import echo, file_errors, refuse_overwriting
 from glft_schema.errors import OptionError, TruncatedError, quote
 from glft_schema.files.container import open
@@ -20,7 +20,7 @@ DTYPES = ("float16", "float32", "float64")
 
 
 def get_tensor(
-    file: Annotated[Path, argument("FILE", "Weights file.")],
+    file: Annotated[Input, argument("FILE", "Weights file.")],
     name: Annotated[str, argument("NAME", "Tensor name, or a wildcard pattern that matches exactly one tensor.")],
     out: Annotated[Path, argument("OUT.npy", "Output file; replaced only on success.")],
     dtype: Annotated[

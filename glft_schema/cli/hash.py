@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from glft_schema.checks.manifests import hash_file, manifest_of
-from glft_schema.cli.options import argument
+from glft_schema.cli.options import Input, argument
 from glft_schema.cli.terminal import file_errors, progress_bar
 from glft_schema.files.container import Container
 
 
 def hash(
-    files: Annotated[tuple[Path, ...], argument("FILE", "Weights files; for a split model, only its first file.")],
+    files: Annotated[tuple[Input, ...], argument("FILE", "Weights files; for a split model, only its first file.")],
 ) -> None:
     """Prints SHA-256 hashes of files and tensors.
 

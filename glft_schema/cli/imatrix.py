@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from glft_schema.cli.options import Chunks, Context, Tokenizer, argument, flag, option
+from glft_schema.cli.options import Chunks, Context, Input, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.display import format_count
 from glft_schema.errors import OptionError, safe
 from glft_schema.models.activations import measure_importance
 from glft_schema.models.token_chunks import CONTEXT
-from glft_schema.storage.file_source import read_text
+from glft_schema.storage.locations import check_local
+from glft_schema.storage.opening import read_text
 from glft_schema.weights.importance import TOKENS, ImportanceMatrix, check_ending
 
 
 def imatrix(
-    files: Annotated[tuple[Path, ...], argument("IN... OUT", "MODEL and TEXT with -o; otherwise importance matrices and OUT.")],
+    files: Annotated[tuple[Input, ...], argument("IN... OUT", "MODEL and TEXT with -o; otherwise matrices and OUT.")],
     out: Annotated[Path | None, option("OUT", "Measure MODEL on TEXT, and write OUT.", "-o")] = None,
     chunks: Chunks = None,
     context: Context = CONTEXT,
@@ -67,7 +68,7 @@ def imatrix(
     echo_written([target], "quantize", inputs[0] if out else "MODEL", "OUT", "IQ4_XS", "--imatrix", target)
 
 
-def _inputs_and_target(files: tuple[Path, ...], out: Path | None, of_model: bool) -> tuple[list[Path], Path]:
+def _inputs_and_target(files: tuple[Input, ...], out: Path | None, of_model: bool) -> tuple[list[Input], Path]:
     """Returns the files to read, and the file to write.
 
     Raises OptionError for a wrong number of files, or for options of a model without a model.
@@ -78,14 +79,16 @@ def _inputs_and_target(files: tuple[Path, ...], out: Path | None, of_model: bool
         raise OptionError(f"expected MODEL and TEXT before -o, found {len(files)} arguments")
     if out is None and of_model:
         raise OptionError("--chunks, --tokenizer and --process-output measure a model: give MODEL, TEXT and -o OUT")
-    *inputs, target = files if out is None else (*files, out)
-    check_ending(target)
+    *inputs, last = files if out is None else (*files, out)
+    check_local(last)
+    check_ending(last)
+    target = Path(last)
     for file in inputs:
         refuse_overwriting(target, file)
     return inputs, target
 
 
-def _merge(inputs: list[Path], target: Path, chunk_size: int) -> ImportanceMatrix:
+def _merge(inputs: list[Input], target: Path, chunk_size: int) -> ImportanceMatrix:
     """Returns the sum of importance matrices."""
     matrices = []
     for file in inputs:

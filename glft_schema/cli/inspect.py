@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from glft_schema.cli.options import Json, argument, flag, option
+from glft_schema.cli.options import Input, Json, argument, flag, option
 from glft_schema.cli.terminal import echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_text import FIRST, as_json_value, entry_data
@@ -34,6 +35,7 @@ from glft_schema.files.summary import (
 )
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.imatrix import KIND, is_old_matrix
+from glft_schema.storage.opening import open_source
 
 if TYPE_CHECKING:
     from glft_schema.tensors.tensor import Tensor
@@ -52,7 +54,7 @@ STATISTICS = (  # of an importance matrix: head, field and format of each column
 
 
 def inspect(
-    file: Annotated[Path, argument("FILE", "Weights file or imatrix.dat; for a set, its first file.")],
+    file: Annotated[Input, argument("FILE", "Weights file or imatrix.dat; for a set, its first file.")],
     tensors: Annotated[str | None, option("PATTERN", "List the tensors whose name is or matches PATTERN.")] = None,
     key: Annotated[
         str | None, option("KEY", "Print only the value of a metadata key, or list the keys that match a pattern.")
@@ -277,14 +279,19 @@ def _importance_as_data(file: File) -> dict[str, Any]:
     return {"no_statistics": matrix} if isinstance(matrix, str) else {"statistics": _statistics_as_data(matrix)}
 
 
-def _old_matrix_as_data(path: Path, matrix: ImportanceMatrix) -> dict[str, Any]:
-    about = {"file": str(path), "format": OLD_NAME, "bytes": path.stat().st_size, "datasets": list(matrix.datasets)}
+def _size(path: Input) -> int:
+    with closing(open_source(path)) as source:
+        return source.size
+
+
+def _old_matrix_as_data(path: Input, matrix: ImportanceMatrix) -> dict[str, Any]:
+    about = {"file": str(path), "format": OLD_NAME, "bytes": _size(path), "datasets": list(matrix.datasets)}
     return {**about, "chunks": matrix.chunk_count, "statistics": _statistics_as_data(matrix)}
 
 
-def _old_matrix_in_lines(path: Path, matrix: ImportanceMatrix) -> list[str]:
+def _old_matrix_in_lines(path: Input, matrix: ImportanceMatrix) -> list[str]:
     text = "".join(f" of {safe(text)}" for text in matrix.datasets)
-    size = f"{path.stat().st_size:,} bytes, {len(matrix.columns)} matrices"
+    size = f"{_size(path):,} bytes, {len(matrix.columns)} matrices"
     return [f"{path}: {OLD_NAME}, {size}, {matrix.chunk_count} chunks{text}", "", *_statistics_in_lines(matrix)]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from glft_schema.adapters.merging import MergedTensor
 from glft_schema.adapters.merging import merge_lora as merge
-from glft_schema.cli.options import Verbose, argument, option
+from glft_schema.cli.options import Input, Verbose, argument, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.display import align, format_count
 from glft_schema.errors import safe
@@ -16,11 +16,11 @@ LOST = 0.99  # error relative to the update; about 1 if the update changes no co
 
 
 def merge_lora(
-    model: Annotated[Path, argument("MODEL", "GGUF model, or a file of a set.")],
-    adapter: Annotated[Path, argument("ADAPTER", "LoRA adapter: a PEFT folder or a GGUF file.")],
+    model: Annotated[Input, argument("MODEL", "GGUF model, or a file of a set.")],
+    adapter: Annotated[Input, argument("ADAPTER", "LoRA adapter: a PEFT folder or a GGUF file.")],
     out: Annotated[Path, argument("OUT", "GGUF file; replaced only on success.")],
     scale: Annotated[float, option("X", "Factor of the adapter's update.")] = 1.0,
-    imatrix: Annotated[Path | None, option("FILE", "llama.cpp importance matrix for encoding.")] = None,
+    imatrix: Annotated[Input | None, option("FILE", "llama.cpp importance matrix for encoding.")] = None,
     verbose: Verbose = False,
 ) -> None:
     """Merges a LoRA adapter into a GGUF model.

@@ -14,6 +14,7 @@ import click
 from glft_schema.cli.completing import ARGUMENTS, OPTIONS, completer, words
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.errors import OptionError, quote
+from glft_schema.storage.locations import RemotePath, is_remote
 from glft_schema.words import suggestion
 
 Function = Callable[..., None]
@@ -22,9 +23,20 @@ HELP = {"help_option_names": ["--help", "-h"]}
 RANGES: dict[type, Any] = {int: click.IntRange, float: click.FloatRange}
 DECIMAL = {f"{letter}{unit}": 1000**i for i, letter in enumerate("KMG", 1) for unit in ("", "B")}  # K, KB, ...
 UNITS = {"": 1, "B": 1, **DECIMAL, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
-TYPES: dict[type, Any] = {Path: click.Path(path_type=Path)}
+Input = RemotePath | Path  # of a file that is read
 TYPE_OPTIONS = ("--type", "--dtype", "--outtype")  # of similar tools, not of glft convert
 TYPE_HINT = "types are chosen by --scheme TYPE, or by glft quantize IN OUT TYPE"
+
+
+class _InputType(click.Path):
+    """A path, a URL, or ``-``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns a Path or a RemotePath."""
+        return RemotePath(value) if is_remote(value) else super().convert(value, param, ctx)
+
+
+TYPES: dict[Any, Any] = {Path: click.Path(path_type=Path), **dict.fromkeys((RemotePath, Input), _InputType(path_type=Path))}
 
 Declared = Callable[[inspect.Parameter], click.Parameter]
 
@@ -139,7 +151,7 @@ def command(function: Function) -> Command:
 # fmt: off
 Out = Annotated[Path, argument("OUT", "Output file; replaced only on success.")]
 Exclude = Annotated[Texts, option("PATTERN", "Skip tensors that match this name or wildcard pattern. Repeatable.")]
-Like = Annotated[Path | None, option(
+Like = Annotated[Input | None, option(
     "DONOR", "GGUF model to copy names and metadata from; with convert, also types, or the base model of a LoRA adapter."
 )]
 Rules = Annotated[Texts, option(
@@ -147,7 +159,7 @@ Rules = Annotated[Texts, option(
     f"Rule set that OUT must satisfy: {', '.join(RULE_SETS)}. Default: those of OUT's format, "
     "or none if IN already breaks them. Repeatable.",
 )]
-Imatrix = Annotated[Path | None, option("FILE", "llama.cpp importance matrix for IN; required by some types.")]
+Imatrix = Annotated[Input | None, option("FILE", "llama.cpp importance matrix for IN; required by some types.")]
 Verbose = Annotated[bool, flag("Add a row for each tensor to the report.", "--verbose", "-v")]
 Json = Annotated[bool, flag("Print JSON.", "--json")]
 Search = Annotated[bool, flag("Search for the best scales of NVFP4 and MXFP4; others are not affected.")]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, bytes_of, flag, option
+from glft_schema.cli.options import ConverterPath, Input, Like, TrustRemoteCode, argument, bytes_of, flag, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.cli.write_report import mapping_note
 from glft_schema.codec.typed_text import as_json_value
@@ -26,8 +26,8 @@ TYPES_TO_CHOOSE = f"Types to choose from. Default: {', '.join(TYPES)}; with --im
 
 
 def plan(
-    source: Annotated[Path, argument("MODEL", "Model, as for glft quantize.")],
-    imatrix: Annotated[Path | None, option("FILE", "llama.cpp importance matrix for MODEL; weights the errors.")] = None,
+    source: Annotated[Input, argument("MODEL", "Model, as for glft quantize.")],
+    imatrix: Annotated[Input | None, option("FILE", "llama.cpp importance matrix for MODEL; weights the errors.")] = None,
     size: Annotated[str | None, option("SIZE", "Find the best mix for a file of SIZE, such as 90MB.")] = None,
     bpw: Annotated[float | None, option("BITS", "Find the best mix for BITS per weight, such as 4.5.")] = None,
     out: Annotated[Path | None, option("RECIPE", "Write the mix as a recipe file for glft quantize.", "-o")] = None,
@@ -84,11 +84,11 @@ def plan(
             given = {"--imatrix": imatrix, "--like": like, "--converter": converter}
             options = [part for name, value in given.items() if value is not None for part in (name, value)]
             options += ["--allow-requantize"] * allow_requantize + ["--trust-remote-code"] * trust_remote_code
-            echo_written([out], "quantize", source, f"{source.stem}-{out.stem}.gguf", out, *options)
+            echo_written([out], "quantize", source, f"{Path(source.name).stem}-{out.stem}.gguf", out, *options)
 
 
 def _check_options(
-    size: int | None, bpw: float | None, out: Path | None, page: Path | None, inputs: Iterable[Path | None]
+    size: int | None, bpw: float | None, out: Path | None, page: Path | None, inputs: Iterable[Input | None]
 ) -> None:
     """Raises OptionError for options that do not go together, or an output that is an input."""
     if size is not None and bpw is not None:

@@ -10,6 +10,7 @@ from glft_schema.cli.options import (
     AllowRequantize,
     ConverterPath,
     Imatrix,
+    Input,
     Like,
     Rules,
     Search,
@@ -46,7 +47,7 @@ from glft_schema.quantizer.ecmascript import encode
 from glft_schema.quantizer.prepared_model import IN_FLOAT32
 from glft_schema.quantizer.quantize import Quantized
 from glft_schema.quantizer.quantize import quantize as quantize_model
-from glft_schema.storage.file_source import read_text
+from glft_schema.storage.opening import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
 
 VALUES: dict[str, Callable[[str], Any]] = {
@@ -58,7 +59,7 @@ VALUES: dict[str, Callable[[str], Any]] = {
 
 
 def quantize(
-    source: Annotated[Path, argument("IN", "Model: a GGUF file, a file of a set, or a Hugging Face folder.")],
+    source: Annotated[Input, argument("IN", "Model: a GGUF file, a file of a set, or a Hugging Face folder.")],
     out: Annotated[Path, argument("OUT", "GGUF file; replaced only on success.")],
     recipe: Annotated[
         str, argument("TYPE", "File type such as Q4_K_M, its code, COPY, or a recipe file. See glft schema recipes.")
@@ -74,7 +75,7 @@ def quantize(
     tensor_type: Annotated[
         Texts, option("REGEX=TYPE", "Type of tensors whose name matches REGEX; the first match wins. Repeatable.")
     ] = (),
-    tensor_type_file: Annotated[Path | None, option("FILE", "File of --tensor-type values, separated by whitespace.")] = None,
+    tensor_type_file: Annotated[Input | None, option("FILE", "File of --tensor-type values, separated by whitespace.")] = None,
     output_tensor_type: Annotated[str | None, option("TYPE", "Type of output.weight, or of a tied token embedding.")] = None,
     token_embedding_type: Annotated[str | None, option("TYPE", "Type of the token embedding.")] = None,
     leave_output_tensor: Annotated[bool, flag("Keep the type of output.weight.")] = False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from glft_schema.cli.options import Out, argument, bytes_of, option
+from glft_schema.cli.options import Input, Out, argument, bytes_of, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, refuse_overwriting
 from glft_schema.display import format_count
 from glft_schema.errors import OptionError, quote
@@ -15,7 +15,7 @@ from glft_schema.files.splitting import split as split_file
 
 
 def split(
-    file: Annotated[Path, argument("FILE", "GGUF or safetensors file.")],
+    file: Annotated[Input, argument("FILE", "GGUF or safetensors file.")],
     prefix: Annotated[str, argument("PREFIX", "Prefix of the output files: PREFIX-00001-of-00003.gguf.")],
     max_tensors: Annotated[
         int | None, option("N", "Maximum tensors per file.", "--max-tensors", "--split-max-tensors", min=1)
@@ -47,7 +47,7 @@ def split(
 
 
 def merge(
-    first: Annotated[Path, argument("FIRST", "First file of a GGUF set; index of a safetensors set.")],
+    first: Annotated[Input, argument("FIRST", "First file of a GGUF set; index of a safetensors set.")],
     out: Out,
 ) -> None:
     """Merges a split model into one file.

@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from glft_schema.cli.options import Input
 from glft_schema.display import MAX_LINE, Progress, size_text
 from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, printable, quote
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
+from glft_schema.storage.locations import is_remote, shown
+from glft_schema.storage.source import StrPath
 from glft_schema.words import suggestion
 
 if TYPE_CHECKING:
@@ -91,7 +94,7 @@ class RefusedError(click.ClickException, ValueError):
 
 
 @contextmanager
-def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> Iterator[None]:
+def file_errors(path: StrPath, tensors: StrPath | None = None) -> Iterator[None]:
     """Turns errors about files into `RefusedError`.
 
     Args:
@@ -103,7 +106,7 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
     except TensorError as error:
         path, reason = tensors or path, str(error)
     except FormatError as error:
-        path, reason = Path(error.file or path), f"{error.text} [{error.rule}]" if error.rule else error.text
+        path, reason = error.file or path, f"{error.text} [{error.rule}]" if error.rule else error.text
         reason += f"; to raise the limit: glft --limit {error.limit}=NUMBER ..." if error.limit else ""
         # after a wrong n_kv, the first row of tensors has too long a name, or impossible dims
         is_misplaced = isinstance(error, TruncatedError) or error.path.endswith(" -> 0 -> dims")
@@ -113,11 +116,11 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
         raise  # the reader of our output has closed it
     except OSError as error:
         reason = error.strerror or str(error)
-        path = Path(error.filename) if isinstance(error.filename, str) else path
-        reason += _neighbour(Path(path)) if isinstance(error, FileNotFoundError) else ""
+        path = error.filename if isinstance(error.filename, str) else path
+        reason += _neighbour(Path(path)) if isinstance(error, FileNotFoundError) and not is_remote(path) else ""
     else:
         return
-    raise RefusedError(f"{path}: {reason}")
+    raise RefusedError(f"{shown(path)}: {reason}")
 
 
 def _neighbour(path: Path) -> str:
@@ -155,18 +158,18 @@ def common_ranks() -> Writer | None:
     return context.obj if context else None
 
 
-def refuse_set(path: Path) -> None:
+def refuse_set(path: Input) -> None:
     """Raises OptionError if `path` is a set of files, by its index or directory."""
     if path.is_dir() or indexed_format(path):
         raise OptionError("expected one file, found a set: give its files one by one")
 
 
-def refuse_overwriting(out: Path, *sources: Path | None) -> None:
+def refuse_overwriting(out: Path, *sources: Input | None) -> None:
     """Raises OptionError if writing `out` would replace a file that is read.
 
     A source may be a file, the first file of a set, an index of shards, or a folder of shards.
     """
-    for source in filter(None, sources if out.exists() else ()):
+    for source in (source for source in sources if isinstance(source, Path) and out.exists()):
         folder = source if source.is_dir() else source.parent
         in_folder = source.is_dir() or indexed_format(source) is not None
         inputs = [source]

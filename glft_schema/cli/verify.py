@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
-import sys
-from pathlib import Path
+from contextlib import closing
 from typing import Annotated, Any, Protocol
 
 from click.exceptions import Exit
@@ -16,7 +14,7 @@ from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, re
 from glft_schema.checks.roles import FitReport, check_fit
 from glft_schema.checks.rule_sets import ALL_SETS, report
 from glft_schema.checks.values import value_report
-from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
+from glft_schema.cli.options import Exclude, Input, Json, Texts, argument, flag, option
 from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
 from glft_schema.errors import FormatError, OptionError, quote
@@ -25,6 +23,7 @@ from glft_schema.files.file import File
 from glft_schema.formats.imatrix import is_old_matrix
 from glft_schema.formats.registry import find_format
 from glft_schema.limits import current
+from glft_schema.storage.opening import open_source
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.streams import START
 from glft_schema.weights.checkpoints import open_beside, open_entries
@@ -48,16 +47,16 @@ class Outcome(Protocol):
 
 
 def verify(
-    file: Annotated[Path, argument("FILE", "Weights file; for a set, its first file.")],
+    file: Annotated[Input, argument("FILE", "Weights file; for a set, its first file.")],
     rules: Annotated[Texts, option("SET", f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable.")] = (),
     sha256: Annotated[str | None, option("HEX", "Published SHA-256 that FILE must match.")] = None,
-    manifest: Annotated[Path | None, option("MANIFEST", "Output of glft hash or sha256sum; - for standard input.")] = None,
-    fits: Annotated[Path | None, option("BASE", "Model that FILE, an adapter, must fit.")] = None,
-    derives_from: Annotated[Path | None, option("BASE", "Checkpoint; FILE must be its quantization, byte for byte.")] = None,
+    manifest: Annotated[Input | None, option("MANIFEST", "Output of glft hash or sha256sum; - for standard input.")] = None,
+    fits: Annotated[Input | None, option("BASE", "Model that FILE, an adapter, must fit.")] = None,
+    derives_from: Annotated[Input | None, option("BASE", "Checkpoint; FILE must be its quantization, byte for byte.")] = None,
     tolerance: Annotated[
         float | None, option("ERROR", "With --derives-from: weights may differ by so much, instead of bytes.", min=0)
     ] = None,
-    imatrix: Annotated[Path | None, option("FILE", "With --derives-from: the importance matrix used.")] = None,
+    imatrix: Annotated[Input | None, option("FILE", "With --derives-from: the importance matrix used.")] = None,
     values: Annotated[bool, flag("Check for NaN, infinities and reserved codes.")] = False,
     exclude: Exclude = (),
     as_json: Json = False,
@@ -128,7 +127,7 @@ def verify(
         raise Exit(FAILED)
 
 
-def _open(file: Path, sha256: str | None) -> tuple[File, FormatError | None]:
+def _open(file: Input, sha256: str | None) -> tuple[File, FormatError | None]:
     """Opens the file, and returns the error that ends its parse, if any."""
     if sha256 is not None and not SHA256.fullmatch(sha256):
         raise OptionError(f"expected 64 hexadecimal digits for --sha256, found {quote(sha256)}")
@@ -138,7 +137,7 @@ def _open(file: Path, sha256: str | None) -> tuple[File, FormatError | None]:
 
 
 def _check_options(
-    file: File, rules: Texts | None, exclude: Texts, imatrix: Path | None, is_derived: bool, values: bool
+    file: File, rules: Texts | None, exclude: Texts, imatrix: Input | None, is_derived: bool, values: bool
 ) -> None:
     """Raises OptionError for options that do not go together, or do not suit the format."""
     if exclude and not is_derived and not values:
@@ -164,7 +163,7 @@ def _check_values(file: File, exclude: Texts) -> Outcome:
         return value_report(file, exclude, bar)
 
 
-def _check_derivation(file: File, base: Path, imatrix: Path | None, exclude: Texts, tolerance: float | None) -> Outcome:
+def _check_derivation(file: File, base: Input, imatrix: Input | None, exclude: Texts, tolerance: float | None) -> Outcome:
     importance, found = None, list[Derivation]()
     if imatrix is not None:
         with file_errors(imatrix):
@@ -177,13 +176,9 @@ def _check_derivation(file: File, base: Path, imatrix: Path | None, exclude: Tex
     return DerivationReport(file.name, str(base), str(imatrix) if imatrix else None, tolerance, found)
 
 
-def _read(manifest: Path) -> bytes:
-    if str(manifest) == "-":
-        if sys.stdin is None:
-            raise OSError(errno.EBADF, "is closed", "standard input")
-        return sys.stdin.buffer.read(current().manifest + 1)
-    with manifest.open("rb") as stream:
-        stored = stream.read(current().manifest + 1)
+def _read(manifest: Input) -> bytes:
+    with closing(open_source(manifest)) as source:
+        stored = bytes(source.read(0, min(source.size, current().manifest + 1)))
     if len(stored) > START and (format := find_format(BytesSource(stored))):
         raise OptionError(f"expected the output of glft hash or sha256sum for --manifest, found a {format.name} file")
     return stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from glft_schema.cli.options import Exclude, argument, option
+from glft_schema.cli.options import Exclude, Input, argument, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.describe.page.content import page
 from glft_schema.errors import OptionError
@@ -15,9 +15,9 @@ from glft_schema.weights.checkpoints import open_checkpoint
 
 
 def view(
-    file: Annotated[Path, argument("FILE", "Weights file; for a set, its first file.")],
+    file: Annotated[Input, argument("FILE", "Weights file; for a set, its first file.")],
     out: Annotated[Path, option("PAGE", "Output page; replaced only on success.", "-o")],
-    against: Annotated[Path | None, option("SOURCE", "Checkpoint that FILE was made from; adds quantization errors.")] = None,
+    against: Annotated[Input | None, option("SOURCE", "Checkpoint that FILE was made from; adds quantization errors.")] = None,
     exclude: Exclude = (),
 ) -> None:
     """Writes an HTML report about a file.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glft_schema.checks.rule_sets import report
+from glft_schema.cli.options import Input
 from glft_schema.cli.terminal import echo, file_errors
 from glft_schema.composites.as_ggml import ROUNDED
 from glft_schema.display import align, format_count
@@ -24,7 +25,7 @@ AS_ASKED = "as asked"
 FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
 
-def mapping_note(checkpoint: Checkpoint, source: Path) -> list[str]:
+def mapping_note(checkpoint: Checkpoint, source: Input) -> list[str]:
     """Returns a line if the source was mapped to GGUF, and one if tensors were left out."""
     family, donor = checkpoint.family, checkpoint.donor
     how = f"mapped to GGUF as declared for the {family} family" if family else "has GGUF names"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from glft_schema.composites.schemes import SCHEMES
 from glft_schema.composites.weight import CompositeWeight, Facts
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.storage.dtypes import CODES, name_of
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.locations import beside
+from glft_schema.storage.opening import read_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types.ggml.fp4 import NVFP4
 from glft_schema.tensors.region import Tensors
@@ -176,10 +177,10 @@ def composed(tensors: Mapping[str, Any], path: StrPath) -> Mapping[str, Any]:
 def config_beside(path: StrPath) -> Config:
     """Returns the quantization config of a checkpoint: of config.json in its folder, or else of the
     file of ModelOpt, GPTQ or AWQ. Empty if missing or invalid."""
-    folder = Path(path) if Path(path).is_dir() else Path(path).parent
+    inside = os.path.join(path, CONFIG) if os.path.isdir(path) else path
     for file in (CONFIG, "hf_quant_config.json", "quantize_config.json", "quant_config.json"):
         with suppress(OSError, FormatError, ValueError, RecursionError):
-            config = json.loads(read_regular(folder / file))
+            config = json.loads(read_regular(beside(inside, file)))
             if isinstance(config, dict):
                 places: list[Any] = [config, config.get("text_config")]
                 for found in places:

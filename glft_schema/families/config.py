@@ -15,7 +15,7 @@ from glft_schema.display import shortest
 from glft_schema.errors import FormatError, OptionError, TensorError, one_line, quote
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.limits import current, limit_error
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.opening import read_regular
 
 CONFIG = "config.json"
 BLOCKS, NEXTN, TEXT_CONFIG = "num_hidden_layers", "num_nextn_predict_layers", "text_config"

@@ -43,7 +43,7 @@ from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.gguf_names import ARCHITECTURE, EMBEDDING, POOLINGS, scale_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.dtypes import Array, name_of
-from glft_schema.storage.file_source import check_size
+from glft_schema.storage.opening import check_size
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensor_types.conversions import float32_of
 from glft_schema.tensors.stored_tensor import StoredTensor, of_values

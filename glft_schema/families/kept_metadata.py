@@ -22,7 +22,7 @@ from glft_schema.files.container import Container
 from glft_schema.files.container import open as open_container
 from glft_schema.formats.gguf_names import ARCHITECTURE, TOKENIZER
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.opening import read_regular
 
 KEPT, GENERATION = "metadata.gguf", "generation_config.json"
 DIGEST = "glft_schema.tokenizer_sha256"  # the key

@@ -12,7 +12,7 @@ from typing import Any
 from glft_schema.errors import FormatError, OptionError, quote, safe
 from glft_schema.families.config import CONFIG, check_token_count, read_json
 from glft_schema.files.shards import is_file_name
-from glft_schema.storage.file_source import check_size, read_regular
+from glft_schema.storage.opening import check_size, read_regular
 
 CODE = ("auto_map", "configuration_files")  # fields of code, and of other configs, which may have it
 REFERENCE = re.compile(r"[\w./-]+--[A-Za-z_][\w.]*\.[A-Za-z_]\w*")  # a class of another folder: folder--module.Class

@@ -27,7 +27,7 @@ from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
 from glft_schema.families.sentencepiece_model import BPE, read_model
 from glft_schema.formats.gguf_names import ARCHITECTURE, BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.opening import read_regular
 
 OF_LLAMA = "bpe with bytes"
 TOKENIZER, SENTENCEPIECE, SETTINGS = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"

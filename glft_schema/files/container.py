@@ -24,7 +24,8 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import DEFAULT, format_named, format_of, format_with, indexed_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.atomic import atomic_write
-from glft_schema.storage.file_source import open_source
+from glft_schema.storage.locations import is_remote, session
+from glft_schema.storage.opening import open_source, open_stream
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 from glft_schema.storage.streams import Readable, stream_source
 from glft_schema.storage.torch_tensors import usable_device
@@ -126,7 +127,7 @@ Container = ContainerConstruct()
 
 @outside_graphs
 def open(
-    path: StrPath | Source,
+    path: StrPath | Source | Readable,
     device: str | torch.device = "cpu",
     *,
     mmap: bool = True,
@@ -136,28 +137,37 @@ def open(
     """Opens a weights file of any format. The first file of a GGUF set opens the whole set.
 
     Args:
-        path: the file; for a model in several safetensors files, the index or the directory. A
-            `Source`, such as an instance of your own subclass, is opened as a single file.
+        path: the file; for a model in several safetensors files, the index or the directory. Also
+            ``https://HOST/FILE``, ``hf://OWNER/REPO/FILE@REVISION``, a URL of fsspec's such as
+            ``s3://BUCKET/FILE``, or ``-`` for standard input. A file object, or a `Source`, such as
+            an instance of your own subclass, is opened as a single file.
         device: device of its tensors.
-        mmap: map the file; otherwise payloads are read into memory when requested.
+        mmap: map a local file; otherwise payloads are read into memory when requested.
         whole_set: open the other files of the set.
         allow_truncated: also open a file that ends within its payloads. `Tensor.missing` tells
             which tensors are not complete; reading their values raises TruncatedError.
 
     Raises:
-        OSError: with the path, if it cannot be opened or is not a regular file.
+        OSError: with the path, if it cannot be opened or is not a regular file; of a URL, also when
+            its bytes are read, if the server fails or the file has changed.
         FormatError: if it is not a valid file of a known format; with field, offset and tensor.
+        LimitError: if a server sends the file only as a whole; see the limit ``download``.
         OptionError: if `path` is not a path, or torch cannot use the device.
     """
     if device != "cpu":
         usable_device(device)
+    parse = partial(parse_source, device=device, allow_truncated=allow_truncated)
     if isinstance(path, Source):
-        return parse_source(path, device, allow_truncated=allow_truncated)
+        return parse(path)
+    if not isinstance(path, (str, os.PathLike)) and hasattr(path, "read"):
+        return _parse(open_stream(path, mmap), parse)
 
     def open_one(path: StrPath) -> File:
-        return _parse(open_source(path, mmap), partial(parse_source, device=device, allow_truncated=allow_truncated))
+        return _parse(open_source(path, mmap), parse)
 
-    return open_set(path_text(path), open_one) if whole_set else open_one(path_text(path))
+    location = path_text(path)
+    with session():
+        return open_set(location, open_one) if whole_set else open_one(location)
 
 
 def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError | None]:
@@ -173,9 +183,10 @@ def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError
     if isinstance(fault, TruncatedError):
         with suppress(FormatError):
             return open(path, mmap=mmap, allow_truncated=True), fault
-    if fault.file is None or not os.path.isfile(fault.file) or indexed_format(fault.file):
+    at = path if is_remote(path) else fault.file
+    if at is None or indexed_format(at) or not (is_remote(at) or os.path.isfile(at)):
         raise fault
-    return _parse(open_source(fault.file, mmap), parse_partly), fault
+    return _parse(open_source(at, mmap), parse_partly), fault
 
 
 def as_file(file: File | StrPath) -> File:

@@ -18,7 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from glft_schema.codec.text import is_utf8
@@ -26,8 +26,9 @@ from glft_schema.errors import FormatError, quote, safe
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import index_suffixes, indexed_format
-from glft_schema.storage.file_source import read_regular
-from glft_schema.storage.source import StrPath, path_text
+from glft_schema.storage.locations import beside, is_remote, shown
+from glft_schema.storage.opening import read_regular
+from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
@@ -139,7 +140,7 @@ def open_set(path: str, open_one: Callable[[StrPath], File]) -> File:
             return opened.enter_context(open_one(path))
 
         format = indexed_format(path)
-        file = _open_index(Path(path), format, open_shard) if format else _open_numbered(path, open_shard)
+        file = _open_index(path, format, open_shard) if format else _open_numbered(path, open_shard)
         opened.pop_all()
     return file
 
@@ -152,14 +153,18 @@ def _open_numbered(path: str, open_one: Callable[[StrPath], File]) -> File:
         return first
     names = NAME.fullmatch(str(first.name))
     assert names  # `_place_in_set` has checked it
+    prefix = PurePath(names["prefix"]).name
     for number in range(1, split.files):
-        path = str(shard_path(names["prefix"], number, split.files, names["ending"]))
-        if not os.path.exists(path):
-            raise FileNotFoundError(errno.ENOENT, f"file {number + 1} of {split.files} is missing", path)
-        shards.append(open_one(path))
+        name = str(shard_path(prefix, number, split.files, names["ending"]))
+        try:
+            shards.append(open_one(beside(path, name)))
+        except FileNotFoundError as error:
+            problem = f"file {number + 1} of {split.files} is missing"
+            raise FileNotFoundError(errno.ENOENT, problem, error.filename) from None
         found, expected = shard_info(shards[-1]), ShardInfo(number, split.files, split.tensors)
         if found != expected:
-            raise FormatError(f"expected {expected}, found {found or 'a single file'}", "metadata -> split", file=path)
+            problem = f"expected {expected}, found {found or 'a single file'}"
+            raise FormatError(problem, "metadata -> split", file=shards[-1].name)
     tensors = [name for shard in shards for name in shard.tensors]
     if duplicates := [name for name, count in Counter(tensors).items() if count > 1]:
         problem = "expected unique tensor names across the files, found this name twice"
@@ -182,16 +187,16 @@ def _place_in_set(file: File) -> ShardInfo | None:
     return split
 
 
-def _open_index(index: Path, format: Format, open_one: Callable[[StrPath], File]) -> File:
+def _open_index(index: str, format: Format, open_one: Callable[[StrPath], File]) -> File:
     """Opens the files of a format that an index lists."""
     weight_map, names = read_index(index)
     shards = dict[str, File]()
     for name in names:
-        shards[name] = open_one(index.parent / name)
+        shards[name] = open_one(beside(index, name))
         if shards[name].format is not format:
             raise FormatError(f"expected a {format.name} file, found {shards[name].format.name}", file=shards[name].name)
     check_listed(index, weight_map, {name: shard.tensors for name, shard in shards.items()})
-    return ShardedFile(tuple(shards.values()), str(index))
+    return ShardedFile(tuple(shards.values()), shown(index))
 
 
 def whole_set(file: File) -> tuple[str, Path] | None:
@@ -205,11 +210,17 @@ def whole_set(file: File) -> tuple[str, Path] | None:
         match = NAME.fullmatch(str(file.name))
         first = shard_path(match["prefix"] if match else "NAME", 0, split.files, file.format.endings[0])
         return f"file {split.number + 1} of {split.files}", first
-    return listed_in(Path(file.name))
+    return listed_in(file.name)
 
 
-def listed_in(path: Path) -> tuple[str, Path] | None:
-    """Returns a description of a file that an index in its folder lists, and the index, or None."""
+def listed_in(path: StrPath) -> tuple[str, Path] | None:
+    """Returns a description of a file that an index in its folder lists, and the index, or None. Of
+    a URL, whose folder cannot be listed, the name tells."""
+    path, remote = Path(shown(path)), is_remote(path)
+    if remote:
+        match = NAME.fullmatch(path.name)
+        listed = (suffix for format, suffix in index_suffixes() if match and match["ending"] in format.endings)
+        return (f"file {match['number']} of {match['count']}", Path(f"{match['prefix']}{next(listed)}")) if match else None
     for suffix in (*(suffix for _, suffix in index_suffixes()), TORCH_INDEX):
         for index in sorted(path.parent.glob(f"*{suffix}")):
             with suppress(FormatError, OSError):  # not an index, or not readable
@@ -225,8 +236,8 @@ def check_whole(file: File | None, path: StrPath) -> None:
         file: the open file; None for a torch file.
         path: its path.
     """
-    if part := whole_set(file) if file else listed_in(Path(path_text(path))):
-        raise FormatError(f"expected a whole model, found {part[0]}: open {safe(part[1].name)}", file=os.fsdecode(path))
+    if part := whole_set(file) if file else listed_in(path):
+        raise FormatError(f"expected a whole model, found {part[0]}: open {safe(part[1].name)}", file=shown(path))
 
 
 def find_set(folder: Path) -> Path:
@@ -260,48 +271,49 @@ def find_set(folder: Path) -> Path:
     raise FormatError(f"expected {expected}, found {len(files)} files{hint}", file=str(folder))
 
 
-def read_index(index: Path) -> tuple[dict[str, str], list[str]]:
+def read_index(index: StrPath) -> tuple[dict[str, str], list[str]]:
     """Returns the file name of each tensor, and all file names.
 
     Raises:
         OSError: if a file is missing, or the index cannot be read.
         FormatError: if it is not an index of files in its folder.
     """
-    weight_map, names = _read_index(index)
+    (weight_map, names), file = _read_index(index), shown(index)
     if not names:
-        raise FormatError("expected at least one tensor, found none", "weight_map", file=str(index))
+        raise FormatError("expected at least one tensor, found none", "weight_map", file=file)
     if bad := [name for name in names if not is_file_name(name)]:
-        raise FormatError(f"expected the name of a file in the directory, found {quote(bad[0])}", "weight_map", file=str(index))
+        raise FormatError(f"expected the name of a file in the directory, found {quote(bad[0])}", "weight_map", file=file)
     if (match := NAME.fullmatch(names[0])) and len(names) < int(match["count"]):
         problem = f"expected {int(match['count'])} files, as the name {safe(names[0])} says, found {len(names)}"
-        raise FormatError(problem, "weight_map", file=str(index))
-    for path in (index.parent / name for name in names):
-        if not path.exists():
-            problem = f"{safe(index.name)} lists this file, which is missing: download it, too"
-            raise FileNotFoundError(errno.ENOENT, problem, str(path))
+        raise FormatError(problem, "weight_map", file=file)
+    for path in (beside(index, name) for name in names):
+        if not (is_remote(path) or os.path.exists(path)):
+            problem = f"{safe(os.path.basename(file))} lists this file, which is missing: download it, too"
+            raise FileNotFoundError(errno.ENOENT, problem, path)
     return weight_map, names
 
 
-def check_listed(index: Path, weight_map: Mapping[str, str], tensors: Mapping[str, Collection[str]]) -> None:
+def check_listed(index: StrPath, weight_map: Mapping[str, str], tensors: Mapping[str, Collection[str]]) -> None:
     """Raises FormatError unless an index lists exactly the tensors that each of its files has."""
+    file = shown(index)
     for tensor, name in weight_map.items():
         if tensor not in tensors[name]:
-            raise FormatError(f"expected this tensor in {safe(name)}, found none", "weight_map", tensor=tensor, file=str(index))
+            raise FormatError(f"expected this tensor in {safe(name)}, found none", "weight_map", tensor=tensor, file=file)
     for name, held in tensors.items():
         for tensor in held:
             if weight_map.get(tensor) != name:
                 problem = f"expected {quote(name)} for this tensor, which it has, found {safe(weight_map.get(tensor, 'none'))}"
-                raise FormatError(problem, "weight_map", tensor=tensor, file=str(index))
+                raise FormatError(problem, "weight_map", tensor=tensor, file=file)
 
 
-def _read_index(index: Path) -> tuple[dict[str, Any], list[Any]]:
+def _read_index(index: StrPath) -> tuple[dict[str, Any], list[Any]]:
     """Returns the file name of each tensor, and all file names, without checking them."""
     stored = read_regular(index)
     try:
         weight_map = json.loads(stored.decode("utf-8"))["weight_map"]
         return weight_map, sorted(set(weight_map.values()), key=str)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FormatError("expected JSON with a weight_map", file=str(index)) from None
+        raise FormatError("expected JSON with a weight_map", file=shown(index)) from None
 
 
 def is_file_name(text: object) -> bool:

@@ -27,7 +27,7 @@ from glft_schema.codec.tables import NamesOnce, Table
 from glft_schema.codec.text import Text
 from glft_schema.formats.registry import find_format
 from glft_schema.storage.cursor import bytes_left
-from glft_schema.storage.file_source import open_source
+from glft_schema.storage.opening import open_source
 from glft_schema.storage.source import StrPath, path_text
 
 KIND = "imatrix"  # general.type of the GGUF form

@@ -16,6 +16,7 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.formats.trial import first_fault
+from glft_schema.storage.locations import shown
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
@@ -165,7 +166,7 @@ def refuse_ending(path: StrPath, format: Format, writes: str) -> None:
 
 def indexed_format(path: StrPath) -> Format | None:
     """Returns the format whose sets have an index of this name, or None."""
-    return next((format for format, suffix in index_suffixes() if path_text(path).endswith(suffix)), None)
+    return next((format for format, suffix in index_suffixes() if shown(path).endswith(suffix)), None)
 
 
 def index_suffixes() -> list[tuple[Format, str]]:
@@ -175,5 +176,5 @@ def index_suffixes() -> list[tuple[Format, str]]:
 
 def format_with(path: StrPath) -> Format | None:
     """Returns the format of the file extension of `path`, or None."""
-    ending = Path(path_text(path)).suffix.lower()
+    ending = Path(shown(path)).suffix.lower()
     return next((format for format in _formats() if ending in format.endings), None) if ending else None

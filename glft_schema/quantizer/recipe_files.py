@@ -12,7 +12,7 @@ from glft_schema.errors import OptionError, quote
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.recipe_rules import Recipe
-from glft_schema.storage.file_source import read_text
+from glft_schema.storage.opening import read_text
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.schemes import type_named
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from glft_schema.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from glft_schema.storage.file_source import FileSource, open_source
+    from glft_schema.storage.file_source import FileSource
+    from glft_schema.storage.opening import open_source
     from glft_schema.storage.source import Source
 
 __all__ = [
@@ -15,7 +16,8 @@ __all__ = [
 ]
 
 LATER = {
-    "storage.file_source": "FileSource open_source",
+    "storage.file_source": "FileSource",
+    "storage.opening": "open_source",
     "storage.source": "Source",
 }
 __getattr__, __dir__ = on_first_use(globals(), LATER)

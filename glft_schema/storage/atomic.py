@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glft_schema.errors import OptionError, quote
+from glft_schema.storage.locations import check_local
 from glft_schema.storage.source import Source, StrPath, path_text
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
@@ -45,6 +46,7 @@ def atomic_write(path: StrPath) -> Iterator[OutputFile]:
     Raises:
         OSError: from the system, with errno and `path`. Raised before the block begins if the
             folder is missing or not writable, or `path` is not a regular file.
+        OptionError: if `path` is a URL.
     """
     handle = None
     with ExitStack() as opened:
@@ -255,6 +257,7 @@ class _Block:
 def _find(path: StrPath) -> tuple[str, os.stat_result | None]:
     """Returns the path with links resolved and the old file's status. Raises as `atomic_write`."""
     name = path_text(path)
+    check_local(name)
     if os.path.basename(name) in ("", os.curdir, os.pardir):
         code = errno.EISDIR if name else errno.ENOENT
         raise OSError(code, os.strerror(code), name)

@@ -8,10 +8,9 @@ import os
 import stat
 import sys
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
-from glft_schema.errors import OptionError, TruncatedError, quote
-from glft_schema.limits import current
+from glft_schema.errors import TruncatedError
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 
 STEP = 1 << 26  # bytes per copying call: a few milliseconds, then signals are handled
@@ -64,11 +63,6 @@ class FileSource(Source):
         if not self.has_path:
             return BytesSource, (bytes(self.read(0, self.size)),)
         return _reopen, (self.name, self.mapped, self.start, self._size_given, self.version)
-
-    def stream(self) -> IO[bytes]:
-        """Returns a stream of the whole file, which must be closed."""
-        file = self._opened()
-        return os.fdopen(os.dup(file.fd), "rb")
 
     def _opened(self) -> Descriptor:
         """Returns the descriptor. Raises ClosedError after `close`."""
@@ -190,28 +184,6 @@ def _check_regular(status: os.stat_result, path: StrPath) -> None:
         raise OSError(code, "not a regular file", os.fspath(path))
 
 
-def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int | None = None) -> FileSource:
-    """Opens the file at `path`, or a part of it.
-
-    Args:
-        path: the file.
-        mmap: map the file; otherwise read it on demand.
-        offset: first byte of the part.
-        size: bytes of the part; by default up to the end.
-
-    Raises:
-        OSError: with the path, if it cannot be opened or is not a regular file.
-        OptionError: if offset or size is negative.
-        TruncatedError: if the file has fewer than `size` bytes at `offset`.
-    """
-    for what, number in (("offset", offset), ("size", size)):
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
-            raise OptionError(f"expected a non-negative integer as {what}, found {quote(number)}")
-    path = path_text(path)
-    fd = open_regular(path)
-    return (MappedSource if mmap else FileSource)(fd, path, offset, size, has_path=True)
-
-
 def _reopen(path: str, mmap: bool, offset: int, size: int | None, version: Version) -> FileSource:
     fd = open_regular(path)
     if _version(os.fstat(fd)) != version:  # before the source, which reports a shortened file differently
@@ -222,35 +194,3 @@ def _reopen(path: str, mmap: bool, offset: int, size: int | None, version: Versi
 
 def _version(status: os.stat_result) -> Version:
     return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def read_regular(path: StrPath) -> bytes:
-    """Returns all bytes of a regular file.
-
-    Raises:
-        LimitError: if they exceed the limit ``whole_file``.
-        OSError: as `open_regular`.
-    """
-    with os.fdopen(open_regular(path), "rb") as file:
-        check_size(path, os.fstat(file.fileno()).st_size)
-        stored = file.read(current().whole_file + 1)
-    check_size(path, len(stored))  # it may grow, and files of /proc state no size
-    return stored
-
-
-def check_size(path: StrPath, size: int) -> None:
-    """Raises LimitError if a file's size exceeds the limit ``whole_file``."""
-    current().check("whole_file", size, "", " bytes", os.fsdecode(path))
-
-
-def read_text(path: StrPath) -> str:
-    """Returns the text of a regular file.
-
-    Raises:
-        OptionError: if it is not UTF-8.
-        LimitError, OSError: as `read_regular`.
-    """
-    try:
-        return read_regular(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise OptionError(f"expected UTF-8 in {quote(os.fspath(path))}, found an invalid byte at {error.start}") from None

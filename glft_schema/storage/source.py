@@ -17,8 +17,8 @@ StrPath = str | os.PathLike[str]
 Result = TypeVar("Result")
 
 
-def path_text(path: StrPath) -> str:
-    """Returns a path as text. Raises OptionError for anything else, such as a file's bytes."""
+def path_text(path: object) -> str:
+    """Returns a path or URL as text. Raises OptionError for anything else, such as bytes."""
     if not isinstance(path, (str, os.PathLike)):
         is_bytes = isinstance(path, (bytes, bytearray, memoryview))
         advice = ": Container.parse takes the bytes of a file, os.fsdecode converts those of a path" if is_bytes else ""
@@ -70,6 +70,10 @@ class Source:
         """Reads a part of the `nbytes` bytes from `start` into u8 `memory`: from byte `first` of
         them, as many as fit. Raises as `view` of all of them."""
         self._guard(partial(self._read_into, memory, first), start, nbytes)
+
+    def expect(self, start: int, nbytes: int) -> None:
+        """Announces that bytes will be read, so that a source that has to fetch them can do so with
+        one request. The number may be an estimate."""
 
     def copy_to(self, fd: int, start: int, nbytes: int) -> int:
         """Lets the system copy `nbytes` bytes to the current position of `fd`.

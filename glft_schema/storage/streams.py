@@ -1,4 +1,4 @@
-"""The rest of a stream as a `Source`: regular files stay on disk, other streams go to memory."""
+"""Streams as sources, and sources as streams."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 import stat
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from glft_schema.errors import quote
 from glft_schema.limits import current
@@ -45,7 +45,8 @@ def stream_source(stream: Readable, check: Callable[[Source], object], mmap: boo
         raise TypeError(f"expected a stream of bytes, found {quote(stream)}")
     if isinstance(stream, Cursor):  # inside another construct
         return BytesSource(stream.read())
-    if (file := _regular(stream)) is not None:
+    if is_regular(stream):
+        file: Any = stream
         start = file.tell()  # the position of the stream; the descriptor may be further, due to read-ahead
         name = os.fsdecode(file.name) if isinstance(file.name, (str, bytes, os.PathLike)) else "<bytes>"
         source = (MappedSource if mmap else FileSource)(os.dup(file.fileno()), name, start)
@@ -63,17 +64,17 @@ def stream_source(stream: Readable, check: Callable[[Source], object], mmap: boo
     return BytesSource(stored)
 
 
-def _regular(stream: Any) -> Any:
-    """Returns `stream` if it is a regular file opened by Python, otherwise None.
+def is_regular(stream: Any) -> bool:
+    """Returns whether a stream is a regular file opened by Python, and flushes it.
 
     A wrapper such as a GzipFile has the file's descriptor, but other bytes.
     """
     raw = stream.raw if type(stream) in (io.BufferedReader, io.BufferedRandom) else stream
     if type(raw) is not io.FileIO or not raw.readable() or not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
-        return None
+        return False
     if stream.writable():
         stream.flush()
-    return stream
+    return True
 
 
 def _piece(stream: Readable, nbytes: int) -> bytes:
@@ -84,3 +85,27 @@ def _piece(stream: Readable, nbytes: int) -> bytes:
     if not isinstance(piece, (bytes, bytearray, memoryview)):
         raise TypeError(f"expected a stream of bytes, found one that returns {quote(piece, 40)}: open the file in binary mode")
     return bytes(piece)
+
+
+def stream_of(source: Source) -> IO[bytes]:
+    """Returns a stream of a source, which stays open when the stream is closed."""
+    return io.BufferedReader(_SourceStream(source), MAX_STEP >> 4)
+
+
+class _SourceStream(io.RawIOBase):
+    def __init__(self, source: Source) -> None:
+        self._cursor = Cursor(source)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        stored = self._cursor.read(min(len(buffer), self._cursor.left))
+        buffer[: len(stored)] = stored
+        return len(stored)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._cursor.seek(offset, whence)

@@ -18,7 +18,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.dtypes import name_of
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.opening import read_regular
 from glft_schema.storage.tensor_bytes import array_bytes
 from glft_schema.testing.damage import Corruption
 from glft_schema.testing.fuzzing import CORRUPTED, VALID, Case

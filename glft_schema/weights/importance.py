@@ -32,7 +32,7 @@ from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.dtypes import Array
-from glft_schema.storage.file_source import open_source
+from glft_schema.storage.opening import open_source
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.torch_tensors import array_of
 from glft_schema.tensor_types.chunks import importance_rows
@@ -113,7 +113,7 @@ class ImportanceMatrix:
         try:
             if find_format(source) is None:
                 return _of_old_file(source, chunk_size)
-            with open(path) as file:
+            with open(source) as file:
                 return cls.of_file(file)
         except FormatError as error:
             error.file = error.file or source.name

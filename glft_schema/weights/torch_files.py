@@ -10,7 +10,6 @@ import math
 import os
 from contextlib import closing
 from io import BytesIO
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -24,8 +23,10 @@ from glft_schema.formats.registry import ZIP, format_of
 from glft_schema.formats.torch_zip import Span, read_directory
 from glft_schema.limits import check_repeats, current
 from glft_schema.storage.dtypes import NAMES, Array, Dtype, dtype_of, name_of
-from glft_schema.storage.file_source import open_source
+from glft_schema.storage.locations import beside
+from glft_schema.storage.opening import open_mapped, open_source
 from glft_schema.storage.source import Source, StrPath
+from glft_schema.storage.streams import stream_of
 from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.weights.torch_pickle import Opaque, Storage, TensorView, read_pickle
 
@@ -70,12 +71,12 @@ def load_torch(path: StrPath) -> dict[str, Any]:
         FormatError: if it is not a torch file, or does not hold a dict with entries.
         TensorError: if a tensor's dtype cannot be read.
     """
-    source = open_source(path)
+    source = open_mapped(path)
     try:
         start = bytes(source.read(0, min(source.size, 4)))
         if not start.startswith(TORCH_MAGICS):
             raise FormatError(f"expected a torch file, found {format_of(source).name}")
-        with source.stream() as stream, gc_paused():
+        with stream_of(source) as stream, gc_paused():
             value, records = (_read_archive if start == ZIP else _read_legacy)(stream)
             entries, make = _weights(value), _Tensors(source, records).of
             return {name: make(entry, str(name)) if isinstance(entry, TensorView) else entry for name, entry in entries.items()}
@@ -85,11 +86,11 @@ def load_torch(path: StrPath) -> dict[str, Any]:
         source.close()  # tensors keep the file mapped
 
 
-def load_torch_set(index: Path) -> dict[str, Any]:
+def load_torch_set(index: StrPath) -> dict[str, Any]:
     """Returns the entries of all torch files that an index lists. Raises as `read_index`, and as
     `load_torch`."""
     weight_map, names = read_index(index)
-    shards = {name: load_torch(index.parent / name) for name in names}
+    shards = {name: load_torch(beside(index, name)) for name in names}
     check_listed(index, weight_map, shards)
     return {name: entry for shard in shards.values() for name, entry in shard.items()}
 

@@ -29,7 +29,7 @@ from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import Limits
-from glft_schema.storage.file_source import open_source
+from glft_schema.storage.opening import open_source
 from glft_schema.storage.tensor_bytes import array_bytes, write_all
 from glft_schema.storage.torch_tensors import as_array
 from tests.catalogue import gguf_cases, glft_cases

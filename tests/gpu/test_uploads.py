@@ -20,7 +20,7 @@ import torch
 import glft_schema
 from glft_schema import ClosedError, TruncatedError, load_file, save_file
 from glft_schema.formats.registry import FORMATS
-from glft_schema.storage.file_source import open_source
+from glft_schema.storage.opening import open_source
 from glft_schema.storage.source import BytesSource, Source
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors import tensor as tensors

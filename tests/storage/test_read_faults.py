@@ -28,7 +28,8 @@ from glft_schema.files.parsing import check_rules, parse_source
 from glft_schema.files.splitting import merge, split
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
-from glft_schema.storage.file_source import MappedSource, open_source
+from glft_schema.storage.file_source import MappedSource
+from glft_schema.storage.opening import open_source
 from glft_schema.storage.source import BytesSource
 from glft_schema.testing.corpora import read_corpus, write_corpus
 from glft_schema.testing.fuzzing import Case

@@ -21,7 +21,7 @@ import torch
 
 import glft_schema
 from glft_schema import ClosedError, Container, FormatError, LimitError, TruncatedError, save_file
-from glft_schema.storage.file_source import open_source, read_regular
+from glft_schema.storage.opening import open_source, read_regular
 from glft_schema.storage.source import BytesSource, ReadSource, Source, SplicedSource
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
