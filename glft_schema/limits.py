@@ -51,7 +51,7 @@ LIMITS = {
                        "it is held in memory, and JSON takes up to 20 times its size; the largest tokenizers have 34 MB"),
     "download":  Maximum(0,       "bytes of a file that its server sends only as a whole",
                        "a header is 2 MB of a file of 70 GB; glft --download removes the limit"),
-    "server_seconds": Maximum(15, "seconds that a server may be silent", "it is asked again, then given up"),
+    "server_seconds": Maximum(10, "seconds that a server may be silent", "it is asked again, then given up"),
     "attempts":  Maximum(5,       "times that a server is asked for the same bytes",
                        "connections drop, and servers may be busy; the waits between the attempts grow to 2 s"),
     "parser_memory": Maximum(1 << 32, "bytes of data of the process in which other libraries parse a folder's files",

@@ -27,9 +27,9 @@ from glft_schema.storage.tensor_bytes import array_bytes, write_all
 
 WINDOW = 1 << 17  # bytes that the walk over strings reads at a time,
 PER_STRING = 64  # but not more than this for each string
-TYPICAL = 8  # bytes of a token or merge, to estimate how many bytes to fetch from a URL,
-GROWTH = 1.08  # since vocabularies begin with short tokens,
-SLACK = 1 << 16  # and other metadata follow
+TYPICAL = 8  # bytes of a token or merge, to estimate how many bytes to fetch from a URL;
+GROWTH = 1.08  # vocabularies begin with short tokens,
+SLACK = 1 << 16  # and other metadata follow, such as an array of the tokens' types
 SHOWN = 8  # elements in a repr; half as many of longer arrays
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
@@ -124,9 +124,9 @@ class StoredStrings(StoredArray):
         """
         unpack, size = self.number.unpacker(self.order), self.number.itemsize
         left, wanted, end = self._source.size - self._start, self._count, 0
-        average = float(size + TYPICAL)
+        most = float(size + TYPICAL)
         while wanted:
-            self._source.expect(self._start + end, min(int(average * wanted) + SLACK, left - end))
+            self._source.expect(self._start + end, min(int(most * wanted) + 4 * self._count + SLACK, left - end))
             window = self._source.read(self._start + end, min(WINDOW, PER_STRING * wanted, left - end))
             short, others = _short_strings(window, size, self.order)[:wanted], list[int]()
             at = int(short[-1]) if len(short) else 0
@@ -140,7 +140,7 @@ class StoredStrings(StoredArray):
             yield end + np.append(short, np.array(others, np.int64))
             wanted -= found
             end += at
-            average = at / found * GROWTH
+            most = max(most, at / found * GROWTH)
 
     def stored_bytes(self) -> memoryview:
         """Returns the stored bytes, lengths included. Raises ClosedError if the file was closed."""

@@ -34,6 +34,7 @@ from glft_schema.storage.file_source import FileSource
 
 FIRST = 1 << 19  # bytes of the first range: the metadata of most files without a vocabulary
 PIECE = 1 << 20  # bytes per read
+PROGRESS = 1 << 16  # bytes of a range, which continues after its last byte when the connection has dropped
 REDIRECTS, TEMPORARY = (301, 302, 303, 307, 308), (408, 425, 429, 500, 502, 503, 504)
 EXPIRED = (400, 401, 403, 404, 410)  # answers of a target of redirects whose signature is too old
 MOST_REDIRECTS = 5
@@ -126,15 +127,15 @@ class WebFile:
                 idle.pop().close()
 
     def _with_retries(self, attempt: Callable[[], Result], stored: bytearray | None = None) -> Result:
-        """Calls `attempt` again if it raises `_TryAgainError`. Attempts that add `PIECE` bytes to
-        `stored` do not count."""
+        """Calls `attempt` again if it raises `_TryAgainError`. Attempts that add `PROGRESS` bytes
+        to `stored` do not count."""
         failures, before = 0, 0
         while True:
             try:
                 return attempt()
             except _TryAgainError as error:
                 failures += 1
-                if stored is not None and len(stored) - before >= PIECE:
+                if stored is not None and len(stored) - before >= PROGRESS:
                     failures, before = 1, len(stored)
                 if error.wait > MOST_WAIT:
                     raise self._error(errno.EBUSY, f"{error}, and asks to wait {error.wait:.0f} s") from None
@@ -159,10 +160,10 @@ class WebFile:
                 return stored, len(stored)
             if length and length <= FIRST:
                 raise _TryAgainError(f"the connection ended after {len(stored)} of {length} bytes")
-            sends = "a body of unknown size" if length is None else f"all {length:,} bytes"
+            about = "of unknown size" if length is None else f"of {length:,} bytes"
             if (length or FIRST) > self._limits.download:
-                problem = f"the server does not serve ranges, but {sends}; to download it first: glft --download COMMAND"
-                raise LimitError(f"{problem}, or Limits(download=BYTES)", file=self.name)
+                problem = f"the server sends only the whole file, {about}: glft --download COMMAND stores it in a temporary file"
+                raise LimitError(f"{problem} first, as does Limits(download=BYTES)", file=self.name)
             self._whole = self._download(response, stored, length)
             return b"", self._whole.size
 
@@ -223,10 +224,12 @@ class WebFile:
         """Checks the range of a response, and returns the size of the file."""
         text = response.headers.get("Content-Range", "no Content-Range")
         found = CONTENT_RANGE.fullmatch(text)
-        first, last, size = map(int, found.groups()) if found else (-1, -1, 0)
+        if not found:
+            raise self._error(errno.EIO, f"expected the range and the size of the file, the server sent {one_line(text, 60)}")
+        first, last, size = map(int, found.groups())
         expected = min(FIRST, size) if stop is None else stop
         version = (size, _version(response))
-        if found and self._version not in (None, version):
+        if self._version not in (None, version):
             raise self._error(errno.ESTALE, "the file has changed since it was opened")
         if (first, last + 1) != (start, expected):
             raise self._error(errno.EIO, f"expected bytes {start}-{expected - 1}, the server sent {one_line(text, 60)}")
@@ -259,7 +262,7 @@ class WebFile:
                 return connection, response
             del self._busy[connection]
             connection.close()
-            if url.startswith("https:") and not target.startswith("https:"):
+            if not target.startswith("https:") and not (target.startswith("http:") and url.startswith("http:")):
                 raise self._error(errno.EIO, "the server redirects to a location that is not https")
             parts = self._split(target)
             url = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
