@@ -12,7 +12,7 @@ from glft_schema.checks.roles import ROLES, role_findings, role_of
 from glft_schema.codec.rules import GGML, RULE_SETS, SPEC, rule_sets
 from glft_schema.display import format_count
 from glft_schema.errors import Finding, OptionError, quote, safe
-from glft_schema.families.chat_templates import broken_template
+from glft_schema.families.chat_templates import broken_template, unchecked_templates
 from glft_schema.families.loader import LLAMA_CPP, check_model, reason_unchecked, wrong_ids
 from glft_schema.families.requirements import locate
 from glft_schema.files import parsing
@@ -82,6 +82,7 @@ class Report:
         failures: the findings that are failures.
         not_checked: why the rules of llama.cpp's loader were not checked, or an empty string.
         are_asked: whether the rule sets were asked for.
+        strict: whether rules that were not checked are a failure, too.
     """
 
     file: File
@@ -91,11 +92,12 @@ class Report:
     failures: list[Finding]
     not_checked: str = ""
     are_asked: bool = False
+    strict: bool = False
 
     @property
     def holds(self) -> bool:
         """Whether there are no failures."""
-        return not self.failures
+        return not (self.failures or (self.strict and self.not_checked))
 
     def lines(self) -> list[str]:
         """Returns a summary, the findings, and a command that repairs the file."""
@@ -132,9 +134,9 @@ class Report:
         return repair_lines(self.file, [finding.repair for _, finding in self.findings])
 
 
-def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report:
-    """Checks rule sets. By default all that apply; failures are then what llama.cpp refuses. A chat
-    template is rendered if `render`."""
+def report(file: File, rules: Sequence[str] = (), render: bool = True, strict: bool = False) -> Report:
+    """Checks rule sets. By default all that apply; failures are then what llama.cpp refuses, or, if
+    `strict`, all findings, and what cannot be checked. A chat template is rendered if `render`."""
     sets, enforced, not_checked, role = with_implied(rules), with_implied(rules), "", None
     if not rules:
         sets, role = list(file.format.rule_sets), role_of(file)
@@ -142,13 +144,18 @@ def report(file: File, rules: Sequence[str] = (), render: bool = True) -> Report
             not_checked = "" if role else reason_unchecked(file)
             enforced = [GGML, *([] if not_checked else [role.name if role else LLAMA_CPP])]
             sets = list(dict.fromkeys([*sets, *enforced]))
+            kind = file.metadata.get("general.type", "model")
+            if strict and not (role or not_checked or kind == "model"):
+                not_checked = f"no rules for the role {quote(kind)}"
     names = {shard.name: i for i, shard in enumerate(file.shards)}
     findings = [(names.get(finding.file or "", 0), finding) for finding in check_rules(file, sets, render=render)]
     of_one = [name for name in sets if name != LLAMA_CPP]
     findings += [(i, finding) for i, shard in enumerate(file.shards[1:], 1) for finding in check_rules(shard, of_one)]
+    if strict and (problem := unchecked_templates(file.metadata)):
+        findings.append((0, Finding("gguf-chat-template", (SPEC,), "metadata", problem)))
     every = [finding for _, finding in findings]
-    failures = every if rules else [finding for finding in every if not {*finding.sets}.isdisjoint(enforced)]
+    failures = every if rules or strict else [finding for finding in every if not {*finding.sets}.isdisjoint(enforced)]
     if role:  # loads without some keys
         refused = [finding.problem for finding in role_findings(file, role, to_load=True)]
         failures = [finding for finding in failures if role.name not in finding.sets or finding.problem in refused]
-    return Report(file, sets, enforced, findings, failures, not_checked, bool(rules))
+    return Report(file, sets, sets if strict else enforced, findings, failures, not_checked, bool(rules) or strict, strict)

@@ -80,16 +80,18 @@ class ValueReport(NamedTuple):
         tensors: number of weights of the file.
         checked: number of them whose values were checked.
         findings: all findings, faults first.
+        strict: whether weights that were not checked are a failure, too.
     """
 
     tensors: int
     checked: int
     findings: list[ValueFinding]
+    strict: bool = False
 
     @property
     def holds(self) -> bool:
         """Whether there are no faults."""
-        return not any(finding.is_fault for finding in self.findings)
+        return not any(finding.is_fault or (self.strict and finding.kind == UNKNOWN) for finding in self.findings)
 
     def lines(self) -> list[str]:
         """Returns a table of the findings, and a summary."""
@@ -109,14 +111,14 @@ class ValueReport(NamedTuple):
         return {"checked": self.checked, "findings": findings}
 
 
-def value_report(file: File, exclude: Iterable[str], progress: Progress) -> ValueReport:
+def value_report(file: File, exclude: Iterable[str], progress: Progress, strict: bool = False) -> ValueReport:
     """Checks the values of all tensors. Raises as `check_values`."""
     found, checked = list[ValueFinding](), 0
     for number, (tensor, findings) in enumerate(check_values(file, exclude), 1):
         found += findings
         checked += not any(finding.kind in (UNKNOWN, INCOMPLETE) for finding in findings)
         progress(tensor.name, number / len(file.weights))
-    return ValueReport(len(file.weights), checked, sorted(found, key=lambda finding: not finding.is_fault))
+    return ValueReport(len(file.weights), checked, sorted(found, key=lambda finding: not finding.is_fault), strict)
 
 
 Checked = Iterator[tuple[Tensor, list[ValueFinding]]]

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Protocol
 from click.exceptions import Exit
 
 from glft_schema.checks.derivation import Derivation, DerivationReport, check_derivation
+from glft_schema.checks.hub import compare_with_hub
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
 from glft_schema.checks.roles import FitReport, check_fit
 from glft_schema.checks.rule_sets import ALL_SETS, report
@@ -49,7 +50,13 @@ class Outcome(Protocol):
 def verify(
     file: Annotated[Input, argument("FILE", "Weights file; for a set, its first file.")],
     rules: Annotated[Texts, option("SET", f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable.")] = (),
+    strict: Annotated[
+        bool, flag("For scanners: fail on any violation or bad value, and on what cannot be checked. Includes --values.")
+    ] = False,
     sha256: Annotated[str | None, option("HEX", "Published SHA-256 that FILE must match.")] = None,
+    hub: Annotated[
+        str | None, option("OWNER/REPO", "FILE must be the one of this repository of the Hub, at main or @REVISION.")
+    ] = None,
     manifest: Annotated[Input | None, option("MANIFEST", "Output of glft hash or sha256sum; - for standard input.")] = None,
     fits: Annotated[Input | None, option("BASE", "Model that FILE, an adapter, must fit.")] = None,
     derives_from: Annotated[Input | None, option("BASE", "Checkpoint; FILE must be its quantization, byte for byte.")] = None,
@@ -74,7 +81,12 @@ def verify(
     as for an unknown architecture, the first line says so, and only violations of ggml are
     failures.
 
-    --sha256 compares the SHA-256 of the file with HEX. --manifest compares the hashes of the file
+    With --strict, which is for scanners, all violations are failures, such as a chat template that
+    reaches for private attributes or renders nothing, and so is what cannot be checked: an unknown
+    architecture, role or tensor type.
+
+    --sha256 compares the SHA-256 of the file with HEX. --hub asks the Hugging Face Hub for it, with
+    one request: is the file the one that the repository has now? --manifest compares the hashes of the file
     and, if listed, of its tensors. Without a hash, a changed bit of a weight cannot be detected.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
     tensors. In a truncated file, it checks the complete tensors, and the exit code is 2. --fits
@@ -92,6 +104,7 @@ def verify(
     Examples:
         glft verify model.gguf --rules llama.cpp --values
         glft verify q4_k_m.gguf --derives-from f16.gguf
+        glft verify model.gguf --strict --hub OWNER/REPO
     """
     if manifest:
         with file_errors(manifest):
@@ -105,8 +118,10 @@ def verify(
             raise fault
         if tolerance is not None and derives_from is None:
             raise OptionError("--tolerance requires --derives-from")
-        _check_options(parsed, rules, exclude, imatrix, derives_from is not None, values)
-        outcomes: dict[str, Outcome] = {"rules": report(parsed, rules)}
+        if strict and rules:
+            raise OptionError("expected --strict, which checks all rule sets, or --rules, found both")
+        _check_options(parsed, rules, exclude, imatrix, derives_from is not None, values or strict)
+        outcomes: dict[str, Outcome] = {"rules": report(parsed, rules, strict=strict)}
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
                 outcomes["fits"] = FitReport(parsed.name, base.name, check_fit(parsed, base))
@@ -118,8 +133,11 @@ def verify(
                     outcomes["manifest"] = compare_hashes(hashed, hashes, name=str(manifest))
             if sha256:
                 outcomes["sha256"] = compare_hashes(hashed, [FileHash(sha256[-64:].lower(), parsed.name)], name="--sha256")
-        if values:
-            outcomes["values"] = _check_values(parsed, exclude)
+        if hub:
+            with progress_bar("hashing") as bar:
+                outcomes["hub"] = compare_with_hub(parsed, hub, bar)
+        if values or strict:
+            outcomes["values"] = _check_values(parsed, exclude, strict)
         if derives_from is not None:
             outcomes["derives_from"] = _check_derivation(parsed, derives_from, imatrix, exclude, tolerance)
         _print(parsed, outcomes, as_json)
@@ -158,9 +176,9 @@ def _print(file: File, outcomes: dict[str, Outcome], as_json: bool) -> None:
         echo(*(line for outcome in outcomes.values() for line in outcome.lines()))
 
 
-def _check_values(file: File, exclude: Texts) -> Outcome:
+def _check_values(file: File, exclude: Texts, strict: bool = False) -> Outcome:
     with progress_bar("checking values") as bar:
-        return value_report(file, exclude, bar)
+        return value_report(file, exclude, bar, strict)
 
 
 def _check_derivation(file: File, base: Input, imatrix: Input | None, exclude: Texts, tolerance: float | None) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,14 @@ def broken_template(file: File) -> Iterator[Finding]:
     """Yields a finding if the chat template parses but does not render."""
     if problem := unrendered(TEMPLATE, file.metadata.get(TEMPLATE)):
         yield Finding("gguf-chat-rendering", (SPEC,), RowPaths(file).key(TEMPLATE, "value"), problem)
+
+
+def unchecked_templates(metadata: Mapping[str, Any]) -> str:
+    """Returns why some chat templates of a file are not checked, or an empty string."""
+    length = sum(len(text) for key, text in metadata.items() if key.startswith(TEMPLATE) and isinstance(text, str))
+    return f"expected at most {LONGEST} characters of chat templates, of which more are not checked, found {length}" * (
+        length > LONGEST
+    )
 
 
 @lru_cache(8)  # an edit and the checks of its result ask again

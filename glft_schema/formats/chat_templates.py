@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 TEMPLATE = "tokenizer.chat_template"  # prefix of the keys of chat templates
 LONGEST = 1 << 16  # characters of a file's templates; others are not checked. Jinja parses them in at most 2 s
+PRIVATE = re.compile("__[a-z]+__")  # a name of Python's, as in a text that becomes an attribute
 GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # transformers' own tag
 
 
 class ChatTemplate(Check):
-    """The rule that a chat template is Jinja and uses only Jinja's own filters and tests."""
+    """The rule that a chat template is Jinja, uses only Jinja's own filters and tests, and reaches for
+    nothing private, as templates do that attack programs which render them without a sandbox."""
 
     expected = "a chat template in Jinja"
     advice = ": rules=['ggml'] (--rules ggml) allows it"
     example = TEMPLATE
-    broken_by = ("", "{{ messages | uper }}")
+    broken_by = ("", "{{ messages | uper }}", "{{ ''.__class__ }}")
 
     def check(self, context: Context, path: str) -> None:
         if not (context.key.startswith(TEMPLATE) and isinstance(context.value, str)):
@@ -49,16 +51,34 @@ def syntax_problem(key: str, text: Any) -> str:
     return _problem_of(text) if text.strip() else "expected a chat template, found an empty text"
 
 
+def _unsafe(node: Any) -> str:
+    """Returns the part of a node that reaches for private attributes or other files, or an empty
+    string."""
+    match type(node).__name__:
+        case "Getattr" if node.attr.startswith("_"):
+            return str(node.attr)
+        case "Const" if isinstance(node.value, str) and (found := PRIVATE.search(node.value)):
+            return found[0]
+        case "Filter" if node.name == "attr":
+            return "attr"
+        case "Include" | "Import" | "FromImport" | "Extends" as name:
+            return name.lower()
+    return ""
+
+
 @lru_cache(64)  # each pass over a file asks again
 def _problem_of(text: str) -> str:
     import jinja2
 
-    sandbox = environment()
+    sandbox, nodes = environment(), jinja2.nodes
     try:
-        for node in sandbox.parse(GENERATION.sub("", text)).find_all((jinja2.nodes.Filter, jinja2.nodes.Test)):
-            kind, known = ("filter", sandbox.filters) if isinstance(node, jinja2.nodes.Filter) else ("test", sandbox.tests)
-            if node.name not in known:
-                return f"expected a {kind} of Jinja, found {quote(node.name)} at line {node.lineno}"
+        for node in sandbox.parse(GENERATION.sub("", text)).find_all(nodes.Node):
+            if isinstance(node, (nodes.Filter, nodes.Test)):
+                kind, known = ("filter", sandbox.filters) if isinstance(node, nodes.Filter) else ("test", sandbox.tests)
+                if node.name not in known:
+                    return f"expected a {kind} of Jinja, found {quote(node.name)} at line {node.lineno}"
+            if found := _unsafe(node):
+                return f"expected no access to other than messages, found {quote(found)} at line {node.lineno}"
     except jinja2.TemplateSyntaxError as error:
         return f"expected valid Jinja, found an error at line {error.lineno}: {one_line(str(error.message))}"
     except RecursionError:

@@ -171,13 +171,19 @@ class RangeSource(Source):
 
 
 class FileObject:
-    """The rest of a seekable file object. It is read by one thread at a time."""
+    """The rest of a seekable file object. It is read by one thread at a time.
 
-    def __init__(self, stream: Any, name: str, *, owned: bool = False) -> None:
+    Args:
+        stream: the file object.
+        name: its name.
+        owner: an object that must live as long as the stream, which is then closed at the end.
+    """
+
+    def __init__(self, stream: Any, name: str, owner: object = None) -> None:
         self.name = name
         self._stream, self._first = stream, stream.tell()
         self._lock = threading.Lock()
-        self._owned = owned
+        self._owner = owner
 
     def start(self) -> tuple[bytes, int]:
         return b"", int(self._stream.seek(0, os.SEEK_END)) - self._first
@@ -191,7 +197,7 @@ class FileObject:
         return exactly(stored, stop - start, self.name)
 
     def close(self) -> None:
-        if self._owned:
+        if self._owner:
             self._stream.close()
 
 

@@ -70,7 +70,7 @@ def _of_fsspec(path: str) -> Remote:
         system, inner = url_to_fs(path)
         if system.async_impl:
             return _Bucket(system, inner, name)
-        return FileObject(system.open(inner, "rb"), name, owned=True)
+        return FileObject(system.open(inner, "rb"), name, owner=system)
 
 
 class _Bucket:

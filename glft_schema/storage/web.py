@@ -162,7 +162,9 @@ class WebFile:
                 raise _TryAgainError(f"the connection ended after {len(stored)} of {length} bytes")
             about = "of unknown size" if length is None else f"of {length:,} bytes"
             if (length or FIRST) > self._limits.download:
-                problem = f"the server sends only the whole file, {about}: glft --download COMMAND stores it in a temporary file"
+                problem = (
+                    f"the server sends only the whole file, {about}: glft --download COMMAND stores it in a temporary file"
+                )
                 raise LimitError(f"{problem} first, as does Limits(download=BYTES)", file=self.name)
             self._whole = self._download(response, stored, length)
             return b"", self._whole.size
