@@ -181,13 +181,13 @@ def refuse_overwriting(out: Path, *sources: Input | None) -> None:
 
 
 @contextmanager
-def loading(stream: TextIO, patience: float = 0.5) -> Iterator[None]:
-    """Shows that torch is being imported if the block takes longer than `patience` seconds."""
+def waiting(stream: TextIO, doing: str = "loading torch", patience: float = 0.5) -> Iterator[None]:
+    """Shows what is being done if the block takes longer than `patience` seconds."""
     shown: list[bool] = []
 
     def show() -> None:
         shown.append(True)
-        print("loading torch ...", end="", file=stream, flush=True)
+        print(f"{printable(doing, 70)} ...", end="", file=stream, flush=True)
 
     timer = Timer(patience, show)
     timer.start()

@@ -85,13 +85,13 @@ def verify(
     reaches for private attributes or renders nothing, and so is what cannot be checked: an unknown
     architecture, role or tensor type.
 
-    --sha256 compares the SHA-256 of the file with HEX. --hub asks the Hugging Face Hub for it, with
-    one request: is the file the one that the repository has now? --manifest compares the hashes of the file
-    and, if listed, of its tensors. Without a hash, a changed bit of a weight cannot be detected.
-    --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
-    tensors. In a truncated file, it checks the complete tensors, and the exit code is 2. --fits
-    checks that llama.cpp would load FILE for BASE: a LoRA adapter must fit its architecture and
-    tensors, a control vector its size and layers.
+    --sha256 compares the SHA-256 of the file with HEX, --hub with the one that the Hugging Face Hub
+    states, in one request: is the file the one that the repository has now? --manifest compares the
+    hashes of the file and, if listed, of its tensors. Without a hash, a changed bit of a weight
+    cannot be detected. --values fails on NaN, infinities and reserved codes, and lists subnormal
+    scales and all-zero tensors. In a truncated file, it checks the complete tensors, and the exit
+    code is 2. --fits checks that llama.cpp would load FILE for BASE: a LoRA adapter must fit its
+    architecture and tensors, a control vector its size and layers.
 
     --derives-from quantizes each tensor of BASE to its type in FILE, and compares the bytes. It
     fails unless all tensors are copied or exact (equal bytes). Other tensors differ, are missing or

@@ -20,8 +20,8 @@ GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # transformers' ow
 
 
 class ChatTemplate(Check):
-    """The rule that a chat template is Jinja, uses only Jinja's own filters and tests, and reaches for
-    nothing private, as templates do that attack programs which render them without a sandbox."""
+    """The rule that a chat template is Jinja, uses only Jinja's own filters and tests, and accesses
+    nothing private. Templates that do attack programs that render them without a sandbox."""
 
     expected = "a chat template in Jinja"
     advice = ": rules=['ggml'] (--rules ggml) allows it"

@@ -14,7 +14,7 @@ from glft_schema.errors import OptionError, quote
 from glft_schema.storage.web import WebFile
 
 NAME = r"[A-Za-z0-9][\w.-]*"
-PATTERN = re.compile(rf"hf://({NAME}/{NAME})(?:@([^/@]+))?/([^@]+?)(?:@([^@]+))?")
+PATTERN = re.compile(rf"hf://((?:datasets/|spaces/)?(?!datasets/|spaces/){NAME}/{NAME})(?:@([^/@]+))?/([^@]+?)(?:@([^@]+))?")
 COMMIT, SHA256, GIT_SHA1 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, Protocol
 
+from glft_schema.storage import locations
 from glft_schema.storage.source import Source
 
 PAGE = 1 << 16  # bytes; ranges begin and end at multiples
 RANGE = 1 << 23  # most bytes per request,
 AHEAD = 4 * RANGE  # that are fetched ahead of sequential reads,
-KEPT = 1 << 27  # and that are kept in memory, the oldest range being dropped first
+KEPT = 2 * AHEAD  # and that are kept in memory, the oldest range being dropped first
 CONNECTIONS = 4
 LARGE = 1 << 18  # bytes of a read of payloads; reads of metadata are smaller
 GAP = 1 << 20  # bytes between reads that still count as sequential
@@ -49,10 +52,12 @@ class Pages:
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
         self.users = 0
+        self._close = weakref.finalize(self, remote.close)
         self._lock = threading.RLock()
         self._pages: dict[int, tuple[int, Future[Any]]] = {}  # the range that has a page; the oldest first
         self._renew()
-        start, self.size = remote.start()
+        with locations.while_fetching(remote.name):
+            start, self.size = remote.start()
         if start:
             fetched = Future[Any]()
             fetched.set_result(start)
@@ -68,7 +73,7 @@ class Pages:
             self.users += number
         if not self.users:
             self._workers.shutdown(wait=False, cancel_futures=True)
-            self.remote.close()
+            self._close()
 
     def _fetch(self, start: int, stop: int) -> tuple[int, Future[Any]]:
         """Begins to fetch bytes that are missing. Returns the range of the first, and its start."""
@@ -100,9 +105,10 @@ class Pages:
         """Fills `memory` with the bytes from `start`. Begins to fetch the bytes up to `until`."""
         at, stop = start, start + len(memory)
         while at < stop:
-            first, fetched = self._fetch(at, until if until - at <= 2 * AHEAD else at + AHEAD)
+            first, fetched = self._fetch(at, min(until, (at + AHEAD) // RANGE * RANGE))
             try:
-                part = memoryview(fetched.result())[at - first : stop - first]
+                with nullcontext() if fetched.done() else locations.while_fetching(self.remote.name):
+                    part = memoryview(fetched.result())[at - first : stop - first]
             except BaseException:
                 with self._lock:  # the next read tries again
                     self._pages = {page: entry for page, entry in self._pages.items() if entry[1] is not fetched}

@@ -162,10 +162,8 @@ class WebFile:
                 raise _TryAgainError(f"the connection ended after {len(stored)} of {length} bytes")
             about = "of unknown size" if length is None else f"of {length:,} bytes"
             if (length or FIRST) > self._limits.download:
-                problem = (
-                    f"the server sends only the whole file, {about}: glft --download COMMAND stores it in a temporary file"
-                )
-                raise LimitError(f"{problem} first, as does Limits(download=BYTES)", file=self.name)
+                advice = "glft --download COMMAND or Limits(download=BYTES) stores it in a temporary file first"
+                raise LimitError(f"the server sends only the whole file, {about}: {advice}", file=self.name)
             self._whole = self._download(response, stored, length)
             return b"", self._whole.size
 
@@ -245,8 +243,9 @@ class WebFile:
         try:
             yield response
         finally:
-            server = self._busy.pop(connection)
-            if response.isclosed() and not self._closed.is_set():
+            server, is_read = self._busy.pop(connection), response.isclosed()
+            response.close()
+            if is_read and not self._closed.is_set():
                 self._idle[server].append(connection)
             else:
                 connection.close()
@@ -263,6 +262,7 @@ class WebFile:
                 self._target = url
                 return connection, response
             del self._busy[connection]
+            response.close()
             connection.close()
             if not target.startswith("https:") and not (target.startswith("http:") and url.startswith("http:")):
                 raise self._error(errno.EIO, "the server redirects to a location that is not https")

@@ -38,23 +38,20 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        self.status = self.sent = 0
         mode, _, path = unquote(urlsplit(self.path).path)[1:].partition("/")
-        try:
-            self._answer(mode, path)
-        except (BrokenPipeError, ConnectionResetError):
-            pass
-        finally:
-            name, headers = f"/{mode}/{path}", {key.lower(): value for key, value in self.headers.items()}
-            self.server.requests.append(Request(self.command, name, headers, self.status, self.sent))
+        self._answer(mode, path)
+
+    def _begin(self, status: int, sent: int, headers: dict[str, str]) -> None:
+        """Logs the request, and sends the head of the response."""
+        path, given = unquote(urlsplit(self.path).path), {key.lower(): value for key, value in self.headers.items()}
+        self.server.requests.append(Request(self.command, path, given, status, sent if self.command == "GET" else 0))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
 
     def _reply(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.status, self.sent = status, len(body)
-        self.send_response(status)
-        for name, value in {"Content_Length": str(len(body)), **headers}.items():
-            if value:
-                self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
+        self._begin(status, len(body), {"Content_Length": str(len(body)), **headers})
         if self.command != "HEAD":
             self.wfile.write(body)
 
@@ -135,18 +132,14 @@ class Handler(BaseHTTPRequestHandler):
             body += b"x"
         if mode == "gzip":
             headers["Content_Encoding"] = "gzip"
-        if mode in ("drop", "stall") or (mode == "drops" and before % 2):
-            self._part(body, headers, stall=mode == "stall")
+        if mode in ("drop", "stall") or (mode == "drops" and before % 2) or (mode == "stalls" and before):
+            self._part(body, headers, stall=mode.startswith("stall"))
             return
         self._reply(206, body, **headers)
 
     def _part(self, body: bytes, headers: dict[str, str], stall: bool) -> None:
         """Sends half a body, and then nothing or the end of the connection."""
-        self.status, self.sent = 206, len(body) // 2
-        self.send_response(206)
-        for name, value in {"Content_Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
+        self._begin(206, len(body) // 2, {"Content_Length": str(len(body)), **headers})
         self.wfile.write(body[: len(body) // 2])
         self.wfile.flush()
         if stall:
@@ -157,11 +150,7 @@ class Handler(BaseHTTPRequestHandler):
         start, stop = (int(asked[1]), min(int(asked[2]) + 1, len(stored))) if asked else (0, len(stored))
         if asked:
             headers["Content_Range"] = f"bytes {start}-{stop - 1}/{len(stored)}"
-        self.status, self.sent = 206 if asked else 200, stop - start
-        self.send_response(self.status)
-        for name, value in {"Transfer_Encoding": "chunked", **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
+        self._begin(206 if asked else 200, stop - start, {"Transfer_Encoding": "chunked", **headers})
         for at in range(start, stop, 100_000):
             piece = stored[at : min(at + 100_000, stop)]
             self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
@@ -171,7 +160,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answers as the Hub: ``OWNER/REPO/resolve/REVISION/FILE``, a redirect for a large file."""
         found = re.fullmatch(r"([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         file = self.server.folder / (found[3] if found else "")
-        if not found or not file.is_file() or found[2] not in ("main", "v1", self.server.commit):
+        if not found or not file.is_file() or not re.fullmatch("main|v1|[0-9a-f]{40}", found[2]):
             self._reply(404, b"Entry not found", X_Error_Code="EntryNotFound")
             return
         if self.server.token and self.headers.get("Authorization") != f"Bearer {self.server.token}":
@@ -179,6 +168,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         stored = file.read_bytes()
         commit = {"X_Repo_Commit": self.server.commit}
+        if self.server.moves:
+            self.server.commit = f"{len(self.server.requests):040x}"
         if len(stored) < 2000:  # in git itself
             etag = sha1(b"blob %d\0" % len(stored) + stored).hexdigest()
             self._reply(200, stored, ETag=f'"{etag}"', **commit)
@@ -196,6 +187,7 @@ class Server(ThreadingHTTPServer):
         folder: the files.
         requests: those it has had, in order.
         commit: of the stand-in of the Hub.
+        moves: whether it has another commit for each request, even by the hash of one.
         token: that its files require; none if empty.
     """
 
@@ -206,6 +198,7 @@ class Server(ThreadingHTTPServer):
         self.folder = folder
         self.requests: list[Request] = []
         self.commit = COMMIT
+        self.moves = False
         self.token = ""
         self.stopped = threading.Event()
 
