@@ -102,9 +102,8 @@ def verify(
     The exit code is 1 if a check fails, and 2 if a file cannot be read.
 
     Examples:
-        glft verify model.gguf --rules llama.cpp --values
-        glft verify q4_k_m.gguf --derives-from f16.gguf
         glft verify model.gguf --strict --hub OWNER/REPO
+        glft verify q4_k_m.gguf --derives-from f16.gguf
     """
     if manifest:
         with file_errors(manifest):

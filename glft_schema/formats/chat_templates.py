@@ -78,7 +78,7 @@ def _problem_of(text: str) -> str:
                 if node.name not in known:
                     return f"expected a {kind} of Jinja, found {quote(node.name)} at line {node.lineno}"
             if found := _unsafe(node):
-                return f"expected no access to other than messages, found {quote(found)} at line {node.lineno}"
+                return f"expected no access to private attributes or other files, found {quote(found)} at line {node.lineno}"
     except jinja2.TemplateSyntaxError as error:
         return f"expected valid Jinja, found an error at line {error.lineno}: {one_line(str(error.message))}"
     except RecursionError:

@@ -15,7 +15,7 @@ from typing import Any
 from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.storage.source import StrPath, path_text
 
-while_fetching: Callable[[str], AbstractContextManager[None]] = nullcontext  # entered, with a URL, to wait for its bytes
+while_fetching: Callable[[str], AbstractContextManager[object]] = nullcontext  # entered, with a URL, to wait for its bytes
 STDIN, STDIN_NAME = "-", "standard input"
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")  # a letter alone is a drive of Windows
 SECRETS = re.compile(r"(?<=://)[^/?#@]*@|[?#].*?(?=::|$)", re.DOTALL)  # user and password, query and fragment

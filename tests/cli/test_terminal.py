@@ -15,7 +15,7 @@ import torch
 import glft_schema as glft
 from glft_schema.cli.commands import Commands
 from glft_schema.cli.options import bytes_of
-from glft_schema.cli.terminal import RefusedError, loading, rate_text
+from glft_schema.cli.terminal import RefusedError, rate_text, waiting
 from glft_schema.display import align
 from glft_schema.errors import OptionError, UnsupportedError
 from tests.tools.command_line import in_this_process, on_a_terminal

@@ -23,7 +23,7 @@ from glft_schema.storage.locations import session
 from glft_schema.storage.opening import open_source, read_regular
 from tests.storage.misbehaviour import CASES, DOWNLOAD, Case
 from tests.storage.server import Server, serving
-from tests.tools.command_line import in_this_process
+from tests.tools.command_line import in_this_process, on_a_terminal
 
 NAME = "model.gguf"
 TOKENS = [f"token {i:06}" for i in range(60_000)]  # 1.2 MB
@@ -303,3 +303,9 @@ def test_small_files_are_read_as_a_whole(tmp_path: Path) -> None:
         assert read_regular(server.url("index.json")) == b"{}" * 400_000
         with Limits(whole_file=10), pytest.raises(LimitError, match="expected at most 10 bytes"):
             read_regular(server.url("index.json"))
+
+
+def test_a_terminal_shows_what_is_waited_for(server: Server) -> None:
+    url = server.url(NAME, "wait")
+    shown = on_a_terminal("inspect", url).stdout
+    assert f"fetching {url} ..." in shown
