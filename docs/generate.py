@@ -52,6 +52,7 @@ from tests.composites import recorded
 from tests.families.tiny_models import TINY_MODELS
 from tests.foreign import files
 from tests.foreign.clients import CLIENTS, FAULTS, INDICES, LAYOUTS, TENSORS, expected
+from tests.storage.misbehaviour import CASES
 
 SUBJECTS = {  # the names of the package itself; each of its parts has a section after them
     "Open and load": "Container open File Tensor Typed Limits load_file load_into",
@@ -162,6 +163,12 @@ def limits() -> str:
     """Returns the table of the reader's limits."""
     rows = [(f"`{name}`", f"{limit.most:,}", limit.of, limit.why) for name, limit in LIMITS.items()]
     return table(("limit", "at most", "of", "why"), rows)
+
+
+def misbehaving_servers() -> str:
+    """Returns the table of what users read when a server misbehaves, with 2 attempts and 1 s."""
+    rows = [(case.does, f"`{case.line}`" if case.line else "nothing: the command succeeds") for case in CASES]
+    return table(("a server that", "`glft: URL:` and"), rows)
 
 
 def gguf_cases() -> str:
@@ -373,6 +380,7 @@ def parts() -> dict[str, Callable[[], str]]:
     functions = [
         gguf_header,
         limits,
+        misbehaving_servers,
         roles,
         families,
         refused_values,

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from glft_schema.storage import locations
 from glft_schema.storage.source import Source
 
+FIRST = 1 << 19  # bytes of the first range: the metadata of most files without a vocabulary
 PAGE = 1 << 16  # bytes; ranges begin and end at multiples
 RANGE = 1 << 23  # most bytes per request,
 AHEAD = 4 * RANGE  # that are fetched ahead of sequential reads,
@@ -165,8 +166,8 @@ class RangeSource(Source):
         if is_large:
             self._ends.append(end)
             return end
-        if start in self._expected:
-            return self._expected.stop
+        if end <= FIRST or start in self._expected:
+            return max(self._expected.stop, FIRST)
         is_near = any(pages.has(at, at + 1) for at in range(max(start - GAP, 0), start, PAGE))
         return end + min(start // 4, GAP) if is_near else end  # more metadata
 

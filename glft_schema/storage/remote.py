@@ -17,6 +17,8 @@ from glft_schema.storage.source import ReadSource, Source
 from glft_schema.storage.streams import stream_source
 from glft_schema.storage.web import WebFile
 
+VERSION = ("size", "ETag", "etag", "generation", "LastModified", "last_modified", "updated", "mtime", "created")
+
 
 def open_remote(path: str) -> Source:
     """Opens a URL, or standard input for ``-``.
@@ -98,7 +100,8 @@ class _Bucket:
 
     def _ask(self) -> dict[str, Any]:
         self._system.invalidate_cache(self._path)
-        return dict(self._system.info(self._path))
+        info = self._system.info(self._path)
+        return {key: info[key] for key in VERSION if key in info}
 
 
 @contextmanager

@@ -31,8 +31,8 @@ from urllib.request import getproxies, proxy_bypass
 from glft_schema.errors import LimitError, one_line
 from glft_schema.limits import current
 from glft_schema.storage.file_source import FileSource
+from glft_schema.storage.ranges import FIRST
 
-FIRST = 1 << 19  # bytes of the first range: the metadata of most files without a vocabulary
 PIECE = 1 << 20  # bytes per read
 PROGRESS = 1 << 16  # bytes of a range, which continues after its last byte when the connection has dropped
 REDIRECTS, TEMPORARY = (301, 302, 303, 307, 308), (408, 425, 429, 500, 502, 503, 504)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import re
+import shlex
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +154,21 @@ def test_swapped_files_of_a_set(swaps: list[Any], tmp_path: Path) -> None:
 def test_options() -> None:
     result = in_this_process("verify", "x.gguf", "--strict", "--rules", "spec")
     assert result.returncode == 2
+
+
+def test_the_hook_and_the_workflow_of_the_guide(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "integrity.md").read_text("utf-8")
+    hook, workflow = map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+    (tmp_path / "models").mkdir()
+    good, other = write(tmp_path / "models" / "good.gguf"), write(tmp_path / "models" / "an other.gguf")
+    (hook,) = hook["repos"][0]["hooks"]
+    assert re.search(hook["files"], str(good))
+    (*_, find) = workflow["jobs"]["verify"]["steps"]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for is_good in (True, False):
+        for command in (shlex.split(hook["entry"]) + [str(other), str(good)], ["sh", "-c", find["run"]]):
+            done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+            assert (done.returncode == 0) == is_good, done.stderr
+            assert all(path.name in done.stdout for path in (good, other))
+        write(other, {**KEYS, KEY: HOSTILE[0]})

@@ -36,7 +36,7 @@ from tests.tools.real_files import downloaded
 
 CONTINUES = "# continues the example above\n"
 PROGRAMS = {"python", "console", "sh"}
-OTHERS = {"c", "diff", "js", "json", "py", "text", "toml"}
+OTHERS = {"c", "diff", "js", "yaml", "json", "py", "text", "toml"}
 HEADING_OR_BLOCK = re.compile(r"^#+ (?P<heading>[^\n]*)$|^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"(?:#|//|/\*) ([\w-]+\.\w+)(?: \*/)?\n")
 OF_A_CHECKOUT = re.compile(r"\.venv/bin/|python -m (?:pytest|tests\.)")  # commands that install it or run its tests

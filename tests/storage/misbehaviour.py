@@ -1,7 +1,7 @@
 """What users read when a server misbehaves: the table in docs/guides/remote.md.
 
-Each row has the mode of `tests.storage.server`, what the server does, and the line for a file; None
-if the command succeeds. FILE stands for its name.
+Each row has the mode of `tests.storage.server`, what the server does, and the end of the line that
+``glft`` prints; None if it succeeds. SIZE, END and STOP stand for numbers.
 """
 
 from __future__ import annotations
