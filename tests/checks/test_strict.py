@@ -167,7 +167,7 @@ def test_the_hook_and_the_workflow_of_the_guide(tmp_path: Path) -> None:
     (*_, find) = workflow["jobs"]["verify"]["steps"]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for is_good in (True, False):
-        for command in (shlex.split(hook["entry"]) + [str(other), str(good)], ["sh", "-c", find["run"]]):
+        for command in ([*shlex.split(hook["entry"]), str(other), str(good)], ["sh", "-c", find["run"]]):
             done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
             assert (done.returncode == 0) == is_good, done.stderr
             assert all(path.name in done.stdout for path in (good, other))

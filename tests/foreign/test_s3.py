@@ -23,10 +23,16 @@ KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFA
 WEIGHTS = {f"blk.{i}.weight": np.full((512, 1024), i, np.float32) for i in range(12)}
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[Any]:
     s3fs = pytest.importorskip("s3fs")
     pytest.importorskip("moto")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield from served(s3fs, monkeypatch)
+
+
+def served(s3fs: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Yields a file system whose store is moto's server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
