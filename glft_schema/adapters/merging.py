@@ -17,6 +17,7 @@ from glft_schema.files.container import open
 from glft_schema.formats.gguf_names import EMBEDDING, OUTPUT
 from glft_schema.formats.registry import WITH_TYPES, refuse_ending
 from glft_schema.storage.dtypes import FLOAT32, Array
+from glft_schema.storage.locations import shown
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.chunks import row_chunks
@@ -89,7 +90,7 @@ def merge_lora(
     refuse_ending(out, WITH_TYPES, "merging writes")
     checkpoint = open_entries(model)
     if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
-        found = f"found {quote(os.fspath(model))}: convert it first (glft convert)"
+        found = f"found {quote(shown(model))}: convert it first (glft convert)"
         raise OptionError(f"expected a {WITH_TYPES.name} file as the model, {found}")
     importance = read_importance(importance) if isinstance(importance, (str, os.PathLike)) else importance or {}
     file, stored = checkpoint.file, in_memory(checkpoint.tensors)

@@ -13,6 +13,7 @@ from glft_schema.display import MAX_LINE, wrap
 from glft_schema.errors import Finding, Repair, safe
 from glft_schema.files.file import File
 from glft_schema.formats.gguf_names import LAYER
+from glft_schema.storage.locations import STDIN_NAME
 
 CHANGES = 100  # of a repair
 
@@ -45,5 +46,5 @@ def repair_lines(file: File, repairs: Iterable[Repair | None]) -> list[str]:
     changes = islice(dict.fromkeys(filter(None, repairs)), CHANGES)
     options = [f"    --{action} {shlex.quote(f'{name}={new}')}" for action, name, new in changes if "=" not in name]
     parts = [f"glft edit {shlex.quote(file.name)} -o NEW{Path(file.name).suffix}", *options]
-    can_repair = options and len(file.shards) == 1  # glft edit edits no sets
+    can_repair = options and len(file.shards) == 1 and file.name != STDIN_NAME  # glft edit edits no sets
     return parts if can_repair and all(part.isprintable() and len(part) < MAX_LINE for part in parts) else []

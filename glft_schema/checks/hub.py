@@ -1,4 +1,4 @@
-"""Comparison of files with what the Hugging Face Hub states about them: their hashes."""
+"""Comparison of files with their sizes and hashes on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -7,31 +7,39 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.files.file import File
+from glft_schema.storage.locations import STDIN_NAME, is_remote, shown
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import pieces
 
-PLACE = re.compile(r"([^/@]+/[^/@]+)(?:/([^@]+))?(?:@(.+))?")
+REPOSITORY = re.compile(r"(?:hf://)?([^/@:]+/[^/@]+?)(?:/([^@]+?))?/?(?:@(.+))?")
 SHA1 = 40  # digits
 
 
 class Published(NamedTuple):
-    """A file and the one on the Hub.
+    """A file, compared with one on the Hub.
 
     Attributes:
         file: its name.
-        place: the one on the Hub, ``hf://OWNER/REPO/FILE``.
-        commit: of the revision.
-        problem: how they differ, or an empty string.
+        location: of the file on the Hub, ``hf://OWNER/REPO/FILE``.
+        commit: of the revision; empty if unknown.
+        found, expected: hash or size of the file, and of the one on the Hub.
     """
 
     file: str
-    place: str
+    location: str
     commit: str
-    problem: str
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        commit = f" at commit {self.commit}" if self.commit else ""
+        state = "the same bytes as" if self.found == self.expected else f"{self.found}, not the {self.expected} of"
+        return f"{safe(self.file)}: {state} {self.location}{commit}"
 
 
 @dataclass(frozen=True)
@@ -43,48 +51,49 @@ class HubVerdict:
     @property
     def holds(self) -> bool:
         """Whether all files are those of the Hub."""
-        return not any(file.problem for file in self.files)
+        return all(file.found == file.expected for file in self.files)
 
     def lines(self) -> list[str]:
         """Returns a line for each file."""
-        return [
-            f"{safe(name)}: {problem or 'the same bytes as'} {place}{f' at commit {commit}' if commit else ''}"
-            for name, place, commit, problem in self.files
-        ]
+        return list(map(str, self.files))
 
     def data(self) -> dict[str, Any]:
         """Returns the comparison for JSON."""
         return {"files": [file._asdict() for file in self.files]}
 
 
-def compare_with_hub(file: File, place: str, progress: Progress) -> HubVerdict:
+def compare_with_hub(file: File, repository: str, progress: Progress) -> HubVerdict:
     """Compares each file of a set with a revision of a repository, with one request for each.
 
     Args:
         file: the open file or set.
-        place: ``OWNER/REPO``, with ``/FILE`` if the file has another name or is in a folder, and
-            with ``@REVISION``, by default main.
+        repository: ``OWNER/REPO``, with ``/FILE`` if the file has another name or is in a folder,
+            and with ``@REVISION``, by default main.
         progress: called with the name of a file, and the share that is done.
 
     Raises:
-        OptionError: if `place` has another form.
+        OptionError: if `repository` has another form.
         OSError: if the Hub cannot be reached, or has no such file.
     """
     from glft_schema.storage.remote import stored_on_hub  # slow to import
 
-    if not (found := PLACE.fullmatch(place)):
-        raise OptionError(f"expected OWNER/REPO, OWNER/REPO/FILE or OWNER/REPO@REVISION for --hub, found {quote(place)}")
-    repository, path, revision = found.groups()
+    if not (match := REPOSITORY.fullmatch(repository)):
+        problem = "expected OWNER/REPO, OWNER/REPO/FILE or OWNER/REPO@REVISION for --hub"
+        raise OptionError(f"{problem}, found {quote(shown(repository))}")
+    repository, path, revision = match.groups()
     verdicts = []
     for shard in file.shards:
-        name = PurePosixPath(shard.name).name
-        there = str(PurePosixPath(path).with_name(name)) if path and len(file.shards) > 1 else path or name
-        url = f"hf://{repository}/{there}{f'@{revision}' if revision else ''}"
-        stored, size = stored_on_hub(url), shard.source.size
-        problem = f"{size:,} bytes, not the {stored.size:,} of" if size != stored.size else ""
-        if not problem and (digest := _digest(shard.source, len(stored.digest), progress)) != stored.digest:
-            problem = f"{'SHA-1 of the git blob' if len(digest) == SHA1 else 'SHA-256'} {digest}, not the {stored.digest} of"
-        verdicts.append(Published(shard.name, url, stored.commit, problem))
+        name = unquote(PurePosixPath(shard.name).name) if is_remote(shard.name) else PurePosixPath(shard.name).name
+        if name == STDIN_NAME and not path:
+            raise OptionError("expected OWNER/REPO/FILE for --hub with standard input, which has no name")
+        path = str(PurePosixPath(path).with_name(name)) if path and len(file.shards) > 1 else path or name
+        location = f"hf://{repository}/{path.replace('@', '%40')}{f'@{revision}' if revision else ''}"
+        stored, size = stored_on_hub(location), shard.source.size
+        found, expected = f"{size:,} bytes", f"{stored.size:,} bytes"
+        if found == expected:
+            kind = "SHA-1 of the git blob" if len(stored.digest) == SHA1 else "SHA-256"
+            found, expected = f"{kind} {_digest(shard.source, len(stored.digest), progress)}", f"{kind} {stored.digest}"
+        verdicts.append(Published(shard.name, location, stored.commit, found, expected))
     return HubVerdict(verdicts)
 
 

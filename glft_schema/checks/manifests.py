@@ -24,6 +24,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glft_schema.display import Progress, Results, align, format_count, with_display
@@ -31,6 +32,7 @@ from glft_schema.errors import FormatError, quote, safe
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.limits import current
+from glft_schema.storage.locations import STDIN, STDIN_NAME, is_remote
 from glft_schema.storage.source import StrPath
 
 if TYPE_CHECKING:
@@ -151,7 +153,8 @@ def _hash_shard(file: File, executor: ThreadPoolExecutor, hashes: list[FileHash]
         TensorHash(payloads[tensor.position, tensor.nbytes].hexdigest(), tensor.type.name, tensor.shape, tensor.name)
         for tensor in tensors
     ]
-    hashes.append(FileHash(whole.hexdigest(), file.name, tuple(lines)))
+    name = STDIN if file.name == STDIN_NAME else PurePosixPath(file.name).name if is_remote(file.name) else file.name
+    hashes.append(FileHash(whole.hexdigest(), name, tuple(lines)))
 
 
 def model_hash(hashes: Iterable[FileHash]) -> str:

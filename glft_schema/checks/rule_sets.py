@@ -12,7 +12,7 @@ from glft_schema.checks.roles import ROLES, role_findings, role_of
 from glft_schema.codec.rules import GGML, RULE_SETS, SPEC, rule_sets
 from glft_schema.display import format_count
 from glft_schema.errors import Finding, OptionError, quote, safe
-from glft_schema.families.chat_templates import broken_template, unchecked_templates
+from glft_schema.families.chat_templates import broken_template, unsafe_templates
 from glft_schema.families.loader import LLAMA_CPP, check_model, reason_unchecked, wrong_ids
 from glft_schema.families.requirements import locate
 from glft_schema.files import parsing
@@ -151,11 +151,10 @@ def report(file: File, rules: Sequence[str] = (), render: bool = True, strict: b
     findings = [(names.get(finding.file or "", 0), finding) for finding in check_rules(file, sets, render=render)]
     of_one = [name for name in sets if name != LLAMA_CPP]
     findings += [(i, finding) for i, shard in enumerate(file.shards[1:], 1) for finding in check_rules(shard, of_one)]
-    if strict and (problem := unchecked_templates(file.metadata)):
-        findings.append((0, Finding("gguf-chat-template", (SPEC,), "metadata", problem)))
+    findings += [(0, finding) for finding in locate(file.shards[0], [*unsafe_templates(file.shards[0])])] if strict else []
     every = [finding for _, finding in findings]
     failures = every if rules or strict else [finding for finding in every if not {*finding.sets}.isdisjoint(enforced)]
-    if role:  # loads without some keys
+    if role and not strict:  # loads without some keys
         refused = [finding.problem for finding in role_findings(file, role, to_load=True)]
         failures = [finding for finding in failures if role.name not in finding.sets or finding.problem in refused]
     return Report(file, sets, sets if strict else enforced, findings, failures, not_checked, bool(rules) or strict, strict)

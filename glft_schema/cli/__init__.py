@@ -37,7 +37,8 @@ def app(context: click.Context, limit: tuple[str, ...], download: bool) -> None:
     The exit code is 0 for success, 1 if a check fails or files differ, and 2 if a file or an
     option is refused.
     """
-    context.with_resource(limits_in([*limit, *["download=1000000GiB"] * download]))
+    most = ["download=1000000GiB"] if download and not any(text.startswith("download=") for text in limit) else []
+    context.with_resource(limits_in([*limit, *most]))
     context.with_resource(locations.session())
 
 

@@ -25,6 +25,7 @@ from glft_schema.files.summary import headline
 from glft_schema.models.predictions import Predictions, compare_each
 from glft_schema.models.token_chunks import CONTEXT
 from glft_schema.storage.atomic import atomic_write
+from glft_schema.storage.locations import without_secrets
 from glft_schema.storage.opening import read_text
 from glft_schema.weights.checkpoints import Checkpoint, open_beside, open_entries
 from glft_schema.weights.requantizing import note_on_errors
@@ -183,7 +184,7 @@ def _as_json(data: Any) -> str:
 
 def _as_data(found: _Compared, failure: Exception | None = None) -> dict[str, Any]:
     """Returns the comparison for JSON."""
-    ran = found.predictions._asdict() if found.predictions else {"problem": str(failure)} if failure else {}
+    ran = found.predictions._asdict() if found.predictions else {"problem": without_secrets(str(failure))} if failure else {}
     entry = {"predictions": {key: as_json_value(value) for key, value in ran.items()}} if ran else {}
     a, b = (_about(side.path, side.checkpoint) for side in found.sides)
     return {"a": a, "b": b, **found.comparison.data(), **entry}

@@ -52,6 +52,7 @@ from glft_schema.display import MAX_LINE, format_count
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.families.converter import Converter
 from glft_schema.formats.registry import WITH_TYPES, target_format
+from glft_schema.storage.locations import check_local
 from glft_schema.storage.opening import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
@@ -143,6 +144,7 @@ def convert(
         glft convert folder model.gguf --scheme '*.ffn_*=q4_k'
         glft convert model.gguf out.gguf --add f16.gguf --only output.weight
     """
+    check_local(output)
     out = Path(output)  # without a slash at its end
     header: dict[str, Any] = {} if gguf_version is None else {"version": gguf_version}
     if big_endian:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,7 +15,7 @@ import click
 from glft_schema.cli.completing import ARGUMENTS, OPTIONS, completer, words
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.errors import OptionError, quote
-from glft_schema.storage.locations import RemotePath, is_remote
+from glft_schema.storage.locations import RemotePath, check_local, is_remote, without_secrets
 from glft_schema.words import suggestion
 
 Function = Callable[..., None]
@@ -24,19 +25,27 @@ RANGES: dict[type, Any] = {int: click.IntRange, float: click.FloatRange}
 DECIMAL = {f"{letter}{unit}": 1000**i for i, letter in enumerate("KMG", 1) for unit in ("", "B")}  # K, KB, ...
 UNITS = {"": 1, "B": 1, **DECIMAL, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 Input = RemotePath | Path  # of a file that is read
+BEFORE = ("--download", "--limit")  # options of glft itself
 TYPE_OPTIONS = ("--type", "--dtype", "--outtype")  # of similar tools, not of glft convert
 TYPE_HINT = "types are chosen by --scheme TYPE, or by glft quantize IN OUT TYPE"
 
 
-class _InputType(click.Path):
-    """A path, a URL, or ``-``."""
+class _PathType(click.Path):
+    """A path, or a URL or ``-`` of a file that is read."""
+
+    def __init__(self, is_read: bool) -> None:
+        super().__init__(path_type=Path)
+        self._is_read = is_read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Returns a Path or a RemotePath."""
-        return RemotePath(value) if is_remote(value) else super().convert(value, param, ctx)
+        """Returns a Path or a RemotePath. Raises OptionError for a URL to write."""
+        if self._is_read and is_remote(value):
+            return RemotePath(value)
+        check_local(value)
+        return super().convert(os.path.abspath(value) if os.path.normpath(value) == "-" else value, param, ctx)
 
 
-TYPES: dict[Any, Any] = {Path: click.Path(path_type=Path), **dict.fromkeys((RemotePath, Input), _InputType(path_type=Path))}
+TYPES: dict[Any, Any] = {Path: _PathType(False), RemotePath: _PathType(True), Input: _PathType(True)}
 
 Declared = Callable[[inspect.Parameter], click.Parameter]
 
@@ -121,6 +130,9 @@ class Command(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
+            if (name := getattr(error, "option_name", None)) in BEFORE:
+                problem = f"{error.message.rstrip('.')}; it goes before the command: glft {name} {self.name}"
+                raise click.UsageError(problem, ctx) from None
             out = next((part for part in self.params if part.name in ("out", "output")), None)
             if isinstance(error, click.MissingParameter):
                 kind = ARGUMENTS.get(str(error.param and error.param.metavar))
@@ -131,11 +143,11 @@ class Command(click.Command):
                 raise click.UsageError(problem, ctx) from None
             is_extra = "unexpected extra argument" in error.message
             if self.name == "convert" and (is_extra or getattr(error, "option_name", None) in TYPE_OPTIONS):
-                raise click.UsageError(f"{error.message.rstrip('.')}; {TYPE_HINT}", ctx) from None
+                raise click.UsageError(f"{without_secrets(error.message).rstrip('.')}; {TYPE_HINT}", ctx) from None
             if is_extra:
                 hint = f"; the output is an option: {out.opts[-1]} {out.metavar}" if isinstance(out, click.Option) else ""
                 hint = "; give only the first file of the set" if self.params[0].metavar == "FIRST" else hint
-                raise click.UsageError(f"{error.message}{hint}", ctx) from None
+                raise click.UsageError(f"{without_secrets(error.message)}{hint}", ctx) from None
             raise
 
 

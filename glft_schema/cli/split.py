@@ -12,6 +12,7 @@ from glft_schema.errors import OptionError, quote
 from glft_schema.files.container import open
 from glft_schema.files.splitting import merge as merge_files
 from glft_schema.files.splitting import split as split_file
+from glft_schema.storage.locations import check_local
 
 
 def split(
@@ -36,6 +37,7 @@ def split(
         glft split model.gguf parts/model --max-tensors 100
         glft split model.gguf parts/model --max-bytes 2GB
     """
+    check_local(prefix)
     with file_errors(file), open(file) as opened:
         if not (folder := Path(prefix).parent).is_dir():
             raise OptionError(f"expected PREFIX in an existing folder, found {quote(str(folder))}: create it first")

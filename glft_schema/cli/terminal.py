@@ -20,7 +20,7 @@ from glft_schema.display import MAX_LINE, Progress, size_text
 from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, printable, quote
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
-from glft_schema.storage.locations import is_remote, shown
+from glft_schema.storage.locations import is_remote, shown, without_secrets
 from glft_schema.storage.source import StrPath
 from glft_schema.words import suggestion
 
@@ -90,7 +90,7 @@ class RefusedError(click.ClickException, ValueError):
 
     def show(self, file: Any = None) -> None:
         """Prints the line."""
-        echo(f"glft: {self.message}", error=True)
+        echo(f"glft: {without_secrets(self.message)}", error=True)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from glft_schema.composites.schemes import SCHEMES
 from glft_schema.composites.weight import CompositeWeight, Facts
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.storage.dtypes import CODES, name_of
-from glft_schema.storage.locations import beside
+from glft_schema.storage.locations import beside, is_remote
 from glft_schema.storage.opening import read_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types.ggml.fp4 import NVFP4
@@ -178,8 +178,9 @@ def config_beside(path: StrPath) -> Config:
     """Returns the quantization config of a checkpoint: of config.json in its folder, or else of the
     file of ModelOpt, GPTQ or AWQ. Empty if missing or invalid."""
     inside = os.path.join(path, CONFIG) if os.path.isdir(path) else path
+    missing = (FileNotFoundError, PermissionError) if is_remote(path) else (OSError,)  # servers fail in other ways, too
     for file in (CONFIG, "hf_quant_config.json", "quantize_config.json", "quant_config.json"):
-        with suppress(OSError, FormatError, ValueError, RecursionError):
+        with suppress(*missing, FormatError, ValueError, RecursionError):
             config = json.loads(read_regular(beside(inside, file)))
             if isinstance(config, dict):
                 places: list[Any] = [config, config.get("text_config")]

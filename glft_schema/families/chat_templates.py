@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from glft_schema.errors import Finding, FormatError, one_line
 from glft_schema.families.apart import start_apart
 from glft_schema.families.requirements import RowPaths
 from glft_schema.files.file import File
-from glft_schema.formats.chat_templates import GENERATION, LONGEST, TEMPLATE, environment, syntax_problem
+from glft_schema.formats.chat_templates import GENERATION, LONGEST, TEMPLATE, environment, syntax_problem, unsafe_part
 from glft_schema.limits import Limits
 
 EMPTY = "an empty text"
@@ -36,12 +36,20 @@ def broken_template(file: File) -> Iterator[Finding]:
         yield Finding("gguf-chat-rendering", (SPEC,), RowPaths(file).key(TEMPLATE, "value"), problem)
 
 
-def unchecked_templates(metadata: Mapping[str, Any]) -> str:
-    """Returns why some chat templates of a file are not checked, or an empty string."""
-    length = sum(len(text) for key, text in metadata.items() if key.startswith(TEMPLATE) and isinstance(text, str))
-    return f"expected at most {LONGEST} characters of chat templates, of which more are not checked, found {length}" * (
-        length > LONGEST
-    )
+def unsafe_templates(file: File) -> Iterator[Finding]:
+    """Yields a finding for each chat template that may attack a program, and for templates that are
+    too long to be checked."""
+    total, row = 0, RowPaths(file).key
+    for key, value in file.metadata.items():
+        for text in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
+            if key.startswith(TEMPLATE) and isinstance(text, str):
+                total += len(text)
+                if total <= LONGEST and (found := unsafe_part(text)):
+                    problem = f"expected no access to private attributes or other files, found {found}"
+                    yield Finding("gguf-chat-unsafe", (), row(key, "value"), problem)
+    if total > LONGEST:
+        problem = f"expected at most {LONGEST} characters of chat templates (longer ones are not checked), found {total}"
+        yield Finding("gguf-chat-unsafe", (), "metadata", problem)
 
 
 @lru_cache(8)  # an edit and the checks of its result ask again

@@ -26,7 +26,7 @@ from glft_schema.errors import FormatError, quote, safe
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import index_suffixes, indexed_format
-from glft_schema.storage.locations import beside, is_remote, shown
+from glft_schema.storage.locations import STDIN, beside, is_remote, shown
 from glft_schema.storage.opening import read_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
@@ -318,6 +318,6 @@ def _read_index(index: StrPath) -> tuple[dict[str, Any], list[Any]]:
 
 def is_file_name(text: object) -> bool:
     """Returns whether a value is the name of a file in the same folder."""
-    if not isinstance(text, str) or text in ("", ".", ".."):
+    if not isinstance(text, str) or text in ("", ".", "..", STDIN):
         return False
     return text == os.path.basename(text) and "\0" not in text and is_utf8(text)

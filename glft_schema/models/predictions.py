@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +11,7 @@ from glft_schema.display import Progress
 from glft_schema.errors import OptionError, safe
 from glft_schema.lazy import torch
 from glft_schema.models.token_chunks import CONTEXT, check_fits, cut, each, run, running, vocabulary_size
+from glft_schema.storage.locations import shown
 from glft_schema.storage.source import StrPath
 
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
@@ -169,7 +169,7 @@ def _count_predicted(tokens: torch.Tensor) -> int:
 def _check_same(one: int | None, other: int | None, model: StrPath | torch.nn.Module) -> None:
     """Raises OptionError if the sizes of two vocabularies are known and differ."""
     if one is not None and other is not None and one != other:
-        place = "" if isinstance(model, torch.nn.Module) else f" in {safe(os.fspath(model))}"
+        place = "" if isinstance(model, torch.nn.Module) else f" in {safe(shown(model))}"
         raise OptionError(f"expected models of one vocabulary, found {one} and {other} tokens{place}")
 
 

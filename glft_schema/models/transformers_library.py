@@ -9,6 +9,7 @@ from typing import Any
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.families.config import refusing
 from glft_schema.families.libraries import library
+from glft_schema.storage.locations import shown
 from glft_schema.storage.source import StrPath
 
 LOCAL = {"local_files_only": True, "trust_remote_code": False}  # without the latter, transformers asks on the terminal
@@ -30,9 +31,9 @@ def transformers_for(path: StrPath, expected: str) -> Iterator[Any]:
         with refusing(path, expected):
             yield transformers
     except TensorError as error:
-        raise FormatError(error.problem, tensor=error.tensor, file=str(path)) from None
+        raise FormatError(error.problem, tensor=error.tensor, file=shown(path)) from None
     except FormatError as error:
-        error.file = error.file or str(path)
+        error.file = error.file or shown(path)
         raise
     finally:
         logging.set_verbosity(verbosity)

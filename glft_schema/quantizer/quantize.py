@@ -23,6 +23,7 @@ from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipe_rules import ModelFacts, Recipe
 from glft_schema.quantizer.recipes import recipe_named
 from glft_schema.storage.atomic import new_files
+from glft_schema.storage.locations import is_remote, shown
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.convert import check_ranks, plan_conversion
@@ -296,9 +297,9 @@ def as_recipe(recipe: StrPath | int | Recipe) -> Recipe:
         return recipe_named(recipe)
     except OptionError:
         if isinstance(recipe, (str, os.PathLike)) and format_with(recipe):
-            problem = f"expected a file type or a recipe file after the output, found the weights file {quote(recipe)}"
+            problem = f"expected a file type or a recipe file after the output, found the weights file {quote(shown(recipe))}"
             raise OptionError(problem) from None
-        if isinstance(recipe, os.PathLike) or (isinstance(recipe, str) and os.path.isfile(recipe)):
+        if isinstance(recipe, os.PathLike) or (isinstance(recipe, str) and (is_remote(recipe) or os.path.isfile(recipe))):
             return read_recipe(recipe)
         raise
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.errors import OptionError, TensorError, quote
 from glft_schema.quantizer.recipe_rules import TensorRole
+from glft_schema.storage.locations import shown
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.stored_tensor import StoredTensor
 from glft_schema.weights.importance import ImportanceMatrix, with_importance
@@ -64,7 +65,7 @@ class UsedImportance(NamedTuple):
         if not selected or not isinstance(matrix, ImportanceMatrix):
             return cls(selected, {})
         entries = {
-            "file": path and _cut(path),
+            "file": path and _cut(shown(path)),
             "dataset": matrix.datasets and _cut(matrix.datasets[0]),
             "entries_count": len(selected),
             "chunks_count": matrix.chunk_count,

@@ -15,6 +15,7 @@ class Cursor:
     """A stream over a `Source`, for construct: `read`, `seek`, `tell`."""
 
     WINDOW = 1 << 16  # minimum bytes per fetch
+    AHEAD = 1 << 20  # maximum bytes that are expected to be read after them
 
     def __init__(self, source: Source, position: int = 0) -> None:
         self.source = source
@@ -37,6 +38,7 @@ class Cursor:
         start = self._position - self._window_start
         if start < 0 or start + size > len(self._window):
             fetch = max(size, min(self.WINDOW, self.left))
+            self.source.expect(self._position, fetch + min(self._position // 4, self.AHEAD))  # more metadata
             self._window, self._window_start, start = bytes(self.source.read(self._position, fetch)), self._position, 0
         self._position += size
         return self._window[start : start + size]

@@ -9,17 +9,21 @@ from email.message import Message
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote as escaped
+from urllib.parse import unquote
 
 from glft_schema.errors import OptionError, quote
-from glft_schema.storage.web import WebFile
+from glft_schema.storage.locations import location_of, shown
+from glft_schema.storage.web import WebFile, bare
 
 NAME = r"[A-Za-z0-9][\w.-]*"
-PATTERN = re.compile(rf"hf://((?:datasets/|spaces/)?(?!datasets/|spaces/){NAME}/{NAME})(?:@([^/@]+))?/([^@]+?)(?:@([^@]+))?")
+PATTERN = re.compile(rf"hf://((?:datasets/|spaces/)?(?!datasets/|spaces/){NAME}/{NAME})(?:@([^/@]+))?/([^@?#]+)")
+TOKEN = re.compile("[!-~]+")
+TOKEN_HINT = "set HF_TOKEN, and accept the repository's conditions on its page if it has some"
 COMMIT, SHA256, GIT_SHA1 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
 
 
 class Stored(NamedTuple):
-    """What the Hub states about a file.
+    """Metadata of a file on the Hub.
 
     Attributes:
         commit: the commit of the revision.
@@ -38,29 +42,35 @@ class HubFile(WebFile):
     A token is taken from where huggingface_hub looks for it, and sent to the Hub only.
 
     Args:
-        url: ``hf://OWNER/REPO/FILE``, the revision at the end or after REPO; by default main.
+        url: ``hf://OWNER/REPO/FILE``, the revision at the end or after REPO; by default main. An @
+            in the name of the file is written %40.
         commits: the commit of each revision that is in use. A new one is added.
 
     Raises:
         OptionError: if the URL has another form.
     """
 
+    hints = dict.fromkeys((401, 403), f": {TOKEN_HINT}") | {404: ", revision or repository"}
+
     def __init__(self, url: str, commits: dict[str, str]) -> None:
+        url = location_of(url)
         found = PATTERN.fullmatch(url)
         if not found:
-            raise OptionError(f"expected hf://OWNER/REPO/FILE or hf://OWNER/REPO/FILE@REVISION, found {quote(url)}")
-        repository, before, self.file, after = found.groups()
-        revision = before or after or "main"
+            raise OptionError(f"expected hf://OWNER/REPO/FILE or hf://OWNER/REPO/FILE@REVISION, found {quote(shown(url))}")
+        repository, revision, file = found.groups()
+        revision, self.file = unquote(revision or "main"), unquote(file)
         self._revision, self._commits = f"{repository}@{revision}", commits
-        name = f"hf://{repository}{f'@{escaped(revision, safe=str())}' if before or after else ''}/{self.file}"
-        self._folder = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/{repository}/resolve"
-        super().__init__(self._at(commits.get(self._revision, revision)), name, _login())
+        endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+        if not endpoint.startswith(("http://", "https://")):
+            raise OptionError(f"expected HF_ENDPOINT to be a URL such as https://HOST, found {quote(shown(endpoint))}")
+        self._folder = f"{endpoint.rstrip('/')}/{repository}/resolve"
+        super().__init__(self._at(commits.get(self._revision, revision)), url, _login(url))
 
     def stored(self) -> Stored:
-        """Returns what the Hub states about the file, by one request."""
+        """Returns the metadata of the file, by one request."""
         headers = self.head()
         digest = (headers.get("X-Linked-Etag") or headers.get("ETag") or "").removeprefix("W/").strip('"')
-        size = headers.get("X-Linked-Size") or headers.get("Content-Length") or ""
+        size = headers.get("X-Linked-Size") or ("" if "Location" in headers else headers.get("Content-Length") or "")
         if not (SHA256.fullmatch(digest) or GIT_SHA1.fullmatch(digest)) or not size.isdecimal():
             raise self._error(errno.EIO, "the server does not state the hash of this file, as the Hub does")
         return Stored(self._commits.get(self._revision, ""), digest, int(size))
@@ -74,14 +84,19 @@ class HubFile(WebFile):
             return
         if self._commits.setdefault(self._revision, commit) != commit:
             raise self._error(errno.ESTALE, "the revision has changed since it was opened")
-        self.url = self._at(commit)
+        self.url = bare(self._split(self._at(commit)))
 
 
-def _login() -> dict[str, str]:
-    """Returns the header with the user's token, if there is one."""
+def _login(url: str) -> dict[str, str]:
+    """Returns the header with the user's token, if there is one. Raises OptionError if it cannot be
+    one."""
     home = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
     token = os.environ.get("HF_TOKEN", "")
     path = Path(os.environ.get("HF_TOKEN_PATH") or Path(home, "token"))
     if not token and path.is_file():
         token = path.read_text("utf-8", "replace")
-    return {"Authorization": f"Bearer {token.strip()}"} if token.strip().isascii() and token.strip() else {}
+    if not (token := token.strip()):
+        return {}
+    if not TOKEN.fullmatch(token):
+        raise OptionError(f"{url}: expected a token of the Hub in HF_TOKEN or its file, found text that cannot be one")
+    return {"Authorization": f"Bearer {token}"}

@@ -1,9 +1,8 @@
-"""Locations of files: paths, URLs, and ``-`` for standard input. Sessions, in which a URL is opened
-once.
-"""
+"""Locations of files (paths, URLs, ``-``), and sessions that open each URL once."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +17,10 @@ from glft_schema.storage.source import StrPath, path_text
 while_fetching: Callable[[str], AbstractContextManager[object]] = nullcontext  # entered, with a URL, to wait for its bytes
 STDIN, STDIN_NAME = "-", "standard input"
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")  # a letter alone is a drive of Windows
-SECRETS = re.compile(r"(?<=://)[^/?#@]*@|[?#].*?(?=::|$)", re.DOTALL)  # user and password, query and fragment
+USER = re.compile(r"(?<=:/)(/?)[^/?#]*@")  # and password
+QUERY = re.compile(r"[?#].*?(?=::[A-Za-z][A-Za-z0-9+.-]+://|$)", re.DOTALL)  # and fragment
+MALFORMED = re.compile(r"(?<=://)[^/?#\[:]*:(?!:|\d*([/?#]|$)).*", re.DOTALL)  # the port may be a part of a password
+ON_HUB = re.compile(r"(hf://(?:datasets/|spaces/)?[^/@]+/[^/@]+)/([^@]+)@(.+)", re.DOTALL)
 NOT_IN_NAMES = re.compile(r"[/\\?#%:\0]")
 
 
@@ -28,14 +30,31 @@ def is_remote(path: StrPath) -> bool:
     return text == STDIN or URL.match(text) is not None
 
 
+def location_of(path: object) -> str:
+    """Returns a path or URL as text, ``hf://`` with the revision after REPO, so that it ends in a
+    file name. Raises OptionError as `path_text`."""
+    text = path_text(path)
+    if match := ON_HUB.fullmatch(text):
+        text = f"{match[1]}@{match[3].replace('/', '%2F')}/{match[2]}"
+    return text
+
+
 def shown(path: StrPath) -> str:
     """Returns a path, or a URL without user, password, query and fragment, which may be secrets."""
-    return SECRETS.sub("", path_text(path)) if is_remote(path) else path_text(path)
+    text = location_of(path)
+    if text == STDIN:
+        return STDIN_NAME
+    return without_secrets(text, f"^{URL.pattern}.*") if is_remote(text) else text
+
+
+def without_secrets(text: str, url: str = "[A-Za-z][A-Za-z0-9+.-]+:/[^\\s'\"]*") -> str:
+    """Returns a text with its URLs, also those with one slash, as `shown`."""
+    return re.sub(url, lambda match: MALFORMED.sub("...", QUERY.sub("", USER.sub(r"\1", match[0]))), text, flags=re.DOTALL)
 
 
 def check_local(path: StrPath) -> None:
-    """Raises OptionError if a path to write is a URL."""
-    if URL.match(path_text(path)):
+    """Raises OptionError if a path to write is a URL or ``-``."""
+    if is_remote(path):
         raise OptionError(f"expected a local path to write, found {quote(shown(path))}")
 
 
@@ -44,8 +63,11 @@ def beside(path: StrPath, name: str) -> str:
 
     Raises:
         FormatError: if `path` is a URL, and `name` could be more than the name of a file in a URL.
+        FileNotFoundError: if `path` is ``-``.
     """
     text = path_text(path)
+    if text == STDIN:
+        raise FileNotFoundError(errno.ENOENT, "no other file is beside it", STDIN_NAME)
     if not is_remote(text):
         return os.path.join(os.path.dirname(text), name)
     if NOT_IN_NAMES.search(name):
@@ -58,7 +80,7 @@ def beside(path: StrPath, name: str) -> str:
 
 
 class RemotePath(os.PathLike[str]):
-    """A URL, or ``-``, as an argument of a command. Its text, for messages, has no secrets.
+    """A URL, or ``-``, as an argument of a command. ``str`` omits its secrets.
 
     Attributes:
         url: the URL as given.
@@ -66,7 +88,7 @@ class RemotePath(os.PathLike[str]):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = location_of(url)
         path = PurePosixPath(shown(url))
         self.name, self.suffix = path.name, path.suffix
 
@@ -85,8 +107,8 @@ class RemotePath(os.PathLike[str]):
 
 
 class Session:
-    """The URLs that a job has opened. Each is opened once, so that its bytes are fetched once and
-    of one version, and all files of a revision of the Hub are of one commit.
+    """The URLs that a job has opened. Each is opened once, so that all reads see one version, and
+    all files of a revision of the Hub are of one commit.
 
     Attributes:
         pages: the bytes of each URL, see `glft_schema.storage.ranges.Pages`.
@@ -115,4 +137,4 @@ def session() -> Iterator[None]:
     finally:
         _session.reset(token)
         for pages in job.pages.values():
-            pages.use(-1)
+            pages.add_users(-1)

@@ -51,9 +51,10 @@ def open_stream(stream: Any, mmap: bool = True) -> Source:
     """Opens the rest of a file object: a regular file stays on disk, another seekable one is read
     on demand, and others are read into memory. Raises as `stream_source`.
     """
-    if is_regular(stream) or not hasattr(stream, "read") or not stream.seekable():
+    if is_regular(stream) or not getattr(stream, "seekable", bool)():
         return stream_source(stream, lambda start: None, mmap)
-    from glft_schema.storage.ranges import FileObject, Pages, RangeSource
+    from glft_schema.storage.ranges import Pages, RangeSource
+    from glft_schema.storage.remote import FileObject
 
     name = getattr(stream, "name", None)
     return RangeSource(Pages(FileObject(stream, name if isinstance(name, str) else "<stream>")))

@@ -7,21 +7,24 @@ import os
 import threading
 import weakref
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
+from queue import SimpleQueue
 from typing import Any, Protocol
 
+from glft_schema.errors import ClosedError
 from glft_schema.storage import locations
 from glft_schema.storage.source import Source
 
 FIRST = 1 << 19  # bytes of the first range: the metadata of most files without a vocabulary
 PAGE = 1 << 16  # bytes; ranges begin and end at multiples
-RANGE = 1 << 23  # most bytes per request,
-AHEAD = 4 * RANGE  # that are fetched ahead of sequential reads,
-KEPT = 2 * AHEAD  # and that are kept in memory, the oldest range being dropped first
-CONNECTIONS = 4
-LARGE = 1 << 18  # bytes of a read of payloads; reads of metadata are smaller
-GAP = 1 << 20  # bytes between reads that still count as sequential
+RANGE = 1 << 23  # maximum bytes per request
+AHEAD = 4 * RANGE  # maximum bytes fetched ahead of sequential reads
+KEPT = 2 * AHEAD  # maximum bytes in memory; the oldest are dropped first
+CONNECTIONS = 4  # per file
+LARGE = 1 << 18  # minimum bytes of a read of payloads; reads of metadata are smaller
+GAP = 1 << 20  # maximum bytes between reads that count as sequential
 
 
 class Remote(Protocol):
@@ -47,16 +50,16 @@ class Pages:
     """The bytes of a remote file, fetched once. Shared by the sources of one file.
 
     Attributes:
-        users: the number of sources and sessions that have not been closed.
+        remote: the file.
+        size: its bytes.
     """
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
-        self.users = 0
-        self._close = weakref.finalize(self, remote.close)
+        self._users = 0
         self._lock = threading.RLock()
-        self._pages: dict[int, tuple[int, Future[Any]]] = {}  # the range that has a page; the oldest first
-        self._renew()
+        self._pages: dict[int, tuple[int, Future[Any]]] = {}  # start of the range that has a page, and its bytes
+        self._start_workers()
         with locations.while_fetching(remote.name):
             start, self.size = remote.start()
         if start:
@@ -65,32 +68,35 @@ class Pages:
             count = -(-len(start) // PAGE) if len(start) == self.size else len(start) // PAGE
             self._pages |= dict.fromkeys(range(count), (0, fetched))
 
-    def _renew(self) -> None:
-        self._process, self._workers = os.getpid(), ThreadPoolExecutor(CONNECTIONS, "glft range")
+    def _start_workers(self) -> None:
+        self._process, self._jobs = os.getpid(), SimpleQueue[_Job | None]()
+        self._close = weakref.finalize(self, _close, self.remote, self._jobs)
+        for _ in range(CONNECTIONS):  # daemons, unlike those of an executor: Python does not wait for a server at exit
+            threading.Thread(target=_work, args=(self._jobs, self.remote.fetch), daemon=True).start()
 
-    def use(self, number: int) -> None:
-        """Counts users. Closes the file after the last."""
+    def add_users(self, number: int) -> None:
+        """Counts sources and sessions. After the last is closed, closes the file."""
         with self._lock:
-            self.users += number
-        if not self.users:
-            self._workers.shutdown(wait=False, cancel_futures=True)
-            self._close()
+            self._users += number
+            if not self._users:
+                self._close()
 
     def _fetch(self, start: int, stop: int) -> tuple[int, Future[Any]]:
-        """Begins to fetch bytes that are missing. Returns the range of the first, and its start."""
+        """Begins to fetch missing bytes. Returns the start of the range with the first, and its
+        bytes."""
         with self._lock:
-            if self._process != os.getpid():  # a fork has no threads, and shares the connections
-                self._pages.clear()
-                self._renew()
+            if self._process != os.getpid():  # a forked child has no threads
+                self._pages = {page: entry for page, entry in self._pages.items() if entry[1].done()}
+                self._start_workers()
             page, last = start // PAGE, max(-(-min(stop, self.size) // PAGE), start // PAGE + 1)
             while page < last:
                 end = page
                 while end < last and end not in self._pages and (end - page) * PAGE < RANGE:
                     end += 1
                 if end > page:
-                    span = (page * PAGE, min(end * PAGE, self.size))
-                    fetched = self._workers.submit(self.remote.fetch, *span)
-                    self._pages |= dict.fromkeys(range(page, end), (span[0], fetched))
+                    first, fetched = page * PAGE, Future[Any]()
+                    self._jobs.put((fetched, first, min(end * PAGE, self.size)))
+                    self._pages |= dict.fromkeys(range(page, end), (first, fetched))
                 page = max(end, page + 1)
             found = self._pages[start // PAGE]
             while len(self._pages) > KEPT // PAGE:
@@ -118,6 +124,24 @@ class Pages:
             at += len(part)
 
 
+_Job = tuple[Future[Any], int, int]  # to be set, and a range
+
+
+def _work(jobs: SimpleQueue[_Job | None], fetch: Callable[[int, int], Any]) -> None:
+    while job := jobs.get():
+        fetched, *span = job
+        try:
+            fetched.set_result(fetch(*span))
+        except BaseException as error:
+            fetched.set_exception(error)
+
+
+def _close(remote: Remote, jobs: SimpleQueue[_Job | None]) -> None:
+    remote.close()  # jobs that are left fail
+    for _ in range(CONNECTIONS):
+        jobs.put(None)
+
+
 class RangeSource(Source):
     """A file elsewhere. Sequential reads of payloads are fetched ahead, several ranges at once.
 
@@ -125,7 +149,7 @@ class RangeSource(Source):
     """
 
     def __init__(self, pages: Pages) -> None:
-        pages.use(1)
+        pages.add_users(1)
         self._pages: Pages | None = pages
         self._expected = range(0)
         self._ends = deque[int](maxlen=2 * CONNECTIONS)  # of the last large reads, which may go on
@@ -135,10 +159,8 @@ class RangeSource(Source):
         self._expected = range(start, start + nbytes)
 
     def _opened(self) -> Pages:
-        pages = self._pages
-        if pages is None:
-            self.check_open()
-        assert pages
+        if (pages := self._pages) is None:
+            raise ClosedError(f"{self.name} is closed")
         return pages
 
     def _view(self, start: int, nbytes: int) -> memoryview:
@@ -153,7 +175,11 @@ class RangeSource(Source):
         start += first
         end = start + len(memory)
         pages = self._opened()
-        pages.read_into(memory, start, min(max(self._until(pages, start, end), end), self.size))
+        try:
+            pages.read_into(memory, start, min(max(self._until(pages, start, end), end), self.size))
+        except OSError:
+            self.check_open()  # closed by another thread
+            raise
 
     def _until(self, pages: Pages, start: int, end: int) -> int:
         """Returns the end of the bytes to fetch for a read."""
@@ -166,50 +192,24 @@ class RangeSource(Source):
         if is_large:
             self._ends.append(end)
             return end
-        if end <= FIRST or start in self._expected:
-            return max(self._expected.stop, FIRST)
-        is_near = any(pages.has(at, at + 1) for at in range(max(start - GAP, 0), start, PAGE))
-        return end + min(start // 4, GAP) if is_near else end  # more metadata
+        return max(self._expected.stop, FIRST) if end <= FIRST or start in self._expected else end
 
     def _release(self) -> None:
         pages, self._pages = self._pages, None
         if pages:
-            pages.use(-1)
-
-
-class FileObject:
-    """The rest of a seekable file object. It is read by one thread at a time.
-
-    Args:
-        stream: the file object.
-        name: its name.
-        owner: an object that must live as long as the stream, which is then closed at the end.
-    """
-
-    def __init__(self, stream: Any, name: str, owner: object = None) -> None:
-        self.name = name
-        self._stream, self._first = stream, stream.tell()
-        self._lock = threading.Lock()
-        self._owner = owner
-
-    def start(self) -> tuple[bytes, int]:
-        return b"", int(self._stream.seek(0, os.SEEK_END)) - self._first
-
-    def fetch(self, start: int, stop: int) -> bytes | bytearray:
-        with self._lock:
-            self._stream.seek(self._first + start)
-            stored = bytearray()
-            while len(stored) < stop - start and (piece := self._stream.read(stop - start - len(stored))):
-                stored += piece
-        return exactly(stored, stop - start, self.name)
-
-    def close(self) -> None:
-        if self._owner:
-            self._stream.close()
+            pages.add_users(-1)
 
 
 def exactly(stored: bytes | bytearray, nbytes: int, name: str) -> bytes | bytearray:
     """Returns the bytes of a range. Raises OSError if their number is another."""
     if len(stored) != nbytes:
         raise OSError(errno.EIO, f"expected a range of {nbytes} bytes, found {len(stored)}", name)
+    return stored
+
+
+def up_to(read: Callable[[int], Any], nbytes: int, stored: bytearray | None = None) -> bytearray:
+    """Returns `nbytes` bytes of a stream, fewer at its end. They follow those in `stored`."""
+    stored = bytearray() if stored is None else stored
+    while len(stored) < nbytes and (piece := read(nbytes - len(stored))):
+        stored += piece
     return stored

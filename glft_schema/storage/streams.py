@@ -53,12 +53,12 @@ def stream_source(stream: Readable, check: Callable[[Source], object], mmap: boo
         file.seek(0, os.SEEK_END)
         return source
     limits, stored = current(), bytearray()
-    while len(stored) < START and (piece := _piece(stream, START - len(stored))):
+    while len(stored) < START and (piece := read_piece(stream, START - len(stored))):
         stored += piece
     check(BytesSource(bytes(stored)))
     while piece:
         limits.check("stream", len(stored), "", " bytes in a stream")
-        piece = _piece(stream, min(max(len(stored), STEP), MAX_STEP, limits.stream + 1 - len(stored)))
+        piece = read_piece(stream, min(max(len(stored), STEP), MAX_STEP, limits.stream + 1 - len(stored)))
         stored += piece
     limits.check("stream", len(stored), "", " bytes in a stream")
     return BytesSource(stored)
@@ -77,7 +77,7 @@ def is_regular(stream: Any) -> bool:
     return True
 
 
-def _piece(stream: Readable, nbytes: int) -> bytes:
+def read_piece(stream: Readable, nbytes: int) -> bytes:
     """Returns up to `nbytes` bytes of `stream`; none at its end."""
     piece: Any = stream.read(nbytes)
     if piece is None:

@@ -1,8 +1,7 @@
 """Files on HTTP servers, read by ranges over `http.client`.
 
 Each response is checked: status 206, the requested range, the size and version of the first
-response, and no compression. Failures that may be temporary are tried again: dropped and silent
-connections, 429 and 5xx.
+response, and no compression. Dropped and stalled connections, 429 and 5xx are retried.
 """
 
 from __future__ import annotations
@@ -28,23 +27,27 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from glft_schema.display import format_count
 from glft_schema.errors import LimitError, one_line
 from glft_schema.limits import current
 from glft_schema.storage.file_source import FileSource
-from glft_schema.storage.ranges import FIRST
+from glft_schema.storage.ranges import FIRST, up_to
 
 PIECE = 1 << 20  # bytes per read
-PROGRESS = 1 << 16  # bytes of a range, which continues after its last byte when the connection has dropped
+PROGRESS = 1 << 16  # bytes of an attempt that does not count as a failure; the next one continues after them
+SLOWEST = 1 << 10  # bytes per second
 REDIRECTS, TEMPORARY = (301, 302, 303, 307, 308), (408, 425, 429, 500, 502, 503, 504)
-EXPIRED = (400, 401, 403, 404, 410)  # answers of a target of redirects whose signature is too old
+EXPIRED = (400, 401, 403, 404, 410)  # statuses of an expired signed URL
 MOST_REDIRECTS = 5
-BACKOFF, MOST_WAIT = 0.25, 60  # seconds before the second attempt, doubled for each; that a server may ask to wait
+BACKOFF = 0.25  # seconds before the second attempt, doubled for each further one
+MOST_WAIT = 60  # seconds of a Retry-After
 REASONS = {
     401: (errno.EACCES, "the server requires a login (401)"),
     403: (errno.EACCES, "the server refuses access (403)"),
     404: (errno.ENOENT, "the server has no such file (404)"),
     410: (errno.ENOENT, "the server no longer has this file (410)"),
 }
+NOT_SECURE = "the server redirects to a URL that is not https"
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 SAFE = "/%:=&?~+!$,;'@()*[]"  # characters of a URL that stay as they are
 
@@ -52,7 +55,7 @@ Result = TypeVar("Result")
 Response = http.client.HTTPResponse
 
 
-class _TryAgainError(Exception):
+class _RetryableError(Exception):
     """A failure that may be temporary."""
 
     def __init__(self, reason: str, wait: float = 0, code: int = errno.EIO) -> None:
@@ -73,15 +76,16 @@ class WebFile:
         OSError: if the URL is invalid.
     """
 
+    hints: Mapping[int, str] = {}
+
     def __init__(self, url: str, name: str, headers: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._limits = current()
         self._headers = dict(headers or {})
-        parts = self._split(quote(url, safe=f"{SAFE}#"))
+        parts = self._split(url)
         if parts.username is not None:
             self._headers["Authorization"] = _basic(parts)
-        self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
-        self._target = self.url  # after redirects
+        self.url = self._target = bare(parts)  # the target of redirects is used again
         self._version: tuple[int, str] | None = None  # size, and ETag or Last-Modified
         self._whole: FileSource | None = None  # if the server does not serve ranges
         self._idle = defaultdict[Any, list[http.client.HTTPConnection]](list)  # by process and server
@@ -107,10 +111,11 @@ class WebFile:
         return stored
 
     def head(self) -> Message:
-        """Returns the headers of the server's own response, which may be a redirect."""
+        """Returns the headers of the last response of the URL's own server, which may redirect to
+        another one."""
 
         def ask() -> Message:
-            with self._response("HEAD", {}, follow=False) as response:
+            with self._response("HEAD", {}, elsewhere=False) as response:
                 self._check_status(response, (200, *REDIRECTS))
                 return response.headers
 
@@ -119,7 +124,7 @@ class WebFile:
     def close(self) -> None:
         """Closes all connections."""
         self._closed.set()
-        for connection in [*self._busy]:
+        for connection in [one for one, server in [*self._busy.items()] if server[0] == os.getpid()]:
             with suppress(OSError, AttributeError):  # ends a read in another thread
                 connection.sock.shutdown(socket.SHUT_RDWR)
         for idle in [*self._idle.values()]:
@@ -127,20 +132,20 @@ class WebFile:
                 idle.pop().close()
 
     def _with_retries(self, attempt: Callable[[], Result], stored: bytearray | None = None) -> Result:
-        """Calls `attempt` again if it raises `_TryAgainError`. Attempts that add `PROGRESS` bytes
+        """Calls `attempt` again if it raises `_RetryableError`. Attempts that add `PROGRESS` bytes
         to `stored` do not count."""
         failures, before = 0, 0
         while True:
             try:
                 return attempt()
-            except _TryAgainError as error:
+            except _RetryableError as error:
                 failures += 1
                 if stored is not None and len(stored) - before >= PROGRESS:
                     failures, before = 1, len(stored)
                 if error.wait > MOST_WAIT:
                     raise self._error(errno.EBUSY, f"{error}, and asks to wait {error.wait:.0f} s") from None
                 if failures >= self._limits.attempts:
-                    raise self._error(error.code, f"{error}, in {failures} attempts") from None
+                    raise self._error(error.code, f"{error}, after {format_count(failures, 'attempt')}") from None
                 wait = max(error.wait, BACKOFF * 2 ** (failures - 1) * random.uniform(0.8, 1.2))
             if self._closed.wait(wait):
                 raise self._error(errno.ECANCELED, "closed")
@@ -154,12 +159,12 @@ class WebFile:
                 size = self._check_range(response, 0, None)
                 return self._body(response, bytearray(), min(size, FIRST)), size
             length = response.length
-            stored = bytearray() if length and length > FIRST else self._up_to(response, FIRST + 1)
+            stored = bytearray() if length and length > FIRST else up_to(partial(self._read, response), FIRST + 1)
             if len(stored) <= FIRST and (length is None or length == len(stored)):  # a small file
                 self._version = (len(stored), _version(response))
                 return stored, len(stored)
             if length and length <= FIRST:
-                raise _TryAgainError(f"the connection ended after {len(stored)} of {length} bytes")
+                raise _RetryableError(f"the connection ended after {len(stored)} of {length} bytes")
             about = "of unknown size" if length is None else f"of {length:,} bytes"
             if (length or FIRST) > self._limits.download:
                 advice = "glft --download COMMAND or Limits(download=BYTES) stores it in a temporary file first"
@@ -175,7 +180,7 @@ class WebFile:
                 self._limits.check("download", total, "", " bytes downloaded as a whole", self.name)
             file.flush()
             if length is not None and total != length:
-                raise _TryAgainError(f"the connection ended after {total} of {length} bytes")
+                raise _RetryableError(f"the connection ended after {total} of {length} bytes")
             return FileSource(os.dup(file.fileno()), self.name)
 
     def _fetch(self, stored: bytearray, start: int, stop: int) -> None:
@@ -190,31 +195,32 @@ class WebFile:
         left = nbytes - len(stored)
         if response.length not in (None, left):
             raise self._error(errno.EIO, f"expected a body of {left} bytes, the server announces {response.length}")
-        while len(stored) < nbytes and (piece := self._read(response, nbytes - len(stored))):
-            stored += piece
-        if len(stored) < nbytes:
-            raise _TryAgainError(f"the connection ended after {left - nbytes + len(stored)} of {left} bytes")
+        begun, before = time.monotonic(), len(stored)
+
+        def read(wanted: int) -> bytes:
+            seconds = time.monotonic() - begun
+            if seconds > self._limits.server_seconds and len(stored) - before < seconds * SLOWEST:
+                raise _RetryableError(f"the server sends less than {SLOWEST} bytes per second", code=errno.ETIMEDOUT)
+            return self._read(response, wanted)
+
+        if len(up_to(read, nbytes, stored)) < nbytes:
+            raise _RetryableError(f"the connection ended after {left - nbytes + len(stored)} of {left} bytes")
         if not response.isclosed() and self._read(response, 1):  # a body of unknown length
             raise self._error(errno.EIO, f"expected a body of {left} bytes, the server sent more")
-        return stored
-
-    def _up_to(self, response: Response, nbytes: int) -> bytearray:
-        stored = bytearray()
-        while len(stored) < nbytes and (piece := self._read(response, nbytes - len(stored))):
-            stored += piece
         return stored
 
     def _check_status(self, response: Response, expected: tuple[int, ...]) -> None:
         status, headers = response.status, response.headers
         about = f"{status} {http.client.responses.get(status, '')}".strip()
         if status in TEMPORARY:
-            raise _TryAgainError(f"the server answers {about}", _wait_of(headers.get("Retry-After", "")))
+            raise _RetryableError(f"the server answers {about}", _wait_of(headers.get("Retry-After", "")))
         if status in REASONS:
-            raise self._error(*REASONS[status])
+            code, reason = REASONS[status]
+            raise self._error(code, reason + self.hints.get(status, ""))
         if status not in expected:
-            what = "the whole file instead of a range" if status == 200 else about
-            raise self._error(errno.EIO, f"the server answers {what}")
-        if (encoding := headers.get("Content-Encoding", "identity").lower()) != "identity":
+            ignored = "the server ignored the range and sent the whole file"
+            raise self._error(errno.EIO, ignored if status == 200 else f"the server answers {about}")
+        if (encoding := headers.get("Content-Encoding") or "identity").lower() != "identity":
             raise self._error(errno.EIO, f"expected the bytes of the file, the server sent them as {one_line(encoding, 20)}")
         if headers.get_content_type() == "text/html" and status in (200, 206):
             hint = "; files of the Hugging Face Hub: hf://OWNER/REPO/FILE" if "/blob/" in self.url else ""
@@ -237,9 +243,10 @@ class WebFile:
         return size
 
     @contextmanager
-    def _response(self, method: str, headers: Mapping[str, str], *, follow: bool = True) -> Iterator[Response]:
-        """Sends a request, and yields the response after redirects, whose headers were read."""
-        connection, response = self._follow(method, headers) if follow else self._send(method, self.url, headers)
+    def _response(self, method: str, headers: Mapping[str, str], *, elsewhere: bool = True) -> Iterator[Response]:
+        """Sends a request, and yields the response after redirects, to other servers only if
+        `elsewhere`. Its body is not read."""
+        connection, response = self._follow(method, headers, elsewhere)
         try:
             yield response
         finally:
@@ -250,65 +257,92 @@ class WebFile:
             else:
                 connection.close()
 
-    def _follow(self, method: str, headers: Mapping[str, str]) -> tuple[http.client.HTTPConnection, Response]:
-        url = self._target
+    def _follow(self, method: str, headers: Mapping[str, str], elsewhere: bool) -> tuple[http.client.HTTPConnection, Response]:
+        kept = url = self._target if elsewhere else self.url
         for _ in range(MOST_REDIRECTS + 1):
+            own = self.url
             connection, response = self._send(method, url, headers)
-            if response.status in EXPIRED and url == self._target != self.url:
-                self._target = target = self.url
+            if response.status in EXPIRED and url == kept != own:
+                target = self._split(own)
             elif response.status in REDIRECTS:
-                target = urljoin(url, quote(response.headers.get("Location", ""), safe=SAFE))
+                location = response.headers.get("Location", "").encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+                try:
+                    target = self._split(location, url)
+                except OSError:
+                    self._drop(connection, response)
+                    raise self._error(errno.EIO, NOT_SECURE) from None
+                if not elsewhere and _origin(target) != _origin(urlsplit(url)):
+                    return connection, response
             else:
-                self._target = url
+                if response.status in (200, 206):
+                    self._target = self.url if url == own else url
                 return connection, response
-            del self._busy[connection]
-            response.close()
-            connection.close()
-            if not target.startswith("https:") and not (target.startswith("http:") and url.startswith("http:")):
-                raise self._error(errno.EIO, "the server redirects to a location that is not https")
-            parts = self._split(target)
-            url = parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
+            self._drop(connection, response)
+            if target.scheme == "http" and url.startswith("https:"):
+                raise self._error(errno.EIO, NOT_SECURE)
+            url = bare(target)
         raise self._error(errno.ELOOP, f"the server redirects more than {MOST_REDIRECTS} times")
+
+    def _drop(self, connection: http.client.HTTPConnection, response: Response) -> None:
+        del self._busy[connection]
+        response.close()
+        connection.close()
 
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[http.client.HTTPConnection, Response]:
         """Sends a request, and returns the connection and the response, whose body is not read."""
         parts = urlsplit(url)
-        server = (os.getpid(), parts.scheme, parts.netloc)
-        is_own = server[1:] == urlsplit(self.url)[:2]
+        server = (os.getpid(), *_origin(parts))
+        is_own = _origin(parts) == _origin(urlsplit(self.url))
         headers = {"Accept-Encoding": "identity", "User-Agent": "glft_schema", **(self._headers if is_own else {}), **headers}
         while True:
             idle = self._idle[server]
             connection, is_new = (idle.pop(), False) if idle else (self._connect(parts), True)
             self._busy[connection] = server
-            target = url if parts.scheme == "http" and connection.host != parts.hostname else url.partition(parts.netloc)[2]
             try:
-                self._call(connection.request, method, target or "/", None, headers)
-                response = self._call(connection.getresponse)
+                response = self._call(self._request, connection, method, parts, headers)
+                if is_own:
+                    self._saw(response.headers)
             except BaseException as error:
                 del self._busy[connection]
                 connection.close()
-                if is_new or not isinstance(error, _TryAgainError) or self._closed.is_set():
+                if is_new or not isinstance(error, _RetryableError) or self._closed.is_set():
                     raise  # otherwise the server has closed a connection that was idle
             else:
-                if is_own:
-                    self._saw(response.headers)
                 return connection, response
 
+    def _request(
+        self, connection: http.client.HTTPConnection, method: str, parts: SplitResult, headers: dict[str, str]
+    ) -> Response:
+        target = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
+        proxy, own = self._proxy(parts)
+        if proxy and parts.scheme == "http":
+            target, headers = parts.geturl(), {**headers, **own}
+        connection.request(method, target, None, headers)
+        return connection.getresponse()
+
     def _saw(self, headers: Message) -> None:
-        """Is called with the headers of each response of the server in the URL."""
+        """Called with the headers of each response of the URL's own server."""
 
     def _connect(self, parts: SplitResult) -> http.client.HTTPConnection:
-        proxy = urlsplit("" if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme, ""))
-        server = proxy if proxy.hostname else parts
+        proxy, headers = self._proxy(parts)
+        host, port = _address(proxy or parts)
+        seconds = max(self._limits.server_seconds, 1)
         if parts.scheme == "http":
-            return http.client.HTTPConnection(server.hostname or "", server.port, timeout=self._limits.server_seconds)
-        connection = http.client.HTTPSConnection(
-            server.hostname or "", server.port, timeout=self._limits.server_seconds, context=self._tls
-        )
-        if server is proxy:
-            headers = {} if proxy.username is None else {"Proxy-Authorization": _basic(proxy)}
-            connection.set_tunnel(parts.hostname or "", parts.port, headers)
+            return http.client.HTTPConnection(host, port, timeout=seconds)
+        connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
+        if proxy:
+            connection.set_tunnel(*_address(parts), headers)
         return connection
+
+    def _proxy(self, parts: SplitResult) -> tuple[SplitResult | None, dict[str, str]]:
+        """Returns the proxy that the environment names for a server, and headers for it."""
+        named = "" if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme, "")
+        if not named:
+            return None, {}
+        proxy = urlsplit(named if "://" in named else f"http://{named}")
+        if proxy.scheme != "http":
+            raise self._error(errno.EPROTONOSUPPORT, "expected a proxy such as http://HOST:PORT in the environment")
+        return proxy, {} if proxy.username is None else {"Proxy-Authorization": _basic(proxy)}
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -318,23 +352,26 @@ class WebFile:
         return self._call(response.read1, min(nbytes, PIECE))
 
     def _call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Calls a function of a connection, and raises its failures as `_TryAgainError`, or as
+        """Calls a function of a connection, and raises its failures as `_RetryableError`, or as
         OSError if another attempt cannot help."""
         try:
             return function(*arguments)
         except TimeoutError:
             reason = f"the server was silent for {self._limits.server_seconds} s"
-            raise _TryAgainError(reason, code=errno.ETIMEDOUT) from None
+            raise _RetryableError(reason, code=errno.ETIMEDOUT) from None
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             text = one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__)
             is_final = isinstance(error, (socket.gaierror, ssl.SSLCertVerificationError, http.client.InvalidURL, UnicodeError))
-            if is_final or (self._version is None and isinstance(error, ConnectionRefusedError)):
+            if is_final or (self._version is None and isinstance(error, (ConnectionRefusedError, ssl.SSLError))):
                 raise self._error(errno.EHOSTUNREACH, f"cannot connect: {text}") from None
-            raise _TryAgainError(f"the connection failed: {text}") from None
+            raise _RetryableError(f"the connection failed: {text}") from None
 
-    def _split(self, url: str) -> SplitResult:
+    def _split(self, url: str, base: str = "") -> SplitResult:
+        """Returns the parts of a URL, with its path and query escaped."""
         try:
-            parts = urlsplit(url)
+            parts = urlsplit(urljoin(base, url))
+            path, query = (quote(part, SAFE, errors="surrogateescape") for part in (parts.path, parts.query))
+            parts = parts._replace(path=path, query=query, fragment="")
             if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
                 return parts
         except ValueError:  # such as a port that is not a number
@@ -343,6 +380,21 @@ class WebFile:
 
     def _error(self, code: int, text: str) -> OSError:
         return OSError(code, text, self.name)
+
+
+def bare(parts: SplitResult) -> str:
+    """Returns a URL without user and password."""
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _origin(parts: SplitResult) -> tuple[str, str]:
+    """Returns the server of a URL, the only one that gets its credentials."""
+    return parts.scheme, parts.netloc.rpartition("@")[2].lower()
+
+
+def _address(parts: SplitResult) -> tuple[str, int]:
+    """Returns the host and the port of a URL."""
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _basic(parts: SplitResult) -> str:

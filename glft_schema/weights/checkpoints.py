@@ -30,7 +30,7 @@ from glft_schema.files.shards import TORCH_INDEX, check_whole, find_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf_names import SCALES, scale_of
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.storage.locations import is_remote, session, shown
+from glft_schema.storage.locations import is_remote, location_of, session, shown
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensor_types.ggml.fp4 import NVFP4
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
@@ -207,10 +207,10 @@ def _is_mapped(folder: Path) -> bool:
 def _open_adapter(folder: Path, like: StrPath | None) -> Checkpoint:
     """Opens an adapter of peft as llama.cpp's, by its base model, a GGUF file or a folder."""
     weights, named = weights_of(folder), read_json(folder / CONFIG).get("base_model_name_or_path")
-    found = like if like is not None else named
-    if not isinstance(found, (str, os.PathLike)) or not (os.path.exists(found) or (like and is_remote(like))):
+    found = os.path.abspath(named) if like is None and isinstance(named, str) else like  # never a URL of the settings
+    if found is None or not (os.path.exists(found) or is_remote(found)):
         problem = "expected the base model of an adapter as like (--like), a GGUF file or a Hugging Face folder"
-        raise OptionError(f"{problem}, found {quote(found)}, which is not a local path")
+        raise OptionError(f"{problem}, found {quote(named if like is None else shown(like))}, which is not a local path")
     base = open_with_metadata(found, target=WITH_TYPES)
     family = family_in_gguf(base.metadata)
     model = gguf_config(base.file) if base.file else (family, config_of(base.metadata, family.keys, family.arch))
@@ -293,7 +293,7 @@ def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Chec
 
 
 def _open_path(path: StrPath) -> Checkpoint:
-    found = find_set(Path(path)) if os.path.isdir(path_text(path)) else path
+    found = find_set(Path(path)) if os.path.isdir(path_text(path)) else location_of(path)
     with session():
         if shown(found).endswith(TORCH_INDEX):
             return Checkpoint(load_torch_set(found), {})

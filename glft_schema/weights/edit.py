@@ -33,6 +33,7 @@ from glft_schema.formats.chat_templates import syntax_problem
 from glft_schema.formats.registry import indexed_format, refuse_ending
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.atomic import atomic_write
+from glft_schema.storage.locations import is_remote, shown
 from glft_schema.storage.source import SplicedSource, StrPath, path_text
 from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensors.region import TensorMap
@@ -131,6 +132,8 @@ def edit(
         source = find_set(Path(source))
     if indexed_format(source):
         raise OptionError("expected a single file, found the index of a set: merge the set first")
+    if out is None and is_remote(source):
+        raise OptionError(f"expected a local path to write (out, -o) for {quote(shown(source))}, found none")
     with open(source, mmap=False, whole_set=False) as file, file.limits:
         if out is not None:
             refuse_ending(out, file.format, "edit keeps the format,")

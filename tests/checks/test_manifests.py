@@ -343,7 +343,7 @@ def test_sets_and_standard_input(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "glft_schema", "verify", first, "--manifest", "-"]
     done = subprocess.run(command, input=listed, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("\n3 tensors match -\n3 files match -\n")
+    assert done.stdout.endswith("\n3 tensors match standard input\n3 files match standard input\n")
     flip(second, "w1")
     done = subprocess.run(command, input=listed, capture_output=True, text=True)
     assert done.returncode == 1

@@ -35,7 +35,6 @@ WRONG_SYNTAX = {
     "\n{{ messages | uper }}": "expected a filter of Jinja, found 'uper' at line 2",
     "{% if tools %}{{ tools | tojsn }}{% endif %}": "expected a filter of Jinja, found 'tojsn' at line 1",  # not in the trial
     "{% if x is number %}{% elif x is any %}{% endif %}": "expected a test of Jinja, found 'any' at line 1",
-    "{{ ''.__class__.__mro__ }}": "expected no access to private attributes or other files, found '__mro__' at line 1",
     "{{ " + "1" * 4301 + " }}": "expected valid Jinja, found a number that Python cannot read: Exceeds the limit (4300 digits) "
     "for integer string conversion: value has 4301 digits; use sys.set_int_max_str_digits() to increase the limit",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "expected a chat template, found expressions that are nested too deeply",
@@ -45,6 +44,7 @@ WRONG = {
     "{{ messages[0].content.parts.text }}": f"{RENDERS} at line 1: 'str object' has no attribute 'parts'",
     "{{ 'a' + 1 }}": f'{RENDERS} at line 1: can only concatenate str (not "int") to str',
     "{% break %}": f"{RENDERS} 'break' outside loop",
+    "{{ ''.__class__.__mro__ }}": f"{RENDERS} at line 1: access to attribute '__class__' of 'str' object is unsafe.",
     "{# a comment #}": f"{RENDERS} an empty text",
 }
 

@@ -43,9 +43,11 @@ CASES = (
     Case("unsized",   "does not say the size of the file",
          "expected the range and the size of the file, the server sent bytes 0-524287/*"),
     Case("drop",      "always drops the connection half way",
-         "the connection ended after 262144 of 524288 bytes, in 2 attempts"),
-    Case("stall",     "stops half way, and says nothing",            "the server was silent for 1 s, in 2 attempts"),
-    Case("500",       "answers 500",      "the server answers 500 Internal Server Error, in 2 attempts"),
+         "the connection ended after 262144 of 524288 bytes, after 2 attempts"),
+    Case("stall",     "stops half way, and says nothing",            "the server was silent for 1 s, after 2 attempts"),
+    Case("drip",      "sends ten bytes per second",
+         "the server sends less than 1024 bytes per second, after 2 attempts"),
+    Case("500",       "answers 500",      "the server answers 500 Internal Server Error, after 2 attempts"),
     Case("later",     "answers 429 with `Retry-After: 3600`",
          "the server answers 429 Too Many Requests, and asks to wait 3600 s"),
     Case("gzip",      "compresses",       "expected the bytes of the file, the server sent them as gzip"),
@@ -55,6 +57,6 @@ CASES = (
     Case("404",       "has no such file",                            "the server has no such file (404)"),
     Case("416",       "answers 416",      "the server answers 416 Requested Range Not Satisfiable"),
     Case("loop",      "redirects for ever",                          "the server redirects more than 5 times"),
-    Case("downgrade", "redirects to `file:///etc/passwd`",  "the server redirects to a location that is not https"),
+    Case("downgrade", "redirects to `file:///etc/passwd`",  "the server redirects to a URL that is not https"),
 )
 # fmt: on

@@ -132,6 +132,11 @@ class Handler(BaseHTTPRequestHandler):
             body += b"x"
         if mode == "gzip":
             headers["Content_Encoding"] = "gzip"
+        if mode == "drip":
+            self._begin(206, len(body), {"Content_Length": str(len(body)), **headers})
+            while not self.server.stopped.wait(0.1):
+                self.wfile.write(body[:1])
+            return
         if mode in ("drop", "stall") or (mode == "drops" and before % 2) or (mode == "stalls" and before):
             self._part(body, headers, stall=mode.startswith("stall"))
             return

@@ -20,13 +20,14 @@ import torch
 
 import glft_schema as glft
 from glft_schema.errors import FormatError, OptionError
-from glft_schema.storage.locations import RemotePath, beside, is_remote, shown
+from glft_schema.storage.locations import RemotePath, beside, is_remote, shown, without_secrets
 from glft_schema.storage.opening import open_source
 from tests.storage.server import COMMIT, Server, serving
 from tests.tools.command_line import in_this_process
 
 TENSORS = {f"blk.{i}.weight": np.full((64, 32), i, np.float32) for i in range(4)}
-METADATA = {"general.architecture": "toy"}
+METADATA = {"general.architecture": "toy", "toy.block_count": 4}
+LOGIN = "the server requires a login (401): set HF_TOKEN, and accept the repository's conditions on its page if it has some"
 LOCAL = ("model.gguf", "/a/b.gguf", "./-", "C:\\models\\a.gguf", "C:/a", "a:b", "a::b", "//host/share/a.gguf", "")
 REMOTE = ("https://host/a.gguf", "hf://o/r/f", "s3://b/k", "zip://a.gguf::https://host/a.zip", "simplecache::s3://b/k", "-")
 
@@ -64,6 +65,14 @@ def test_locations() -> None:
     assert shown("https://me:word@host:8/a%20b.gguf?sig=x@y#z") == "https://host:8/a%20b.gguf"
     assert shown("zip://a.gguf::https://me@host/a.zip?sig=x") == "zip://a.gguf::https://host/a.zip"
     assert shown("a?b#c@d") == "a?b#c@d"
+    assert shown("http://me@corp.com:word@host/a") == "http://host/a"
+    assert shown("https://host/f?key=a::word") == "https://host/f"
+    assert shown("https://me:wo/rd@host/f") == "https://..."
+    assert shown("zip://a.gguf::file.zip") == "zip://a.gguf::file.zip"
+    assert shown("hf://o/r/a.gguf@refs/pr/1") == "hf://o/r@refs%2Fpr%2F1/a.gguf"
+    assert shown("-") == "standard input"
+    text = "found 'http://me:word@host/a?key=word' and http:/me:word@host/b#c (no such file)"
+    assert without_secrets(text) == "found 'http://host/a' and http:/host/b (no such file)"
     path = RemotePath("https://me:word@host/dir/a.gguf?sig=x")
     assert (str(path), path.name, path.suffix, os.fspath(path)) == ("https://host/dir/a.gguf", "a.gguf", ".gguf", path.url)
     assert repr(path) == "RemotePath('https://host/dir/a.gguf')"
@@ -88,7 +97,7 @@ def test_files_of_the_hub(url: str, server: Server) -> None:
 def test_a_token_is_sent_to_the_hub_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.token = "hf_secret"
     result = in_this_process("inspect", "hf://me/toy/model.gguf")
-    assert (result.returncode, result.stderr) == (2, "glft: hf://me/toy/model.gguf: the server requires a login (401)\n")
+    assert (result.returncode, result.stderr) == (2, f"glft: hf://me/toy/model.gguf: {LOGIN}\n")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     check_file(glft.open("hf://me/toy/model.gguf"))
     monkeypatch.delenv("HF_TOKEN")
@@ -97,6 +106,72 @@ def test_a_token_is_sent_to_the_hub_alone(server: Server, monkeypatch: pytest.Mo
     check_file(glft.open("hf://me/toy/model.gguf"))
     sent = {(request.path.split("/")[1], request.headers.get("authorization")) for request in server.requests}
     assert sent == {("hub", None), ("hub", "Bearer hf_secret"), ("ok", None)}
+
+
+@pytest.mark.parametrize("token", ["hf_a\nhf_secret", "hf_sécret"])
+def test_what_cannot_be_a_token(token: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    result = in_this_process("inspect", "hf://me/toy/model.gguf")
+    problem = "expected a token of the Hub in HF_TOKEN or its file, found text that cannot be one"
+    assert (result.returncode, result.stderr) == (2, f"glft: hf://me/toy/model.gguf: {problem}\n")
+
+
+SECRET = "http://me:word@127.0.0.1:9/x.gguf?key=secret"
+WRITES = (
+    ("edit", "model.gguf", "--set", "a.b=c", "-o", SECRET),
+    ("view", "model.gguf", "-o", SECRET),
+    ("get-tensor", "model.gguf", "blk.0.weight", SECRET),
+    ("convert", "model.gguf", SECRET),
+    ("quantize", "model.gguf", SECRET, "Q8_0"),
+    ("merge", "part-00001-of-00002.gguf", SECRET),
+    ("split", "model.gguf", SECRET, "--max-tensors", "1"),
+    ("plan", "model.gguf", "--size", "1MB", "-o", SECRET),
+    ("imatrix", "model.gguf", SECRET),
+    ("convert", "model.gguf", "-"),
+    ("edit", "-", "--set", "a.b=c"),
+)
+
+
+@pytest.mark.parametrize("arguments", WRITES, ids=lambda arguments: arguments[0])
+def test_outputs_are_local(arguments: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    before = sorted(os.listdir())
+    result = in_this_process(*arguments)
+    assert (result.returncode, result.stdout, sorted(os.listdir())) == (2, "", before)
+    assert re.fullmatch(r"glft: (model.gguf: )?expected a local path to write.*\n", result.stderr)
+    assert not re.search("word|secret|me:", result.stderr)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("fuzz", SECRET),
+        ("schema", SECRET),
+        ("inspect", "model.gguf", SECRET),
+        ("verify", "model.gguf", "--hub", SECRET),
+        ("quantize", "model.gguf", "out.gguf", SECRET),
+        ("inspect", SECRET.replace("//", "/")),
+        ("inspect", SECRET.replace("http", "hf")),
+        ("inspect", SECRET.replace("word", "wo/rd")),
+        ("merge-lora", SECRET, SECRET, "out.gguf"),
+        ("compare", SECRET, "model.gguf", "--json"),
+    ],
+)
+def test_no_message_has_a_secret(arguments: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    result = in_this_process(*arguments)
+    assert result.returncode == 2
+    assert not re.search("word|secret|me:|wo/", result.stdout + result.stderr)
+
+
+def test_a_file_may_be_named_like_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "-").write_bytes((folder / "model.gguf").read_bytes())
+    assert in_this_process("inspect", "./-").stdout.startswith(f"{folder}/-: toy, ")
+    index = {"weight_map": dict.fromkeys(TENSORS, "-")}
+    (folder / "bad.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FormatError, match="expected the name of a file in the directory, found '-'"):
+        glft.open("bad.safetensors.index.json")
 
 
 def test_all_files_of_a_revision_are_of_one_commit(server: Server) -> None:
@@ -122,17 +197,19 @@ def test_other_urls_of_the_hub(url: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["part-00001-of-00002.gguf", "whole.safetensors.index.json"])
-@pytest.mark.parametrize("scheme", ["http", "hf", "memory"])
+@pytest.mark.parametrize("scheme", ["http", "hf", "hf at", "memory"])
 def test_sets(name: str, scheme: str, server: Server) -> None:
     check_file(glft.open(url_in(scheme, server, name)))
+    revisions = {request.path.split("/")[5] for request in server.requests if request.path.startswith("/hub")}
+    assert revisions in (set(), {"v1" if scheme == "hf at" else "main", COMMIT})
 
 
 def url_in(scheme: str, server: Server, name: str) -> str:
     """Returns the URL of a served file, or copies the folder to a store of fsspec."""
     if scheme == "http":
         return server.url(f"{name}?key=a/b")
-    if scheme == "hf":
-        return f"hf://me/toy/{name}"
+    if scheme.startswith("hf"):
+        return f"hf://me/toy/{name}{'@v1' if 'at' in scheme else ''}"
     system = pytest.importorskip("fsspec").filesystem("memory")
     for path in server.folder.iterdir():
         system.pipe(f"/store/{path.name}", path.read_bytes())
@@ -176,12 +253,17 @@ def test_commands_give_the_same_bytes(name: str, server: Server, tmp_path: Path)
 
 def test_an_imatrix_and_a_donor_by_url(server: Server, tmp_path: Path) -> None:
     matrix = glft.weights.ImportanceMatrix({name: (np.ones((1, 32), np.float32), np.ones(1, np.int64)) for name in TENSORS})
+    quantized = tmp_path / "quantized.gguf"
     for ending in ("dat", "gguf"):
         matrix.save(server.folder / f"imatrix.{ending}")
         options = ("--imatrix", server.url(f"imatrix.{ending}"), "--like", server.url("model.gguf"))
         result = in_this_process("convert", server.url("model.safetensors"), tmp_path / "a.gguf", "--scheme", "q4_0", *options)
         assert (result.returncode, result.stderr) == (0, "")
         assert in_this_process("inspect", server.url(f"imatrix.{ending}")).returncode == 0
+        signed = server.url(f"imatrix.{ending}").replace("//", "//me:word@") + "?key=secret"
+        assert in_this_process("quantize", server.url("model.gguf"), quantized, "Q8_0", "--imatrix", signed).returncode == 0
+        assert server.url(f"imatrix.{ending}").encode() in quantized.read_bytes()
+        assert not re.search(b"word|secret", quantized.read_bytes())
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -243,7 +325,7 @@ def test_stores_that_cannot_be_read(url: str, problem: str) -> None:
 
 def test_fsspec_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    problem = "s3://b/k: this needs fsspec, which is not installed: pip install 'glft_schema[remote]'"
+    problem = "s3://b/k: requires fsspec: pip install 'glft_schema[remote]'"
     with pytest.raises(OptionError, match=re.escape(problem)):
         open_source("s3://b/k")
 
@@ -285,12 +367,17 @@ def test_the_hub_states_what_a_file_should_be(server: Server, tmp_path: Path) ->
         other.write_bytes(stored)
         result = in_this_process("verify", other, "--hub", f"me/toy/{name}@v1")
         assert result.returncode == 1
-        line = rf"{re.escape(str(other))}: {edited}[0-9a-f]+, not the [0-9a-f]+ of hf://me/toy/{name}@v1 {at}"
+        line = rf"{re.escape(str(other))}: {edited}[0-9a-f]+, not the {edited}[0-9a-f]+ of hf://me/toy/{name}@v1 {at}"
         assert re.fullmatch(line, result.stdout.splitlines()[-1])
     glft.edit(server.folder / "model.gguf", tmp_path / "longer.gguf", set={"general.name": "another"})
     result = in_this_process("verify", tmp_path / "longer.gguf", "--hub", "me/toy/model.gguf", "--json")
-    assert (result.returncode, json.loads(result.stdout)["hub"]["files"][0]["problem"][-3:]) == (1, " of")
+    (compared,) = json.loads(result.stdout)["hub"]["files"]
+    sizes = [f"{path.stat().st_size:,} bytes" for path in (tmp_path / "longer.gguf", server.folder / "model.gguf")]
+    assert (result.returncode, [compared["found"], compared["expected"]]) == (1, sizes)
     for place, problem in (("me", "expected OWNER/REPO, OWNER/REPO/FILE or OWNER/REPO@REVISION for --hub, found 'me'"),):
         assert in_this_process("verify", other, "--hub", place).stderr == f"glft: {problem}\n"
     result = in_this_process("verify", other, "--hub", "me/toy")
-    assert (result.returncode, result.stderr) == (2, "glft: hf://me/toy/other.gguf: the server has no such file (404)\n")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "glft: hf://me/toy/other.gguf: the server has no such file (404), revision or repository\n",
+    )

@@ -185,12 +185,15 @@ def test_credentials_stay_with_their_server_and_are_not_shown(server: Server, tm
         ("https://host:port/x.gguf", "expected a URL such as https://HOST/FILE"),
         ("http://name.invalid/x.gguf", "cannot connect: "),
         ("http://127.0.0.1:9/x.gguf", "cannot connect: Connection refused"),
+        ("http://[::1]/x.gguf", "cannot connect: "),
+        ("http://[::1/x.gguf", "expected a URL such as https://HOST/FILE"),
+        ("http://\udcff.invalid/\udcff", "cannot connect: "),
     ],
 )
 def test_urls_that_cannot_be_opened(url: str, problem: str) -> None:
     with pytest.raises(OSError, match=re.escape(problem)) as caught:
         glft.open(url)
-    assert caught.value.filename == url
+    assert caught.value.filename == ("https://..." if "port" in url else url)
 
 
 def test_no_path_of_a_url_is_written(tmp_path: Path) -> None:
@@ -232,6 +235,12 @@ def test_a_read_that_failed_can_be_repeated(server: Server) -> None:
                 stored = bytearray(source.view((5 + 2 * at) << 20, 30 << 10))
             assert stored == (server.folder / NAME).read_bytes()[(5 + 2 * at) << 20 :][: 30 << 10]
     assert failures
+
+
+def test_a_signature_that_expires_during_parallel_requests(server: Server) -> None:
+    with closing(open_source(server.url(NAME, "expired"))) as source:
+        for _ in range(3):
+            assert bytes(source.view(0, source.size)) == (server.folder / NAME).read_bytes()
 
 
 def test_threads_share_requests(server: Server) -> None:
@@ -290,11 +299,16 @@ def test_proxies_of_the_environment_are_used(scheme: str, monkeypatch: pytest.Mo
     Proxy.seen.clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
-        monkeypatch.setenv(f"{scheme}_proxy", f"http://me:word@127.0.0.1:{proxy.server_port}")
-        with Limits(attempts=1), pytest.raises(OSError, match="404"):
-            glft.open(f"{scheme}://example.org/x.gguf")
+        for address in (f"http://me:word@127.0.0.1:{proxy.server_port}", f"me:word@127.0.0.1:{proxy.server_port}"):
+            monkeypatch.setenv(f"{scheme}_proxy", address)
+            with Limits(attempts=1), pytest.raises(OSError, match="404"):
+                glft.open(f"{scheme}://example.org/x.gguf")
         proxy.shutdown()
-    assert Proxy.seen[0][:2] == {"http": ("GET", "http://example.org/x.gguf"), "https": ("CONNECT", "example.org:443")}[scheme]
+    asked = {"http": ("GET", "http://example.org/x.gguf"), "https": ("CONNECT", "example.org:443")}[scheme]
+    assert Proxy.seen == [(*asked, "Basic bWU6d29yZA==")] * 2
+    monkeypatch.setenv(f"{scheme}_proxy", "socks5://127.0.0.1:9")
+    with pytest.raises(OSError, match="expected a proxy such as http://HOST:PORT in the environment"):
+        glft.open(f"{scheme}://example.org/x.gguf")
 
 
 def test_small_files_are_read_as_a_whole(tmp_path: Path) -> None:
