@@ -168,7 +168,7 @@ def limits() -> str:
 def misbehaving_servers() -> str:
     """Returns the table of what users read when a server misbehaves, with 2 attempts and 1 s."""
     rows = [(case.does, f"`{case.line}`" if case.line else "nothing: the command succeeds") for case in CASES]
-    return table(("a server that", "`glft: URL:` and"), rows)
+    return table(("server", "line after `glft: URL:`"), rows)
 
 
 def gguf_cases() -> str:

@@ -51,11 +51,11 @@ def verify(
     file: Annotated[Input, argument("FILE", "Weights file; for a set, its first file.")],
     rules: Annotated[Texts, option("SET", f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable.")] = (),
     strict: Annotated[
-        bool, flag("For scanners: fail on any violation or bad value, and on what cannot be checked. Includes --values.")
+        bool, flag("For scanners: fail on any violation, bad value, or anything unchecked. Includes --values.")
     ] = False,
     sha256: Annotated[str | None, option("HEX", "Published SHA-256 that FILE must match.")] = None,
     hub: Annotated[
-        str | None, option("OWNER/REPO", "FILE must be the one of this repository of the Hub, at main or @REVISION.")
+        str | None, option("OWNER/REPO", "Repository on the Hub that FILE must match; @REVISION at its end, by default main.")
     ] = None,
     manifest: Annotated[Input | None, option("MANIFEST", "Output of glft hash or sha256sum; - for standard input.")] = None,
     fits: Annotated[Input | None, option("BASE", "Model that FILE, an adapter, must fit.")] = None,
@@ -82,16 +82,16 @@ def verify(
     failures.
 
     With --strict, which is for scanners, all violations are failures, such as a chat template that
-    reaches for private attributes or renders nothing, and so is what cannot be checked: an unknown
+    accesses private attributes or renders nothing. So is anything that cannot be checked: an unknown
     architecture, role or tensor type.
 
-    --sha256 compares the SHA-256 of the file with HEX, --hub with the one that the Hugging Face Hub
-    states, in one request: is the file the one that the repository has now? --manifest compares the
-    hashes of the file and, if listed, of its tensors. Without a hash, a changed bit of a weight
-    cannot be detected. --values fails on NaN, infinities and reserved codes, and lists subnormal
-    scales and all-zero tensors. In a truncated file, it checks the complete tensors, and the exit
-    code is 2. --fits checks that llama.cpp would load FILE for BASE: a LoRA adapter must fit its
-    architecture and tensors, a control vector its size and layers.
+    --sha256 compares the SHA-256 of the file with HEX, --hub with the one of the repository's
+    current file on the Hugging Face Hub, by one request. --manifest compares the hashes of the file
+    and, if listed, of its tensors. Without a hash, a changed bit of a weight cannot be detected.
+    --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
+    tensors. In a truncated file, it checks the complete tensors, and the exit code is 2. --fits
+    checks that llama.cpp would load FILE for BASE: a LoRA adapter must fit its architecture and
+    tensors, a control vector its size and layers.
 
     --derives-from quantizes each tensor of BASE to its type in FILE, and compares the bytes. It
     fails unless all tensors are copied or exact (equal bytes). Other tensors differ, are missing or

@@ -27,9 +27,9 @@ from glft_schema.storage.tensor_bytes import array_bytes, write_all
 
 WINDOW = 1 << 17  # bytes that the walk over strings reads at a time,
 PER_STRING = 64  # but not more than this for each string
-TYPICAL = 8  # bytes of a token or merge, to estimate how many bytes to fetch from a URL;
-GROWTH = 1.08  # vocabularies begin with short tokens,
-SLACK = 1 << 16  # and other metadata follow, such as an array of the tokens' types
+TYPICAL = 8  # bytes of a token or merge, to estimate the bytes to fetch from a URL
+GROWTH = 1.08  # of the estimate, because vocabularies begin with short tokens
+SLACK = 1 << 16  # bytes of other metadata after an array of strings
 SHOWN = 8  # elements in a repr; half as many of longer arrays
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]

@@ -138,7 +138,7 @@ def open(
 
     Args:
         path: the file; for a model in several safetensors files, the index or the directory. Also
-            ``https://HOST/FILE``, ``hf://OWNER/REPO/FILE@REVISION``, a URL of fsspec's such as
+            ``https://HOST/FILE``, ``hf://OWNER/REPO/FILE@REVISION``, an fsspec URL such as
             ``s3://BUCKET/FILE``, or ``-`` for standard input. A file object, or a `Source`, such as
             an instance of your own subclass, is opened as a single file.
         device: device of its tensors.

@@ -53,7 +53,7 @@ def syntax_problem(key: str, text: Any) -> str:
 
 
 def unsafe_part(text: str) -> str:
-    """Returns a part of a template that reaches for private attributes or other files, with its
+    """Returns a part of a template that may access private attributes or other files, with its
     line, or an empty string. Such templates attack programs that render them without a sandbox."""
     import jinja2
 

@@ -20,7 +20,7 @@ def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int 
     """Opens the file at `path`, or a part of it. Of a URL, fetches only the bytes that are read.
 
     Args:
-        path: the file; ``https://HOST/FILE``, ``hf://OWNER/REPO/FILE``, a URL of fsspec's; ``-``
+        path: the file; ``https://HOST/FILE``, ``hf://OWNER/REPO/FILE``, an fsspec URL; ``-``
             for standard input.
         mmap: map a local file; otherwise read it on demand.
         offset: first byte of the part, of a local file.

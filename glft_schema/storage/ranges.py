@@ -192,7 +192,10 @@ class RangeSource(Source):
         if is_large:
             self._ends.append(end)
             return end
-        return max(self._expected.stop, FIRST) if end <= FIRST or start in self._expected else end
+        if end <= FIRST or start in self._expected:
+            return max(self._expected.stop, FIRST)
+        is_near = any(pages.has(at, at + 1) for at in range(max(start - GAP, 0), start, PAGE))
+        return end + GAP if is_near else end  # one request costs more time than the bytes between the reads
 
     def _release(self) -> None:
         pages, self._pages = self._pages, None
