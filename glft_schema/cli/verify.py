@@ -82,8 +82,8 @@ def verify(
     failures.
 
     With --strict, which is for scanners, all violations are failures, such as a chat template that
-    accesses private attributes or renders nothing. So is anything that cannot be checked: an unknown
-    architecture, role or tensor type.
+    accesses private attributes or renders nothing, and so is anything that cannot be checked: an
+    unknown architecture, role or tensor type.
 
     --sha256 compares the SHA-256 of the file with HEX, --hub with the one of the repository's
     current file on the Hugging Face Hub, by one request. --manifest compares the hashes of the file

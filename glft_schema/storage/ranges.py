@@ -22,7 +22,7 @@ PAGE = 1 << 16  # bytes; ranges begin and end at multiples
 RANGE = 1 << 23  # maximum bytes per request
 AHEAD = 4 * RANGE  # maximum bytes fetched ahead of sequential reads
 KEPT = 2 * AHEAD  # maximum bytes in memory; the oldest are dropped first
-CONNECTIONS = 4  # per file
+CONNECTIONS, WORKER = 4, "glft range"  # per file; the name of a thread
 LARGE = 1 << 18  # minimum bytes of a read of payloads; reads of metadata are smaller
 GAP = 1 << 20  # maximum bytes between reads that count as sequential
 
@@ -72,7 +72,7 @@ class Pages:
         self._process, self._jobs = os.getpid(), SimpleQueue[_Job | None]()
         self._close = weakref.finalize(self, _close, self.remote, self._jobs)
         for _ in range(CONNECTIONS):  # daemons, unlike those of an executor: Python does not wait for a server at exit
-            threading.Thread(target=_work, args=(self._jobs, self.remote.fetch), daemon=True).start()
+            threading.Thread(target=_work, name=WORKER, args=(self._jobs, self.remote.fetch), daemon=True).start()
 
     def add_users(self, number: int) -> None:
         """Counts sources and sessions. After the last is closed, closes the file."""

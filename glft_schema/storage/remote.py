@@ -145,8 +145,9 @@ def _errors(url: str) -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, "no such file", shown(url)) from None
     except Exception as error:  # of any library
         text = without_secrets(getattr(error, "strerror", None) or str(error) or type(error).__name__)
-        for secret in (*USER.finditer(url), *QUERY.finditer(url)):
-            text = text.replace(secret[0].strip("/@?#") or text, "...")
+        secrets = (match[0].strip("/@?#") for match in (*USER.finditer(url), *QUERY.finditer(url)))
+        for secret in filter(None, secrets):
+            text = text.replace(secret, "...")
         if isinstance(error, ImportError):  # fsspec names the library to install
             raise OptionError(f"{shown(url)}: {one_line(text)}") from None
         code = error.errno if isinstance(error, OSError) and error.errno else errno.EIO

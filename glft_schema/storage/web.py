@@ -295,8 +295,10 @@ class WebFile:
         is_own = _origin(parts) == _origin(urlsplit(self.url))
         headers = {"Accept-Encoding": "identity", "User-Agent": "glft_schema", **(self._headers if is_own else {}), **headers}
         while True:
-            idle = self._idle[server]
-            connection, is_new = (idle.pop(), False) if idle else (self._connect(parts), True)
+            try:
+                connection, is_new = self._idle[server].pop(), False
+            except IndexError:
+                connection, is_new = self._connect(parts), True
             self._busy[connection] = server
             try:
                 response = self._call(self._request, connection, method, parts, headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
+
+from glft_schema.storage.ranges import WORKER
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -213,6 +216,14 @@ class Server(ThreadingHTTPServer):
     def url(self, file: str, mode: str = "ok") -> str:
         """Returns the URL of a file in a mode."""
         return f"http://127.0.0.1:{self.server_port}/{mode}/{file}"
+
+
+def join_workers() -> None:
+    """Waits for the threads of sources that are closed or collected, which close connections."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == WORKER:
+            thread.join(5)
 
 
 @contextmanager

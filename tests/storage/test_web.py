@@ -22,7 +22,7 @@ from glft_schema.storage import ranges, web
 from glft_schema.storage.locations import session
 from glft_schema.storage.opening import open_source, read_regular
 from tests.storage.misbehaviour import CASES, DOWNLOAD, Case
-from tests.storage.server import Server, serving
+from tests.storage.server import Server, join_workers, serving
 from tests.tools.command_line import in_this_process, on_a_terminal
 
 NAME = "model.gguf"
@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Server]:
     with serving(folder) as server:
         yield server
+    join_workers()
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +217,8 @@ def test_a_source_ends(server: Server) -> None:
 @pytest.mark.parametrize("mode", ["stall", "stalls"])
 def test_an_interrupted_command_does_not_wait_for_the_server(mode: str, server: Server) -> None:
     """Requests in other threads end with the command."""
-    program = "import os, threading; threading.Timer(1, os.kill, [os.getpid(), 2]).start()\n"
+    program = "import os, signal, threading; signal.signal(2, signal.default_int_handler)\n"  # a background job ignores it
+    program += "threading.Timer(1, os.kill, [os.getpid(), 2]).start()\n"
     program += "from glft_schema.cli import main; main()"
     command = [sys.executable, "-c", program, "--limit", "server_seconds=25", "inspect", server.url(NAME, mode)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=20)
