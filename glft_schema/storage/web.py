@@ -46,6 +46,7 @@ REASONS = {
     403: (errno.EACCES, "the server refuses access (403)"),
     404: (errno.ENOENT, "the server has no such file (404)"),
     410: (errno.ENOENT, "the server no longer has this file (410)"),
+    416: (errno.EIO, "the server has no such range (416)"),
 }
 NOT_SECURE = "the server redirects to a URL that is not https"
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")

@@ -55,7 +55,7 @@ CASES = (
     Case("401",       "requires a login",                            "the server requires a login (401)"),
     Case("403",       "refuses access",                              "the server refuses access (403)"),
     Case("404",       "has no such file",                            "the server has no such file (404)"),
-    Case("416",       "answers 416",      "the server answers 416 Requested Range Not Satisfiable"),
+    Case("416",       "answers 416",                                 "the server has no such range (416)"),
     Case("loop",      "redirects for ever",                          "the server redirects more than 5 times"),
     Case("downgrade", "redirects to `file:///etc/passwd`",  "the server redirects to a URL that is not https"),
 )

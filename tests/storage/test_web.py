@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -325,3 +327,30 @@ def test_a_terminal_shows_what_is_waited_for(server: Server) -> None:
     url = server.url(NAME, "wait")
     shown = on_a_terminal("inspect", url).stdout
     assert f"fetching {url} ..." in shown
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for localhost that signs itself, and its key."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("certificate")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    return certificate, key
+
+
+def test_https(server: Server, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url = server.url(NAME).replace("http://127.0.0.1", "https://localhost")
+    with pytest.raises(OSError, match=r"cannot connect: .*certificate verify failed"):
+        glft.open(url)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    with glft.open(url) as file:
+        assert file.tensors["blk.3.weight"].numpy(index=1).shape == (1024,)
+    with pytest.raises(OSError, match="the server redirects to a URL that is not https"):
+        glft.open(url.replace("/ok/", "/moved/"))
