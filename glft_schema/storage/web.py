@@ -364,8 +364,9 @@ class WebFile:
             raise _RetryableError(reason, code=errno.ETIMEDOUT) from None
         except (OSError, http.client.HTTPException, UnicodeError) as error:
             text = one_line(getattr(error, "strerror", None) or str(error) or type(error).__name__)
-            is_final = isinstance(error, (socket.gaierror, ssl.SSLCertVerificationError, http.client.InvalidURL, UnicodeError))
-            if is_final or (self._version is None and isinstance(error, (ConnectionRefusedError, ssl.SSLError))):
+            is_final = isinstance(error, (ssl.SSLCertVerificationError, http.client.InvalidURL, UnicodeError))
+            may_be = isinstance(error, (ConnectionRefusedError, socket.gaierror, ssl.SSLError))  # or a server that restarts
+            if is_final or (self._version is None and may_be):
                 raise self._error(errno.EHOSTUNREACH, f"cannot connect: {text}") from None
             raise _RetryableError(f"the connection failed: {text}") from None
 
