@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,9 @@ def unsafe_templates(file: File) -> Iterator[Finding]:
     too long to be checked."""
     total, row = 0, RowPaths(file).key
     for key, value in file.metadata.items():
-        for text in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
-            if key.startswith(TEMPLATE) and isinstance(text, str):
+        is_template = key.startswith(TEMPLATE) and isinstance(value, Sequence)
+        for text in [value] if isinstance(value, str) else value if is_template else ():
+            if is_template and isinstance(text, str):
                 total += len(text)
                 if total <= LONGEST and (found := unsafe_part(text)):
                     problem = f"expected no access to private attributes or other files, found {found}"

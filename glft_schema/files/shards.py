@@ -26,7 +26,7 @@ from glft_schema.errors import FormatError, quote, safe
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import index_suffixes, indexed_format
-from glft_schema.storage.locations import STDIN, beside, is_remote, shown
+from glft_schema.storage.locations import STDIN, beside, file_name, is_remote, shown
 from glft_schema.storage.opening import read_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
@@ -216,12 +216,14 @@ def whole_set(file: File) -> tuple[str, Path] | None:
 def listed_in(path: StrPath) -> tuple[str, Path] | None:
     """Returns a description of a file that an index in its folder lists, and the index, or None. Of
     a URL, whose folder cannot be listed, the name tells."""
-    path, remote = Path(shown(path)), is_remote(path)
-    if remote:
-        match = NAME.fullmatch(path.name)
-        listed = (suffix for format, suffix in index_suffixes() if match and match["ending"] in format.endings)
-        return (f"file {match['number']} of {match['count']}", Path(f"{match['prefix']}{next(listed)}")) if match else None
-    for suffix in (*(suffix for _, suffix in index_suffixes()), TORCH_INDEX):
+    suffixes = (*(suffix for _, suffix in index_suffixes()), TORCH_INDEX)
+    if is_remote(path):
+        match = NAME.fullmatch(file_name(path))
+        if not match or not any(suffix.endswith(f"{match['ending']}.index.json") for suffix in suffixes):
+            return None
+        return f"file {match['number']} of {match['count']}", Path(f"{match['prefix']}{match['ending']}.index.json")
+    path = Path(path)
+    for suffix in suffixes:
         for index in sorted(path.parent.glob(f"*{suffix}")):
             with suppress(FormatError, OSError):  # not an index, or not readable
                 if path.name in _read_index(index)[1]:

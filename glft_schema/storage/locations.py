@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 from glft_schema.errors import FormatError, OptionError, quote
 from glft_schema.storage.source import StrPath, path_text
 
-while_fetching: Callable[[str], AbstractContextManager[object]] = nullcontext  # entered, with a URL, to wait for its bytes
 STDIN, STDIN_NAME = "-", "standard input"
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")  # a letter alone is a drive of Windows
 USER = re.compile(r"(?<=:/)(/?)[^/?#]*@")  # and password
@@ -47,9 +46,21 @@ def shown(path: StrPath) -> str:
     return without_secrets(text, f"^{URL.pattern}.*") if is_remote(text) else text
 
 
+def file_name(path: StrPath) -> str:
+    """Returns the name of the file at a path or URL, without its folder."""
+    from urllib.parse import unquote
+
+    name = PurePosixPath(shown(path)).name
+    return unquote(name) if _is_http(path_text(path)) else name
+
+
 def without_secrets(text: str, url: str = "[A-Za-z][A-Za-z0-9+.-]+:/[^\\s'\"]*") -> str:
     """Returns a text with its URLs, also those with one slash, as `shown`."""
     return re.sub(url, lambda match: MALFORMED.sub("...", QUERY.sub("", USER.sub(r"\1", match[0]))), text, flags=re.DOTALL)
+
+
+def _is_http(text: str) -> bool:
+    return text.lower().startswith(("http://", "https://"))
 
 
 def check_local(path: StrPath) -> None:
@@ -65,7 +76,7 @@ def beside(path: StrPath, name: str) -> str:
         FormatError: if `path` is a URL, and `name` could be more than the name of a file in a URL.
         FileNotFoundError: if `path` is ``-``.
     """
-    text = path_text(path)
+    text = location_of(path)
     if text == STDIN:
         raise FileNotFoundError(errno.ENOENT, "no other file is beside it", STDIN_NAME)
     if not is_remote(text):
@@ -75,7 +86,7 @@ def beside(path: StrPath, name: str) -> str:
     from urllib.parse import quote as escaped
 
     address, mark, query = text.partition("?")
-    name = escaped(name) if text.lower().startswith(("http://", "https://")) else name
+    name = escaped(name) if _is_http(text) else name
     return f"{address.rpartition('/')[0]}/{name}{mark}{query}"
 
 
@@ -88,9 +99,9 @@ class RemotePath(os.PathLike[str]):
     """
 
     def __init__(self, url: str) -> None:
-        self.url = location_of(url)
-        path = PurePosixPath(shown(url))
-        self.name, self.suffix = path.name, path.suffix
+        self.url = url
+        self.name = file_name(url)
+        self.suffix = PurePosixPath(self.name).suffix
 
     def __fspath__(self) -> str:
         return self.url

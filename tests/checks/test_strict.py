@@ -89,7 +89,10 @@ def test_hostile_templates(text: str, key: str, tmp_path: Path, monkeypatch: pyt
         ({KEY: GOOD}, ""),
         ({KEY: GOOD, "general.type": "model"}, ""),
         ({KEY: GOOD + "{{ '<tool_call>' }}<__media__>{% set ns = namespace(x_y=1) %}{{ ns.x_y }}"}, ""),
-        ({f"{KEY}s": glft.Typed([GOOD, HOSTILE[0]], "array[string]")}, "expected no access to private attributes or other"),
+        (
+            {f"{KEY}s": glft.Typed([HOSTILE[0], *["x"] * 2000], "array[string]")},
+            "expected no access to private attributes or other",
+        ),
         ({"general.type": "adapter", "adapter.type": "lora"}, "adapter.lora.alpha"),
         ({KEY: "{{ messages | uper }}"}, "expected a filter of Jinja, found 'uper' at line 1"),
         ({KEY: "{{ f() }}"}, "expected a chat template that renders a conversation"),

@@ -40,7 +40,8 @@ def folder(tmp_path: Path) -> Path:
     glft.save_file(TENSORS, folder / "model.safetensors")
     glft.split(folder / "model.gguf", folder / "part", max_tensors=2)
     glft.split(folder / "model.safetensors", folder / "whole", max_tensors=2)
-    torch.save({name: torch.from_numpy(tensor) for name, tensor in TENSORS.items()}, folder / "model.pt")
+    for name in ("model.pt", "pytorch_model-00001-of-00002.bin"):
+        torch.save({name: torch.from_numpy(tensor) for name, tensor in TENSORS.items()}, folder / name)
     return folder
 
 
@@ -221,6 +222,7 @@ def test_a_part_of_a_set_is_not_a_model(server: Server, tmp_path: Path) -> None:
     for name, whole in (
         ("part-00002-of-00002.gguf", "file 2 of 2: open part-00001-of-00002.gguf"),
         ("whole-00001-of-00002.safetensors", "file 00001 of 00002: open whole.safetensors.index.json"),
+        ("pytorch_model-00001-of-00002.bin", "file 00001 of 00002: open pytorch_model.bin.index.json"),
     ):
         with pytest.raises(FormatError, match=f"expected a whole model, found {whole}"):
             glft.convert(server.url(name), tmp_path / "out.gguf")
