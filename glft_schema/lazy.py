@@ -16,15 +16,20 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from glft_schema.errors import OptionError
 from glft_schema.words import missing_attribute
 
-while_loading: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while torch is imported
+while_waiting: Callable[[str], AbstractContextManager[object]] = nullcontext  # entered with what is being done
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+
+def waiting_for(doing: str) -> AbstractContextManager[object]:
+    """Returns a context for a block that may take long, which the `glft` command shows."""
+    return while_waiting(doing)
 
 
 def import_module(name: str) -> ModuleType:
     """Imports a module that may import torch. Raises OptionError if torch is not installed."""
     try:
-        with nullcontext() if "torch" in sys.modules else while_loading():
+        with nullcontext() if "torch" in sys.modules else waiting_for("loading torch"):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == "torch":

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
-from urllib.parse import unquote
 
+from glft_schema.checks.manifests import FileHash
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, quote, safe
 from glft_schema.files.file import File
-from glft_schema.storage.locations import STDIN_NAME, is_remote, shown
+from glft_schema.storage.locations import STDIN_NAME, file_name, shown
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import pieces
 
@@ -62,7 +64,7 @@ class HubVerdict:
         return {"files": [file._asdict() for file in self.files]}
 
 
-def compare_with_hub(file: File, repository: str, progress: Progress) -> HubVerdict:
+def compare_with_hub(file: File, repository: str, progress: Progress, hashes: Sequence[FileHash] = ()) -> HubVerdict:
     """Compares each file of a set with a revision of a repository, with one request for each.
 
     Args:
@@ -70,6 +72,7 @@ def compare_with_hub(file: File, repository: str, progress: Progress) -> HubVerd
         repository: ``OWNER/REPO``, with ``/FILE`` if the file has another name or is in a folder,
             and with ``@REVISION``, by default main.
         progress: called with the name of a file, and the share that is done.
+        hashes: of the files, if known, from `hash_file`.
 
     Raises:
         OptionError: if `repository` has another form.
@@ -82,8 +85,8 @@ def compare_with_hub(file: File, repository: str, progress: Progress) -> HubVerd
         raise OptionError(f"{problem}, found {quote(shown(repository))}")
     repository, path, revision = match.groups()
     verdicts = []
-    for shard in file.shards:
-        name = unquote(PurePosixPath(shard.name).name) if is_remote(shard.name) else PurePosixPath(shard.name).name
+    for shard, known in zip_longest(file.shards, hashes):
+        name = file_name(shard.name)
         if name == STDIN_NAME and not path:
             raise OptionError("expected OWNER/REPO/FILE for --hub with standard input, which has no name")
         path = str(PurePosixPath(path).with_name(name)) if path and len(file.shards) > 1 else path or name
@@ -91,15 +94,17 @@ def compare_with_hub(file: File, repository: str, progress: Progress) -> HubVerd
         stored, size = stored_on_hub(location), shard.source.size
         found, expected = f"{size:,} bytes", f"{stored.size:,} bytes"
         if found == expected:
-            kind = "SHA-1 of the git blob" if len(stored.digest) == SHA1 else "SHA-256"
-            found, expected = f"{kind} {_digest(shard.source, len(stored.digest), progress)}", f"{kind} {stored.digest}"
+            is_blob = len(stored.digest) == SHA1
+            kind = "SHA-1 of the git blob" if is_blob else "SHA-256"
+            digest = known.sha256 if known and not is_blob else _digest(shard.source, is_blob, progress)
+            found, expected = f"{kind} {digest}", f"{kind} {stored.digest}"
         verdicts.append(Published(shard.name, location, stored.commit, found, expected))
     return HubVerdict(verdicts)
 
 
-def _digest(source: Source, digits: int, progress: Progress) -> str:
-    """Returns the SHA-256 of a file, or for 40 digits the SHA-1 of its git blob."""
-    hashed = hashlib.sha1(b"blob %d\0" % source.size) if digits == SHA1 else hashlib.sha256()
+def _digest(source: Source, is_blob: bool, progress: Progress) -> str:
+    """Returns the SHA-256 of a file, or the SHA-1 of its git blob."""
+    hashed = hashlib.sha1(b"blob %d\0" % source.size) if is_blob else hashlib.sha256()
     done = 0
     for piece in pieces(source, 0, source.size):
         hashed.update(piece)

@@ -24,7 +24,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from glft_schema.display import Progress, Results, align, format_count, with_display
@@ -32,7 +31,7 @@ from glft_schema.errors import FormatError, quote, safe
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.limits import current
-from glft_schema.storage.locations import STDIN, STDIN_NAME, is_remote
+from glft_schema.storage.locations import STDIN, STDIN_NAME, file_name, is_remote
 from glft_schema.storage.source import StrPath
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ def _hash_shard(file: File, executor: ThreadPoolExecutor, hashes: list[FileHash]
         TensorHash(payloads[tensor.position, tensor.nbytes].hexdigest(), tensor.type.name, tensor.shape, tensor.name)
         for tensor in tensors
     ]
-    name = STDIN if file.name == STDIN_NAME else PurePosixPath(file.name).name if is_remote(file.name) else file.name
+    name = STDIN if file.name == STDIN_NAME else file_name(file.name) if is_remote(file.name) else file.name
     hashes.append(FileHash(whole.hexdigest(), name, tuple(lines)))
 
 

@@ -20,7 +20,7 @@ from glft_schema.cli.options import bytes_of
 from glft_schema.cli.terminal import REFUSED, echo, unique, waiting
 from glft_schema.errors import OptionError, quote
 from glft_schema.limits import DEFAULTS, Limits
-from glft_schema.storage import locations
+from glft_schema.storage.locations import session
 from glft_schema.words import suggestion
 
 LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(DEFAULTS)}. Repeatable."
@@ -39,7 +39,7 @@ def app(context: click.Context, limit: tuple[str, ...], download: bool) -> None:
     """
     most = ["download=1000000GiB"] if download and not any(text.startswith("download=") for text in limit) else []
     context.with_resource(limits_in([*limit, *most]))
-    context.with_resource(locations.session())
+    context.with_resource(session())
 
 
 def limits_in(texts: Iterable[str]) -> Limits:
@@ -60,8 +60,7 @@ def limits_in(texts: Iterable[str]) -> Limits:
 def main(command: click.Command | None = None) -> None:
     """Runs a command line app, by default `glft`."""
     if sys.stderr and sys.stderr.isatty():
-        lazy.while_loading = partial(waiting, sys.stderr)
-        locations.while_fetching = lambda name: waiting(sys.stderr, f"fetching {name}")
+        lazy.while_waiting = partial(waiting, sys.stderr)
     gc.freeze()  # modules live until the process ends: no collection need scan them, the last one included
     warnings.showwarning = lambda message, *_: echo(f"glft: warning: {message}", error=True)
     # None if the parent process closed it

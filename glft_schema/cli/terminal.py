@@ -181,7 +181,7 @@ def refuse_overwriting(out: Path, *sources: Input | None) -> None:
 
 
 @contextmanager
-def waiting(stream: TextIO, doing: str = "loading torch", patience: float = 0.5) -> Iterator[None]:
+def waiting(stream: TextIO, doing: str, patience: float = 0.5) -> Iterator[None]:
     """Shows what is being done if the block takes longer than `patience` seconds."""
     shown: list[bool] = []
 

@@ -124,6 +124,7 @@ def verify(
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
                 outcomes["fits"] = FitReport(parsed.name, base.name, check_fit(parsed, base))
+        hashed = list[FileHash]()
         if manifest or sha256:
             with progress_bar("hashing") as bar:
                 hashed = hash_file(parsed, progress=bar)
@@ -134,7 +135,7 @@ def verify(
                 outcomes["sha256"] = compare_hashes(hashed, [FileHash(sha256[-64:].lower(), parsed.name)], name="--sha256")
         if hub:
             with progress_bar("hashing") as bar:
-                outcomes["hub"] = compare_with_hub(parsed, hub, bar)
+                outcomes["hub"] = compare_with_hub(parsed, hub, bar, hashed)
         if values or strict:
             outcomes["values"] = _check_values(parsed, exclude, strict)
         if derives_from is not None:

@@ -24,7 +24,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import DEFAULT, format_named, format_of, format_with, indexed_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.atomic import atomic_write
-from glft_schema.storage.locations import is_remote, location_of, session
+from glft_schema.storage.locations import is_remote, session
 from glft_schema.storage.opening import open_source, open_stream
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 from glft_schema.storage.streams import Readable, stream_source
@@ -165,7 +165,7 @@ def open(
     def open_one(path: StrPath) -> File:
         return _parse(open_source(path, mmap), parse)
 
-    location = location_of(path)
+    location = path_text(path)
     with session():
         return open_set(location, open_one) if whole_set else open_one(location)
 

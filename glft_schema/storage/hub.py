@@ -19,10 +19,10 @@ NAME = r"[A-Za-z0-9][\w.-]*"
 PATTERN = re.compile(rf"hf://((?:datasets/|spaces/)?(?!datasets/|spaces/){NAME}/{NAME})(?:@([^/@]+))?/([^@?#]+)")
 TOKEN = re.compile("[!-~]+")
 TOKEN_HINT = "set HF_TOKEN, and accept the repository's conditions on its page if it has some"
-COMMIT, SHA256, GIT_SHA1 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
+SHA1, SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
 
 
-class Stored(NamedTuple):
+class HubMetadata(NamedTuple):
     """Metadata of a file on the Hub.
 
     Attributes:
@@ -66,21 +66,21 @@ class HubFile(WebFile):
         self._folder = f"{endpoint.rstrip('/')}/{repository}/resolve"
         super().__init__(self._at(commits.get(self._revision, revision)), url, _login(url))
 
-    def stored(self) -> Stored:
+    def stored(self) -> HubMetadata:
         """Returns the metadata of the file, by one request."""
         headers = self.head()
         digest = (headers.get("X-Linked-Etag") or headers.get("ETag") or "").removeprefix("W/").strip('"')
         size = headers.get("X-Linked-Size") or ("" if "Location" in headers else headers.get("Content-Length") or "")
-        if not (SHA256.fullmatch(digest) or GIT_SHA1.fullmatch(digest)) or not size.isdecimal():
+        if not (SHA256.fullmatch(digest) or SHA1.fullmatch(digest)) or not size.isdecimal():
             raise self._error(errno.EIO, "the server does not state the hash of this file, as the Hub does")
-        return Stored(self._commits.get(self._revision, ""), digest, int(size))
+        return HubMetadata(self._commits.get(self._revision, ""), digest, int(size))
 
     def _at(self, revision: str) -> str:
         return f"{self._folder}/{escaped(revision, safe='')}/{escaped(self.file)}"
 
     def _saw(self, headers: Message) -> None:
         commit = headers.get("X-Repo-Commit", "")
-        if not COMMIT.fullmatch(commit):
+        if not SHA1.fullmatch(commit):
             return
         if self._commits.setdefault(self._revision, commit) != commit:
             raise self._error(errno.ESTALE, "the revision has changed since it was opened")

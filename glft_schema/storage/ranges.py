@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol
 
 from glft_schema.errors import ClosedError
-from glft_schema.storage import locations
+from glft_schema.lazy import waiting_for
 from glft_schema.storage.source import Source
 
 FIRST = 1 << 19  # bytes of the first range: the metadata of most files without a vocabulary
@@ -27,7 +27,7 @@ LARGE = 1 << 18  # minimum bytes of a read of payloads; reads of metadata are sm
 GAP = 1 << 20  # maximum bytes between reads that count as sequential
 
 
-class Remote(Protocol):
+class RemoteFile(Protocol):
     """A file that is read by ranges.
 
     Attributes:
@@ -54,13 +54,13 @@ class Pages:
         size: its bytes.
     """
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: RemoteFile) -> None:
         self.remote = remote
         self._users = 0
         self._lock = threading.RLock()
         self._pages: dict[int, tuple[int, Future[Any]]] = {}  # start of the range that has a page, and its bytes
         self._start_workers()
-        with locations.while_fetching(remote.name):
+        with waiting_for(f"fetching {remote.name}"):
             start, self.size = remote.start()
         if start:
             fetched = Future[Any]()
@@ -114,7 +114,7 @@ class Pages:
         while at < stop:
             first, fetched = self._fetch(at, min(until, (at + AHEAD) // RANGE * RANGE))
             try:
-                with nullcontext() if fetched.done() else locations.while_fetching(self.remote.name):
+                with nullcontext() if fetched.done() else waiting_for(f"fetching {self.remote.name}"):
                     part = memoryview(fetched.result())[at - first : stop - first]
             except BaseException:
                 with self._lock:  # the next read tries again
@@ -136,7 +136,7 @@ def _work(jobs: SimpleQueue[_Job | None], fetch: Callable[[int, int], Any]) -> N
             fetched.set_exception(error)
 
 
-def _close(remote: Remote, jobs: SimpleQueue[_Job | None]) -> None:
+def _close(remote: RemoteFile, jobs: SimpleQueue[_Job | None]) -> None:
     remote.close()  # jobs that are left fail
     for _ in range(CONNECTIONS):
         jobs.put(None)

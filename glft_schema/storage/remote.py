@@ -12,9 +12,9 @@ from functools import cache, partial
 from typing import Any
 
 from glft_schema.errors import OptionError, install, one_line
-from glft_schema.storage.hub import HubFile, Stored
+from glft_schema.storage.hub import HubFile, HubMetadata
 from glft_schema.storage.locations import QUERY, STDIN, STDIN_NAME, USER, Session, current_session, shown, without_secrets
-from glft_schema.storage.ranges import Pages, RangeSource, Remote, exactly, up_to
+from glft_schema.storage.ranges import Pages, RangeSource, RemoteFile, exactly, up_to
 from glft_schema.storage.source import ReadSource, Source
 from glft_schema.storage.streams import read_piece, stream_source
 from glft_schema.storage.web import WebFile
@@ -41,13 +41,13 @@ def open_remote(path: str) -> Source:
     return RangeSource(pages)
 
 
-def stored_on_hub(path: str) -> Stored:
+def stored_on_hub(path: str) -> HubMetadata:
     """Returns the metadata of ``hf://OWNER/REPO/FILE``. Raises as `open_remote`."""
     with closing(HubFile(path, {})) as file:
         return file.stored()
 
 
-def _remote(path: str, commits: dict[str, str]) -> Remote:
+def _remote(path: str, commits: dict[str, str]) -> RemoteFile:
     scheme = path.partition("://")[0].lower()
     if scheme in ("http", "https"):
         return WebFile(path, shown(path))
@@ -64,7 +64,7 @@ def _standard_input() -> Source:
     return source
 
 
-def _of_fsspec(path: str) -> Remote:
+def _of_fsspec(path: str) -> RemoteFile:
     try:
         from fsspec.core import url_to_fs
     except ImportError:

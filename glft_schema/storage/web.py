@@ -292,17 +292,22 @@ class WebFile:
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[http.client.HTTPConnection, Response]:
         """Sends a request, and returns the connection and the response, whose body is not read."""
         parts = urlsplit(url)
-        server = (os.getpid(), *_origin(parts))
-        is_own = _origin(parts) == _origin(urlsplit(self.url))
-        headers = {"Accept-Encoding": "identity", "User-Agent": "glft_schema", **(self._headers if is_own else {}), **headers}
+        server, (proxy, for_proxy) = (os.getpid(), *_origin(parts)), self._proxy(parts)
+        headers = {"Accept-Encoding": "identity", "User-Agent": "glft_schema", **headers}
+        if is_own := _origin(parts) == _origin(urlsplit(self.url)):
+            headers = {**self._headers, **headers}
+        target = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
+        if proxy and parts.scheme == "http":
+            target, headers = parts.geturl(), {**headers, **for_proxy}
         while True:
             try:
                 connection, is_new = self._idle[server].pop(), False
             except IndexError:
-                connection, is_new = self._connect(parts), True
+                connection, is_new = self._connect(parts, proxy, for_proxy), True
             self._busy[connection] = server
             try:
-                response = self._call(self._request, connection, method, parts, headers)
+                self._call(connection.request, method, target, None, headers)
+                response = self._call(connection.getresponse)
                 if is_own:
                     self._saw(response.headers)
             except BaseException as error:
@@ -313,21 +318,10 @@ class WebFile:
             else:
                 return connection, response
 
-    def _request(
-        self, connection: http.client.HTTPConnection, method: str, parts: SplitResult, headers: dict[str, str]
-    ) -> Response:
-        target = parts._replace(scheme="", netloc="", path=parts.path or "/").geturl()
-        proxy, own = self._proxy(parts)
-        if proxy and parts.scheme == "http":
-            target, headers = parts.geturl(), {**headers, **own}
-        connection.request(method, target, None, headers)
-        return connection.getresponse()
-
     def _saw(self, headers: Message) -> None:
         """Called with the headers of each response of the URL's own server."""
 
-    def _connect(self, parts: SplitResult) -> http.client.HTTPConnection:
-        proxy, headers = self._proxy(parts)
+    def _connect(self, parts: SplitResult, proxy: SplitResult | None, headers: dict[str, str]) -> http.client.HTTPConnection:
         host, port = _address(proxy or parts)
         seconds = max(self._limits.server_seconds, 1)
         if parts.scheme == "http":

@@ -30,7 +30,7 @@ from glft_schema.files.shards import TORCH_INDEX, check_whole, find_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf_names import SCALES, scale_of
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.storage.locations import is_remote, location_of, session, shown
+from glft_schema.storage.locations import is_remote, session, shown
 from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensor_types.ggml.fp4 import NVFP4
 from glft_schema.tensors.stored_tensor import StoredTensor, of_file
@@ -293,7 +293,7 @@ def open_beside(opened: Checkpoint, source: Weights, other: File | None) -> Chec
 
 
 def _open_path(path: StrPath) -> Checkpoint:
-    found = find_set(Path(path)) if os.path.isdir(path_text(path)) else location_of(path)
+    found = find_set(Path(path)) if os.path.isdir(path_text(path)) else path
     with session():
         if shown(found).endswith(TORCH_INDEX):
             return Checkpoint(load_torch_set(found), {})

@@ -94,10 +94,10 @@ def test_jobs_end_with_what_was_written_and_the_next_command(model: Path, tmp_pa
 
 def test_slow_imports_are_shown() -> None:
     stream = io.StringIO()
-    with waiting(stream, patience=60):
+    with waiting(stream, "loading torch", patience=60):
         pass
     assert not stream.getvalue()
-    with waiting(stream, patience=0):
+    with waiting(stream, "loading torch", patience=0):
         deadline = time.monotonic() + 10
         while not stream.getvalue() and time.monotonic() < deadline:
             time.sleep(0.001)

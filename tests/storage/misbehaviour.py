@@ -1,4 +1,4 @@
-"""What users read when a server misbehaves: the table in docs/guides/remote.md.
+"""Ways in which servers misbehave, for the table in docs/guides/remote.md.
 
 Each row has the mode of `tests.storage.server`, what the server does, and the end of the line that
 ``glft`` prints; None if it succeeds. SIZE, END and STOP stand for numbers.

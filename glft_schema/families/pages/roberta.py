@@ -13,7 +13,7 @@ from glft_schema.tensors.stored_tensor import StoredTensor
 
 
 def context(config: Config) -> int:
-    """Returns the context length: the positions after that of the padding token."""
+    """Returns the context length, which excludes the positions up to the padding token's id."""
     return int(config["max_position_embeddings"] - config["pad_token_id"] - 1)
 
 
