@@ -134,6 +134,8 @@ def _work(jobs: SimpleQueue[_Job | None], fetch: Callable[[int, int], Any]) -> N
             fetched.set_result(fetch(*span))
         except BaseException as error:
             fetched.set_exception(error)
+        finally:
+            del fetched, job  # otherwise kept until the next job, and in a cycle by the traceback of an error
 
 
 def _close(remote: RemoteFile, jobs: SimpleQueue[_Job | None]) -> None:
