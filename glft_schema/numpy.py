@@ -17,18 +17,20 @@ from glft_schema.errors import OptionError
 from glft_schema.files.container import open
 from glft_schema.storage.dtypes import Array, name_of
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.system import MAPS
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.save import save_file
 
 __all__ = ["load_file", "save_file"]
 
 
-def load_file(path: StrPath, *, mmap: bool = True, ml_dtypes: bool = False) -> dict[str, Array]:
+def load_file(path: StrPath, *, mmap: bool = MAPS, ml_dtypes: bool = False) -> dict[str, Array]:
     """Returns all tensors of a weights file by name.
 
     Args:
         path: the file.
-        mmap: map the file. Numbers that keep their dtype are then copy-on-write views of it.
+        mmap: map the file, by default as `open`. Numbers that keep their dtype are then
+            copy-on-write views of it.
         ml_dtypes: return bfloat16 and float8 in the dtypes of the package ml_dtypes; by default as
             float32.
 

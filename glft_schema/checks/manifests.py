@@ -152,8 +152,8 @@ def _hash_shard(file: File, executor: ThreadPoolExecutor, hashes: list[FileHash]
         TensorHash(payloads[tensor.position, tensor.nbytes].hexdigest(), tensor.type.name, tensor.shape, tensor.name)
         for tensor in tensors
     ]
-    name = STDIN if file.name == STDIN_NAME else file_name(file.name) if is_remote(file.name) else file.name
-    hashes.append(FileHash(whole.hexdigest(), name, tuple(lines)))
+    name = file_name(file.name) if is_remote(file.name) else file.name.replace(os.sep, "/")
+    hashes.append(FileHash(whole.hexdigest(), STDIN if file.name == STDIN_NAME else name, tuple(lines)))
 
 
 def model_hash(hashes: Iterable[FileHash]) -> str:

@@ -17,12 +17,14 @@ from glft_schema import lazy
 from glft_schema.cli.commands import Glft
 from glft_schema.cli.completing import completer
 from glft_schema.cli.options import bytes_of
-from glft_schema.cli.terminal import REFUSED, echo, unique, waiting
+from glft_schema.cli.terminal import REFUSED, UNREAD, echo, unique, waiting
 from glft_schema.errors import OptionError, quote
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.storage.locations import session
+from glft_schema.storage.system import configure_output, is_unread
 from glft_schema.words import suggestion
 
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
 LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(DEFAULTS)}. Repeatable."
 
 
@@ -65,12 +67,12 @@ def main(command: click.Command | None = None) -> None:
     warnings.showwarning = lambda message, *_: echo(f"glft: warning: {message}", error=True)
     # None if the parent process closed it
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:  # exit as a shell does, but remove partial files first
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for names outside the terminal's encoding
+            configure_output(stream)
     try:
         try:
             (command or app)()
@@ -79,11 +81,10 @@ def main(command: click.Command | None = None) -> None:
     except ModuleNotFoundError as error:
         echo(f"glft: the package {error.name} is required but not installed", error=True)
         sys.exit(REFUSED)
-    except BrokenPipeError:  # the reader of our output has closed it
-        _discard_output()
-        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:  # such as a full disk; commands report errors of other files themselves
         _discard_output()
+        if is_unread(error):
+            sys.exit(UNREAD)
         print(f"glft: standard output: {error.strerror or error}", file=sys.stderr)
         sys.exit(REFUSED)
 

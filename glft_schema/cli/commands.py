@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from importlib import import_module
 from typing import Any
 
 import click
 
 from glft_schema.cli.options import HELP, command
-from glft_schema.cli.terminal import INTERRUPTED, RefusedError
+from glft_schema.cli.terminal import INTERRUPTED, UNREAD, RefusedError
 from glft_schema.errors import OptionError, UnsupportedError
 from glft_schema.words import closest
 
@@ -78,7 +77,7 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # for which click would exit with 1
-            raise click.exceptions.Exit(128 + signal.SIGPIPE) from None
+            raise click.exceptions.Exit(UNREAD) from None
 
 
 class Glft(Commands):

@@ -25,6 +25,7 @@ from glft_schema.formats.gguf_names import EMBEDDING, OUTPUT
 from glft_schema.nn.load_into import Renaming, rename_tensors
 from glft_schema.nn.modules import Packed
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.system import MAPS
 from glft_schema.storage.torch_tensors import as_tensor, dtype_in_torch
 from glft_schema.tensor_types.chunks import CHUNK, slices
 from glft_schema.tensors.stored_tensor import Slices, StoredTensor, of_file
@@ -59,7 +60,7 @@ class StorageReader(Reader):
         *,
         names: Renaming | None = None,
         packed: Collection[str] | nn.Module = (),
-        mmap: bool = True,
+        mmap: bool = MAPS,
     ) -> None:
         super().__init__()
         self.path = path

@@ -13,8 +13,9 @@ from glft_schema.distributed.fingerprints import Inputs, digest
 from glft_schema.distributed.ranks import TIMEOUT, Ranks, describe_error
 from glft_schema.distributed.shares import Task, spans_of, tasks_of
 from glft_schema.errors import FormatError, quote
-from glft_schema.storage.atomic import atomic_write, naming, open_begun, pwrite_all
+from glft_schema.storage.atomic import atomic_write, naming, open_begun
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.system import write_at
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan
 
@@ -130,7 +131,7 @@ def _open_on_all(ranks: Ranks, path: StrPath, nbytes: int) -> Iterator[int]:
             stream = opened.enter_context(atomic_write(path))
             fd, name = stream.fd, stream.name
             with naming(path):
-                os.truncate(fd, nbytes)
+                os.ftruncate(fd, nbytes)
         name = ranks.of_first(name)
         if not ranks.is_first:
             fd = open_begun(path, name)
@@ -172,7 +173,7 @@ def _write_at(fd: int, piece: memoryview, position: int, tensor: str | None, pat
     and the file."""
     data = piece.cast("B")
     try:
-        pwrite_all(fd, data, position)
+        write_at(fd, data, position)
     except OSError as error:
         text = f"tensor {quote(tensor)}: {error.strerror}" if tensor else error.strerror
         raise OSError(error.errno, text, os.fspath(path)) from None

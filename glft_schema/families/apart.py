@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -24,16 +23,17 @@ from typing import IO, Any
 
 from glft_schema.errors import FormatError, LimitError, OptionError, TensorError, TruncatedError
 from glft_schema.limits import LIMITS, Limits, current, limit_error
+from glft_schema.storage.system import OUT_OF_TIME, limit_process
 
 CHILD = (
     "import json, sys; module, path, *limits = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from glft_schema.families.apart import answer_all; answer_all(module, *limits)"
 )
 PACKAGES = str(Path(__file__).parents[2])  # the folder of this package
-KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # variables
+KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # variables
+HOMES = ("HOME", "USERPROFILE", "TMPDIR", "TEMP", "TMP")  # on POSIX and Windows
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "RAYON")} | {"TOKENIZERS_PARALLELISM": "false"}
-LARGEST = (1 << 63) - 2  # the largest limit that all systems can store
 TAIL = 1 << 16  # bytes of messages that are read
 PATIENCE = 10  # wall seconds per allowed second of the processor, which other processes may keep busy
 FIELDS = ("problem", "path", "offset", "tensor", "file", "key")  # of a FormatError
@@ -54,7 +54,7 @@ def import_path() -> list[str]:
 def surroundings(home: str) -> dict[str, str]:
     """Returns the environment of a child: few variables, a home, and no downloads."""
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    return {**kept, "HOME": home, "TMPDIR": home, **OFFLINE}
+    return {**kept, **dict.fromkeys(HOMES, home), **OFFLINE}
 
 
 def tail_of(messages: IO[bytes]) -> bytes:
@@ -130,7 +130,7 @@ def request_of(function: str, folder: Path, arguments: tuple[Any, ...]) -> bytes
 
 def _end_error(code: int, messages: bytes, expired: bool, file: Path) -> FormatError:
     """Returns the error of a child that ended before its answer."""
-    if expired or -code == signal.SIGXCPU:
+    if expired or code in OUT_OF_TIME:
         return limit_error("parser_seconds", f"{current().parser_seconds} s for another library", "more", "", str(file))
     if any(sign in messages for sign in NO_MEMORY):
         return _over_memory(file)
@@ -184,11 +184,7 @@ def result_of(answer: bytes, folder: Path, file: Path) -> Any:
 def answer_all(module: str, memory: int, seconds: int) -> None:
     """Answers requests until stdin ends; the child's program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    for kind, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_FSIZE, 1 << 26)):
-        hard = resource.getrlimit(kind)[1]
-        most = min(most, LARGEST if hard == resource.RLIM_INFINITY else max(hard - 1, 0))
-        with suppress(OSError, ValueError):  # macOS refuses some
-            resource.setrlimit(kind, (most, most + 1))  # a process at the hard limit of seconds is killed without a name for it
+    limit_process(memory, seconds, 1 << 26)
     requests, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries go to stderr
     importlib.import_module(module)  # before the first request

@@ -343,7 +343,12 @@ def write_pooling(metadata: Mapping[str, Any], folder: Path) -> None:
             {"idx": i, "name": f"{i}", "path": path, "type": f"sentence_transformers.models.{kind}"}
             for i, (kind, path) in enumerate(parts.items())
         ]
-        (folder / MODULES).write_text(json.dumps(modules, indent=2) + "\n")
+        write_json(folder / MODULES, modules)
         (folder / parts["Pooling"]).mkdir()
         pooling = {"word_embedding_dimension": metadata[f"{arch}.embedding_length"], **flags}
-        (folder / parts["Pooling"] / CONFIG).write_text(json.dumps(pooling, indent=2) + "\n")
+        write_json(folder / parts["Pooling"] / CONFIG, pooling)
+
+
+def write_json(path: Path, data: object) -> None:
+    """Writes a file of a folder, with the same bytes on all systems."""
+    path.write_text(json.dumps(data, indent=2) + "\n", "utf-8", newline="\n")

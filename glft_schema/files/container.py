@@ -28,6 +28,7 @@ from glft_schema.storage.locations import is_remote, session
 from glft_schema.storage.opening import open_source, open_stream
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 from glft_schema.storage.streams import Readable, stream_source
+from glft_schema.storage.system import MAPS
 from glft_schema.storage.torch_tensors import usable_device
 
 
@@ -54,7 +55,7 @@ class ContainerConstruct(construct.Construct):
         return parse_source(BytesSource(view))
 
     @outside_graphs
-    def parse_stream(self, stream: Readable, mmap: bool = True, **contextkw: Any) -> File:
+    def parse_stream(self, stream: Readable, mmap: bool = MAPS, **contextkw: Any) -> File:
         """Parses the rest of `stream`, which need not be seekable, and moves the stream to its end.
 
         A regular file opened by Python stays on disk; its payloads remain available after `stream`
@@ -62,7 +63,7 @@ class ContainerConstruct(construct.Construct):
 
         Args:
             stream: a stream of bytes.
-            mmap: map a regular file.
+            mmap: map a regular file; see `glft_schema.open`.
 
         Raises:
             FormatError: as `parse`.
@@ -74,7 +75,7 @@ class ContainerConstruct(construct.Construct):
 
     @outside_graphs
     def parse_file(
-        self, filename: StrPath, mmap: bool = True, *, offset: int = 0, size: int | None = None, **contextkw: Any
+        self, filename: StrPath, mmap: bool = MAPS, *, offset: int = 0, size: int | None = None, **contextkw: Any
     ) -> File:
         """Parses the file at `filename` or a part of it.
 
@@ -82,7 +83,7 @@ class ContainerConstruct(construct.Construct):
 
         Args:
             filename: the file; see `open`. A part of a file is never opened as a set.
-            mmap: map the file; otherwise payloads are read into memory when requested.
+            mmap: as `glft_schema.open`.
             offset: first byte of the container. Other offsets and alignments are relative to it.
             size: bytes of the container; by default up to the end of the file.
 
@@ -130,7 +131,7 @@ def open(
     path: StrPath | Source | Readable,
     device: str | torch.device = "cpu",
     *,
-    mmap: bool = True,
+    mmap: bool = MAPS,
     whole_set: bool = True,
     allow_truncated: bool = False,
 ) -> File:
@@ -142,7 +143,8 @@ def open(
             ``s3://BUCKET/FILE``, or ``-`` for standard input. A file object, or a `Source`, such as
             an instance of your own subclass, is opened as a single file.
         device: device of its tensors.
-        mmap: map a local file; otherwise payloads are read into memory when requested.
+        mmap: map a local file; otherwise payloads are read into memory when requested. True, except
+            on Windows, which commits memory of a file's size for maps that can be changed.
         whole_set: open the other files of the set.
         allow_truncated: also open a file that ends within its payloads. `Tensor.missing` tells
             which tensors are not complete; reading their values raises TruncatedError.
@@ -170,7 +172,7 @@ def open(
         return open_set(location, open_one) if whole_set else open_one(location)
 
 
-def open_damaged(path: StrPath, *, mmap: bool = True) -> tuple[File, FormatError | None]:
+def open_damaged(path: StrPath, *, mmap: bool = MAPS) -> tuple[File, FormatError | None]:
     """Opens a file, even if only its start can be parsed. Returns it with its error or None.
 
     A truncated file has all its tensors if their table is complete. Other broken files have none,

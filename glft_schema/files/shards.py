@@ -29,6 +29,7 @@ from glft_schema.formats.registry import index_suffixes, indexed_format
 from glft_schema.storage.locations import STDIN, beside, file_name, is_remote, shown
 from glft_schema.storage.opening import read_regular
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.system import RESERVED
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
@@ -319,7 +320,5 @@ def _read_index(index: StrPath) -> tuple[dict[str, Any], list[Any]]:
 
 
 def is_file_name(text: object) -> bool:
-    """Returns whether a value is the name of a file in the same folder."""
-    if not isinstance(text, str) or text in ("", ".", "..", STDIN):
-        return False
-    return text == os.path.basename(text) and "\0" not in text and is_utf8(text)
+    """Returns whether a value is the name of a file in the same folder, on any system."""
+    return isinstance(text, str) and text not in ("", STDIN) and not RESERVED.search(text) and is_utf8(text)

@@ -8,6 +8,7 @@ from glft_schema.errors import TensorError
 from glft_schema.files.container import open
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.system import MAPS
 from glft_schema.storage.torch_tensors import torch_dtype
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor, dequantize_each
@@ -19,7 +20,7 @@ def load_file(
     device: str | torch.device = "cpu",
     *,
     dtype: torch.dtype | str | None = None,
-    mmap: bool = True,
+    mmap: bool = MAPS,
     as_stored: bool = False,
     out: Mapping[str, torch.Tensor] | Callable[[Tensor], torch.Tensor | None] | None = None,
 ) -> dict[str, torch.Tensor]:
@@ -31,7 +32,8 @@ def load_file(
         dtype: a float dtype, or its name, for all tensors; by default as `Tensor.dequantize`.
         as_stored: return the parts of weights that are stored as several tensors, such as codes and
             scales, instead of the weights.
-        mmap: map the file. Floats that keep their dtype are then copy-on-write views of it.
+        mmap: map the file, by default as `open`. Floats that keep their dtype are then
+            copy-on-write views of it.
         out: the tensors to write into: one for each name, such as a model's state dict, or a
             function that takes a `Tensor` of the file and returns a tensor, or None for a new one.
             All are checked before any value is written. Reused memory is several times as fast as

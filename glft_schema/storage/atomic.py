@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import io
 import os
 import re
@@ -16,16 +15,25 @@ from typing import Any
 from glft_schema.errors import OptionError, quote
 from glft_schema.storage.locations import check_local
 from glft_schema.storage.source import Source, StrPath, path_text
+from glft_schema.storage.system import (
+    check_replaceable,
+    copy_owner_and_mode,
+    lock,
+    open_file,
+    open_folder,
+    remove_unlocked,
+    replace,
+    sync_folder,
+    write_at,
+)
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
-NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
 RANDOM = r"[0-9a-f]{8}\.tmp"  # the end of the name of a temporary file
 BLOCK = 1 << 21  # bytes per write: the size of a huge page on common processors
 OPEN_BLOCKS = 8  # unfinished blocks of a file: payloads have at most 8 fields
 
 
 @contextmanager
-def atomic_write(path: StrPath) -> Iterator[OutputFile]:
+def atomic_write(path: StrPath, source: Source | None = None) -> Iterator[OutputFile]:
     """Opens a temporary file for writing and renames it to `path` when the block ends.
 
     The order is write, fsync, close, rename, fsync of the folder. If a step before the last fails,
@@ -42,44 +50,46 @@ def atomic_write(path: StrPath) -> Iterator[OutputFile]:
 
     Args:
         path: the file to write.
+        source: what the block reads from `path` itself; closed when the block ends.
 
     Raises:
         OSError: from the system, with errno and `path`. Raised before the block begins if the
-            folder is missing or not writable, or `path` is not a regular file.
+            folder is missing or not writable, or `path` is not a regular file; on Windows also if
+            it is read-only, or a program has it open or mapped.
         OptionError: if `path` is a URL.
     """
-    handle = None
     with ExitStack() as opened:
         with naming(path):
             target, old = _find(path)
-            with suppress(PermissionError):  # a folder may be writable but not readable
-                handle = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)
-                opened.callback(_attempt, os.close, handle)
+            if old and not source:
+                check_replaceable(target)
+            folder = open_folder(os.path.dirname(target))
+            if folder is not None:
+                opened.callback(_attempt, os.close, folder)
             _remove_abandoned(target)
             temporary, fd = _open_temporary(target, 0o600 if old else 0o666)
             opened.callback(_attempt, os.unlink, temporary)  # fails after the rename
             file = io.FileIO(fd, "r+")
             opened.callback(_attempt, file.close)
-            lock = os.dup(fd)  # holds the lock until after the rename
-            opened.callback(_attempt, os.close, lock)
         stream = OutputFile(fd, path, os.path.basename(temporary))
         yield stream
         stream.flush()
         with naming(path):
             if old:
-                _copy_owner_and_mode(lock, old)
-            os.fsync(lock)
-            file.close()
-            os.replace(temporary, target)
-            if handle is not None:
-                _sync_folder(handle)
+                copy_owner_and_mode(fd, old)
+            os.fsync(fd)
+            if source:
+                source.close()
+            replace(file, temporary, target)
+            if folder is not None:
+                sync_folder(folder)
 
 
 def _open_temporary(target: str, mode: int) -> tuple[str, int]:
     """Creates and locks a temporary file. Returns its path and descriptor."""
     while True:
         path = f"{_start(target)}{os.urandom(4).hex()}.tmp"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode, follow=False)
         is_kept = False
         try:
             with suppress(FileNotFoundError):  # another writer took it for abandoned before it was locked
@@ -90,13 +100,6 @@ def _open_temporary(target: str, mode: int) -> tuple[str, int]:
             if not is_kept:
                 _attempt(os.close, fd)
                 _attempt(os.unlink, path)
-
-
-def pwrite_all(fd: int, data: memoryview, position: int) -> None:
-    """Writes all bytes at a position of a file. Raises OSError from the system."""
-    while data:
-        written = os.pwrite(fd, data, position)
-        data, position = data[written:], position + written
 
 
 def open_begun(path: StrPath, name: str) -> int:
@@ -118,7 +121,7 @@ def open_begun(path: StrPath, name: str) -> int:
         raise OptionError(f"expected the name of a temporary file of {quote(os.path.basename(target))}, found {quote(name)}")
     try:
         with naming(path):
-            fd = os.open(os.path.join(os.path.dirname(start), name), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            fd = open_file(os.path.join(os.path.dirname(start), name), os.O_RDWR, follow=False)
     except FileNotFoundError:
         raise OptionError(f"expected {quote(name)}, which another process has begun: all need one file system") from None
     found = os.fstat(fd)
@@ -241,7 +244,7 @@ class OutputFile:
         block = self._blocks.pop(number)
         left, position = memoryview(block.data)[block.start : block.stop], number * BLOCK + block.start
         with naming(self._path):
-            pwrite_all(self.fd, left, position)
+            write_at(self.fd, left, position)
         self._spare.append(block.data)
 
 
@@ -276,18 +279,6 @@ def _start(target: str) -> str:
     return os.path.join(folder, f".{os.fsencode(name)[:200].decode('utf-8', 'ignore')}.")
 
 
-def lock(fd: int) -> bool:
-    """Locks a file until it is closed; returns False if another process holds the lock."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-    return True
-
-
 def _remove_abandoned(target: str) -> None:
     """Removes unlocked temporary files of a file, which writers that were killed have left."""
     folder, start = os.path.split(_start(target))
@@ -295,43 +286,10 @@ def _remove_abandoned(target: str) -> None:
     with suppress(OSError), os.scandir(folder) as entries:  # the folder may not be readable
         for path in [entry.path for entry in entries if temporary.fullmatch(entry.name)]:
             with suppress(OSError):  # locked, or another user's
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # may be read-only, as its target
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if stat.S_ISREG(os.fstat(fd).st_mode):
-                        os.unlink(path)
-                finally:
-                    os.close(fd)
-
-
-def _copy_owner_and_mode(fd: int, old: os.stat_result) -> None:
-    """Gives the new file the group, owner and mode of the old one.
-
-    If the group cannot be set, the file's own group gets the permissions of others.
-    """
-    new = os.fstat(fd)
-    mode = stat.S_IMODE(old.st_mode)
-    if new.st_gid != old.st_gid:
-        try:
-            os.fchown(fd, -1, old.st_gid)
-        except OSError:
-            mode = mode & ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
-    if new.st_uid != old.st_uid:
-        with suppress(OSError):
-            os.fchown(fd, old.st_uid, -1)
-    if stat.S_IMODE(os.fstat(fd).st_mode) != mode:
-        os.fchmod(fd, mode)
+                remove_unlocked(path)
 
 
 def _attempt(function: Callable[..., object], *args: object) -> None:
     """Calls a cleanup function. Its errors are ignored, since no data can be lost."""
     with suppress(OSError):
         function(*args)
-
-
-def _sync_folder(fd: int) -> None:
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in NO_SYNC:
-            raise

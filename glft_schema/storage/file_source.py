@@ -6,12 +6,12 @@ import errno
 import mmap
 import os
 import stat
-import sys
 from contextlib import suppress
 from typing import Any
 
 from glft_schema.errors import TruncatedError
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
+from glft_schema.storage.system import MAPS, map_copy_on_write, open_file, read_at
 
 STEP = 1 << 26  # bytes per copying call: a few milliseconds, then signals are handled
 Version = tuple[int, int, int]  # inode, size in bytes, modification time in nanoseconds
@@ -84,7 +84,7 @@ class FileSource(Source):
     def _read_into(self, memory: Any, first: int, start: int, nbytes: int) -> None:
         file, at, last = self._opened(), first, first + len(memory)
         while at < last:
-            n = os.preadv(file.fd, [memory[at - first :]], self.start + start + at)
+            n = read_at(file.fd, memory[at - first :], self.start + start + at)
             if n == 0:
                 raise TruncatedError(f"expected {nbytes} bytes, found {at}", offset=start, file=self.name)
             at += n
@@ -112,7 +112,8 @@ class FileSource(Source):
 
 
 class MappedSource(FileSource):
-    """A mapped file or a part of it: one map for views, one copy-on-write map for private views.
+    """A mapped file or a part of it: one map for views, one copy-on-write map for private views. On
+    Windows, the latter is made with the first private view, because memory is committed for it.
 
     Parsing uses `read`, which does not touch the maps. If a mapped file is truncated while a view
     is in use, the process ends with SIGBUS; a `FileSource` raises an error instead.
@@ -124,11 +125,12 @@ class MappedSource(FileSource):
         self._maps: list[mmap.mmap] = []
         super().__init__(fd, name, start, size, has_path)
         self._lead = start % mmap.ALLOCATIONGRANULARITY  # maps begin at page boundaries
+        self._span = {"length": self._lead + self.size, "offset": start - self._lead}
         if self.size:
-            span = {"length": self._lead + self.size, "offset": start - self._lead}
             try:
-                self._maps.append(mmap.mmap(fd, access=mmap.ACCESS_READ, **span))
-                self._maps.append(_copy_on_write(fd, **span))
+                self._maps.append(mmap.mmap(fd, access=mmap.ACCESS_READ, **self._span))
+                if MAPS:  # now, because the file may be truncated later
+                    self._maps.append(map_copy_on_write(fd, **self._span))
             except OSError as error:
                 self.close()
                 error.filename = name
@@ -141,6 +143,9 @@ class MappedSource(FileSource):
         return self._part(0, start, nbytes)
 
     def _private(self, start: int, nbytes: int) -> memoryview:
+        file, maps = self._opened(), self._maps
+        if len(maps) == 1:
+            maps.append(map_copy_on_write(file.fd, **self._span))
         return self._part(1, start, nbytes)
 
     def _part(self, which: int, start: int, nbytes: int) -> memoryview:
@@ -155,12 +160,6 @@ class MappedSource(FileSource):
         self._maps = []  # tensors may still use them: a map is released with the last of these
 
 
-def _copy_on_write(fd: int, length: int, offset: int) -> mmap.mmap:
-    """Maps a file copy-on-write without reserving memory: the file may be larger than RAM."""
-    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named since Python 3.13
-    return mmap.mmap(fd, length, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
-
-
 def open_regular(path: StrPath) -> int:
     """Opens a regular file for reading and returns its descriptor; never blocks on a pipe.
 
@@ -169,7 +168,7 @@ def open_regular(path: StrPath) -> int:
     """
     path = path_text(path)
     _check_regular(os.stat(path), path)  # before open, which can have side effects on a device
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = open_file(path, os.O_RDONLY)
     try:
         _check_regular(os.fstat(fd), path)
     except OSError:

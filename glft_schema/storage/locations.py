@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 from glft_schema.errors import FormatError, OptionError, quote
@@ -50,8 +50,9 @@ def file_name(path: StrPath) -> str:
     """Returns the name of the file at a path or URL, without its folder."""
     from urllib.parse import unquote
 
-    name = PurePosixPath(shown(path)).name
-    return unquote(name) if _is_http(path_text(path)) else name
+    text = path_text(path)
+    name = (PurePosixPath if is_remote(text) else PurePath)(shown(text)).name
+    return unquote(name) if _is_http(text) else name
 
 
 def without_secrets(text: str, url: str = "[A-Za-z][A-Za-z0-9+.-]+:/[^\\s'\"]*") -> str:

@@ -13,10 +13,11 @@ from glft_schema.storage.file_source import FileSource, MappedSource, open_regul
 from glft_schema.storage.locations import is_remote, shown
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.streams import is_regular, stream_source
+from glft_schema.storage.system import MAPS
 from glft_schema.storage.tensor_bytes import copy_all
 
 
-def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int | None = None) -> Source:
+def open_source(path: StrPath, mmap: bool = MAPS, *, offset: int = 0, size: int | None = None) -> Source:
     """Opens the file at `path`, or a part of it. Of a URL, fetches only the bytes that are read.
 
     Args:
@@ -47,7 +48,7 @@ def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int 
     return (MappedSource if mmap else FileSource)(fd, path, offset, size, has_path=True)
 
 
-def open_stream(stream: Any, mmap: bool = True) -> Source:
+def open_stream(stream: Any, mmap: bool = MAPS) -> Source:
     """Opens the rest of a file object: a regular file stays on disk, another seekable one is read
     on demand, and others are read into memory. Raises as `stream_source`.
     """

@@ -14,6 +14,7 @@ from glft_schema.limits import current
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.file_source import FileSource, MappedSource
 from glft_schema.storage.source import BytesSource, Source
+from glft_schema.storage.system import MAPS
 
 START = 16  # bytes of a file that tell its format; checked before the rest is read
 STEP, MAX_STEP = 1 << 16, 1 << 24  # bytes per read: each doubles the total, within these bounds
@@ -25,7 +26,7 @@ class Readable(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-def stream_source(stream: Readable, check: Callable[[Source], object], mmap: bool = True) -> Source:
+def stream_source(stream: Readable, check: Callable[[Source], object], mmap: bool = MAPS) -> Source:
     """Returns the rest of `stream` as a source, and moves the stream to its end.
 
     A regular file opened by Python is not read: the source duplicates its descriptor and stays

@@ -19,6 +19,7 @@ from threading import Lock, Semaphore, Thread, current_thread
 from typing import Any
 
 from glft_schema.lazy import torch
+from glft_schema.storage.system import call_in_forks
 
 NAME = "glft_schema"  # of the threads, before their numbers
 
@@ -48,7 +49,7 @@ def forget_threads() -> None:
     _STARTING = Lock()
 
 
-os.register_at_fork(after_in_child=forget_threads)
+call_in_forks(forget_threads)
 
 
 def start(function: Callable[[], object]) -> Callable[[], object]:

@@ -154,7 +154,7 @@ def edit(
             check(file, result)
         warn_of_typos((change.name for change in changes if change.action == "add"), file.metadata)
         if not dry_run:
-            with atomic_write(source if out is None else out) as stream:
+            with atomic_write(source if out is None else out, file.source if out is None else None) as stream:
                 write_all(stream, edited.read(0, edited.size - copied))
                 copy_all(stream, edited, edited.size - copied, copied)
     return Edited(tuple(changes), edited.size, copied)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -15,7 +14,7 @@ from glft_schema.composites.as_ggml import in_ggml
 from glft_schema.errors import FormatError, MetadataWarning, OptionError, one_line, warn
 from glft_schema.families.config import CONFIG, Config, refusing
 from glft_schema.families.export import hf_model
-from glft_schema.families.folders import write_pooling
+from glft_schema.families.folders import write_json, write_pooling
 from glft_schema.families.kept_metadata import keep_metadata
 from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.families.vocabulary import SETTINGS
@@ -32,7 +31,7 @@ CLASS = '"PreTrainedTokenizerFast"'  # in versions 4 and 5 of transformers
 
 def is_folder(path: StrPath) -> bool:
     """Returns whether an output is a folder: one that exists, or a path that ends in a slash."""
-    return os.path.isdir(path_text(path)) or path_text(path).endswith(os.sep)
+    return os.path.isdir(path_text(path)) or path_text(path).endswith(("/", os.sep))
 
 
 def write_folder(
@@ -80,7 +79,7 @@ def write_folder(
         written = save(stored, folder / WEIGHTS)
         matrices = [t for t in written if t.name in tensors and len(stored[t.name].shape) > 1 and is_float(t.type.dtype)]
         config |= {"dtype": matrices[0].type.exact if matrices else "float32", **entries}
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        write_json(folder / CONFIG, config)
         write_pooling(source.metadata, folder)
         if problem := _write_tokenizer(source.metadata, folder):
             warn(f"no tokenizer is written: {problem}", MetadataWarning)
@@ -109,7 +108,7 @@ def _write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> str | None:
         with refusing(folder, "a vocabulary that transformers can write"):
             tokenizer_of(metadata).save_pretrained(folder)
         settings = folder / SETTINGS
-        settings.write_text(settings.read_text().replace('"TokenizersBackend"', CLASS))
+        settings.write_text(settings.read_text("utf-8").replace('"TokenizersBackend"', CLASS), "utf-8", newline="\n")
     except OptionError:
         return "transformers is not installed"
     except FormatError as error:

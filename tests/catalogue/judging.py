@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 import signal
 import sys
 import time
@@ -19,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.tools.posix import resource
 from tests.tools.processes import Process, serve
 
 SECONDS = 5  # of processor time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import signal
 import traceback
@@ -26,6 +25,7 @@ from tests.golden.record_models import PATH
 from tests.tools.depth import FULL, in_full
 from tests.tools.forked import Forked
 from tests.tools.guarded_here import know_tokenizers
+from tests.tools.posix import resource
 
 MEMORY = 1 << 28  # bytes of address space, beyond those in use at the start
 SECONDS = 2  # of CPU time, for a case

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import tempfile
 import warnings
@@ -21,6 +20,7 @@ from glft_schema.files.parsing import check_rules
 from glft_schema.formats.gguf import VALUE_TYPES
 from tests.oracles import llama_cpp
 from tests.oracles.gguf_reference import ARRAY
+from tests.tools.posix import resource
 from tests.tools.processes import Process, serve
 
 NEVER = "never comes back"

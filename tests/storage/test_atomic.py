@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import resource
 import socket
 import stat
 import tempfile
@@ -37,6 +35,7 @@ from glft_schema.testing.corpora import write_corpus
 from glft_schema.testing.fuzzing import CORRUPTED, Case
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.in_memory import in_memory
+from tests.tools.posix import fcntl, resource
 
 
 class InterruptedExportError(Exception):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import resource
 import sys
 import time
 import tracemalloc
@@ -25,6 +24,7 @@ from glft_schema.storage.opening import open_source, read_regular
 from glft_schema.storage.source import BytesSource, ReadSource, Source, SplicedSource
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
+from tests.tools.posix import resource
 
 FOUR_TYPES = golden("four_types")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import resource
 import runpy
 import subprocess
 import sys
@@ -19,7 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-CONTEXT = multiprocessing.get_context("forkserver")
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()  # Windows starts interpreters instead
+CONTEXT = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 CONTEXT.set_forkserver_preload(["tests.tools.imported"])
 
 
@@ -87,6 +87,8 @@ def _run(job: Any, given: tuple[Any, ...], variables: dict[str, str], cwd: str, 
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
     if most is not None:
+        import resource
+
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     if callable(job):
         Path(output, "returned").write_bytes(pickle.dumps(job(*given)))

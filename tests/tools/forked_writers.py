@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -22,6 +21,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from tests.tools.posix import fcntl
 
 LAST = 300
 NOWHERE = 1 << 20  # a descriptor that is not open

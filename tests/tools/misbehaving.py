@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from glft_schema.errors import FormatError, OptionError, TensorError
 from glft_schema.limits import current
+from tests.tools.posix import resource
 
 SURROUNDINGS = ("variables", "files", "isolated", "limit")
 

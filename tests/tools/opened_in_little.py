@@ -5,7 +5,6 @@ Prints the error of each.
 
 from __future__ import annotations
 
-import resource
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 
 from glft_schema import FormatError, TensorError
 from glft_schema.weights.checkpoints import open_checkpoint
+from tests.tools.posix import resource
 
 if __name__ == "__main__":
     torch.ones(1)  # its libraries are not counted

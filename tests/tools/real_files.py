@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from glft_schema.storage.system import lock as acquire
 
 
 @contextlib.contextmanager
@@ -18,7 +20,8 @@ def kept(request: pytest.FixtureRequest, name: str) -> Iterator[Path]:
     """Yields a folder in pytest's cache to one process at a time."""
     folder = Path(request.config.cache.mkdir(name))
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while not acquire(lock.fileno()):
+            time.sleep(0.1)
         yield folder
 
 

@@ -89,7 +89,7 @@ def compiler(*, portable: bool = False) -> list[str] | None:
     if not portable:
         if given := os.environ.get("CC"):
             return shlex.split(given)
-        for name in ("clang", "cc", "gcc") if os.name == "posix" else ():
+        for name in () if this_machine().endswith("windows") else ("clang", "cc", "gcc"):
             if path := shutil.which(name):
                 return [path]
     return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else None
@@ -127,7 +127,7 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
     linked, ending = LINKED.get(system, ELSEWHERE)
     levels = LEVELS.get(architecture, {"1": ()})
     with tempfile.TemporaryDirectory() as temporary:
-        (Path(temporary) / "types.c").write_text(f"{unit}\n{Path(__file__).with_name('machine.c').read_text()}", "utf-8")
+        (Path(temporary) / "types.c").write_text(f"{unit}\n{Path(__file__).with_name('machine.c').read_text('utf-8')}", "utf-8")
 
         def compiled(level: str) -> Path:
             path = Path(temporary) / f"{level}{ending}"

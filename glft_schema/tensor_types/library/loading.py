@@ -39,7 +39,7 @@ SOURCES = (  # files that the functions' bits depend on
 )
 DTYPES = {KINDS[kind].dtype: suffix for kind, suffix in OUTPUTS.items()}  # of weights, and the suffix in C
 ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
-SYSTEMS = {"darwin": "macos", "win32": "windows"}
+SYSTEMS = {"darwin": "macos"}
 
 Compiled = Callable[..., None]
 _FUNCTIONS: dict[str, Compiled | None] = {}
@@ -201,5 +201,5 @@ def digest_of_sources() -> str:
 
 def this_machine() -> str:
     """Returns the architecture and the system, such as ``x86_64-linux``."""
-    machine = platform.machine().lower()
-    return f"{ARCHITECTURES.get(machine, machine)}-{SYSTEMS.get(sys.platform, sys.platform)}"
+    machine, system = platform.machine().lower(), platform.system().lower()
+    return f"{ARCHITECTURES.get(machine, machine)}-{SYSTEMS.get(system, system)}"
