@@ -6,7 +6,10 @@ shows.
 """
 
 import os
+import signal
+import socket
 import tempfile
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +57,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left and not any("::" in argument for argument in config.args):
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips a test of what this system does not do."""
+    if (mark := item.get_closest_marker("posix")) and os.name != "posix":
+        pytest.skip(f"only POSIX {mark.args[0]}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[None]:
+    """Skips a test that itself uses what this system lacks, such as `os.fork`."""
+    try:
+        return (yield)
+    except AttributeError as error:
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        if error.obj not in (os, signal, socket) or Path(__file__).parent not in Path(files[-1]).parents:
+            raise
+        pytest.skip(f"this system lacks {error.obj.__name__}.{error.name}")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -87,7 +87,8 @@ def _moved(fd: int, position: int) -> Iterator[None]:
 def map_copy_on_write(fd: int, length: int, offset: int) -> mmap.mmap:
     """Maps a file copy-on-write. POSIX reserves no memory: the file may be larger than RAM."""
     if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(fd, length, access=mmap.ACCESS_COPY, offset=offset)
+        with _moved(fd, 0):  # which Python does itself on Windows
+            return mmap.mmap(fd, length, access=mmap.ACCESS_COPY, offset=offset)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     return mmap.mmap(fd, length, flags=mmap.MAP_PRIVATE | NO_RESERVE, prot=protection, offset=offset)
 

@@ -25,7 +25,9 @@ UNUSED = (
 
 def test_inspect_imports_only_what_it_needs(four_types: Path) -> None:
     code = f"import sys; sys.modules |= dict.fromkeys({UNUSED!r}); from glft_schema.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, "inspect", four_types], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "inspect", four_types], capture_output=True, encoding="utf-8", check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == in_this_process("inspect", four_types).stdout
 

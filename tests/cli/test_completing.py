@@ -58,6 +58,7 @@ def test_scripts(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"_GLFT_COMPLETE={shell}_complete" in done.stdout
 
 
+@pytest.mark.posix("has bash")
 def test_bash_adds_no_space_after_a_key(tmp_path: Path) -> None:
     """The script runs in bash, with `compopt` replaced, which works only while a line is edited."""
     model, program = tmp_path / "model.gguf", tmp_path / "glft"

@@ -15,6 +15,7 @@ from glft_schema.errors import MetadataWarning
 from tests.checks.tiny_llama import write
 from tests.golden import golden
 from tests.tools.command_line import in_this_process as glft
+from tests.tools.posix import MISSING
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_to_glft(source: Path, tmp_path: Path) -> None:
 
 
 def test_to_gguf(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("{{ a }}\n")
+    (tmp_path / "text").write_bytes(b"{{ a }}\n")
     values = {
         "general.architecture": "toy",
         "toy.n:uint16": "3",
@@ -115,6 +116,7 @@ def test_get_tensor_of_a_truncated_file(four_types: Path, tmp_path: Path) -> Non
     assert glft("get-tensor", four_types, "fc2", tmp_path / "out.npy").stderr == f"glft: {four_types}: {problem}\n"
 
 
+@pytest.mark.posix("replaces an open file")
 @pytest.mark.parametrize("key", ["general.architecture", "general.type", "tokenizer.ggml.model", "split.count"])
 @pytest.mark.parametrize(
     "command", ["inspect IN", "verify IN --rules llama.cpp", "compare IN model.gguf", "quantize IN out Q8_0"]
@@ -163,7 +165,7 @@ def test_grafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("a.gguf a.gguf --add b.gguf", "glft: the output would overwrite the input\n"),
         ("a.gguf b.gguf --add b.gguf", "glft: the output would overwrite the input\n"),
-        ("a.gguf out.gguf --add none.gguf", "glft: none.gguf: No such file or directory"),
+        ("a.gguf out.gguf --add none.gguf", f"glft: none.gguf: {MISSING}"),
         ("a.gguf out.gguf --add cut.gguf", "glft: cut.gguf: "),
         (
             "a.gguf out.gguf --add b.gguf --only w.wieght",

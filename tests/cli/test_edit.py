@@ -67,7 +67,7 @@ def test_a_value_that_names_a_file(gguf: Path, tmp_path: Path) -> None:
     done = glft("edit", gguf, "--set", f"toy.text={path}", "--dry-run")
     assert (done.returncode, done.stderr) == (
         0,
-        f"glft: warning: the value is '{path}' itself; @{path} is the text of the file\n",
+        f"glft: warning: the value is {str(path)!r} itself; @{path} is the text of the file\n",
     )
 
 

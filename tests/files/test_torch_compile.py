@@ -86,7 +86,7 @@ def test_every_way_of_reading_is_right(name: str, tmp_path: Path) -> None:
 
 def test_a_file_that_a_function_closes_over(tmp_path: Path) -> None:
     for type_ in (GGML_TYPES["Q4_0"], GGML_TYPES["Q4_K"]):
-        file = glft.open(write(tmp_path / "file", type_, 1))
+        file = glft.open(write(tmp_path / type_.name, type_, 1))
         check(lambda zero, file=file: file.get_tensor("w") + zero, ())
 
 

@@ -79,7 +79,7 @@ def written(stored: bytes, folder: Path) -> Path:
 def mapped_by_the_caller(stored: bytes, folder: Path) -> File:
     if not stored:
         return Container.parse(b"")  # cannot be mapped
-    with written(stored, folder).open("rb") as stream:
+    with written(stored, Path(tempfile.mkdtemp(dir=folder))).open("rb") as stream:
         return Container.parse(memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
@@ -298,6 +298,7 @@ def test_a_stream_over_a_file_is_not_taken_for_the_file(tmp_path: Path) -> None:
         assert Container.parse_stream(member) == Container.parse(golden("four_types"))
 
 
+@pytest.mark.posix("removes an open file")
 @pytest.mark.parametrize("mmap", [True, False])
 def test_a_file_object_may_be_closed_and_its_name_go(tmp_path: Path, mmap: bool) -> None:
     path = written(golden("four_types"), tmp_path)
@@ -366,8 +367,9 @@ def test_a_part_is_a_file_like_any_other(part: Path, mmap: bool) -> None:
             assert file.tensors[name].position == tensor.position
             assert bytes(file.tensors[name].raw) == bytes(tensor.raw)
         assert Container.build(file) == golden("gguf_little")
-        Container.build_file({}, part)
-        assert file == whole  # the old file stays open
+        if os.name == "posix":
+            Container.build_file({}, part)
+            assert file == whole  # the old file stays open
 
 
 def test_where_errors_in_a_part_are(part: Path) -> None:

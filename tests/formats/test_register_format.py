@@ -160,14 +160,16 @@ def test_converted_to_every_format_and_back(path: Path, format: Format, target: 
 def test_typed_values_become_those_of_the_target(tmp_path: Path) -> None:
     save_file(STATE, tmp_path / "in.gguf", {"general.architecture": "x", "x": glft.Typed(5, "uint32")})
     glft.convert(tmp_path / "in.gguf", tmp_path / "out.typed")
-    metadata = glft.open(tmp_path / "out.typed").metadata
+    with glft.open(tmp_path / "out.typed") as file:
+        metadata = file.metadata
     assert (dict(metadata), metadata.type_of("x")) == ({"general.architecture": "x", "x": 5}, "uint32")
     for value, text in ((glft.Typed(5, "int8"), "int8 5"), ([1], "array[int32] [1]")):
         save_file(STATE, tmp_path / "in.gguf", {"general.architecture": "x", "x": value, "y": 0.5})
         glft.convert(tmp_path / "in.gguf", tmp_path / "in.lines")
         for source in ("in.gguf", "in.lines"):
             glft.convert(tmp_path / source, tmp_path / "out.typed")
-            metadata = glft.open(tmp_path / "out.typed").metadata
+            with glft.open(tmp_path / "out.typed") as file:
+                metadata = file.metadata
             assert (metadata["x"], metadata.type_of("y")) == (text, "float32")
 
 

@@ -33,8 +33,10 @@ def silent(level: int, text: bytes, user: object) -> None:
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """Returns the wheel's shared object."""
-    (path,) = Path(pytest.importorskip("xllamacpp").__file__).parent.glob("*.so")
-    found = ctypes.CDLL(str(path))
+    paths = [*Path(pytest.importorskip("xllamacpp").__file__).parent.glob("*.so")]
+    if not paths:
+        pytest.skip("the module of xllamacpp exports no C functions on Windows")
+    found = ctypes.CDLL(str(paths[0]))
     found.ggml_log_set(silent, None)
     return found
 

@@ -199,7 +199,7 @@ def test_a_file_replaced_or_grown_while_open(model: Path, mmap: bool) -> None:
 # No regular file
 
 ODD: dict[str, tuple[Callable[[Path], object], type[OSError], int]] = {
-    "a pipe": (os.mkfifo, OSError, errno.EINVAL),
+    "a pipe": (lambda path: os.mkfifo(path), OSError, errno.EINVAL),
     "a folder": (os.mkdir, IsADirectoryError, errno.EISDIR),
     "a link to nothing": (lambda path: path.symlink_to("nowhere"), FileNotFoundError, errno.ENOENT),
     "a link to itself": (lambda path: path.symlink_to(path), OSError, errno.ELOOP),
@@ -396,6 +396,7 @@ print(status, right)
 """
 
 
+@pytest.mark.posix("forks")
 @MAPPED
 def test_a_child_reads_its_parents_open_file(model: Path, mmap: bool) -> None:
     ended = forked.run("-c", f"import warnings; warnings.simplefilter('ignore')\n{FORKED}", model, mmap)

@@ -36,6 +36,8 @@ from tests.tools.unmeasured import unmeasured
 ROUNDS = max(settings.default.max_examples // 100, 10)  # 10, and 200 of the thorough profile
 OLD, NEW = Container.build(container(1)), Container.build(container(2))
 TEMPORARY = re.compile(r"\.model\.glft\.[0-9a-f]{8}\.tmp")
+if os.name != "posix":
+    pytest.skip("only POSIX forks, has these signals and permissions, and traces system calls", allow_module_level=True)
 ROOT = os.getuid() == 0
 
 

@@ -93,6 +93,7 @@ def stored(path: Path) -> dict[str, Any]:
         return {key: repr(file.metadata.stored_value(key)) if typed else file.metadata[key] for key in file.metadata}
 
 
+@pytest.mark.posix("replaces an open file")
 def test_everything_else_stays(any_source: Path, tmp_path: Path) -> None:
     """The file comes back, byte for byte, when the edits are taken back."""
     before, was, entries, out = any_source.read_bytes(), payloads(any_source), stored(any_source), tmp_path / "out"

@@ -308,6 +308,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.posix("measures a process's memory in this way")
 @pytest.mark.parametrize(
     ("dtype", "scheme"),
     [

@@ -114,7 +114,7 @@ def check(
     compare: Callable[[Path], None],
 ) -> None:
     """Writes a file and compares it with `given`. A documented error must leave nothing behind."""
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY, ignore_cleanup_errors=True) as folder:
         path = Path(folder, name)
         try:
             written = write(path)

@@ -172,13 +172,13 @@ def test_all_types_compile_to_small_libraries(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("machine", "system", "expected"),
     [
-        ("AMD64", "win32", "x86_64-windows"),
-        ("arm64", "darwin", "aarch64-macos"),
-        ("aarch64", "linux", "aarch64-linux"),
-        ("riscv64", "freebsd14", "riscv64-freebsd14"),
+        ("AMD64", "Windows", "x86_64-windows"),
+        ("arm64", "Darwin", "aarch64-macos"),
+        ("aarch64", "Linux", "aarch64-linux"),
+        ("riscv64", "FreeBSD", "riscv64-freebsd"),
     ],
 )
 def test_machines_by_name(machine: str, system: str, expected: str) -> None:
     """As in the names of targets, whatever Python calls them."""
-    with patch.object(platform, "machine", lambda: machine), patch.object(sys, "platform", system):
+    with patch.object(platform, "machine", lambda: machine), patch.object(platform, "system", lambda: system):
         assert loading.this_machine() == expected
