@@ -16,7 +16,7 @@ from glft_schema.storage.source import StrPath, path_text
 
 STDIN, STDIN_NAME = "-", "standard input"
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+::)*[A-Za-z][A-Za-z0-9+.-]+://")  # a letter alone is a drive of Windows
-USER = re.compile(r"(?<=:/)(/?)[^/?#]*@")  # and password
+USER = re.compile(r"(?<=:[/\\])([/\\]?)[^/?#]*@")  # and password
 QUERY = re.compile(r"[?#].*?(?=::[A-Za-z][A-Za-z0-9+.-]+://|$)", re.DOTALL)  # and fragment
 MALFORMED = re.compile(r"(?<=://)[^/?#\[:]*:(?!:|\d*([/?#]|$)).*", re.DOTALL)  # the port may be a part of a password
 ON_HUB = re.compile(r"(hf://(?:datasets/|spaces/)?[^/@]+/[^/@]+)/([^@]+)@(.+)", re.DOTALL)
@@ -55,8 +55,8 @@ def file_name(path: StrPath) -> str:
     return unquote(name) if _is_http(text) else name
 
 
-def without_secrets(text: str, url: str = "[A-Za-z][A-Za-z0-9+.-]+:/[^\\s'\"]*") -> str:
-    """Returns a text with its URLs, also those with one slash, as `shown`."""
+def without_secrets(text: str, url: str = r"[A-Za-z][A-Za-z0-9+.-]+:[/\\][^\s'\"]*") -> str:
+    """Returns a text with its URLs, also those with one slash or backslash, as `shown`."""
     return re.sub(url, lambda match: MALFORMED.sub("...", QUERY.sub("", USER.sub(r"\1", match[0]))), text, flags=re.DOTALL)
 
 

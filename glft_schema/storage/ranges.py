@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import Any, Protocol
@@ -115,6 +115,8 @@ class Pages:
             first, fetched = self._fetch(at, min(until, (at + AHEAD) // RANGE * RANGE))
             try:
                 with nullcontext() if fetched.done() else waiting_for(f"fetching {self.remote.name}"):
+                    while not wait([fetched], 1).done:  # Windows does not interrupt longer waits
+                        pass
                     part = memoryview(fetched.result())[at - first : stop - first]
             except BaseException:
                 with self._lock:  # the next read tries again

@@ -125,7 +125,13 @@ def test_order_of_system_calls(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("of_folder", "code"), [(False, errno.EIO), (True, errno.EIO), (True, errno.EINVAL), (True, errno.ENOTSUP)]
+    ("of_folder", "code"),
+    [
+        (False, errno.EIO),
+        pytest.param(True, errno.EIO, marks=pytest.mark.posix("syncs folders")),
+        (True, errno.EINVAL),
+        (True, errno.ENOTSUP),
+    ],
 )
 def test_an_fsync_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch, of_folder: bool, code: int) -> None:
     """An error, unless the file system cannot sync folders."""
@@ -147,12 +153,15 @@ def test_an_fsync_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch, of_fol
 NOT_UTF8 = b"\xff\xfe".decode("utf-8", "surrogateescape")
 
 
-@pytest.mark.parametrize("name", ["重" * 85, "n" * 255, NOT_UTF8], ids=["wide", "long", "not UTF-8"])
+@pytest.mark.parametrize(
+    "name", ["重" * 85, "n" * 255, pytest.param(NOT_UTF8, marks=pytest.mark.posix("has such names"))], ids=ascii
+)
 def test_names(tmp_path: Path, name: str) -> None:
     save_file({"a": torch.ones(3)}, tmp_path / name, format="glft")
     assert list(load_file(tmp_path / name)) == ["a"]
 
 
+@pytest.mark.posix("has modes")
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_mode_follows_the_umask(path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
@@ -327,6 +336,7 @@ def test_a_model_that_changes_while_it_is_written(path: Path, change: Callable[[
     assert_only(path, b"old")
 
 
+@pytest.mark.posix("replaces an open file")
 @pytest.mark.parametrize("suffix", [".safetensors", ".glft", ".gguf"])
 def test_a_source_file_that_is_cut_or_replaced_while_it_is_read(tmp_path: Path, suffix: str) -> None:
     """Truncation is an error. After a replacement the open file stays the old one."""
@@ -385,6 +395,7 @@ def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatc
         run.run_lab(path.parent, MiniGPTConfig(), 1, 0)
 
 
+@pytest.mark.posix("has modes")
 def test_until_it_is_complete_the_new_file_is_this_users_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_bytes(b"old")

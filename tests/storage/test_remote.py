@@ -169,7 +169,7 @@ def test_no_message_has_a_secret(arguments: tuple[str, ...], folder: Path, monke
 def test_a_file_may_be_named_like_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     (folder / "-").write_bytes((folder / "model.gguf").read_bytes())
-    assert in_this_process("inspect", "./-").stdout.startswith(f"{folder}/-: toy, ")
+    assert in_this_process("inspect", "./-").stdout.startswith(f"{folder / '-'}: toy, ")
     index = {"weight_map": dict.fromkeys(TENSORS, "-")}
     (folder / "bad.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(FormatError, match="expected the name of a file in the directory, found '-'"):
