@@ -86,7 +86,7 @@ READ = (
 
 @pytest.mark.parametrize("command", OPEN + READ)
 def test_a_file_that_is_not_there(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "none\nglft: forged" if os.name == "posix" else "none"  # Windows has no such names
+    name = "none\nglft: forged" if os.name == "posix" else "zzzzzzzz"  # Windows has no such names
     command = command.replace("FILE", shlex.quote(name)).replace(f"@{shlex.quote(name)}", shlex.quote(f"@{name}"))
     assert refuse(command, folder, monkeypatch) == f"glft: {repr(name)[1:-1]}: {MISSING}\n"
 
@@ -199,7 +199,7 @@ REFUSED = {
     "split model.gguf part": "expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither\n",
     "split model.gguf v --split-max-tensors 2": "expected no file at the output paths, found 'v-00001-of-00002.gguf': ",
     "get-tensor model.gguf blk.* w.npy": "found 3: 'blk.0.attn_q.weight', 'blk.0.attn_v.weight', 'blk.0.attn_o.weight'\n",
-    "lab --out model.gguf/x --steps 1": "model.gguf/x: ",
+    "lab --out model.gguf/x --steps 1": "glft: model.gguf",
     # misspelled words
     "--limit nestin=3 inspect model.gguf": "; did you mean 'nesting'?\n",
     f"{CONVERT} --scheme q4k": "; did you mean 'q4_k'?\n",

@@ -220,10 +220,8 @@ def test_a_source_ends(server: Server) -> None:
 def test_an_interrupted_command_does_not_wait_for_the_server(mode: str, server: Server) -> None:
     """Requests in other threads end with the command."""
     program = "import os, signal, threading; signal.signal(2, signal.default_int_handler)\n"  # a background job ignores it
-    program += (
-        "threading.Timer(1, os.kill if os.name == 'posix' else lambda *_: signal.raise_signal(2), [os.getpid(), 2]).start()\n"
-    )
-    program += "from glft_schema.cli import main; main()"
+    interrupt = "os.kill, [os.getpid(), 2]" if os.name == "posix" else "signal.raise_signal, [2]"
+    program += f"from glft_schema.cli import main; threading.Timer(1, {interrupt}).start(); main()"
     command = [sys.executable, "-c", program, "--limit", "server_seconds=25", "inspect", server.url(NAME, mode)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
