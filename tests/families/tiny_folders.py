@@ -51,7 +51,7 @@ def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
     """Writes the folder of a family: config, weights in bfloat16 and tokenizer."""
     folder = shutil.copytree(FOLDERS / name, parent / name)
     shutil.copytree(TOKENIZERS / CONFIGS[name][1], folder, dirs_exist_ok=True)
-    table = (SHAPES / f"{name}.txt").read_text()
+    table = (SHAPES / f"{name}.txt").read_text("utf-8")
     lines = [line for i in range(2) for line in table.replace(".N.", f".{i}.").splitlines()]
     tensors = {tensor: values(tensor, tuple(map(int, dims))) for tensor, *dims in map(str.split, lines)}
     names = sorted(tensors)
@@ -60,13 +60,13 @@ def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
         save_file({name: tensors[name] for name in held}, folder / (file if shards > 1 else "model.safetensors"))
     if shards > 1:
         weight_map = {name: file for file, held in files.items() for name in held}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}), "utf-8")
     return folder
 
 
 def edit_json(path: Path, **parts: Any) -> None:
     """Sets parts of a JSON file, such as config.json."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | parts), "utf-8")
 
 
 def edit_tensors(folder: Path, tensors: Mapping[str, torch.Tensor | None]) -> None:
