@@ -24,7 +24,8 @@ try:
 except ImportError:
     fcntl = resource = None  # type: ignore[assignment]
 
-MAPS = os.name != "nt"  # whether files are mapped by default: Windows commits memory for each private map
+WINDOWS = os.name == "nt"
+MAPS = not WINDOWS  # whether files are mapped by default: Windows commits memory for private maps
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named since Python 3.13
@@ -164,7 +165,7 @@ def copy_owner_and_mode(fd: int, old: os.stat_result) -> None:
 def check_replaceable(path: str) -> None:
     """Raises PermissionError if a file cannot be replaced now: on Windows, a read-only one, or one
     that a program has open or mapped."""
-    if MAPS:
+    if not WINDOWS:
         return
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, "is read-only; left unchanged", path)
@@ -223,14 +224,14 @@ def limit_process(memory: int, seconds: int, nbytes: int) -> None:
 
 def is_unread(error: OSError) -> bool:
     """Returns whether an error of a pipe says that its reader has closed it."""
-    return error.errno == errno.EPIPE or (error.errno == errno.EINVAL and not MAPS)
+    return error.errno == errno.EPIPE or (error.errno == errno.EINVAL and WINDOWS)
 
 
 def configure_output(stream: io.TextIOWrapper) -> None:
     """Prints characters outside a stream's encoding as escapes. On Windows, prints UTF-8 and line
     feeds, and lets its terminals show colours."""
     stream.reconfigure(errors="backslashreplace")
-    if not MAPS:
+    if WINDOWS:
         stream.reconfigure(encoding="utf-8", newline="\n")
         from colorama import just_fix_windows_console  # click depends on it there
 
