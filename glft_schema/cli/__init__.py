@@ -17,11 +17,11 @@ from glft_schema import lazy
 from glft_schema.cli.commands import Glft
 from glft_schema.cli.completing import completer
 from glft_schema.cli.options import bytes_of
-from glft_schema.cli.terminal import REFUSED, UNREAD, echo, unique, waiting
+from glft_schema.cli.terminal import BROKEN_PIPE, REFUSED, echo, unique, waiting
 from glft_schema.errors import OptionError, quote
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.storage.locations import session
-from glft_schema.storage.system import configure_output, is_unread
+from glft_schema.storage.system import configure_output, is_broken_pipe
 from glft_schema.words import suggestion
 
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
@@ -83,8 +83,8 @@ def main(command: click.Command | None = None) -> None:
         sys.exit(REFUSED)
     except OSError as error:  # such as a full disk; commands report errors of other files themselves
         _discard_output()
-        if is_unread(error):
-            sys.exit(UNREAD)
+        if is_broken_pipe(error):
+            sys.exit(BROKEN_PIPE)
         print(f"glft: standard output: {error.strerror or error}", file=sys.stderr)
         sys.exit(REFUSED)
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from glft_schema.cli.options import HELP, command
-from glft_schema.cli.terminal import INTERRUPTED, UNREAD, RefusedError
+from glft_schema.cli.terminal import BROKEN_PIPE, INTERRUPTED, RefusedError
 from glft_schema.errors import OptionError, UnsupportedError
 from glft_schema.words import closest
 
@@ -77,7 +77,7 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             raise click.exceptions.Exit(INTERRUPTED) from None
         except BrokenPipeError:  # for which click would exit with 1
-            raise click.exceptions.Exit(UNREAD) from None
+            raise click.exceptions.Exit(BROKEN_PIPE) from None
 
 
 class Glft(Commands):

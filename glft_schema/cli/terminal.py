@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -22,14 +23,14 @@ from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
 from glft_schema.storage.locations import is_remote, shown, without_secrets
 from glft_schema.storage.source import StrPath
-from glft_schema.storage.system import is_unread
+from glft_schema.storage.system import is_broken_pipe
 from glft_schema.words import suggestion
 
 if TYPE_CHECKING:
     from glft_schema.weights.save import Writer
 
 FAILED = 1  # exit code of a check that failed
-INTERRUPTED, UNREAD = 130, 141  # a shell's exit codes for SIGINT and SIGPIPE
+INTERRUPTED, BROKEN_PIPE = 130, 141  # a shell's exit codes for SIGINT and SIGPIPE
 REFUSED = 2  # exit code for bad input, as click's for a bad option
 RED, GREEN, YELLOW, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 STARTED = time.monotonic()
@@ -57,8 +58,8 @@ def echo(*lines: str, error: bool = False, coloured: bool = False, colour: str =
         try:
             print(text, file=sys.stderr if error else sys.stdout)
         except OSError as failure:
-            if is_unread(failure):
-                raise BrokenPipeError from None
+            if is_broken_pipe(failure):
+                raise BrokenPipeError(errno.EPIPE, failure.strerror) from None
             failure.filename = "standard output"
             raise
 

@@ -84,7 +84,7 @@ def _quiet(ranks: Ranks) -> Iterator[None]:
     """Lets rank 0 print the report, and the others only errors and lost weights."""
     with ExitStack() as opened:
         if not ranks.is_first:
-            opened.enter_context(redirect_stdout(opened.enter_context(open(os.devnull, "w"))))
+            opened.enter_context(redirect_stdout(opened.enter_context(open(os.devnull, "w", errors="backslashreplace"))))
             opened.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             warnings.simplefilter("default", QuantizationWarning)

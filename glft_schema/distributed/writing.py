@@ -138,6 +138,9 @@ def _open_on_all(ranks: Ranks, path: StrPath, nbytes: int) -> Iterator[int]:
             opened.callback(os.close, fd)
         ranks.gather(None)  # a rank that fails removes the file, so all have it before one begins
         yield fd
+        if not ranks.is_first:
+            opened.close()
+        ranks.gather(None)  # Windows renames no open file
     ranks.gather(None)
 
 

@@ -23,14 +23,14 @@ from typing import IO, Any
 
 from glft_schema.errors import FormatError, LimitError, OptionError, TensorError, TruncatedError
 from glft_schema.limits import LIMITS, Limits, current, limit_error
-from glft_schema.storage.system import OUT_OF_TIME, limit_process
+from glft_schema.storage.system import OUT_OF_TIME, is_broken_pipe, limit_process
 
 CHILD = (
     "import json, sys; module, path, *limits = json.loads(sys.argv[1]); sys.path[:] = path; "
     "from glft_schema.families.apart import answer_all; answer_all(module, *limits)"
 )
 PACKAGES = str(Path(__file__).parents[2])  # the folder of this package
-KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # variables
+KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "PROCESSOR_ARCHITECTURE")
 HOMES = ("HOME", "USERPROFILE", "TMPDIR", "TEMP", "TMP")  # on POSIX and Windows
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "RAYON")} | {"TOKENIZERS_PARALLELISM": "false"}
@@ -101,9 +101,12 @@ def start_apart(module: str) -> Iterator[Call]:
             timer = threading.Timer(min(PATIENCE * limits.parser_seconds, threading.TIMEOUT_MAX), expire)
             timer.start()
             try:
-                with suppress(BrokenPipeError):
+                try:
                     child.stdin.write(request_of(function, folder, arguments))
                     child.stdin.flush()
+                except OSError as error:
+                    if not is_broken_pipe(error):
+                        raise
                 answer = child.stdout.readline(limits.metadata + 1)
                 if len(answer) > limits.metadata:
                     raise limit_error("metadata", f"{limits.metadata} bytes", "more", "", str(file))

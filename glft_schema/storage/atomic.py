@@ -18,6 +18,7 @@ from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.system import (
     check_replaceable,
     copy_owner_and_mode,
+    hold_lock,
     lock,
     open_file,
     open_folder,
@@ -45,7 +46,8 @@ def atomic_write(path: StrPath, source: Source | None = None) -> Iterator[Output
     local to a machine, one of two machines that write to `path` at once may get an error.
 
     The new file gets the mode of the old one and, if the system permits, its owner and group; until
-    it is complete, only this user can read it. If there is no old file, the umask applies. A
+    it is complete, only this user can read it. If there is no old file, the umask applies. On
+    Windows, the permissions are those of a new file in the folder. A
     symbolic link is followed and stays a link. Other hard links keep the old file.
 
     Args:
@@ -71,6 +73,9 @@ def atomic_write(path: StrPath, source: Source | None = None) -> Iterator[Output
             opened.callback(_attempt, os.unlink, temporary)  # fails after the rename
             file = io.FileIO(fd, "r+")
             opened.callback(_attempt, file.close)
+            held = hold_lock(fd)  # until after the rename
+            if held is not None:
+                opened.callback(_attempt, os.close, held)
         stream = OutputFile(fd, path, os.path.basename(temporary))
         yield stream
         stream.flush()
@@ -80,7 +85,8 @@ def atomic_write(path: StrPath, source: Source | None = None) -> Iterator[Output
             os.fsync(fd)
             if source:
                 source.close()
-            replace(file, temporary, target)
+            file.close()
+            replace(temporary, target)
             if folder is not None:
                 sync_folder(folder)
 
@@ -92,8 +98,7 @@ def _open_temporary(target: str, mode: int) -> tuple[str, int]:
         fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode, follow=False)
         is_kept = False
         try:
-            with suppress(FileNotFoundError):  # another writer took it for abandoned before it was locked
-                is_kept = lock(fd) and os.path.samestat(os.fstat(fd), os.lstat(path))
+            is_kept = lock(fd, path)  # another writer may take it for abandoned before
             if is_kept:
                 return path, fd
         finally:

@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import stat
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +15,7 @@ from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 from glft_schema.storage.system import MAPS, map_copy_on_write, open_file, read_at
 
 STEP = 1 << 26  # bytes per copying call: a few milliseconds, then signals are handled
+_MAPPING = threading.Lock()
 Version = tuple[int, int, int]  # inode, size in bytes, modification time in nanoseconds
 
 
@@ -145,7 +147,9 @@ class MappedSource(FileSource):
     def _private(self, start: int, nbytes: int) -> memoryview:
         file, maps = self._opened(), self._maps
         if len(maps) == 1:
-            maps.append(map_copy_on_write(file.fd, **self._span))
+            with _MAPPING:
+                if len(maps) == 1:
+                    maps.append(map_copy_on_write(file.fd, **self._span))
         return self._part(1, start, nbytes)
 
     def _part(self, which: int, start: int, nbytes: int) -> memoryview:

@@ -64,7 +64,7 @@ def open_stream(stream: Any, mmap: bool = MAPS) -> Source:
 def open_mapped(path: StrPath) -> Source:
     """Opens a file as a map. A URL is first downloaded to a temporary file. Raises as
     `open_source`."""
-    source = open_source(path)
+    source = open_source(path, mmap=True)
     if not is_remote(path):
         return source
     with closing(source), tempfile.TemporaryFile() as file:

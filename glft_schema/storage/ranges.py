@@ -115,8 +115,8 @@ class Pages:
             first, fetched = self._fetch(at, min(until, (at + AHEAD) // RANGE * RANGE))
             try:
                 with nullcontext() if fetched.done() else waiting_for(f"fetching {self.remote.name}"):
-                    while not wait([fetched], 1).done:  # Windows does not interrupt longer waits
-                        pass
+                    while not fetched.done():
+                        wait([fetched], 1)  # Windows interrupts no longer wait
                     part = memoryview(fetched.result())[at - first : stop - first]
             except BaseException:
                 with self._lock:  # the next read tries again

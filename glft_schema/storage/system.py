@@ -1,6 +1,6 @@
-"""What differs between systems: descriptors, maps, locks, replaced files, streams and processes.
+"""Operating-system differences: descriptors, maps, locks, replaced files, streams and processes.
 
-Each function uses what POSIX has, or else what Windows has. All other modules are the same on both.
+Each function uses what POSIX has, or else what Windows has. No other module depends on the system.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import io
 import mmap
 import os
 import re
+import signal
 import stat
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -32,8 +34,12 @@ NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" el
 LARGEST = (1 << 63) - 2  # the largest limit of a process that all systems can store
 LIMITS_OF_JOB = "=qqI4xQQI4xQII48xQQQQ"  # JOBOBJECT_EXTENDED_LIMIT_INFORMATION of 64-bit Windows
 TIME, MEMORY, EXTENDED = 0x2, 0x100, 9  # JOB_OBJECT_LIMIT_PROCESS_*, and the class of that information
-OUT_OF_TIME = (-24, 1816)  # exit codes of a process over its limit of seconds: SIGXCPU, ERROR_NOT_ENOUGH_QUOTA
-# Names that are no files of a folder on some system; Windows drops a dot or a space at the end.
+# Exit codes of a process over its limit of seconds: of a signal, and ERROR_NOT_ENOUGH_QUOTA.
+OUT_OF_TIME = (-getattr(signal, "SIGXCPU", 24), 1816)
+SHARING_VIOLATION = 32  # ERROR_SHARING_VIOLATION
+IN_USE = "is open or mapped, by this program or another one, so Windows cannot replace it; left unchanged"
+PAUSES = 0.05, 0.15, 0.3, 0.5  # seconds after each attempt but the last
+# Names that cannot be regular files on some system. Windows drops a dot or a space at the end.
 RESERVED = re.compile(r'[\0-\x1f"*/:<>?\\|]|[. ]$|^(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9¹²³]) *(\.|$)', re.IGNORECASE)
 _MOVING = threading.Lock()
 
@@ -43,12 +49,12 @@ def open_file(path: str, flags: int, mode: int = 0o666, *, follow: bool = True) 
 
     Args:
         path: the file.
-        flags: as of `os.open`.
+        flags: those of `os.open`.
         mode: of a new file.
         follow: whether a symbolic link is followed; otherwise it is an error.
     """
     if not (follow or hasattr(os, "O_NOFOLLOW")) and os.path.islink(path):
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        raise OSError(errno.ELOOP, "is a symbolic link", path)
     for name in ("O_BINARY", "O_NONBLOCK", *(() if follow else ("O_NOFOLLOW",))):
         flags |= getattr(os, name, 0)
     return os.open(path, flags, mode)
@@ -88,14 +94,15 @@ def _moved(fd: int, position: int) -> Iterator[None]:
 def map_copy_on_write(fd: int, length: int, offset: int) -> mmap.mmap:
     """Maps a file copy-on-write. POSIX reserves no memory: the file may be larger than RAM."""
     if not hasattr(mmap, "MAP_PRIVATE"):
-        with _moved(fd, 0):  # which Python does itself on Windows
+        with _moved(fd, 0):  # Python's mmap moves the position to 0 there
             return mmap.mmap(fd, length, access=mmap.ACCESS_COPY, offset=offset)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     return mmap.mmap(fd, length, flags=mmap.MAP_PRIVATE | NO_RESERVE, prot=protection, offset=offset)
 
 
-def lock(fd: int) -> bool:
-    """Locks a file until it is closed; returns False if another process holds the lock.
+def lock(fd: int, path: str) -> bool:
+    """Locks a new file until it is closed. Returns False if another process has locked it, or taken
+    its name, before.
 
     Windows needs no lock: an open file cannot be removed there.
     """
@@ -108,7 +115,16 @@ def lock(fd: int) -> bool:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-    return True
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def hold_lock(fd: int) -> int | None:
+    """Returns a descriptor that holds the lock when `fd` is closed. Returns None on Windows, which
+    renames no open file."""
+    return os.dup(fd) if fcntl else None
 
 
 def remove_unlocked(path: str) -> None:
@@ -165,30 +181,33 @@ def copy_owner_and_mode(fd: int, old: os.stat_result) -> None:
 def check_replaceable(path: str) -> None:
     """Raises PermissionError if a file cannot be replaced now: on Windows, a read-only one, or one
     that a program has open or mapped."""
-    if not WINDOWS:
+    if not WINDOWS or not os.path.exists(path):
         return
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, "is read-only; left unchanged", path)
     try:
         os.rename(path, path)
-    except PermissionError:
-        problem = "is open or mapped, by this program or another one, so Windows cannot replace it; left unchanged"
-        raise PermissionError(errno.EACCES, problem, path) from None
+    except PermissionError as error:
+        if getattr(error, "winerror", 0) == SHARING_VIOLATION:
+            raise PermissionError(errno.EACCES, IN_USE, path) from None
+        raise
 
 
-def replace(file: io.FileIO, path: str, target: str) -> None:
-    """Closes a locked file and renames it; unlocks it then. Raises as `check_replaceable`."""
-    held = os.dup(file.fileno()) if fcntl else None  # Windows renames no open file
+def replace(path: str, target: str) -> None:
+    """Renames a file, in place of an old one. On Windows, tries for a second, because scanners for
+    viruses open new files. Raises as `check_replaceable`."""
+    for pause in PAUSES if WINDOWS else ():
+        with suppress(PermissionError):
+            os.replace(path, target)
+            return
+        time.sleep(pause)
     try:
-        file.close()
         os.replace(path, target)
     except PermissionError:
         check_replaceable(target)
+        if WINDOWS and os.path.exists(target):  # it is mapped, but not open
+            raise PermissionError(errno.EACCES, IN_USE, target) from None
         raise
-    finally:
-        if held is not None:
-            with suppress(OSError):  # the lock alone is lost
-                os.close(held)
 
 
 def call_in_forks(function: Callable[[], object]) -> None:
@@ -202,37 +221,38 @@ def limit_process(memory: int, seconds: int, nbytes: int) -> None:
 
     Args:
         memory: bytes.
-        seconds: of the processor; see `OUT_OF_TIME`.
+        seconds: of the processor, on Windows without those in the system; see `OUT_OF_TIME`.
         nbytes: of a file that it writes; not on Windows.
     """
     if not resource:
         import ctypes
 
         limits = (min(seconds * 10**7, LARGEST), 0, TIME | MEMORY, 0, 0, 0, 0, 0, 0, min(memory, LARGEST), 0, 0, 0)
-        kernel, job = getattr(ctypes, "windll").kernel32, ctypes.c_void_p  # noqa: B009
-        kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = job
-        group, stored = job(kernel.CreateJobObjectW(None, None)), struct.pack(LIMITS_OF_JOB, *limits)
-        kernel.SetInformationJobObject(group, EXTENDED, stored, len(stored))
-        kernel.AssignProcessToJobObject(group, job(kernel.GetCurrentProcess()))
+        kernel, handle = getattr(ctypes, "windll").kernel32, ctypes.c_void_p  # noqa: B009
+        kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = handle
+        job, stored = handle(kernel.CreateJobObjectW(None, None)), struct.pack(LIMITS_OF_JOB, *limits)
+        kernel.SetInformationJobObject(job, EXTENDED, stored, len(stored))
+        kernel.AssignProcessToJobObject(job, handle(kernel.GetCurrentProcess()))
         return
     for kind, most in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_FSIZE, nbytes)):
         hard = resource.getrlimit(kind)[1]
         most = min(most, LARGEST if hard == resource.RLIM_INFINITY else max(hard - 1, 0))
         with suppress(OSError, ValueError):  # macOS refuses some
-            resource.setrlimit(kind, (most, most + 1))  # a process at the hard limit of seconds is killed without a name for it
+            resource.setrlimit(kind, (most, most + 1))  # at the hard limit of seconds, SIGKILL does not tell the reason
 
 
-def is_unread(error: OSError) -> bool:
+def is_broken_pipe(error: OSError) -> bool:
     """Returns whether an error of a pipe says that its reader has closed it."""
-    return error.errno == errno.EPIPE or (error.errno == errno.EINVAL and WINDOWS)
+    return error.errno == errno.EPIPE or (error.errno == errno.EINVAL and WINDOWS and not error.filename)
 
 
 def configure_output(stream: io.TextIOWrapper) -> None:
     """Prints characters outside a stream's encoding as escapes. On Windows, prints UTF-8 and line
     feeds, and lets its terminals show colours."""
-    stream.reconfigure(errors="backslashreplace")
-    if WINDOWS:
-        stream.reconfigure(encoding="utf-8", newline="\n")
+    if not WINDOWS:
+        stream.reconfigure(errors="backslashreplace")
+    else:
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
         from colorama import just_fix_windows_console  # click depends on it there
 
         just_fix_windows_console()

@@ -35,6 +35,7 @@ from glft_schema.lazy import outside_graphs
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.locations import is_remote, shown
 from glft_schema.storage.source import SplicedSource, StrPath, path_text
+from glft_schema.storage.system import check_replaceable
 from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensors.region import TensorMap
 from glft_schema.weights.convert import MARKER, as_texts, has_types
@@ -134,6 +135,8 @@ def edit(
         raise OptionError("expected a single file, found the index of a set: merge the set first")
     if out is None and is_remote(source):
         raise OptionError(f"expected a local path to write (out, -o) for {quote(shown(source))}, found none")
+    if out is None and not dry_run:
+        check_replaceable(path_text(source))
     with open(source, mmap=False, whole_set=False) as file, file.limits:
         if out is not None:
             refuse_ending(out, file.format, "edit keeps the format,")
@@ -154,7 +157,7 @@ def edit(
             check(file, result)
         warn_of_typos((change.name for change in changes if change.action == "add"), file.metadata)
         if not dry_run:
-            with atomic_write(source if out is None else out, file.source if out is None else None) as stream:
+            with atomic_write(out or source, None if out else file.source) as stream:
                 write_all(stream, edited.read(0, edited.size - copied))
                 copy_all(stream, edited, edited.size - copied, copied)
     return Edited(tuple(changes), edited.size, copied)

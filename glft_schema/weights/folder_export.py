@@ -96,6 +96,8 @@ def _new_folder(path: Path) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
+        if path.exists():
+            path.rmdir()  # Windows renames over no folder
         temporary.rename(path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -27,6 +27,7 @@ from glft_schema.storage.locations import beside
 from glft_schema.storage.opening import open_mapped, open_source
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.storage.streams import stream_of
+from glft_schema.storage.system import MAPS
 from glft_schema.storage.tensor_bytes import array_over
 from glft_schema.weights.torch_pickle import Opaque, Storage, TensorView, read_pickle
 
@@ -63,7 +64,8 @@ def is_torch(path: StrPath) -> bool:
 
 
 def load_torch(path: StrPath) -> dict[str, Any]:
-    """Returns the entries of a torch file. Tensors are views of the mapped file.
+    """Returns the entries of a torch file. Tensors are views of the mapped file; on Windows, they
+    are read-only.
 
     Raises:
         OSError: from the system.
@@ -181,7 +183,7 @@ class _Tensors:
 
     def __init__(self, source: Source, records: dict[str, Span]) -> None:
         self._source = source
-        self._whole = source.private(0, source.size)
+        self._whole = (source.private if MAPS else source.view)(0, source.size)  # memory would be committed for the former
         self._records = records
         self._storages: dict[str, Array] = {}  # uint8, by key
         self._stored, self._nbytes = sum(nbytes for _, nbytes in records.values()), 0  # bytes of storages, and of tensors

@@ -359,6 +359,7 @@ def test_a_file_that_is_cut_short_while_it_is_hashed(model: Path, monkeypatch: p
     assert (done.returncode, done.stdout) == (2, "")
 
 
+@pytest.mark.linux("measures a process's memory in KiB")
 def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
     """64 MiB of a sparse file."""
     start = reference.write(b"", [Row("w", [1 << 24], F32, b"", 0)], b"")

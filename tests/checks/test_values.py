@@ -334,6 +334,7 @@ def test_files_of_a_set(odd_file: Path, tmp_path: Path) -> None:
     assert [finding.file for _, findings in check_values(files[0]) for finding in findings] == files[1:]
 
 
+@pytest.mark.linux("measures a process's memory in KiB")
 def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
     """One row of 64 MiB in a sparse file; every weight is read, as all are zero."""
     path = tmp_path / "large.glft"

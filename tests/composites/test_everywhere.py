@@ -455,6 +455,7 @@ def fp8_of_zeros(path: Path, rows: int, columns: int) -> Path:
     return path
 
 
+@pytest.mark.linux("measures a process's memory in KiB")
 @pytest.mark.full
 def test_a_large_weight_is_converted_in_rows(tmp_path: Path) -> None:
     """Of 256 MB, which are mapped: its values, 1 GB, are never in memory at once."""

@@ -151,6 +151,7 @@ def faults_of_keys(path: Path, keys: list[str], first: int) -> list[str]:
     return [f"{case}: {fault}" for case, fault in faults.items() if fault]
 
 
+@pytest.mark.linux("limits a process's memory beyond what it has")
 @pytest.mark.parametrize("name", KEY_CASES)
 def test_integer_keys(name: str, tmp_path: Path) -> None:
     write(RECORDED[name], tmp_path / "a.gguf")
@@ -190,6 +191,7 @@ def faults_of_configs(folder: Path, config: dict[str, Any]) -> list[str]:
     return [f"{case}: {fault}" for case, fault in faults.items() if fault]
 
 
+@pytest.mark.linux("limits a process's memory beyond what it has")
 @pytest.mark.parametrize("file", FIRST)
 def test_integers_of_configs(file: str, tmp_path: Path) -> None:
     """Without weights: nothing is compared with the number of tensors."""

@@ -230,6 +230,7 @@ def test_types_without_a_formula(tmp_path: Path) -> None:
     assert torch.equal(net.weight, before)
 
 
+@pytest.mark.linux("limits a process's memory beyond what it has")
 @pytest.mark.long
 def test_a_device_without_memory(tmp_path: Path) -> None:
     """The process may take 150 MB more; the second layer needs 256 MiB."""

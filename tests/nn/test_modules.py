@@ -403,6 +403,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.linux("measures a process's memory in KiB")
 def test_memory_of_a_pass() -> None:
     """Forward and backward need a buffer and activations, not the 64 MiB of a decoded layer."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)

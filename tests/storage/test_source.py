@@ -29,6 +29,7 @@ from tests.tools.posix import resource
 FOUR_TYPES = golden("four_types")
 
 
+@pytest.mark.linux("measures a process's memory in KiB")
 def test_opening_allocates_nothing_for_a_claim_of_4_gb(tmp_path: Path) -> None:
     claim = b"\x54\x46\x4c\x47\x01\0\0\0\0\0\0\0\xff\xff\xff\xff"
     path = tmp_path / "claim"

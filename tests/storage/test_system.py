@@ -1,7 +1,8 @@
-"""What differs between systems, tested on each: what is behind `glft_schema.storage.system`."""
+"""Operating-system differences, behind `glft_schema.storage.system`, tested on each system."""
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -82,8 +83,9 @@ def test_a_link_that_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to(tmp_path / "file")
     for _ in range(2):
-        with pytest.raises(OSError, match="link"):
+        with pytest.raises(OSError) as caught:  # noqa: PT011
             open_file(str(tmp_path / "link"), os.O_RDONLY, follow=False)
+        assert caught.value.errno == errno.ELOOP
         monkeypatch.delattr(os, "O_NOFOLLOW", raising=False)
 
 
@@ -95,10 +97,18 @@ def test_what_is_mapped_by_default(four_types: Path) -> None:
 # Files in use
 
 HOLDS = """
-import mmap, sys
-file = open(sys.argv[1], "rb")
-if sys.argv[2] == "a map":
-    file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+import ctypes, mmap, os, sys
+if sys.argv[2] == "a map of a closed file" and os.name == "nt":  # Python's map has a handle of the file
+    kernel, handle = ctypes.windll.kernel32, ctypes.c_void_p
+    kernel.CreateFileW.restype = kernel.CreateFileMappingW.restype = kernel.MapViewOfFile.restype = handle
+    opened = handle(kernel.CreateFileW(sys.argv[1], 1 << 31, 1, None, 3, 0, None))
+    mapping = handle(kernel.CreateFileMappingW(opened, None, 2, 0, 0, None))
+    assert kernel.MapViewOfFile(mapping, 4, 0, 0, ctypes.c_size_t(0))
+    assert kernel.CloseHandle(mapping) and kernel.CloseHandle(opened)
+else:
+    file = open(sys.argv[1], "rb")
+    if sys.argv[2] != "open":
+        file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 print("holds", flush=True)
 sys.stdin.read()
 """
@@ -115,7 +125,7 @@ def held(path: Path, how: str) -> Iterator[None]:
         process.communicate("")
 
 
-@pytest.mark.parametrize("how", ["open", "a map"])
+@pytest.mark.parametrize("how", ["open", "a map", "a map of a closed file"])
 @pytest.mark.parametrize("command", ["convert", "edit", "quantize", "merge"])
 def test_another_program_uses_the_file(tmp_path: Path, command: str, how: str) -> None:
     source, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
@@ -231,6 +241,22 @@ def test_output_is_utf8_with_line_feeds(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-m", "glft_schema", *command], env=variables, capture_output=True, check=True)
         assert b"\r" not in done.stdout
         assert command[0] != "inspect" or {"été", "重"} <= {*done.stdout.decode().split()}
+
+
+def test_text_without_an_encoding_is_escaped(tmp_path: Path) -> None:
+    """Also on stderr, such as a name of Windows with half a pair of surrogates."""
+    program = "import sys; from glft_schema.cli import main; sys.argv[1:] = ['inspect', 'a\\ud800']; main()"
+    done = subprocess.run([sys.executable, "-c", program], env=unmeasured(), cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(rb"glft: a\ud800: ")
+
+
+@pytest.mark.posix("closes a stream by its number")
+def test_a_closed_stderr(tmp_path: Path) -> None:
+    program = "import os, sys; r, w = os.pipe(); os.dup2(w, 2); os.close(r); os.close(w)\n"
+    program += "from glft_schema.cli import main; sys.argv[1:] = ['inspect', 'missing']; main()"
+    done = subprocess.run([sys.executable, "-c", program], env=unmeasured(), cwd=tmp_path, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (141, b"")
 
 
 RESERVED = [

@@ -12,7 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from glft_schema.storage.system import lock as acquire
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+
+def locked(fd: int) -> bool:
+    """Locks a byte of a file on Windows. Returns False if another process holds the lock."""
+    import msvcrt
+
+    with contextlib.suppress(OSError):
+        msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -20,8 +33,11 @@ def kept(request: pytest.FixtureRequest, name: str) -> Iterator[Path]:
     """Yields a folder in pytest's cache to one process at a time."""
     folder = Path(request.config.cache.mkdir(name))
     with (folder / "lock").open("w") as lock:
-        while not acquire(lock.fileno()):
-            time.sleep(0.1)
+        if fcntl:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        else:
+            while not locked(lock.fileno()):
+                time.sleep(0.1)
         yield folder
 
 

@@ -203,7 +203,7 @@ def test_schemes_apply_to_grafts(one: Path, other: Path, tmp_path: Path) -> None
     assert {tensor.name: tensor.type.name for tensor in written if not tensor.copied} == {"output.weight": "Q5_0"}
 
 
-@pytest.mark.posix("lists its descriptors")
+@pytest.mark.linux("lists a process's descriptors in /proc")
 def test_files_of_grafts_are_closed(one: Path, other: Path, tmp_path: Path) -> None:
     gc.collect()  # files that other tests have dropped
     before = len(os.listdir("/proc/self/fd"))

@@ -308,7 +308,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.posix("measures a process's memory in this way")
+@pytest.mark.linux("measures a process's memory in KiB")
 @pytest.mark.parametrize(
     ("dtype", "scheme"),
     [

@@ -88,7 +88,7 @@ def compiler(*, portable: bool = False) -> list[str] | None:
     """
     if not portable:
         if given := os.environ.get("CC"):
-            return shlex.split(given)
+            return shlex.split(given, posix=os.sep == "/")
         for name in () if this_machine().endswith("windows") else ("clang", "cc", "gcc"):
             if path := shutil.which(name):
                 return [path]
@@ -143,6 +143,8 @@ def build(types: Iterable[Functions], folder: Path, target: str = "") -> None:
         (Path(temporary) / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
         folder.mkdir(parents=True, exist_ok=True)
         for path, name in (*((paths[level], name) for level, name in names.items()), (Path(temporary) / MANIFEST, MANIFEST)):
+            if name != MANIFEST and (folder / name).exists() and digest(folder / name) in name:
+                continue  # Windows replaces no loaded library
             shutil.copyfile(path, folder / f".{name}")
             os.replace(folder / f".{name}", folder / name)  # other processes find a whole file, and keep the old one
     for path in folder.iterdir():
