@@ -11,9 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = re.compile(r"\bSources?:\s+(.*?)(?:\n\n|\"\"\")", re.DOTALL)
-BINARY = {"glft_schema/tensor_types/grids.py": "glft_schema/tensor_types/ggml_grids.bin"}  # by the module that describes it
-# By the words that name a project: its name, copyright, license, package URL, and the newest version
-# that the docstrings name.
+BINARY = {"glft_schema/tensor_types/grids.py": "glft_schema/tensor_types/ggml_grids.bin"}
+# By the words that name a project: its name, license, copyright and package URL. The version is the
+# newest that the docstrings name.
 PROJECTS = {
     r"llama\.cpp|ggml|gguf-py|xllamacpp|convert-hf-to-gguf": {
         "name": "llama.cpp and ggml: tables of constants, block layouts, quantization formulas, keys and names",

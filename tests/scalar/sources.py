@@ -69,7 +69,8 @@ def compiled(source: str, folder: Path, *flags: str) -> ctypes.CDLL:
 
 def by_numpy(function: Function, fields: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     """Returns the weights [blocks, weights] of fields [blocks, numbers], decoded side by side."""
-    arrays = {name: field.T.astype(np.float32 if field.dtype.kind == "f" else np.int32) for name, field in fields.items()}
+    with np.errstate(invalid="ignore"):  # of signaling NaN
+        arrays = {name: field.T.astype(np.float32 if field.dtype.kind == "f" else np.int32) for name, field in fields.items()}
     length, blocks = function.parameters["w"].length, len(next(iter(fields.values())))
     arrays["w"] = np.zeros((length, blocks), np.float32)
     run_side_by_side(function, arrays, blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
 import struct
@@ -89,7 +90,8 @@ def test_a_big_file_is_mapped(tmp_path: Path) -> None:
         torch.save({"a": torch.empty(5 << 28), "b": torch.empty(5)}, path)
     ours = open_checkpoint(path)
     assert ours["a"].load()[-1] == 0
-    ours["b"].load()[:] = 1
+    if os.name == "posix":  # Windows would commit memory of the file's size
+        ours["b"].load()[:] = 1
     assert open_checkpoint(path)["b"].load().tolist() == [0] * 5
 
 
