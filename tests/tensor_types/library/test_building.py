@@ -114,6 +114,7 @@ def test_decoders_with_a_large_array_or_tiny_weights(tmp_path: Path) -> None:
     assert library.function("tiny_own")
 
 
+@pytest.mark.skipif(building.compiler() is None, reason="no C compiler")
 def test_a_decoder_of_nan_is_refused(tmp_path: Path) -> None:
     problem = "nan_own: expected a decoder of numbers, found NaN in each of 100 random blocks"
     with pytest.raises(building.BuildError, match=f"^{problem}$"):
