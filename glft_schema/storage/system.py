@@ -6,6 +6,7 @@ Each function uses what POSIX has, or else what Windows has. No other module dep
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import mmap
 import os
@@ -182,15 +183,17 @@ def check_replaceable(path: str) -> None:
     """Raises PermissionError if a file cannot be replaced now: on Windows, a read-only one, or one
     that a program has open or mapped."""
     if not WINDOWS or not os.path.exists(path):
-        return
+        return None
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, "is read-only; left unchanged", path)
-    try:
-        os.rename(path, path)
-    except PermissionError as error:
-        if getattr(error, "winerror", 0) == SHARING_VIOLATION:
-            raise PermissionError(errno.EACCES, IN_USE, path) from None
-        raise
+    for _ in range(2):
+        try:
+            return os.rename(path, path)
+        except PermissionError as error:
+            if getattr(error, "winerror", 0) != SHARING_VIOLATION:
+                raise
+        gc.collect()  # closes files that are not in use any more
+    raise PermissionError(errno.EACCES, IN_USE, path)
 
 
 def replace(path: str, target: str) -> None:
@@ -200,6 +203,7 @@ def replace(path: str, target: str) -> None:
         with suppress(PermissionError):
             os.replace(path, target)
             return
+        gc.collect()
         time.sleep(pause)
     try:
         os.replace(path, target)
