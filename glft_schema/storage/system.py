@@ -183,12 +183,13 @@ def check_replaceable(path: str) -> None:
     """Raises PermissionError if a file cannot be replaced now: on Windows, a read-only one, or one
     that a program has open or mapped."""
     if not WINDOWS or not os.path.exists(path):
-        return None
+        return
     if not os.access(path, os.W_OK):
         raise PermissionError(errno.EACCES, "is read-only; left unchanged", path)
     for _ in range(2):
         try:
-            return os.rename(path, path)
+            os.rename(path, path)
+            return
         except PermissionError as error:
             if getattr(error, "winerror", 0) != SHARING_VIOLATION:
                 raise
