@@ -193,6 +193,7 @@ from glft_schema.cli import main
 from glft_schema.tensors.tensor import Tensor
 
 name = sys.argv.pop(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 
 def write_to(self, *given):
     print("half way", flush=True)
