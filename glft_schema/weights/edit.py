@@ -157,7 +157,7 @@ def edit(
             check(file, result)
         warn_of_typos((change.name for change in changes if change.action == "add"), file.metadata)
         if not dry_run:
-            with atomic_write(out or source, None if out else file.source) as stream:
+            with atomic_write(source, file.source) if out is None else atomic_write(out) as stream:
                 write_all(stream, edited.read(0, edited.size - copied))
                 copy_all(stream, edited, edited.size - copied, copied)
     return Edited(tuple(changes), edited.size, copied)

@@ -359,6 +359,13 @@ def test_sets_with_an_index(tmp_path: Path) -> None:
             edit(path, set={"k": "v"})
 
 
+def test_an_empty_output_does_not_mean_the_source(gguf: Path) -> None:
+    before = gguf.read_bytes()
+    with pytest.raises(FileNotFoundError):
+        edit(gguf, "", set={"general.name": "x"})
+    assert gguf.read_bytes() == before
+
+
 def test_a_folder_with_one_file(tmp_path: Path) -> None:
     write_source(tmp_path / "whole.safetensors", "safetensors")
     edit(tmp_path, set={"k": "v"})
