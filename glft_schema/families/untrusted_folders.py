@@ -41,7 +41,7 @@ def _files(folder: Path) -> Iterator[Path]:
     """Yields all files below a folder. Raises OptionError for a link that leaves it."""
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
-            if leaves(path, folder):  # also by a junction of Windows, which is no symbolic link
+            if leaves(path, folder):  # resolves junctions of Windows, too, which `is_symlink` does not see
                 raise _distrust(path, "without links to other folders, found one")
             if path.is_file():
                 yield path

@@ -47,8 +47,8 @@ def atomic_write(path: StrPath, source: Source | None = None) -> Iterator[Output
 
     The new file gets the mode of the old one and, if the system permits, its owner and group; until
     it is complete, only this user can read it. If there is no old file, the umask applies. On
-    Windows, the permissions are those of a new file in the folder. A
-    symbolic link is followed and stays a link. Other hard links keep the old file.
+    Windows, the permissions are those of a new file in the folder. A symbolic link is followed and
+    stays a link. Other hard links keep the old file.
 
     Args:
         path: the file to write.

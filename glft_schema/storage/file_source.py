@@ -132,7 +132,7 @@ class MappedSource(FileSource):
             try:
                 self._maps.append(mmap.mmap(fd, access=mmap.ACCESS_READ, **self._span))
                 if MAPS:  # now, because the file may be truncated later
-                    self._maps.append(map_copy_on_write(fd, **self._span))
+                    self._private(0, 0)
             except OSError as error:
                 self.close()
                 error.filename = name

@@ -208,8 +208,8 @@ main()
 
 @pytest.mark.parametrize(("how", "code"), [("killed", None), ("SIGINT", 130), ("SIGTERM", 143), ("SIGBREAK", 149)])
 def test_a_writer_that_ends_half_way(tmp_path: Path, how: str, code: int | None) -> None:
-    """A signal leaves nothing, such as that of Ctrl-C, or Ctrl-Break on Windows. The next process
-    removes what a killed one has left."""
+    """A signal, such as that of Ctrl-C, or of Ctrl-Break on Windows, leaves no temporary file. The
+    next writer removes the file that a killed process has left."""
     if code and not hasattr(signal, how):
         pytest.skip("a signal of Windows")
     source, out = tmp_path / "in.gguf", tmp_path / "out.gguf"

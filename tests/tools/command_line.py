@@ -49,7 +49,7 @@ sys.exit(codes[0])
 
 def on_a_terminal(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs the command with a terminal for its streams; their text is the output. Skips the test if
-    there are no pseudoterminals."""
+    the system has no pseudoterminals."""
     if not hasattr(os, "openpty"):
         pytest.skip("this system lacks os.openpty")
     return forked.run("-c", ON_A_TERMINAL, *arguments, environment={"TERM": "xterm", **environment})
